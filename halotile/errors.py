@@ -1,68 +1,69 @@
-"""The one error tree of halotile.
+"""The error hierarchy of halotile.
 
 ::
 
-    HalotileError                     everything raised on purpose
-    ├── ConfigError (ValueError)      a wrong word or value in a job; nothing was touched
-    │   ├── UnknownName (LookupError) a name that no file here and no plug-in answers to
-    │   ├── WrongKind (TypeError)     an object of another kind than is needed
-    │   ├── OutputRefused             the output may not be written (not ours, same as the input), or not any more
-    │   │   └── OutputInUse           another run holds it, or workers of an earlier one
+    HalotileError                     every error raised on purpose
+    ├── ConfigError (ValueError)      an invalid key or value in a job; nothing was changed
+    │   ├── UnknownName (LookupError) a name that matches no built-in module and no plug-in
+    │   ├── WrongKind (TypeError)     an object of the wrong kind
+    │   ├── OutputRefused             the output may not (or may no longer) be written: not halotile's, same as the input
+    │   │   └── OutputInUse           another run, or a worker of an earlier run, still uses it
     │   └── ResumeRefused             the run directory belongs to a different job
     ├── MissingPackage (ImportError)  an optional package is needed; the message names the extra
-    ├── WeightsError (ValueError)     weights missing, of the wrong checksum, or not safe to load
+    ├── WeightsError (ValueError)     weights are missing, have the wrong checksum, or are not safe to load
     ├── InputError (ValueError)       the input data cannot be used
-    │   ├── DamagedData (OSError)     stored bytes do not match their checksum, or are cut short
-    │   └── InputUnreadable (OSError) the system does not give stored bytes: a failing disk, no permission
-    ├── Refused                       the plan does not fit; nothing was started
+    │   ├── DamagedData (OSError)     stored bytes do not match their checksum, or are truncated
+    │   └── InputUnreadable (OSError) the system cannot read stored bytes: a failing disk, no permission
+    ├── Refused                       the plan exceeds the available resources; nothing was started
     │   ├── MemoryRefused (MemoryError)
     │   └── DiskRefused (OSError)
     ├── BlockFailed (RuntimeError)    blocks failed after their retries
-    │   └── BlockInputFailed          all of them for their input (an InputError as well)
+    │   └── BlockInputFailed          all of them because of their input (an InputError as well)
     ├── TaskFailed (RuntimeError)     an operator or a tile of a distributed object failed on a worker
+    │   └── WorkerDied (ConnectionError) the worker that ran the task died
     ├── Diverged (ArithmeticError)    a solver's numbers grow without bound; its last good state is kept
-    ├── ClusterFailed (RuntimeError)  no worker is to be had
+    ├── ClusterFailed (RuntimeError)  no worker could be started
     ├── Stalled (TimeoutError)        the cluster stopped making progress
     └── Stopped (RuntimeError)        drained on request; the run can be resumed
 
-Every message says what was asked with its values, why it cannot be, and what to write instead.
-All of them survive pickling: they cross process borders.
+Every message states what was requested with its values, why it is impossible, and what to write instead.
+All errors survive pickling, because they cross process boundaries.
 """
 
 from __future__ import annotations
 
 WINDOWS = (
-    "halotile does not run on Windows, which lacks the file locks and signals that runs are kept safe with. Install the "
+    "halotile does not run on Windows, which lacks the file locks and signals that protect its runs. Install the "
     "Windows Subsystem for Linux (WSL; in a terminal: wsl --install), and halotile inside it."
 )
 
 
 class HalotileError(Exception):
-    """Base of every error that halotile raises on purpose."""
+    """Base class of every error that halotile raises on purpose."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Said outright: tblib, by which Dask pickles errors, takes those of two built-in bases apart and cannot put them together.
+        # Explicit, because tblib, with which Dask pickles errors, cannot rebuild an error with two built-in base classes.
         return type(self), self.args, self.__dict__
 
 
 class ConfigError(HalotileError, ValueError):
-    """A wrong word or value in a job; nothing was touched."""
+    """An invalid key or value in a job; nothing was changed."""
 
 
 class UnknownName(ConfigError, LookupError):
-    """A name that no file of halotile and no installed plug-in answers to."""
+    """A name that matches no built-in module and no installed plug-in."""
 
 
 class WrongKind(ConfigError, TypeError):
-    """An object of another kind than is needed."""
+    """An object of the wrong kind."""
 
 
 class OutputRefused(ConfigError):
-    """The output path may not be written, or not any more: what a run had written before it was moved or replaced stays."""
+    """The output path may not be written, or no longer: data written before it was moved or replaced are kept."""
 
 
 class OutputInUse(OutputRefused):
-    """Another run holds the output, or workers of an earlier one do."""
+    """Another run, or a worker of an earlier run, still uses the output."""
 
 
 class ResumeRefused(ConfigError):
@@ -82,19 +83,19 @@ class InputError(HalotileError, ValueError):
 
 
 class DamagedData(InputError, OSError):
-    """Stored bytes do not match their checksum, or are cut short."""
+    """Stored bytes do not match their checksum, or are truncated."""
 
 
 class InputUnreadable(InputError, OSError):
-    """The system does not give stored bytes; it may at another try."""
+    """The system cannot read stored bytes; another attempt may succeed."""
 
 
 class Refused(HalotileError):
-    """The plan does not fit this machine; nothing was started."""
+    """The plan exceeds the resources of this machine; nothing was started."""
 
 
 class MemoryRefused(Refused, MemoryError):
-    """The plan needs more memory than it may use."""
+    """The plan needs more memory than its limit."""
 
 
 class DiskRefused(Refused, OSError):
@@ -106,23 +107,23 @@ class BlockFailed(HalotileError, RuntimeError):
 
 
 class BlockInputFailed(BlockFailed, InputError):
-    """Blocks failed after their retries, all of them because their input cannot be used."""
+    """Blocks failed after their retries, all of them because of unusable input."""
 
 
 class TaskFailed(HalotileError, RuntimeError):
-    """An operator or a tile of a distributed object failed on a worker; the message has its number."""
+    """An operator or a tile of a distributed object failed on a worker; the message contains its number."""
 
 
 class WorkerDied(TaskFailed, ConnectionError):
-    """The worker that had a task died. A run begins its pass anew; a distributed object tells."""
+    """The worker that ran a task died. A run restarts its pass; a distributed object raises this error."""
 
 
 class Diverged(HalotileError, ArithmeticError):
-    """A solver's numbers grow without bound; an image from before is kept."""
+    """A solver's numbers grow without bound; an earlier image is kept."""
 
 
 class ClusterFailed(HalotileError, RuntimeError):
-    """No worker is to be had: the message has the batch system's reason."""
+    """No worker could be started; the message contains the batch system's reason."""
 
 
 class Stalled(HalotileError, TimeoutError):

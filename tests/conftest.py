@@ -76,7 +76,7 @@ def slurm() -> Iterator[Slurm]:
 @pytest.fixture
 def as_in_a_worker() -> Iterator[None]:
     """One thread: torch divides its work among several, each with an end of its own; and in a busy machine they wait."""
-    from halotile.tasks.devices.device import threads
+    from halotile.tasks.devices.device import torch_threads
 
-    with threads():
+    with torch_threads():
         yield

@@ -248,7 +248,7 @@ class Scene:
         """The blocks that the journal has now."""
         if self.directory.read_plan() is None:
             return set()
-        return set(Journal.look(self.directory.journal_path).done)
+        return set(Journal.open_any(self.directory.journal_path).done)
 
     def status(self) -> dict[str, Any]:
         """What status.json says."""

@@ -1,4 +1,4 @@
-"""Jobs for the tests of batch systems: an image, a slow denoiser that notes its blocks, and the command that runs them."""
+"""Jobs for the tests of batch systems: an image, a slow denoiser that records its blocks, and the command that runs them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ import numpy as np
 
 
 def noted(pixels, folder):
-    """Twice the pixels, after a while; each call leaves a line."""
+    """Double the pixels, after a while; each call writes a line."""
     folder = Path(folder)
     if float(pixels.max()) < 1:  # what a check of the denoiser tries it on
         return pixels * 2
@@ -60,7 +60,7 @@ class HpcJob:
 
     @classmethod
     def create(cls, folder: Path, environment: Mapping[str, str] | None = None, **cluster: Any) -> HpcJob:
-        """A job that is not begun; every block of its image has a value of its own."""
+        """A job that has not begun; every block of its image has another value."""
         job = cls(folder, environment or dict(os.environ))
         folder.mkdir(exist_ok=True)
         numbers = np.arange(BLOCKS, dtype="float32").reshape(ACROSS, ACROSS) + 1
@@ -100,15 +100,15 @@ class HpcJob:
         return self.folder / "out.zarr.run"
 
     def set_pace(self, seconds: float) -> None:
-        """How long a block takes."""
+        """Seconds that a block takes."""
         (self.folder / "pace").write_text(str(seconds))
 
     def log(self) -> list[list[str]]:
-        """Of each block that was begun: its number, the process, its node, the GPUs that it may see."""
+        """The number, process, node and visible GPUs of each block that was begun."""
         return [line.split() for line in (self.folder / "log").read_text().splitlines()]
 
     def command(self, *words: str) -> list[str]:
-        """``recon-cli`` with these words."""
+        """The command ``recon-cli`` with these arguments."""
         return [str(Path(sys.executable).with_name("recon-cli")), *words]
 
     def start(self, *words: str) -> subprocess.Popen[str]:
@@ -124,11 +124,11 @@ class HpcJob:
         )
 
     def call(self, *words: str, code: int = 0, timeout: float = 120) -> str:
-        """What a command prints; it has to end with this exit code."""
+        """Run a command and return its output; it has to end with this exit code."""
         return finish(self.start(*words), code=code, timeout=timeout)
 
-    def told(self, *words: str) -> dict[str, Any]:
-        """What a command says in JSON."""
+    def json_of(self, *words: str) -> dict[str, Any]:
+        """The JSON output of a command."""
         done = subprocess.run(
             self.command(*words, "--json"),
             cwd=self.folder,
@@ -143,26 +143,26 @@ class HpcJob:
         return found
 
     def check_whole(self) -> None:
-        """Assert that the output is right, and nobody's certificates are left."""
+        """Assert that the output is right, and no certificates are left."""
         given = zarr.open_array(self.folder / "in.zarr", mode="r")[...]
         np.testing.assert_array_equal(zarr.open_array(self.folder / "out.zarr", mode="r")[...], given * 2)
         assert list(self.run_directory.glob("workers/tls-*")) == []
 
 
 def finish(process: subprocess.Popen[str], *, code: int = 0, timeout: float = 120) -> str:
-    """What a process has printed once it ends; it has to end with this exit code."""
+    """Wait for a process and return its output; it has to end with this exit code."""
     try:
-        said, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.kill()
-        said, _ = process.communicate()
-        raise AssertionError(f"it did not end within {timeout:g} s\n{said}") from None
-    assert process.returncode == code, f"it ended with {process.returncode}\n{said}"
-    return str(said)
+        output, _ = process.communicate()
+        raise AssertionError(f"it did not end within {timeout:g} s\n{output}") from None
+    assert process.returncode == code, f"it ended with {process.returncode}\n{output}"
+    return str(output)
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:
-    """What comes true in the end."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < deadline, "it did not come true in time"

@@ -1,4 +1,4 @@
-"""A Slurm of our own: two nodes on this machine, two GPUs each that are none, nothing outside of one folder."""
+"""A private Slurm: two nodes on this machine with two fake GPUs each, and no files outside of one folder."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NODES = 2
 CORES = 2
 GPUS = 2
 DAEMONS = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
-"""What it takes, and Debian's package of each."""
+"""Required commands, with the Debian package of each."""
 START_SECONDS = 60.0
 _SYSTEM = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def why_not() -> str | None:
-    """Why there can be none here; None where there can."""
+    """The reason why it cannot run here; None where it can."""
     missing = sorted({package for name, package in DAEMONS.items() if not shutil.which(name, path=_SYSTEM)})
     if missing:
         return f"a real Slurm needs packages that are not installed: apt-get install {' '.join(missing)}"
@@ -45,12 +45,12 @@ class Slurm:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its commands need, and nothing of a Slurm outside."""
+        """Environment for its commands, without variables of another Slurm."""
         clean = {name: word for name, word in os.environ.items() if not name.startswith("SLURM_")}
         return clean | {"SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def call(self, *words: str) -> str:
-        """What a command of Slurm's prints.
+        """Output of a Slurm command.
 
         Raises
         ------
@@ -64,7 +64,7 @@ class Slurm:
 
     @contextmanager
     def lost(self, node: str) -> Iterator[None]:
-        """A node that dies, with all that runs on it, and comes back at the end of the context."""
+        """Kill a node with all that runs on it; it comes back at the end of the context."""
         daemon = psutil.Process(int((self.folder / "run" / f"slurmd-{node}.pid").read_text()))
         doomed = [daemon, *_of_node(self, node)]
         for process in doomed:
@@ -160,7 +160,7 @@ def _configuration(folder: Path, ports: Sequence[int]) -> str:
 
 
 def _of_node(slurm: Slurm, node: str) -> list[psutil.Process]:
-    """What jobs of this Slurm have on a node: their steps, and what they started. Another one may have nodes of the same names."""
+    """Processes of this Slurm's jobs on a node. Another Slurm may have nodes of the same names."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -219,7 +219,7 @@ def _idle(slurm: Slurm) -> int:
 
 
 def _stop(folder: Path) -> None:
-    """End what was started, the nodes first, by their own files."""
+    """End the daemons, the nodes first, by their process files."""
     for name in ("slurmd-*.pid", "slurmctld.pid", "munged.pid"):
         for file in (folder / "run").glob(name):
             with suppress(psutil.Error, ValueError):

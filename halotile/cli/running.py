@@ -82,7 +82,7 @@ def _among_copies(job: Job) -> AbstractContextManager[None]:
     from halotile.graphs.clusters.detection.cluster_kind import kind_of
     from halotile.graphs.clusters.detection.launchers import copy_of
 
-    if kind_of(job.cluster).name != "ranks" or copy_of() is None:
+    if not kind_of(job.cluster).traits.of_copies or copy_of() is None:
         return nullcontext()
     from halotile.graphs.clusters.ranks import as_first
 

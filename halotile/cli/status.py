@@ -24,7 +24,7 @@ from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.jobs.base import Row
 from halotile.graphs.runs.progress import Progress
 from halotile.graphs.units import percent, rate_text, seconds_text
-from halotile.storage.disk.place import check_entry
+from halotile.storage.disk.place import check_access
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import BATCH
 
@@ -120,7 +120,7 @@ def find_run(path: Path) -> Path:
     """
     for directory in (path, run_beside(path)):
         run = RunDirectory(directory)
-        check_entry(directory)
+        check_access(directory)
         if any(path.is_file() for path in (run.job_path, run.status_path, run.path / BATCH)):
             return directory
         if first := run.read_primary():  # it lies beside a further output

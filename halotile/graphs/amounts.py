@@ -1,4 +1,4 @@
-"""Amounts, counts and reasons as they stand in one line of a message."""
+"""Amounts, counts and reasons in the form of one line of a message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bytes_text(count: float) -> str:
 
 
 def short_number(number: float) -> str:
-    """A number with one digit behind the point, where that says something.
+    """A number with one decimal place, where that is significant.
 
     Examples
     --------
@@ -31,7 +31,7 @@ def short_number(number: float) -> str:
 
 
 def counted(count: int, word: str) -> str:
-    """So many of a thing.
+    """A count with its noun.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def counted(count: int, word: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of an error's text, with the next one where it only announces that.
+    """The first line of an error's text, with the next one where the first ends with a colon.
 
     Examples
     --------

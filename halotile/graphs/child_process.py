@@ -1,41 +1,33 @@
-"""A program that runs on behalf of this one: it hears the signals that come here."""
+"""A program that runs on behalf of this one and gets its signals."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
 PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 def run_child(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-    """Run a program to its end; its exit code, or less than 0 for the signal that killed it.
+    """Run a program to its end; return its exit code, or the negative number of the signal that killed it.
+
+    The program alone reacts to signals. They are passed on to it, except Ctrl-C, which it gets from the terminal itself.
 
     Parameters
     ----------
     command : sequence of str
         The program with its arguments.
     environment : mapping, optional
-        By default that of this process.
+        Environment of the program, by default that of this process.
 
     Examples
     --------
     >>> run_child(["sh", "-c", "exit 7"])
     7
     """
-    started: list[subprocess.Popen[bytes]] = []
-    with _signals_for(started):
-        child = subprocess.Popen(command, env=environment)
-        started.append(child)
-        return child.wait()
-
-
-@contextmanager
-def _signals_for(children: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Signals go to the script, which decides what they mean; Ctrl-C it gets from the terminal itself."""
+    children: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, _: FrameType | None) -> None:
         for child in children:
@@ -44,7 +36,8 @@ def _signals_for(children: list[subprocess.Popen[bytes]]) -> Iterator[None]:
 
     before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
     try:
-        yield
+        children.append(subprocess.Popen(command, env=environment))
+        return children[0].wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

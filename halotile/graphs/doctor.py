@@ -1,4 +1,4 @@
-"""What a run would find here: which cluster, which hardware, which limits, and what the output's file system can do."""
+"""Checks of the environment of a run: the cluster, the hardware, the limits, and the output's file system."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import Order, Start
-from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, kind_of
+from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, Kind, kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.detection.gpus import INSTALL, gpus_here, has_dask_cuda
-from halotile.graphs.clusters.launches.batch_jobs import BatchSystem
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.jobs.sections import Cluster
-from halotile.graphs.plans.devices import LOCAL_CUDA
 from halotile.graphs.plans.memory import machine_bytes
 from halotile.graphs.plans.plan import existing_parent
 from halotile.graphs.runs.identity import package_version
 from halotile.registry import find
-from halotile.storage.disk.mounts import why_locks_are_local
+from halotile.storage.disk.mounts import local_lock_reason
 
 Verdict = Literal["ok", "note", "missing"]
+Result = tuple[Verdict, str]
 _LIMITS = (
     ("open files", resource.RLIMIT_NOFILE, "n", 4096),
     ("processes", resource.RLIMIT_NPROC, "u", 4096),
     ("address space", resource.RLIMIT_AS, "v", None),
 )
-"""With the option of ulimit, and what a scheduler with some hundred workers needs."""
+"""Limits with their option of ulimit and the value that a scheduler with some hundred workers needs."""
 LEAST_FREE_BYTES = 2**30
 _SLURM = ("sbatch", "squeue", "scontrol", "srun")
 _PACKAGES = ("dask", "distributed", "torch", "zarr", "numpy")
@@ -46,16 +46,16 @@ _PACKAGES = ("dask", "distributed", "torch", "zarr", "numpy")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Parameters
     ----------
     name : str
-        What it is.
+        Name of the check.
     verdict : str
         ok; note, where something could be better; missing, where a run would fail.
     text : str
-        What was found, and what to do about it.
+        The result, and a remedy where it needs one.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Finding:
 
 
 def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
-    """Look at everything that a run needs, and start nothing.
+    """Check everything that a run needs, and start nothing.
 
     Parameters
     ----------
-    choice : graphs.job.Cluster
-        What the job says of its cluster.
+    choice : graphs.jobs.sections.Cluster
+        The cluster section of the job.
     folder : Path
-        Where the output would go.
+        Folder of the output.
 
     Examples
     --------
@@ -79,21 +79,21 @@ def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
     True
     """
     kind = kind_of(choice)
+    parent = existing_parent(folder.resolve() / "output")
     yield Finding("cluster", "ok", f"{kind.name}: {kind.why}")
-    yield _platform()
+    yield Finding("platform", *_platform())
     yield Finding("machine", "ok", _machine())
     yield Finding("packages", "ok", _packages())
-    yield _gpus(kind.name)
-    yield _batch_system(kind.name)
-    yield _encryption(choice, kind.name)
-    yield _limits()
-    there = existing_parent(folder.resolve() / "output")
-    yield _file_system(there, kind.name)
-    yield _free_disk(there)
+    yield Finding("GPU", *_gpus(kind))
+    yield Finding("batch system", *_batch_system(kind.name))
+    yield Finding("encryption", *_encryption(choice, kind))
+    yield Finding("limits", *_limits())
+    yield Finding("file system", *_file_system(parent, kind))
+    yield Finding("free disk", *_free_disk(parent))
 
 
 def compare_workers(order: Order) -> Iterator[Finding]:
-    """Start the cluster, and tell where its workers are and which versions differ there."""
+    """Start the cluster, and list the hosts of its workers and the versions that differ there."""
     try:
         yield from _compare(order)
     except HalotileError as error:
@@ -119,14 +119,12 @@ def _compare(order: Order) -> Iterator[Finding]:
             yield Finding("versions", "ok", "the same on every worker")
 
 
-def _platform() -> Finding:
-    """Whether the suite is run on machines like this one."""
-    here = f"{platform.system()} {platform.machine()}"
-    if here == "Linux x86_64":
-        return Finding("platform", "ok", f"{here}, on which halotile is tested")
-    return Finding(
-        "platform", "note", f"{here}, on which halotile is not tested; Linux x86_64 is what it is tested on"
-    )
+def _platform() -> Result:
+    """Compare this machine with those that the tests are run on."""
+    machine = f"{platform.system()} {platform.machine()}"
+    if machine == "Linux x86_64":
+        return "ok", f"{machine}, on which halotile is tested"
+    return "note", f"{machine}, on which halotile is not tested; it is tested on Linux x86_64"
 
 
 def _machine() -> str:
@@ -139,119 +137,103 @@ def _packages() -> str:
     return ", ".join((f"halotile {halotile.__version__}", *others))
 
 
-def _gpus(kind: str) -> Finding:
+def _gpus(kind: Kind) -> Result:
     here = gpus_here()
     installed = has_dask_cuda()
-    if kind == LOCAL_CUDA and not (here.names and installed):
+    if kind.traits.has_worker_per_gpu and not (here.names and installed):
         why = f"none ({here.why_none})" if not here.names else f"dask-cuda is not installed: {INSTALL}"
-        return Finding("GPU", "missing", f"{why}; cluster local-cuda has a worker on each")
+        return "missing", f"{why}; cluster {kind.name} has a worker on each"
     if not here.names:
-        extra = "" if installed else f"; where there are GPUs: {INSTALL}"
-        return Finding("GPU", "note", f"none ({here.why_none}): workers compute on CPUs{extra}")
+        hint = "" if installed else f"; where there are GPUs: {INSTALL}"
+        return "note", f"none ({here.why_none}): workers compute on CPUs{hint}"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     shown = f", those that CUDA_VISIBLE_DEVICES shows ({visible})" if visible is not None else ""
-    lacks = "" if installed else f"; for a worker on each: {INSTALL}"
-    return Finding("GPU", "note" if lacks else "ok", f"{len(here.names)}{shown}{lacks}")
+    hint = "" if installed else f"; for a worker on each: {INSTALL}"
+    return "note" if hint else "ok", f"{len(here.names)}{shown}{hint}"
 
 
-def _batch_system(kind: str) -> Finding:
-    here = [name for name in _SLURM if shutil.which(name)]
-    text = f"Slurm's {', '.join(here)}" if here else "no command of Slurm's"
+def _batch_system(kind: str) -> Result:
+    commands = [name for name in _SLURM if shutil.which(name)]
+    text = f"Slurm commands {', '.join(commands)}" if commands else "no Slurm commands"
     try:
         system = getattr(find("clusters", kind), "SYSTEM", None)
-    except ConfigError as error:  # a package of somebody else's
-        return Finding("batch system", "missing", str(error))
+    except ConfigError as error:  # a plug-in that cannot be loaded
+        return "missing", str(error)
     submits = system.submits if isinstance(system, BatchSystem) else None
     if submits and not shutil.which(submits):
-        return Finding(
-            "batch system", "missing", f"there is no {submits} here: cluster {kind} submits its jobs with it"
-        )
+        return "missing", f"there is no {submits} here: cluster {kind} submits its jobs with it"
     if not importlib.util.find_spec("dask_jobqueue"):
         verdict: Verdict = "missing" if submits else "note"
-        return Finding(
-            "batch system", verdict, f"{text}; a job for each worker needs pip install 'halotile[hpc]'"
-        )
-    return Finding(
-        "batch system",
-        "ok" if here or submits or kind == "local" else "note",
-        f"{text}; dask-jobqueue is there",
-    )
+        return verdict, f"{text}; a job for each worker needs pip install 'halotile[hpc]'"
+    verdict = "ok" if commands or submits or kind == DEFAULT else "note"
+    return verdict, f"{text}; dask-jobqueue is installed"
 
 
-def _encryption(choice: Cluster, kind: str) -> Finding:
-    """Whether certificates can be made; for a scheduler that runs already, those that Dask's configuration names."""
+def _encryption(choice: Cluster, kind: Kind) -> Result:
+    """Try to make certificates; for a scheduler that runs already, check those that Dask's configuration names."""
     from distributed.security import Security
 
-    if kind == "scheduler":
+    if kind.traits.joins:
         return _certificates(choice)
     try:
         Security.temporary().get_connection_args("client")
     except (ImportError, OSError, ValueError) as error:
-        return Finding("encryption", "missing", f"no certificate can be made ({error})")
-    return Finding("encryption", "ok", "certificates can be made")
+        return "missing", f"no certificate can be made ({error})"
+    return "ok", "certificates can be made"
 
 
-def _certificates(choice: Cluster) -> Finding:
+def _certificates(choice: Cluster) -> Result:
     from distributed.security import Security
 
     from halotile.graphs.clusters.scheduler import address_of, check_certificates
 
     try:
-        where, address = address_of(choice)
+        source, address = address_of(choice)
         if not address.startswith("tls://"):
-            return Finding("encryption", "note", f"{where} is {address}, which is not encrypted")
-        check_certificates(where, address)
+            return "note", f"{source} is {address}, which is not encrypted"
+        check_certificates(source, address)
         Security().get_connection_args("client")
     except ConfigError as error:
-        return Finding("encryption", "missing", str(error))
+        return "missing", str(error)
     except (OSError, ValueError) as error:
-        return Finding(
-            "encryption", "missing", f"the certificates of distributed.comm.tls cannot be used ({error})"
-        )
-    return Finding("encryption", "ok", "the certificates of distributed.comm.tls can be used")
+        return "missing", f"the certificates of distributed.comm.tls cannot be used ({error})"
+    return "ok", "the certificates of distributed.comm.tls can be used"
 
 
-def _limits() -> Finding:
-    """What the shell allows a process: a run needs open files, threads, and memory that is mapped long before it is used."""
-    found, advice = [], []
+def _limits() -> Result:
+    """Read the limits of a process: a run needs open files, threads, and memory that is mapped long before it is used."""
+    limits, advice = [], []
     for name, limit, option, least in _LIMITS:
         soft, _ = resource.getrlimit(limit)
-        free = soft == resource.RLIM_INFINITY
-        found.append(f"{name} {'unlimited' if free else soft}")
-        if not free and (least is None or soft < least):
+        unlimited = soft == resource.RLIM_INFINITY
+        limits.append(f"{name} {'unlimited' if unlimited else soft}")
+        if not unlimited and (least is None or soft < least):
             advice.append(f"`ulimit -{option} {least or 'unlimited'}`")
-    said = f"; before a run, where it is allowed, write {', '.join(advice)}" if advice else ""
-    return Finding("limits", "note" if advice else "ok", f"{', '.join(found)}{said}")
+    remedy = f"; before a run, where it is allowed, write {', '.join(advice)}" if advice else ""
+    return "note" if advice else "ok", f"{', '.join(limits)}{remedy}"
 
 
-def _file_system(folder: Path, kind: str) -> Finding:
-    """Whether what a run relies on is so: durable writes, atomic renames, locks."""
+def _file_system(folder: Path, kind: Kind) -> Result:
+    """Try what a run relies on: durable writes, atomic renames, locks."""
     try:
-        with tempfile.TemporaryDirectory(prefix=".halotile-doctor-", dir=folder) as made:
-            seconds = _try_writes(Path(made))
+        with tempfile.TemporaryDirectory(prefix=".halotile-doctor-", dir=folder) as scratch:
+            seconds = _try_writes(Path(scratch))
     except OSError as error:
-        return Finding(
-            "file system",
+        return (
             "missing",
             f"{folder}: {error}. A run needs fsync, rename and flock there; write another output.path",
         )
-    if why := why_locks_are_local(folder):
-        return Finding(
-            "file system",
-            "note" if kind in (DEFAULT, LOCAL_CUDA) else "missing",
-            f"{folder}: flock works, but other machines do not see it, so that two of them could write one output. {why}",
+    if why := local_lock_reason(folder):
+        verdict: Verdict = "note" if kind.traits.is_here else "missing"
+        return verdict, (
+            f"{folder}: flock works, but other machines do not see it, so that two of them could write one output. {why}"
         )
-    slow = seconds > 0.1
     text = f"{folder}: rename, fsync ({seconds * 1000:.1f} ms) and flock work"
-    return Finding(
-        "file system",
-        "note" if slow else "ok",
-        f"{text}; fsync is slow: larger shards help" if slow else text,
-    )
+    return ("note", f"{text}; fsync is slow: larger shards help") if seconds > 0.1 else ("ok", text)
 
 
 def _try_writes(folder: Path) -> float:
-    """Do what a run does with a shard; seconds that it takes to be safe."""
+    """Write a shard as a run does; return the seconds until it is safe on the disk."""
     first, second = folder / "a", folder / "b"
     second.write_bytes(b"old")
     with first.open("wb") as file:
@@ -262,22 +244,16 @@ def _try_writes(folder: Path) -> float:
         seconds = time.perf_counter() - began
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.replace(first, second)
-    _sync_folder(folder)
-    if second.read_bytes() != b"new" or first.exists():
-        raise OSError("a file renamed over another one is not there as it was")
-    return seconds
-
-
-def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    if second.read_bytes() != b"new" or first.exists():
+        raise OSError("a file that was renamed over another one does not have its contents")
+    return seconds
 
 
-def _free_disk(folder: Path) -> Finding:
+def _free_disk(folder: Path) -> Result:
     free = shutil.disk_usage(folder).free
-    return Finding(
-        "free disk", "ok" if free > LEAST_FREE_BYTES else "note", f"{bytes_text(free)} in {folder}"
-    )
+    return "ok" if free > LEAST_FREE_BYTES else "note", f"{bytes_text(free)} in {folder}"

@@ -1,4 +1,4 @@
-"""A user's own script with a cluster up, which it joins by its environment: what a launcher is to scripts for several GPUs."""
+"""A user's own script beside a running cluster, which it joins by its environment."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from halotile.tasks.devices.memory_limits import allow_memory
 def execute(
     command: Sequence[str], order: Order, *, started: Callable[[str | None], None] = lambda _: None
 ) -> int:
-    """Run a command beside a cluster that ``Client()`` and ``DistributedContext()`` in it join; its exit code.
+    """Run a command beside a cluster that ``Client()`` and ``DistributedContext()`` in it join; return its exit code.
 
     Parameters
     ----------
     command : sequence of str
         A program with its arguments.
     order : Order
-        What the cluster is to be.
+        Requirements for the cluster.
     started : callable
-        Called with the dashboard's address once a worker is there.
+        Called with the dashboard's address once there is a worker.
 
     Raises
     ------
     ConfigError, ClusterFailed
-        When there is no cluster to be had.
+        When no cluster can be started.
 
     Examples
     --------
@@ -48,17 +48,17 @@ def execute(
     kind = kind_of(order.choice)
     start: Start = find("clusters", kind.name).start
     environment = dict(os.environ)
-    with ExitStack() as held:
-        if kind.name != "scheduler" and order.choice.tls:
-            made = held.enter_context(credentials(private_base()))
-            environment |= made.environment()
-            # Logs go with the certificates. Copies of the command meet where all of them look.
-            folder = private_base() if kind.name == "ranks" else made.folder
-            order = dataclasses.replace(order, credentials=made, folder=order.folder or folder)
-        cluster = held.enter_context(start(order))
+    with ExitStack() as contexts:
+        if not kind.traits.joins and order.choice.tls:
+            tls = contexts.enter_context(credentials(private_base()))
+            environment |= tls.environment()
+            # Logs go with the certificates; copies of the command find the driver in a folder that all of them know.
+            folder = private_base() if kind.traits.of_copies else tls.folder
+            order = dataclasses.replace(order, credentials=tls, folder=order.folder or folder)
+        cluster = contexts.enter_context(start(order))
         await_workers(cluster, order.report)
         started(cluster.dashboard)
         environment[ADDRESS] = str(cluster.client.scheduler.address)
-        allow_memory(None)  # the script decides how much it takes
+        allow_memory(None)  # the script decides about its memory
         code = run_child(command, environment)
     return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""Waiting for a few futures: the first error ends it, and so does a cluster that is gone."""
+"""Waiting for a few futures, until the first error or the loss of the cluster."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def results(
     stall_seconds: float,
     between: Callable[[], None] = lambda: None,
 ) -> list[Any]:
-    """What the futures come to, in their order. All of them are let go.
+    """Return the results of the futures, in their order, and release them.
 
-    ``between`` is called about twice a second while they are waited for; what it raises ends the wait.
+    ``between`` is called about twice a second during the wait; an exception from it ends the wait.
 
     Raises
     ------
@@ -32,7 +32,7 @@ def results(
     ConnectionError
         When the scheduler is gone.
     Stalled
-        When no future comes to an end, and the scheduler sees none of their tasks end, for ``stall_seconds``.
+        When no future ends, and the scheduler reports no end of their tasks, for ``stall_seconds``.
     """
     try:
         _await_all(client, futures, stall_seconds, between)
@@ -43,7 +43,7 @@ def results(
 
 
 def await_all(client: Client, futures: Sequence[Future], stall_seconds: float) -> None:
-    """Wait until they have ended, whatever they come to; errors as for :func:`results`. All of them are let go."""
+    """Wait for the futures without their results, and release them; errors as for :func:`results`."""
     try:
         _await_all(client, futures, stall_seconds, lambda: None)
     finally:
@@ -54,18 +54,18 @@ def await_all(client: Client, futures: Sequence[Future], stall_seconds: float) -
 def _await_all(
     client: Client, futures: Sequence[Future], stall_seconds: float, between: Callable[[], None]
 ) -> None:
-    arrived: queue.SimpleQueue[Future] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Future] = queue.SimpleQueue()
     for future in futures:
-        future.add_done_callback(arrived.put)
-    left, heard = len(futures), time.monotonic()
+        future.add_done_callback(done.put)
+    left, last_end = len(futures), time.monotonic()
     while left:
         try:
-            future = arrived.get(timeout=POLL_SECONDS)
+            future = done.get(timeout=POLL_SECONDS)
         except queue.Empty:
             between()
-            _check(client, time.monotonic() - heard, stall_seconds)
+            _check_progress(client, time.monotonic() - last_end, stall_seconds)
             continue
-        left, heard = left - 1, time.monotonic()
+        left, last_end = left - 1, time.monotonic()
         _raise_error(future)
 
 
@@ -78,7 +78,7 @@ def _gather(client: Client, futures: Sequence[Future]) -> list[Any]:
     return fetched
 
 
-def _check(client: Client, silent_seconds: float, stall_seconds: float) -> None:
+def _check_progress(client: Client, silent_seconds: float, stall_seconds: float) -> None:
     if client.status != "running":
         raise ConnectionError(f"the scheduler is gone (the connection is {client.status}).")
     if silent_seconds > stall_seconds:
@@ -97,7 +97,7 @@ def _raise_error(future: Future) -> None:
         error = future.exception(timeout=RPC_SECONDS)
     if isinstance(error, KilledWorker):
         raise WorkerDied(
-            f"the worker that had task {error.args[0]} died. If it was for memory, write fewer workers with more "
+            f"the worker that had task {error.args[0]} died. If it ran out of memory, write fewer workers with more "
             "memory_per_worker each, or for a denoiser a smaller patch_size."
         ) from error
     raise error

@@ -1,4 +1,4 @@
-"""A sum of delayed tasks as a tree: of bounded fan-in, in a fixed order."""
+"""Sums of delayed tasks as trees with bounded fan-in and a fixed order."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from dask import delayed
 from dask.delayed import Delayed
 
 REDUCE = "reduce"
-"""The phase of sums."""
+"""Phase of sums."""
 MOST_LEAVES = 64
-"""Leaves of a tree at most: of 256 operators each leaf adds up four, one after the other."""
+"""Largest number of leaves of a tree: for 256 operators each leaf adds up four, one after the other."""
 SMALL_BYTES = 2**16
-"""Inputs of less than this are worth no second task."""
+"""Inputs smaller than this are computed in a single task."""
 
 Item = TypeVar("Item")
 
 
 def tree(leaves: Sequence[Delayed], add: Callable[[list[Any]], Any], split_every: int, token: str) -> Delayed:
-    """The sum of the leaves: of ``split_every`` neighbours at a time, then of those sums.
+    """Sum up the leaves: ``split_every`` neighbours at a time, then those sums.
 
-    Which are added to which depends on their number alone, so the sum has the same bits wherever they run.
+    The grouping depends on the number of leaves alone, so the sum has the same bits wherever they run.
 
     Parameters
     ----------
     leaves : sequence of Delayed
-        In the order in which they are added.
+        Tasks in the order in which they are added.
     add : callable
         Adds up a list of results.
     split_every : int
-        Results that one task adds up, two at least.
+        Results that one task adds up, at least two.
     token : str
         Part of every key.
 
@@ -57,7 +57,7 @@ def tree(leaves: Sequence[Delayed], add: Callable[[list[Any]], Any], split_every
 
 
 def cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
-    """The items in runs of so many.
+    """Split the items into runs of ``size``.
 
     Examples
     --------
@@ -68,48 +68,42 @@ def cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
 
 
 class Numbered(Protocol):
-    """Something to compute, with the totals that it is part of."""
+    """A computation with its number and its totals."""
 
     @property
     def number(self) -> int:
         """Its place in the order."""
-        ...
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """The totals."""
-        ...
+        """The totals that it is part of."""
 
 
 Counted = TypeVar("Counted", bound=Numbered)
 
 
 class Work(Protocol):
-    """What workers do to compute and to add up."""
+    """The functions that workers call to compute and to add up."""
 
     @property
     def phase(self) -> str:
-        """What the dashboard calls it."""
-        ...
+        """Name of the tasks on the dashboard."""
 
     @property
     def what(self) -> str:
-        """What a number counts: operators, tiles."""
-        ...
+        """The unit that a number counts: operator, tile."""
 
     @property
     def compute(self) -> Callable[..., Any]:
-        """``compute(several, after)``: what these come to; ``after`` is only waited for."""
-        ...
+        """``compute(calls, after)`` returns the result of several calls; it only waits for ``after``."""
 
     @property
     def add(self) -> Callable[[list[Any]], Any]:
-        """The sum of what several of these came to."""
-        ...
+        """``add(results)`` returns their sum."""
 
 
 def groups_of(calls: Sequence[Counted], read_bytes: int) -> tuple[list[Sequence[Counted]], bool]:
-    """The calls of each task, and whether what the tasks come to is to be added up."""
+    """Return the calls of each task, and True if the results of the tasks are to be added up."""
     counts = Counter(slot for call in calls for slot in call.slots)
     if not any(count > 1 for count in counts.values()):
         return [[call] for call in calls], False
@@ -120,7 +114,7 @@ def groups_of(calls: Sequence[Counted], read_bytes: int) -> tuple[list[Sequence[
 def plan_calls(
     work: Work, calls: Sequence[Numbered], split_every: int, workers: int, read_bytes: int
 ) -> list[Delayed]:
-    """The calls as delayed tasks: one that gives everything where sums are to be made, else one for each call."""
+    """Return the calls as delayed tasks: one for the sum if there is one, else one for each call."""
     groups, are_added = groups_of(calls, read_bytes)
     if are_added:
         return [plan_sums(work, groups, split_every, workers)]
@@ -129,24 +123,24 @@ def plan_calls(
 
 
 def leaf(work: Work, group: Sequence[Numbered], after: Delayed | None, token: str) -> Delayed:
-    """A task that computes some calls."""
-    # Bound to the function, where Dask does not look through every field of every call for tasks.
+    """Return a task that computes some calls."""
+    # Bound by partial: Dask would search every field of every argument for tasks.
     compute = delayed(partial(work.compute, list(group)), pure=False)
     return compute(after, dask_key_name=key_of(work, group, token))
 
 
 def key_of(work: Work, group: Sequence[Numbered], token: str) -> str:
-    """The key of a task, which says what it computes: of a worker that dies it is all that is left."""
+    """Return the key of a task, which names its calls: it is the only trace of them when a worker dies."""
     first, last = group[0].number, group[-1].number
     numbers = f"{work.what}-{first}" if first == last else f"{work.what}s-{first}-to-{last}"
     return f"{work.phase}-{token}-{numbers}"
 
 
 def plan_sums(work: Work, groups: Sequence[Sequence[Numbered]], split_every: int, workers: int) -> Delayed:
-    """The groups of calls as delayed tasks, and one that adds up what they come to.
+    """Return the task that adds up the groups of calls.
 
-    A leaf waits for the sum of the leaves some way before it, so that workers which are quick do not fill the disk with
-    images that are still to be added up.
+    A leaf waits for the sum of the leaves some distance before it, so that fast workers do not fill the disk
+    with images that are still to be added up.
     """
     token = uuid.uuid4().hex[:8]
     ahead = -(-workers // split_every)

@@ -1,4 +1,4 @@
-"""What is being done, told to whoever waits for it; what is done at once is not worth a line."""
+"""Reports of slow steps to a user who waits for them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from contextlib import contextmanager
 SECONDS = 2.0
 
 LEASE_SECONDS = 600.0
-"""How long a file system may take to let go of the locks of a machine that was lost: NFSv4 and GPFS have leases of minutes."""
+"""Time that a file system may take to release the locks of a machine that was lost: NFSv4 and GPFS have leases of minutes."""
 BATCH_JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "OAR_JOB_ID", "SGE_TASK_ID", "_CONDOR_JOB_AD")
 """Set inside a job of a batch system."""
 
 Report = Callable[[str], object]
-"""Passes a line on."""
+"""Takes a line for the user."""
 
 
 def no_report(_: str) -> None:
-    """Nobody waits."""
+    """Ignore the line."""
 
 
 def log_line(text: str) -> None:
-    """Put a line into the log of a batch job; a person who waits reads it as well."""
+    """Log a line, for the log of a batch job and for a person who waits alike."""
     logging.getLogger("halotile").warning(text)
 
 
 def patience_seconds(usual: float, environment: Mapping[str, str] = os.environ) -> float:
-    """How long a lock is waited for: minutes in a batch job, which nobody would start again, and no longer than usual elsewhere.
+    """Time to wait for a lock: minutes in a batch job, which nobody would start again, and no longer than usual elsewhere.
 
     Examples
     --------
@@ -43,11 +43,11 @@ def patience_seconds(usual: float, environment: Mapping[str, str] = os.environ) 
 
 @contextmanager
 def report_if_slow(report: Report, what: str, seconds: float | None = None) -> Iterator[None]:
-    """Say what is being done if it takes longer than so many ``seconds``, or :data:`SECONDS`.
+    """Report the step in this context if it takes longer than ``seconds``, by default :data:`SECONDS`.
 
     Examples
     --------
-    >>> with told_if_slow(print, "adding numbers"):
+    >>> with report_if_slow(print, "adding numbers"):
     ...     assert 1 + 1 == 2
     """
     timer = threading.Timer(SECONDS if seconds is None else seconds, report, [what])

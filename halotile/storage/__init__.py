@@ -1,1 +1,1 @@
-"""Where the numbers lie: grids of blocks, arrays, shards, journals. Knows neither Dask nor torch."""
+"""Arrays on disk: grids of blocks, file formats, shards and journals, without Dask or torch."""

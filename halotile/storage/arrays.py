@@ -1,22 +1,20 @@
-"""Opens the array at a path, whatever its format."""
+"""Opening of the array at a path in any supported format."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from halotile import registry
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable
-from halotile.storage.disk.links import dead_link
+from halotile.storage.disk.place import ZARR_FILES, broken_link
 from halotile.storage.formats.base import Source
 from halotile.storage.rim import Readable
-from halotile.storage.sharded.marks import MARKS
-from halotile.storage.stored_array import refusal
+from halotile.storage.stored_array import read_error
 
-__all__ = ["Source", "open_numbers", "open_source"]
+__all__ = ["Source", "open_array", "open_source"]
 
 _SUPPORTED = (
     "Zarr v2 and v3 arrays, OME-Zarr 0.4 and 0.5 groups, TIFF, BigTIFF and OME-TIFF, .npy, "
@@ -27,19 +25,19 @@ _SUPPORTED = (
 def open_source(
     path: str | os.PathLike[str], *, level: int = 0, dataset: str | None = None, axes: str | None = None
 ) -> Source:
-    """The array at ``path``, ready to be read region by region.
+    """Open the array at ``path`` for reading region by region.
 
     Parameters
     ----------
     path : str or path
         A Zarr or OME-Zarr directory or .zip, a TIFF, .npy or HDF5 file, or the URL of a Zarr, such as
-        ``s3://bucket/picture.zarr``.
+        ``s3://bucket/image.zarr``.
     level : int
         Resolution level of an OME-Zarr or of a pyramidal TIFF; 0 is the finest.
     dataset : str, optional
-        Which array of a Zarr group or HDF5 file; which series (a number) of a TIFF.
+        The array of a Zarr group or HDF5 file; the series (a number) of a TIFF.
     axes : str, optional
-        One letter for each axis, such as ``"tcyx"``, over what the file says.
+        One letter for each axis, such as ``"tcyx"``; overrides the axes named in the file.
 
     Returns
     -------
@@ -50,12 +48,12 @@ def open_source(
     Raises
     ------
     InputError
-        When nothing is there, no format knows it, or it cannot be used: complex pixels, an axis without
-        pixels, a level that does not exist.
+        When nothing exists there, no format recognizes it, or it cannot be used: complex pixels, an axis
+        of length 0, a level that does not exist.
     DamagedData
-        When a file is cut short, or is not what its format allows.
+        When a file is truncated, or violates its format.
     InputUnreadable
-        When the system does not give it.
+        When the system cannot read it.
     MissingPackage
         When an optional package is needed.
 
@@ -76,33 +74,33 @@ def open_source(
     except (HalotileError, MemoryError):
         raise
     except Exception as error:
-        # Metadata that no library gets through, or a file that the system does not give.
-        raise refusal(f"{text}: its format cannot be told", error) from error
-    return _as_source(module.open(text, level=level, dataset=dataset, axes=axes))
+        # Metadata that no library can parse, or a file that the system cannot read.
+        raise read_error(f"{text}: its format cannot be determined", error) from error
+    source: Source = module.open(text, level=level, dataset=dataset, axes=axes)
+    return source
 
 
 def _format_of(text: str, dataset: str | None) -> Any:
-    """The module of the format that stands at a path or URL."""
+    """The format module for a path or URL."""
     if "://" in text:
         zarr = registry.find("formats", "zarr")
         return registry.find("formats", "ome") if dataset is None and zarr.holds_levels(text) else zarr
-    place = Path(text)
-    if not place.exists():
-        raise InputError(_nothing_there(place))
-    modules = (registry.find("formats", name) for name in registry.names("formats"))
-    module = next((module for module in modules if module.claims(place)), None)
-    if module is None:
-        raise InputError(_nobody_reads(place))
-    return module
+    path = Path(text)
+    if not path.exists():
+        raise InputError(_missing_path_message(path))
+    for module in (registry.find("formats", name) for name in registry.names("formats")):
+        if module.claims(path):
+            return module
+    raise InputError(f"{path}: {_describe(path)}, which no format here reads. Readable: {_SUPPORTED}.")
 
 
-def open_numbers(path: str | os.PathLike[str]) -> Readable:
-    """The array at ``path``; in a Zarr or .npy it may hold what is no image: complex numbers, a single axis.
+def open_array(path: str | os.PathLike[str]) -> Readable:
+    """Open the array at ``path``; a Zarr or .npy need not hold an image: it may be complex or have a single axis.
 
     Raises
     ------
     InputError
-        When nothing is there, no format knows it, or it holds no numbers.
+        When nothing exists there, no format recognizes it, or it is not numeric.
     """
     try:
         return open_source(path)
@@ -110,54 +108,40 @@ def open_numbers(path: str | os.PathLike[str]) -> Readable:
         raise
     except InputError:
         text = os.path.expanduser(os.fspath(path))
-        for module in map(partial(registry.find, "formats"), ("zarr", "npy")):
+        for name in ("zarr", "npy"):
+            module = registry.find("formats", name)
             if "://" in text or module.claims(Path(text)):
-                return _as_readable(module.open_numbers(text))
+                array: Readable = module.open_array(text)
+                return array
         raise
 
 
-def _as_readable(opened: Readable) -> Readable:
-    """As :func:`_as_source`."""
-    return opened
-
-
-def _as_source(opened: Source) -> Source:
-    """What a format opened: modules found by name have no types of their own."""
-    return opened
-
-
-def _nothing_there(place: Path) -> str:
-    """Says what stands nearest to a path where nothing is."""
-    if link := dead_link(place):
-        return f"{place}: nothing is there, for {link}. Mend it, or write the path of an existing file or directory."
-    parent, missing = place.parent, place
+def _missing_path_message(path: Path) -> str:
+    """Error message for a path that does not exist, with the closest existing name."""
+    if link := broken_link(path):
+        return f"{path}: nothing is there, for {link}. Repair it, or write the path of an existing file or directory."
+    parent, missing = path.parent, path
     while not parent.exists():
         parent, missing = parent.parent, parent
-    if parent != place.parent:
+    if parent != path.parent:
         return (
-            f"{place}: nothing is there, for there is no {missing.name} in {parent.absolute()}. "
+            f"{path}: nothing is there, for there is no {missing.name} in {parent.absolute()}. "
             "Write an existing path."
         )
-    neighbours = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
-    near = difflib.get_close_matches(place.name, neighbours, n=1)
+    siblings = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, siblings, n=1)
     hint = f"Did you mean {parent / near[0]}?" if near else "Write the path of an existing file or directory."
-    return f"{place}: nothing is there. {hint}"
+    return f"{path}: nothing is there. {hint}"
 
 
-def _nobody_reads(place: Path) -> str:
-    """Says what stands at a path that no format knows."""
-    return f"{place}: {_what_stands_at(place)}, which no format here reads. Readable: {_SUPPORTED}."
-
-
-def _what_stands_at(place: Path) -> str:
-    """A file or directory in words."""
-    if not place.is_dir():
-        if place.stat().st_size == 0:
-            return "an empty file"
-        with place.open("rb") as file:
-            return f"a file that begins with {file.read(8)!r}"
-    entries = sorted(entry for entry in place.iterdir())
-    stores = [e.name for e in entries if any((e / mark).exists() for mark in MARKS)]
+def _describe(path: Path) -> str:
+    """Describe a file or directory that no format recognizes."""
+    if not path.is_dir():
+        with path.open("rb") as file:
+            start = file.read(8)
+        return f"a file that begins with {start!r}" if start else "an empty file"
+    entries = sorted(path.iterdir())
+    stores = [e.name for e in entries if any((e / name).exists() for name in ZARR_FILES)]
     if stores:
         shown = ", ".join(stores[:5])
         return f"a directory without Zarr metadata of its own (inside it: {shown}; name one of these)"

@@ -1,16 +1,16 @@
-"""Which letter names each axis of an array.
+"""Letters that name the axes of an array.
 
-Spatial axes are ``z``, ``y`` and ``x``; ``t`` is time, ``c`` channels; any other letter is an axis that is
-looped over. What the user writes wins, then what the file says, then these defaults:
+Spatial axes are ``z``, ``y`` and ``x``; ``t`` is time, ``c`` is channels; any other letter is an axis that is
+looped over. The user's letters take precedence over those of the file, which take precedence over these defaults:
 
 ========================================  ============
 axes                                      letters
 ========================================  ============
 1                                         ``x``
 2                                         ``yx``
-3, uint8 and the last is 3 or 4 long      ``yxc``
+3, uint8, last of length 3 or 4           ``yxc``
 3                                         ``zyx``
-4, uint8 and the last is 3 or 4 long      ``zyxc``
+4, uint8, last of length 3 or 4           ``zyxc``
 4                                         ``czyx``
 5                                         ``tczyx``
 ========================================  ============
@@ -41,9 +41,9 @@ def choose_axes(
     Parameters
     ----------
     requested : str or None
-        What the user wrote, such as ``"tcyx"``.
+        The user's letters, such as ``"tcyx"``.
     named : sequence of str or None
-        What the file calls its axes.
+        The axis names in the file.
     shape : tuple of int
         Shape of the array, in pixels.
     dtype : numpy dtype
@@ -52,7 +52,7 @@ def choose_axes(
     Raises
     ------
     InputError
-        When the letters asked for do not fit, or nothing says what the axes are.
+        When the requested letters do not match the array, or the axes cannot be determined.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def choose_axes(
 
 
 def letters(named: Sequence[str | None]) -> tuple[str, ...] | None:
-    """Letters for the names a file gives its axes; None when they do not name both y and x.
+    """Letters for the axis names in a file; None unless both y and x are among them.
 
     Examples
     --------
@@ -88,13 +88,13 @@ def letters(named: Sequence[str | None]) -> tuple[str, ...] | None:
 
 
 def _letter(name: str | None) -> str | None:
-    """The letter that a name stands for, if it is plain."""
+    """The letter for an axis name; None when it is ambiguous."""
     word = (name or "").strip().lower()
     return word if len(word) == 1 and word in string.ascii_lowercase else _WORDS.get(word)
 
 
 def _checked(requested: str, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """The letters that the user wrote, refused where they cannot be."""
+    """Return the user's letters after validation."""
     axes = tuple(requested.lower())
     if len(axes) != len(shape):
         raise InputError(
@@ -103,7 +103,7 @@ def _checked(requested: str, shape: tuple[int, ...]) -> tuple[str, ...]:
         )
     if len(set(axes)) != len(axes) or not all(letter in string.ascii_lowercase for letter in axes):
         raise InputError(
-            f"axes is {requested!r}: every axis needs a letter of its own. Write letters a to z, each once."
+            f"axes is {requested!r}: the axes need distinct letters. Write letters a to z, each once."
         )
     if not {"y", "x"} <= set(axes):
         raise InputError(f"axes is {requested!r}: an image has the axes y and x. Name both.")
@@ -111,12 +111,12 @@ def _checked(requested: str, shape: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _default(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> tuple[str, ...]:
-    """The letters of the table above."""
+    """The default letters from the table above."""
     colour = dtype == np.uint8 and shape[-1] in (3, 4)
-    found = (_COLOUR.get(len(shape)) if colour else None) or _BY_COUNT.get(len(shape))
-    if found is None:
+    default = (_COLOUR.get(len(shape)) if colour else None) or _BY_COUNT.get(len(shape))
+    if default is None:
         raise InputError(
-            f"the array has {len(shape)} axes, shape {shape}, and nothing says which they are. "
+            f"the array has {len(shape)} axes, shape {shape}, and nothing says which letters they have. "
             'Write axes, one letter for each, such as "atczyx".'
         )
-    return tuple(found)
+    return tuple(default)

@@ -1,7 +1,7 @@
-"""What was found out once, kept in the user's cache by the digest of all that it follows from.
+"""Small computed results in the user's cache, each under a digest of everything it depends on.
 
-An entry is one line of JSON with its checksum: nothing in it is run, and one that is damaged is none. Files are put in place in
-one step, so that several processes may write at once.
+An entry is one line of JSON with its checksum: nothing in it is executed, and a damaged entry counts as absent. Files are replaced
+atomically, so that several processes may write at once.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.storage.run_directory.checksummed_lines import opened, sealed
+from halotile.storage.run_directory.checksummed_lines import with_checksum, without_checksum
 
 MOST_ENTRIES = 1000
-"""Beyond them the oldest half goes."""
+"""Limit beyond which the older half of the entries is removed."""
 MOST_BYTES = 2**16
-"""No entry is larger."""
+"""Maximum size of an entry."""
 
 
 def user_cache() -> Path:
-    """The folder of halotile in the user's cache, which need not be there.
+    """The folder of halotile in the user's cache, which may not exist yet.
 
     Raises
     ------
     ConfigError
-        When neither the environment nor the system names a home.
+        When neither the environment nor the system names a home directory.
     """
     cache = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -41,41 +41,41 @@ def user_cache() -> Path:
         ) from error
 
 
-def recall(key: str) -> Any:
-    """What was kept by this key; None where there is nothing.
+def read_cached(key: str) -> Any:
+    """The value stored under this key; None when there is none.
 
     Examples
     --------
-    >>> recall("0" * 64) is None
+    >>> read_cached("0" * 64) is None
     True
     """
-    with suppress(OSError, ValueError), _folder() as folder:
+    with suppress(OSError, ValueError), _open_folder() as folder:
         fd = os.open(key, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
         with open(fd, "rb") as file:
-            content = opened(file.read(MOST_BYTES))
+            content = without_checksum(file.read(MOST_BYTES))
         return None if content is None else json.loads(content)
     return None
 
 
-def keep(key: str, value: Any) -> None:
-    """Keep a value that JSON can hold; not, where there is no place for it."""
+def write_cached(key: str, value: Any) -> None:
+    """Store a JSON value; without a usable cache folder, do nothing."""
     partial = f"{key}.{secrets.token_hex(4)}"
-    with suppress(OSError, ConfigError), _folder() as folder:
+    with suppress(OSError, ConfigError), _open_folder() as folder:
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
         with open(fd, "wb") as file:
-            file.write(sealed(json.dumps(value).encode()))
+            file.write(with_checksum(json.dumps(value).encode()))
         os.replace(partial, key, src_dir_fd=folder, dst_dir_fd=folder)
-        _bound(folder)
+        _remove_old_entries(folder)
 
 
 @contextmanager
-def _folder() -> Iterator[int]:
-    """The folder, open.
+def _open_folder() -> Iterator[int]:
+    """Open the folder of the entries.
 
     Raises
     ------
     OSError, ConfigError
-        When there is none, or another user could write to it.
+        When it cannot be opened, or another user could write to it.
     """
     path = user_cache() / "found"
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
@@ -83,17 +83,17 @@ def _folder() -> Iterator[int]:
         path.mkdir(0o700)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        # Of what is open: the path may lead elsewhere by now.
-        facts = os.fstat(fd)
-        if facts.st_uid != os.geteuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        # Check the open descriptor, because the path may have been replaced since.
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             raise PermissionError(f"{path} is not private")
         yield fd
     finally:
         os.close(fd)
 
 
-def _bound(folder: int) -> None:
-    """Remove the older half where there are too many; files that a killed process left are among them."""
+def _remove_old_entries(folder: int) -> None:
+    """Remove the older half of the files when there are too many, including partial files of killed processes."""
     names = os.listdir(folder)
     if len(names) <= MOST_ENTRIES:
         return

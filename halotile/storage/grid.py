@@ -1,19 +1,24 @@
-"""How an array is cut into blocks: integers only, no pixels.
+"""Grids that divide an array into blocks, in integer arithmetic without pixels.
 
-A :class:`Grid` cuts an array of any number of axes into blocks numbered in C order. Each
-:class:`Block` carries two regions: its ``core``, which it alone writes, and its ``window``, which it
-reads: the core grown by the depth, then outward to the alignment. Nothing here reads or
-computes; a grid of a million blocks costs as much as a grid of one.
+A :class:`Grid` divides an array of any number of axes into blocks numbered in C order. Each
+:class:`Block` has two regions: its ``core``, which it alone writes, and its ``window``, which it
+reads: the core grown by the depth, then outward to the alignment. Blocks are computed on demand:
+a grid of a million blocks costs as much as a grid of one.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import add, mul
+from typing import Any, TypeVar
 
 from halotile.errors import ConfigError
+
+T = TypeVar("T")
 
 Depth = tuple[tuple[int, int], ...]
 """Halo width (before, after) for each axis, in pixels."""
@@ -23,8 +28,7 @@ Depth = tuple[tuple[int, int], ...]
 class Region:
     """A box of pixels: ``start[i] <= coordinate < stop[i]`` on every axis.
 
-    Coordinates are global. A region may reach outside the array it talks about, so negative
-    starts are allowed.
+    Coordinates are global. A region may extend outside its array, so negative starts are allowed.
 
     Examples
     --------
@@ -39,7 +43,7 @@ class Region:
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Region:
-        """Every pixel of an array of this shape."""
+        """The region of all pixels of an array of this shape."""
         return cls((0,) * len(shape), tuple(shape))
 
     @property
@@ -54,48 +58,46 @@ class Region:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """The region as an index for an array (valid where no start is negative)."""
-        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+        """The region as an array index (valid when no start is negative)."""
+        return _per_axis(slice, self.start, self.stop)
 
     def grow(self, depth: Depth) -> Region:
-        """The region with ``depth`` pixels more on each side."""
+        """The region extended by ``depth`` on each side."""
         return Region(
-            tuple(a - d[0] for a, d in zip(self.start, depth, strict=True)),
-            tuple(b + d[1] for b, d in zip(self.stop, depth, strict=True)),
+            tuple(a - before for a, (before, _) in zip(self.start, depth, strict=True)),
+            tuple(b + after for b, (_, after) in zip(self.stop, depth, strict=True)),
         )
 
     def clip(self, other: Region) -> Region:
         """The part that lies inside ``other``."""
-        start = tuple(max(a, o) for a, o in zip(self.start, other.start, strict=True))
-        stop = tuple(min(b, o) for b, o in zip(self.stop, other.stop, strict=True))
-        return Region(start, tuple(max(a, b) for a, b in zip(start, stop, strict=True)))
+        start = _per_axis(max, self.start, other.start)
+        return Region(start, _per_axis(max, start, _per_axis(min, self.stop, other.stop)))
 
     def inside(self, other: Region) -> bool:
-        """Whether every pixel lies in ``other``."""
+        """Return True when every pixel lies in ``other``."""
         return self.clip(other) == self
 
     def shift(self, offset: tuple[int, ...]) -> Region:
         """The region moved by ``offset``."""
-        return Region(
-            tuple(a + o for a, o in zip(self.start, offset, strict=True)),
-            tuple(b + o for b, o in zip(self.stop, offset, strict=True)),
-        )
+        return Region(_per_axis(add, self.start, offset), _per_axis(add, self.stop, offset))
 
     def relative_to(self, origin: Region) -> Region:
-        """The region in coordinates that count from the start of ``origin``."""
+        """The region in coordinates relative to the start of ``origin``."""
         return self.shift(tuple(-a for a in origin.start))
 
     def scale(self, factor: tuple[int, ...]) -> Region:
-        """The region in an image that is ``factor`` times finer on each axis."""
-        return Region(
-            tuple(a * f for a, f in zip(self.start, factor, strict=True)),
-            tuple(b * f for b, f in zip(self.stop, factor, strict=True)),
-        )
+        """The same region in an image that is ``factor`` times finer along each axis."""
+        return Region(_per_axis(mul, self.start, factor), _per_axis(mul, self.stop, factor))
+
+
+def _per_axis(function: Callable[..., T], *values: tuple[Any, ...]) -> tuple[T, ...]:
+    """Apply a function to the entries of each axis."""
+    return tuple(itertools.starmap(function, zip(*values, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One unit of work: what it writes (``core``) and what it reads for that (``window``)."""
+    """One unit of work: it writes ``core`` and reads ``window``."""
 
     number: int
     index: tuple[int, ...]
@@ -105,23 +107,22 @@ class Block:
 
 @dataclass(frozen=True)
 class Grid:
-    """An array cut into blocks.
+    """An array divided into blocks.
 
     Parameters
     ----------
     shape : tuple of int
-        Shape of the array that is cut, in pixels.
+        Shape of the array, in pixels.
     block : tuple of int
-        Core length along each axis. The last block along an axis is shorter when the length does not
-        divide.
+        Core length along each axis. The last block along an axis is shorter when the array's length is no multiple of it.
     depth : tuple of (int, int)
         Halo width before and after, for each axis. It may exceed the block and the array.
     align : tuple of int
-        Window starts (and stops, where the array goes on) fall on multiples of this: strided networks
-        need it. 1 leaves an axis as it is.
+        Window starts (and stops inside the array) are multiples of this, as strided networks require.
+        1: no alignment.
     least : tuple of int
-        Windows are at least this long (or as long as the array with its halo): a convolution library may
-        round differently on a sliver.
+        Minimum window length (limited to the array with its halo): a convolution library may
+        round differently on very small inputs.
 
     Examples
     --------
@@ -147,18 +148,13 @@ class Grid:
         if len({len(v) for v in (self.shape, self.block, self.depth, self.align, self.least)}) != 1:
             raise ConfigError(
                 f"shape {self.shape}, block {self.block}, depth {self.depth}, align {self.align} and "
-                f"least {self.least} name different numbers of axes. Write one entry for each axis."
+                f"least {self.least} have different numbers of axes. Write one entry for each axis."
             )
-        if any(n < 1 for n in self.shape):
-            raise ConfigError(
-                f"shape is {self.shape}: an axis without pixels has no blocks. Give each axis >= 1."
-            )
-        if any(n < 1 for n in self.block):
-            raise ConfigError(f"block is {self.block}: write at least 1 on each axis.")
+        for name in ("shape", "block", "align"):
+            if min(getattr(self, name), default=1) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}: write at least 1 on each axis.")
         if any(d < 0 for pair in self.depth for d in pair):
             raise ConfigError(f"depth is {self.depth}: a halo cannot be negative. Write 0 or more.")
-        if any(n < 1 for n in self.align):
-            raise ConfigError(f"align is {self.align}: write at least 1 on each axis.")
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -193,14 +189,17 @@ class Grid:
     def block_at(self, number: int) -> Block:
         """Block ``number``, in C order."""
         index = self.index_of(number)
-        start = tuple(i * b for i, b in zip(index, self.block, strict=True))
-        stop = tuple(min(a + b, n) for a, b, n in zip(start, self.block, self.shape, strict=True))
-        core = Region(start, stop)
+        core = self.core_at(index)
         return Block(number, index, core, self.window_of(core))
+
+    def core_at(self, index: tuple[int, ...]) -> Region:
+        """The core of the block at a grid position."""
+        start = _per_axis(mul, index, self.block)
+        return Region(start, _per_axis(min, _per_axis(add, start, self.block), self.shape))
 
     @property
     def middle(self) -> Block:
-        """A block that no other one is larger than, with neighbours on all sides where there are such.
+        """A central block of the largest size.
 
         Examples
         --------
@@ -210,7 +209,7 @@ class Grid:
         return self.block_at(self.number_of(tuple((count - 1) // 2 for count in self.counts)))
 
     def window_of(self, core: Region) -> Region:
-        """What has to be read to compute ``core``: grown by the depth, to the least length, to the alignment."""
+        """The window to read for ``core``: grown by the depth, to the minimum length and to the alignment."""
         reach = Region.whole(self.shape).grow(self.depth)
         window = core.grow(self.depth)
         start = tuple(
@@ -227,7 +226,7 @@ class Grid:
 def align_outward(window: Region, align: tuple[int, ...], shape: tuple[int, ...]) -> Region:
     """Grow a window so that it starts and stops on multiples of ``align``.
 
-    A stop at or past the array's end stays: there the rim rule decides what follows.
+    A stop at or past the end of the array is not moved: the rim rule applies there.
     """
     start = tuple(a // k * k for a, k in zip(window.start, align, strict=True))
     stop = tuple(

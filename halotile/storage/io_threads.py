@@ -1,6 +1,6 @@
-"""Hands that read and write the pieces of a block side by side: the caller's own two, unless a worker is given more.
+"""Threads that read and write the shards of a block in parallel; by default the caller's own thread does the work.
 
-A CPU that computes has no core to spare for them. A GPU outruns one thread that decodes and one that encodes.
+A CPU that computes has no core to spare for them. A GPU is faster than one decoding and one encoding thread.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ R = TypeVar("R")
 
 
 class IoThreads:
-    """Threads of this process.
+    """The I/O threads of a process.
 
     Examples
     --------
-    >>> hands = Hands()
-    >>> list(hands.each(abs, [-1, 2, -3]))
+    >>> io_threads = IoThreads()
+    >>> list(io_threads.map(abs, [-1, 2, -3]))
     [1, 2, 3]
-    >>> hands.employ(2)
-    >>> list(hands.each(abs, [-1, 2, -3]))
+    >>> io_threads.resize(2)
+    >>> list(io_threads.map(abs, [-1, 2, -3]))
     [1, 2, 3]
-    >>> hands.employ(1)
+    >>> io_threads.resize(1)
     """
 
     def __init__(self) -> None:
         self.count = 1
         self._pool: ThreadPoolExecutor | None = None
 
-    def employ(self, count: int) -> None:
-        """From now on there are so many; with one, whoever has work does it."""
+    def resize(self, count: int) -> None:
+        """Set the number of threads; with one, the caller's thread does the work."""
         if count == self.count:
             return
-        # Those that are at work for somebody end with that.
+        # Threads of the old pool finish the work that was already submitted.
         self.count = count
-        self._pool = ThreadPoolExecutor(count, "halotile-hands") if count > 1 else None
+        self._pool = ThreadPoolExecutor(count, "halotile-io") if count > 1 else None
 
-    def each(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """What becomes of each item, in their order. Items are drawn a few ahead of whoever takes what becomes of them.
+    def map(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """Yield ``work(item)`` for each item in order, computing a few items ahead of the consumer.
 
-        When that ends early, or work fails, no work goes on beyond this.
+        When the consumer stops early, or ``work`` fails, submitted work ends before this returns.
         """
         pool = self._pool
         if pool is None:
@@ -63,11 +63,10 @@ class IoThreads:
                 future.cancel()
             wait(ahead)
 
-    def all(self, work: Callable[[T], Any], items: Iterable[T]) -> None:
-        """Do all of it."""
-        for _ in self.each(work, items):
-            pass
+    def run_all(self, work: Callable[[T], Any], items: Iterable[T]) -> None:
+        """Call ``work`` on every item."""
+        deque(self.map(work, items), maxlen=0)
 
 
 IO_THREADS = IoThreads()
-"""Those of this process."""
+"""The I/O threads of this process."""

@@ -1,4 +1,4 @@
-"""What a window reads where it reaches past the edge of the array.
+"""Boundary rules for windows that extend past the edge of the array.
 
 ======== ==========================================================  ==================
 rule     pixels outside                                               ``| a b c d |``
@@ -8,11 +8,11 @@ mirror   mirrored about the edge pixel (NumPy's ``reflect``)          ``c b | a 
 nearest  the edge pixel                                               ``a a | a b c d``
 periodic the other end of the array                                   ``c d | a b c d``
 constant one value                                                    ``v v | a b c d``
-cut      nothing: the window ends at the edge, so that whatever       ``| a b c d``
-         works on it pads by its own rule, as it would on the whole
+cut      none: the window ends at the edge, so that the function      ``| a b c d``
+         applied to it pads by its own rule, as on the whole array
 ======== ==========================================================  ==================
 
-Windows may be deeper than the array: the rule then simply goes on.
+Windows may extend further than the length of the array: the rule is then applied repeatedly.
 """
 
 from __future__ import annotations
@@ -33,26 +33,23 @@ Pixels = NDArray[np.generic]
 
 
 class Readable(Protocol):
-    """Anything with a shape and dtype whose regions can be read as NumPy arrays."""
+    """An object with a shape and dtype whose regions can be read as NumPy arrays."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape in pixels."""
-        ...
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """Type of one pixel."""
-        ...
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``, which lies inside the array."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rim:
-    """The rim rule of each axis, with the value that ``constant`` fills in.
+    """The rim rule of each axis, with the fill value of ``constant``.
 
     Examples
     --------
@@ -76,18 +73,20 @@ class Rim:
         return cls((rule,) * axes, (value,) * axes)
 
     def reach(self, window: Region, shape: tuple[int, ...]) -> Region:
-        """The window as it is delivered: clipped to the array on the axes that are cut."""
-        whole = Region.whole(shape)
-        inside = window.clip(whole)
-        pick = [rule == "cut" for rule in self.rules]
+        """The region that a read of ``window`` returns: clipped to the array along the axes with rule ``cut``."""
+        inside = window.clip(Region.whole(shape))
         return Region(
-            tuple(i if cut else w for i, w, cut in zip(inside.start, window.start, pick, strict=True)),
-            tuple(i if cut else w for i, w, cut in zip(inside.stop, window.stop, pick, strict=True)),
+            tuple(
+                i if r == "cut" else w for i, w, r in zip(inside.start, window.start, self.rules, strict=True)
+            ),
+            tuple(
+                i if r == "cut" else w for i, w, r in zip(inside.stop, window.stop, self.rules, strict=True)
+            ),
         )
 
 
 def source_positions(start: int, stop: int, length: int, rule: str) -> NDArray[np.intp]:
-    """Where each position ``start..stop`` of an axis is read from; ``-1`` where a constant stands.
+    """The source position for each position ``start..stop`` of an axis; ``-1`` for the constant.
 
     Examples
     --------
@@ -113,10 +112,9 @@ def source_positions(start: int, stop: int, length: int, rule: str) -> NDArray[n
 
 
 def read_window(source: Readable, window: Region, rim: Rim) -> Pixels:
-    """The pixels of ``window``, those outside the array made up by the rim rule.
+    """Read the pixels of ``window``, filling those outside the array by the rim rule.
 
-    Only what is needed is read, each pixel once: a periodic window reads two slabs, not the
-    array between them.
+    Each needed pixel is read once: a periodic window reads two slabs, not the array between them.
 
     Returns
     -------
@@ -138,14 +136,14 @@ def read_window(source: Readable, window: Region, rim: Rim) -> Pixels:
 
 
 def _distinct(position: NDArray[np.intp]) -> NDArray[np.intp]:
-    """What has to be read of an axis, each pixel once: in order, or in that of a window that only goes around the end."""
+    """The distinct positions to read along an axis: sorted, or in the order of a window that only wraps around."""
     needed = np.unique(position[position >= 0])
-    goes_around = len(needed) == len(position) and np.count_nonzero(np.diff(position) != 1) < 2
-    return position if goes_around else needed
+    wraps = len(needed) == len(position) and np.count_nonzero(np.diff(position) != 1) < 2
+    return position if wraps else needed
 
 
 def _read_slabs(source: Readable, needed: list[NDArray[np.intp]]) -> Pixels:
-    """The pixels at the cross product of the needed positions, one read for each run of them."""
+    """The pixels at the cross product of the needed positions, with one read for each combination of runs."""
     runs = [_runs(need) for need in needed]
     if all(len(r) == 1 for r in runs):
         return source.read(Region(tuple(r[0][0] for r in runs), tuple(r[0][1] for r in runs)))
@@ -157,7 +155,7 @@ def _read_slabs(source: Readable, needed: list[NDArray[np.intp]]) -> Pixels:
 
 
 def _runs(positions: NDArray[np.intp]) -> list[tuple[int, int, slice]]:
-    """Positions as half-open runs without gaps, each with its place among them."""
+    """Positions as half-open runs without gaps, each with its slice of ``positions``."""
     breaks = np.flatnonzero(np.diff(positions) != 1) + 1
     ends = itertools.pairwise([0, *breaks.tolist(), len(positions)])
     return [(int(positions[a]), int(positions[b - 1]) + 1, slice(a, b)) for a, b in ends if a < b]
@@ -166,7 +164,7 @@ def _runs(positions: NDArray[np.intp]) -> list[tuple[int, int, slice]]:
 def _spread(
     pixels: Pixels, axis: int, position: NDArray[np.intp], need: NDArray[np.intp], value: float
 ) -> Pixels:
-    """Lay the pixels that were read out at every position of one axis."""
+    """Repeat the pixels that were read at every position of one axis."""
     if len(position) == len(need) and np.array_equal(position, need):
         return pixels
     if not len(need):

@@ -1,9 +1,8 @@
-"""An array in a file that opens itself once in every process that reads from it."""
+"""An array in a file that is opened once in every process that reads from it."""
 
 from __future__ import annotations
 
 import json
-import operator
 import os
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -16,14 +15,13 @@ from halotile.storage.disk.durable import GONE
 from halotile.storage.formats.base import Header, Reader
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
-from halotile.storage.sharded.ome_metadata import OmeImage
 
 Opener = Callable[..., Reader]
 """``opener(path, **options) -> Reader``: importable by name, so that it can be pickled."""
 
 
 class StoredArray:
-    """A :class:`Source` that opens itself once in every process that reads from it.
+    """A :class:`Source` that is opened once in every process that reads from it.
 
     Parameters
     ----------
@@ -34,12 +32,12 @@ class StoredArray:
     opener : callable
         Opens the file.
     **options
-        What ``opener`` takes besides the path.
+        Arguments of ``opener`` besides the path.
 
     Raises
     ------
     InputError
-        Whatever ``opener`` refuses, with the path in front, and whatever the library beneath stumbles over.
+        When ``opener`` or its library fails; the message begins with the path.
     """
 
     def __init__(self, path: str, kind: str, opener: Opener, **options: Any) -> None:
@@ -47,59 +45,12 @@ class StoredArray:
         self.format = kind
         self._opener = opener
         self._options = options
-        reader = _opened(opener, self.path, options)
+        reader = _open(opener, self.path, options)
         self._reader: tuple[int, Reader] | None = (os.getpid(), reader)
-        self._header = reader.header
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
-        return self._header.shape
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """Type of one pixel, in native byte order."""
-        return self._header.dtype
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """One lower-case letter for each axis."""
-        return self._header.axes
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """How the pixels are stored, in pixels."""
-        return self._header.chunks
-
-    @property
-    def shards(self) -> tuple[int, ...] | None:
-        """How the pixels are divided into files, in pixels; None where they are all in one."""
-        return self._header.shards
-
-    @property
-    def mapped(self) -> bool:
-        """Whether a part of a chunk is read without decoding the rest."""
-        return self._header.mapped
-
-    @property
-    def scale(self) -> tuple[float, ...]:
-        """Physical size of a pixel along each axis."""
-        return self._header.scale
-
-    @property
-    def units(self) -> tuple[str | None, ...]:
-        """Unit of ``scale`` for each axis."""
-        return self._header.units
-
-    @property
-    def ome(self) -> OmeImage | None:
-        """What OME metadata say besides axes, scale and units; None where there are no such metadata."""
-        return self._header.ome
+        self._header = header = reader.header
+        self.shape, self.ndim, self.dtype = header.shape, len(header.shape), header.dtype
+        self.chunks, self.shards, self.mapped = header.chunks, header.shards, header.mapped
+        self.axes, self.scale, self.units, self.ome = header.axes, header.scale, header.units, header.ome
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``, C-contiguous and in native byte order.
@@ -107,11 +58,11 @@ class StoredArray:
         Raises
         ------
         InputError
-            When the region reaches outside the array.
+            When the region extends outside the array.
         DamagedData
-            When what is stored there does not decode, or fails its checksum.
+            When the stored bytes cannot be decoded, or do not match their checksum.
         InputUnreadable
-            When the system does not give what is stored there.
+            When the system cannot read them.
         """
         if not region.inside(Region.whole(self.shape)):
             raise InputError(
@@ -123,7 +74,7 @@ class StoredArray:
             if isinstance(error, (HalotileError, MemoryError)) and not isinstance(error, DamagedData):
                 raise
             what = f"{self.path}: the pixels from {region.start} to {region.stop} cannot be read"
-            raise refusal(what, error) from error
+            raise read_error(what, error) from error
         return np.ascontiguousarray(pixels, dtype=self.dtype)
 
     def __getitem__(self, index: Any) -> Pixels:
@@ -134,24 +85,24 @@ class StoredArray:
         IndexError
             For any other index, one too many, or an integer outside the array.
         """
-        entries = _for_each_axis(index, self.shape)
-        ranges = [_range(entry, n) for entry, n in zip(entries, self.shape, strict=True)]
+        entries = _expand_ellipsis(index, self.shape)
+        ranges = [_bounds(entry, n) for entry, n in zip(entries, self.shape, strict=True)]
         pixels = self.read(Region(tuple(a for a, _ in ranges), tuple(b for _, b in ranges)))
         return pixels[tuple(slice(None) if isinstance(entry, slice) else 0 for entry in entries)]
 
     def reader(self) -> Reader:
-        """The open file of this process."""
+        """The reader of this process, opened on first use."""
         pid = os.getpid()
         # A forked child shares file offsets with its parent, so it must not use the parent's reader.
         if self._reader is None or self._reader[0] != pid:
             options = tuple(sorted(self._options.items()))
-            stamp = json.dumps(self.fingerprint(), sort_keys=True)
-            self._reader = (pid, _reopened(pid, self._opener, self.path, options, stamp))
+            fingerprint = json.dumps(self.fingerprint(), sort_keys=True)
+            self._reader = (pid, _reopen(pid, self._opener, self.path, options, fingerprint))
             self._refuse_change(self._reader[1].header)
         return self._reader[1]
 
     def _refuse_change(self, now: Header) -> None:
-        """Raise when the file is no longer the one that was opened at first."""
+        """Raise when shape or type differ from those of the file that was opened first."""
         if (now.shape, now.dtype) != (self.shape, self.dtype):
             raise InputError(
                 f"{self.path} was {self.dtype} of shape {self.shape} when it was opened, and is now {now.dtype} "
@@ -159,7 +110,7 @@ class StoredArray:
             )
 
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the data, as JSON values: cheap, never reads pixels."""
+        """JSON values that identify the data: cheap, never reads pixels."""
         return {
             "path": self.path,
             "format": self.format,
@@ -170,15 +121,15 @@ class StoredArray:
         }
 
     def change(self) -> str:
-        """What has become of it since it was opened, in words; empty where nothing has. Cheap, never reads pixels.
+        """Describe the change of the file since it was opened; empty when there is none. Cheap, never reads pixels.
 
         Raises
         ------
         InputUnreadable
-            When the system does not tell: another look may.
+            When the system cannot read the file's state; another attempt may succeed.
         """
         try:
-            now = _opened(self._opener, self.path, self._options).header
+            now = _open(self._opener, self.path, self._options).header
         except InputError as error:
             if isinstance(error, InputUnreadable) and not isinstance(error.__cause__, GONE):
                 raise
@@ -194,8 +145,8 @@ class StoredArray:
         return f"<{self.format} {self.path} {self.dtype} {''.join(self.axes)} {self.shape}>"
 
 
-def _opened(opener: Opener, path: str, options: Mapping[str, Any]) -> Reader:
-    """The open file; a refusal names the path."""
+def _open(opener: Opener, path: str, options: Mapping[str, Any]) -> Reader:
+    """Open a file; errors name the path."""
     try:
         return opener(path, **options)
     except InputError as error:
@@ -203,19 +154,19 @@ def _opened(opener: Opener, path: str, options: Mapping[str, Any]) -> Reader:
     except (HalotileError, MemoryError):
         raise
     except Exception as error:
-        raise refusal(f"{path}: it cannot be opened", error) from error
+        raise read_error(f"{path}: it cannot be opened", error) from error
 
 
 @lru_cache(maxsize=16)
-def _reopened(
-    pid: int, opener: Opener, path: str, options: tuple[tuple[str, Any], ...], stamp: str
+def _reopen(
+    pid: int, opener: Opener, path: str, options: tuple[tuple[str, Any], ...], fingerprint: str
 ) -> Reader:
-    """The open file of a source that came from another process: the many copies share it."""
-    return _opened(opener, path, dict(options))
+    """Open the file of an unpickled source; all copies in a process share one reader."""
+    return _open(opener, path, dict(options))
 
 
-def _for_each_axis(index: Any, shape: tuple[int, ...]) -> list[Any]:
-    """An entry of the index for each axis."""
+def _expand_ellipsis(index: Any, shape: tuple[int, ...]) -> list[Any]:
+    """Return one index entry for each axis."""
     entries = list(index) if isinstance(index, tuple) else [index]
     if not any(entry is Ellipsis for entry in entries):
         entries.append(Ellipsis)
@@ -226,51 +177,47 @@ def _for_each_axis(index: Any, shape: tuple[int, ...]) -> list[Any]:
     return [*entries[:at], *(slice(None),) * missing, *entries[at + 1 :]]
 
 
-def _range(entry: Any, length: int) -> tuple[int, int]:
-    """Where one entry of an index starts and stops."""
-    if isinstance(entry, slice) and entry.step in (None, 1):
-        start, stop, _ = entry.indices(length)
-        return start, max(start, stop)
+def _bounds(entry: Any, length: int) -> tuple[int, int]:
+    """Start and stop of one index entry."""
     try:
-        place = operator.index(entry)
+        selected = range(length)[entry]
+    except IndexError:
+        raise IndexError(f"index {entry} is outside an axis of {length} pixels.") from None
     except TypeError:
+        selected = None
+    if isinstance(selected, int):
+        return selected, selected + 1
+    if selected is None or selected.step != 1:
         raise IndexError(
             f"{entry!r} is no index here: write integers and slices of step 1, or index what was read."
-        ) from None
-    if not -length <= place < length:
-        raise IndexError(f"index {place} is outside an axis of {length} pixels.")
-    return place % length, place % length + 1
+        )
+    return selected.start, max(selected.start, selected.stop)
 
 
-def refusal(what: str, error: Exception) -> InputError:
-    """The error that stands for whatever a format's library raised, or Python over what is stored.
+def read_error(what: str, error: Exception) -> InputError:
+    """Convert an exception of a format's library, or of Python while parsing a file, into an InputError.
 
-    Raise it ``from error``: a fault of halotile's own then shows with ``--debug``, and to the test that changes files at random.
+    Raise it ``from error``: a bug in halotile itself then shows with ``--debug``, and in the fuzz tests.
 
     Parameters
     ----------
     what : str
-        What cannot be done, with the path.
+        The failed operation, with the path.
     error : Exception
-        Why.
+        Its cause.
 
     Returns
     -------
     InputUnreadable or DamagedData
-        The first for errors of the operating system, but for a directory in place of a file.
+        The first for errors of the operating system, except for a directory in place of a file.
     """
-    words = f"{what}: {_words(error)}"
-    # A directory where a file belongs will be one at another look, too.
+    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    # A directory in place of a file is a permanent error.
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, IsADirectoryError):
-        return unreadable(words)
-    return DamagedData(f"{words}. The stored data are damaged: restore this file from its origin.")
+        return unreadable_error(f"{what}: {reason}")
+    return DamagedData(f"{what}: {reason}. The stored data are damaged: restore this file from its origin.")
 
 
-def unreadable(words: str) -> InputUnreadable:
-    """The error for what the system does not give, with what to do."""
-    return InputUnreadable(f"{words}. Look after its disk, network or permissions, then run again.")
-
-
-def _words(error: Exception) -> str:
-    """An error in a line of words, also when its message is empty."""
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+def unreadable_error(problem: str) -> InputUnreadable:
+    """The error for data that the system cannot read, with advice."""
+    return InputUnreadable(f"{problem}. Check its disk, network or permissions, then run again.")

@@ -1,4 +1,4 @@
-"""Arrays seen through another shape, without touching a pixel."""
+"""Readable arrays that present another array, or a constant, in a different shape without copying pixels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from halotile.storage.rim import Pixels, Readable
 
 @dataclass(frozen=True, slots=True)
 class ChannelAxis:
-    """An array of no channels seen as one of a single channel: shape (1, *shape)."""
+    """An array without channels, viewed with a channel axis of length 1: shape (1, *shape)."""
 
     source: Readable
 
@@ -33,7 +33,7 @@ class ChannelAxis:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """An array of one value, which takes no room."""
+    """An array with the same value everywhere, which takes no memory."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
@@ -42,8 +42,3 @@ class Constant:
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
         return np.full(region.shape, self.value, self.dtype)
-
-
-def with_channel_axis(source: Readable) -> ChannelAxis:
-    """The same array with a channel axis of length 1 in front."""
-    return ChannelAxis(source)

@@ -1,1 +1,1 @@
-"""What happens to one block on one worker. The only room that knows torch; it does not know Dask."""
+"""Processing of one block on one worker. Of all folders only this one uses torch; it does not use Dask."""

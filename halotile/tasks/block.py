@@ -1,4 +1,4 @@
-"""One block on one worker: read, compute, write, the next read and the last write beside the computation."""
+"""One block on one worker: read, compute, write, with the next read and the last write during the computation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from halotile.tasks.devices.prefetch import Prefetch
 
 @dataclass(frozen=True, slots=True)
 class BadBlock:
-    """A block that could not be computed, and why."""
+    """A block that could not be computed, with the reason."""
 
     number: int
     index: tuple[int, ...]
@@ -30,16 +30,16 @@ class BadBlock:
     error: str
     traceback: str
     kind: str
-    """``input`` (refused data: no retry helps), ``damaged`` (of the input), ``disk`` (no space), or ``task``."""
+    """``input`` (refused data: a retry does not help), ``damaged`` (input), ``disk`` (no space), or ``task``."""
 
 
 @dataclass(slots=True)
 class Receipt:
-    """What a worker reports of the blocks it was given: a few hundred bytes, never pixels."""
+    """The report of a worker on its blocks: a few hundred bytes, never pixels."""
 
     done: list[int] = field(default_factory=list)
     digests: dict[int, bytes] = field(default_factory=dict)
-    """By block, the digest of what was written of it; of several images those, one after the other."""
+    """By block, the digests of what was written to its images, concatenated."""
     bad: list[BadBlock] = field(default_factory=list)
     pixels: int = 0
     read_bytes: int = 0
@@ -50,85 +50,74 @@ class Receipt:
     seconds: float = 0.0
     peak_memory_bytes: int = 0
     device_peak_bytes: int = 0
-    """The most that tensors held on a GPU."""
+    """Peak memory of tensors on a GPU."""
     batch: int = 0
     worker: str = ""
     cpu_kind: str = ""
-    """What decided on the last bits: see :func:`~halotile.tasks.devices.cpu_kind.cpu_kind`."""
+    """Everything that decides on the last bits: see :func:`~halotile.tasks.devices.cpu_kind.cpu_kind`."""
     took: dict[int, float] = field(default_factory=dict)
-    """How long the computing thread was at each block that is done, in seconds."""
+    """Seconds that the computing thread took for each block that is done."""
     sums: dict[int, dict[str, list[float]]] = field(default_factory=dict)
-    """What was added up over each block, by block and name: one number for each shard."""
+    """Sums over each block, by block and name: one number for each shard."""
 
     def enter(self, number: int, written: Iterable[WrittenBlock]) -> None:
-        """Note what was written of a block, to each of its images."""
+        """Note what was written for a block, to each of its images."""
         digests = []
-        for each in written:
-            self.written_bytes += each.size_bytes
-            digests.append(each.digest)
+        for part in written:
+            self.written_bytes += part.size_bytes
+            digests.append(part.digest)
         self.digests[number] = b"".join(digests)
 
 
 class BlockTask(Protocol):
-    """Everything a worker must know to process any block of a job; pickles to a few kilobytes."""
+    """Everything a worker needs to process any block of a job; pickles to a few kilobytes."""
 
     @property
     def grid(self) -> Grid:
         """The blocks."""
-        ...
 
     @property
     def overlap(self) -> bool:
-        """Whether the next read and the last write go on beside the computation."""
-        ...
+        """True if the next read and the last write run during the computation."""
 
     @property
     def io_threads(self) -> int:
-        """Threads that read and write the pieces of a block side by side."""
-        ...
+        """Threads that read and write the chunks of a block in parallel."""
 
     @property
     def batch(self) -> int:
-        """Tiles that are computed at once, to begin with."""
-        ...
+        """Tiles that are computed at once at first."""
 
     def stages(self) -> Stages:
-        """What is done to a block, with the models loaded; called once on each worker."""
-        ...
+        """The stages of a block, with the models loaded; called once on each worker."""
 
 
 class Stages(Protocol):
-    """The three stages of a block. Each adds what it has to tell to the receipt."""
+    """The three stages of a block. Each adds its numbers to the receipt."""
 
     @property
     def batch(self) -> int:
-        """Tiles that are computed at once, by now."""
-        ...
+        """Tiles that are computed at once now."""
 
     @property
     def device_peak_bytes(self) -> int:
-        """The most that they held on a GPU; 0 where there is none."""
-        ...
+        """Peak memory of tensors on a GPU; 0 without one."""
 
     def check(self) -> None:
-        """Refuse what cannot be tiled, before the first block."""
-        ...
+        """Refuse a denoiser that cannot be tiled, before the first block."""
 
     def read(self, block: Block) -> Any:
-        """What the block needs; perhaps on a thread of its own, while another block is computed."""
-        ...
+        """Read the inputs of the block; perhaps on an io thread, while another block is computed."""
 
     def compute(self, block: Block, what_was_read: Any, receipt: Receipt) -> Any:
-        """What is to be written."""
-        ...
+        """Compute the result to write."""
 
     def write(self, block: Block, result: Any, receipt: Receipt) -> None:
-        """Write it, durably; perhaps on a thread of its own."""
-        ...
+        """Write the result durably; perhaps on an io thread."""
 
 
 class BlockRunner:
-    """Processes blocks of one job in this process; what the job needs is loaded once."""
+    """Process blocks of one job in this process, with its models loaded once."""
 
     def __init__(self, task: BlockTask) -> None:
         self.grid = task.grid
@@ -148,14 +137,14 @@ class BlockRunner:
         numbers : iterable of int
             The blocks.
         is_wanted : callable
-            Asked before each block: once it says no, none is begun any more. What is done is in the receipt.
+            Called before each block; once it returns False, no further block begins. The receipt lists the blocks that are done.
         limit_seconds : float, optional
-            After so long no block is begun either, but for the first.
+            Time after which no further block begins, except the first.
         """
         began = time.perf_counter()
         receipt = Receipt()
         blocks = (self.grid.block_at(number) for number in numbers)
-        turned = began
+        last = began
         late = began + (math.inf if limit_seconds is None else limit_seconds)
         for place, (block, fetched) in enumerate(self.prefetch.ahead(blocks, self.stages.read)):
             if not is_wanted() or (place and time.perf_counter() > late):
@@ -164,12 +153,12 @@ class BlockRunner:
                 result = self.stages.compute(block, self._timed(receipt, fetched), receipt)
             except Exception as error:
                 receipt.bad.append(self._bad(block, error))
-                turned = time.perf_counter()
+                last = time.perf_counter()
                 continue
             self.prefetch.behind(block, partial(self._write, block, result, receipt))
-            del result  # it would be held until the next one is there
+            del result  # else it would stay in memory until the next one is computed
             now = time.perf_counter()
-            receipt.took[block.number], turned = now - turned, now
+            receipt.took[block.number], last = now - last, now
             self._collect(receipt)
         self.prefetch.finish()
         self._collect(receipt)
@@ -204,7 +193,7 @@ class BlockRunner:
     @staticmethod
     def _bad(block: Block, error: BaseException) -> BadBlock:
         if isinstance(error, InputError):
-            # Bytes that could not be had may be there at another try; what is refused once is refused again.
+            # Bytes that could not be read may be readable later; refused data will be refused again.
             kind = "damaged" if isinstance(error, OSError) else "input"
         elif isinstance(error, OSError) and is_full(error):
             kind = "disk"
@@ -217,9 +206,9 @@ class BlockRunner:
 
 
 def peak_memory_bytes() -> int:
-    """The most resident memory this process has had.
+    """Peak resident memory of this process.
 
-    The kernel's own mark for it: ``ru_maxrss`` would count what the parent had when it started us.
+    From the kernel's VmHWM: ``ru_maxrss`` would include the memory of the parent when it started this process.
     """
     try:
         with open("/proc/self/status", encoding="ascii") as status:
@@ -230,5 +219,5 @@ def peak_memory_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """The resident memory of this process."""
+    """Resident memory of this process."""
     return int(psutil.Process().memory_info().rss)

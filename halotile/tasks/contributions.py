@@ -1,4 +1,4 @@
-"""What operators that see the whole image add to one: computed one operator after the other, added up as files."""
+"""Contributions of operators of the kind ``whole`` to an image: computed one operator after the other, added up as files."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from halotile.tasks.shared import Scope
 
 Wants = Literal["gradient", "normal"]
 PART = "part"
-"""How the files of partial sums begin."""
+"""Prefix of the files of partial sums."""
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one operator adds."""
+    """The contribution of one operator."""
 
     number: int
     term: Term
     slots: ClassVar[tuple[int, ...]] = (0,)
-    """All of them are added to the same."""
+    """All contributions are added to the same image."""
 
 
 @dataclass(frozen=True)
 class Contributions:
-    """``sum_i w_i A_i^T slope_i(A_i x)``, or ``sum_i w_i A_i^T A_i x``, of operators that see the whole image.
+    """``sum_i w_i A_i^T slope_i(A_i x)``, or ``sum_i w_i A_i^T A_i x``, of operators of the kind ``whole``.
 
     Parameters
     ----------
     image : Readable
-        ``x``: each task holds it whole.
+        ``x``: each task reads it whole.
     terms : tuple of Term
         The operators.
     wants : str
@@ -62,41 +62,41 @@ class Contributions:
         return self.image.shape
 
     def numbered(self) -> list[Contribution]:
-        """What each operator adds, in their order."""
+        """The contributions of the operators, in their order."""
         return [Contribution(number, term) for number, term in enumerate(self.terms)]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A partial sum in a file, with what was noted on the way to it."""
+    """A partial sum in a file, with the sums that were noted while it was computed."""
 
     stored: Stored
     alive: int
-    """The most partial sums there were at once, as far as it was seen."""
+    """Largest number of partial sums that were seen at once."""
     sums: dict[str, dict[int, float]]
     peak_memory_bytes: int
     digest: bytes = b""
-    """Of the sum, once it is written where it belongs."""
+    """Digest of the total, once it is written to the output."""
 
 
 @dataclass(frozen=True)
 class Adding:
-    """What workers do to add contributions up; pickles to a few kilobytes.
+    """The tasks of workers that add contributions up; pickles to a few kilobytes.
 
     Parameters
     ----------
     phase : str
-        What the dashboard calls the contributions.
+        Name of the contributions on the dashboard.
     folder : str
-        Where partial sums lie.
+        Folder of the partial sums.
     image : Readable
         ``x``.
     wants : str
         ``gradient`` or ``normal``.
     writer : ShardWriter
-        Where the sum goes.
+        Writer of the total.
     import_folder : str, optional
-        Where imports of the user's own code start from.
+        Folder from which the user's own code is imported.
     """
 
     what: ClassVar[str] = "operator"
@@ -109,7 +109,7 @@ class Adding:
     import_folder: str | None = None
 
     def compute(self, group: Sequence[Contribution], after: Part | None = None) -> Part:
-        """The sum of a few contributions. ``after`` has to be there first; it is not used.
+        """Add a few contributions. ``after`` only has to be computed before; it is not used.
 
         Raises
         ------
@@ -122,16 +122,16 @@ class Adding:
         image = InMemory(read_all(self.image))
         total: NDArray[Any] | None = None
         sums: dict[str, dict[int, float]] = {}
-        for each in group:
-            pixels, noted = self._contribution(each, image)
+        for contribution in group:
+            pixels, noted = self._compute_one(contribution, image)
             total = pixels if total is None else np.add(total, pixels, out=total)
             for name, value in noted.items():
-                sums.setdefault(name, {})[each.number] = value
+                sums.setdefault(name, {})[contribution.number] = value
         assert total is not None
-        return self._kept(total, sums)
+        return self._store(total, sums)
 
     def add(self, parts: Sequence[Part]) -> Part:
-        """The sum of partial sums, in their order."""
+        """Add partial sums, in their order."""
         total = np.array(parts[0].stored.load())
         for part in parts[1:]:
             total += part.stored.load()
@@ -139,33 +139,35 @@ class Adding:
         for part in parts:
             for name, values in part.sums.items():
                 sums.setdefault(name, {}).update(values)
-        kept = self._kept(total, sums, max(part.alive for part in parts))
+        total_part = self._store(total, sums, max(part.alive for part in parts))
         for part in parts:
             part.stored.delete()
-        return kept
+        return total_part
 
     def keep(self, part: Part) -> Part:
-        """Write the sum where it belongs; durable on return."""
+        """Write the total to the output; durable on return."""
         written = self.writer.write(Region.whole(self.writer.layout.shape), part.stored.load())
         part.stored.delete()
         return replace(part, digest=written.digest)
 
-    def _contribution(self, each: Contribution, image: InMemory) -> tuple[NDArray[Any], dict[str, float]]:
+    def _compute_one(
+        self, contribution: Contribution, image: InMemory
+    ) -> tuple[NDArray[Any], dict[str, float]]:
         whole = Region.whole(image.shape)
         make = Gradient if self.wants == "gradient" else NormalImage
         try:
             with Scope([whole]) as scope:
-                pixels = np.array(make(image, (each.term,)).read(whole))
+                pixels = np.array(make(image, (contribution.term,)).read(whole))
         except Exception as error:
             if isinstance(error, OSError) and is_full(error):
                 raise
-            name = each.term.operator.name
+            name = contribution.term.operator.name
             raise TaskFailed(
-                f"operator {each.number} ({name}) failed on a worker: {type(error).__name__}: {error}"
+                f"operator {contribution.number} ({name}) failed on a worker: {type(error).__name__}: {error}"
             ) from error
         return pixels, {name: add_exactly(values) for name, values in scope.sums().items()}
 
-    def _kept(self, total: NDArray[Any], sums: dict[str, dict[int, float]], alive: int = 0) -> Part:
+    def _store(self, total: NDArray[Any], sums: dict[str, dict[int, float]], alive: int = 0) -> Part:
         stored = store(total, self.folder, stem=PART)
-        there = len(list(Path(self.folder).glob(f"{PART}-*")))
-        return Part(stored, max(alive, there), sums, peak_memory_bytes())
+        present = len(list(Path(self.folder).glob(f"{PART}-*")))
+        return Part(stored, max(alive, present), sums, peak_memory_bytes())

@@ -26,7 +26,7 @@ from halotile.tasks.trials.provenance import build_sealed
 
 @dataclass(frozen=True)
 class DenoiseTask:
-    """What a denoising job does to a block."""
+    """A denoising job, as a worker needs it for any block."""
 
     source: Readable
     sides: dict[str, Readable]
@@ -43,15 +43,15 @@ class DenoiseTask:
     overlap: bool
     channels_last: bool = False
     io_threads: int = 1
-    """Threads that read and write the pieces of a block side by side."""
+    """Threads that read and write the chunks of a block in parallel."""
     records: bool = False
-    """Whether a GPU records what a batch asks of it: see :class:`~halotile.tasks.devices.gpu.Gpu`."""
+    """True if a GPU records the launches of a batch: see :class:`~halotile.tasks.devices.gpu.Gpu`."""
     seals: Mapping[str, str] = field(default_factory=dict)
-    """What the denoiser has to be built of: see :func:`~halotile.tasks.trials.provenance.seals_of`."""
+    """Digests of the files and the code that the denoiser must be built from: see :func:`~halotile.tasks.trials.provenance.seals_of`."""
 
     @property
     def batch(self) -> int:
-        """Tiles that are computed at once, to begin with."""
+        """Tiles that are computed at once at first."""
         return self.tiling.batch
 
     def stages(self) -> DenoiseStages:
@@ -61,7 +61,7 @@ class DenoiseTask:
 
 @dataclass(frozen=True, slots=True)
 class ReadBlock:
-    """What was read of a block: on its way to the device, how many bytes, and the image with its mask where there is one."""
+    """The staged pixels of a block, their size in bytes, and the image with its mask if there is one."""
 
     staged: Staged
     size: int
@@ -70,7 +70,7 @@ class ReadBlock:
 
 @dataclass(frozen=True, slots=True)
 class Denoising:
-    """A core on its way to the disk, and the image with its mask where there is one."""
+    """A core to be written, and the image with its mask if there is one."""
 
     computed: Computed
     masked: tuple[Pixels, Pixels] | None
@@ -88,24 +88,24 @@ class DenoiseStages:
             task.tiling,
             task.denoiser.title,
         )
-        self.tiles.device.forget_peak()
+        self.tiles.device.reset_peak()
 
     @property
     def batch(self) -> int:
-        """Tiles that are denoised at once, by now."""
+        """Tiles that are denoised at once now."""
         return self.tiles.batch
 
     @property
     def device_peak_bytes(self) -> int:
-        """The most that they held on a GPU; 0 where there is none."""
+        """The most memory that tensors held on a GPU; 0 without one."""
         return self.tiles.device.peak_bytes()
 
     def check(self) -> None:
-        """Refuse a denoiser that gives a tile another result after another tile."""
-        check_purity(self.task.denoiser, len(self.task.roles.spatial), self.tiles.model_here)
+        """Refuse a denoiser whose result for a tile depends on the tiles before it."""
+        check_purity(self.task.denoiser, len(self.task.roles.spatial), self.tiles.cpu_model)
 
     def read(self, block: Block) -> ReadBlock:
-        """The window of the image, and that of each side input, on their way to the device."""
+        """Read the window of the image and of each side input, and stage them."""
         task, roles = self.task, self.task.roles
         pixels = read_window(task.source, block.window, task.rim)
         if task.on_nan == "fail":
@@ -119,7 +119,7 @@ class DenoiseStages:
         return ReadBlock(staged, size, None if mask is None else (pixels, mask))
 
     def compute(self, block: Block, what_was_read: ReadBlock, receipt: Receipt) -> Denoising:
-        """The core, denoised; on a GPU, before long."""
+        """Denoise the core; on a GPU, without waiting for the result."""
         task, roles = self.task, self.task.roles
         reach = task.rim.reach(block.window, task.grid.shape)
         channels = task.channels_out if roles.channel is not None else 1
@@ -142,12 +142,12 @@ class DenoiseStages:
             original, mask = result.masked
             reach = roles.spatial_part(task.rim.reach(block.window, task.grid.shape))
             inner: tuple[Any, ...] = (..., *roles.spatial_part(block.core).relative_to(reach).slices)
-            _keep_masked(pixels, roles.arrange(original)[inner], mask[inner])
+            _restore_masked(pixels, roles.arrange(original)[inner], mask[inner])
         region = roles.output_region(block.core, task.tiling.scale, task.channels_out)
         receipt.enter(block.number, [task.writer.write(region, roles.restore(pixels))])
 
     def _read_side(self, name: str, side: Readable, block: Block) -> Pixels:
-        """A side input of the image's shape, or of its tiled axes alone."""
+        """Read a side input, which has the shape of the image or of its tiled axes alone."""
         window, rim, axes = block.window, self.task.rim, self.task.roles.axes
         if len(side.shape) != len(self.task.grid.shape):
             spatial = self.task.roles.spatial
@@ -165,7 +165,7 @@ class DenoiseStages:
         return side[(None,) * (len(roles.looped) + 1)]
 
 
-def _keep_masked(result: NDArray[Any], original: NDArray[Any], mask: NDArray[Any]) -> None:
-    """Where the mask is 0, the pixel stays as it was."""
-    kept = np.broadcast_to(mask == 0, result.shape)
-    result[kept] = to_dtype(original[kept], result.dtype)
+def _restore_masked(result: NDArray[Any], original: NDArray[Any], mask: NDArray[Any]) -> None:
+    """Restore the original pixels where the mask is 0."""
+    masked = np.broadcast_to(mask == 0, result.shape)
+    result[masked] = to_dtype(original[masked], result.dtype)

@@ -22,20 +22,20 @@ from halotile.tasks.roles import Roles
 from halotile.tasks.trials.provenance import build_sealed
 
 _runners: WeakValueDictionary[bytes, TileRunner] = WeakValueDictionary()
-"""Those of this process that are in use, or kept."""
-_kept: dict[bytes, TileRunner] = {}
-_guard = threading.Lock()
-_KEPT = 2
-"""Models that a process keeps: a solver has one, and the next may follow it on the same workers."""
+"""The runners of this process that are in use or cached."""
+_cached: dict[bytes, TileRunner] = {}
+_lock = threading.Lock()
+_MAX_CACHED = 2
+"""A solver has one model, and another solver may follow on the same workers."""
 
 
 def keep_on_gpus(parts: Collection[Denoised]) -> None:
-    """Keep nothing else on a GPU: what an earlier job left there is in nobody's plan."""
+    """Drop all other models from the GPU: what an earlier job left there is not planned for."""
     wanted = {part.key for part in parts}
-    with _guard:
-        for key in [key for key, runner in _kept.items() if runner.device.kind != "cpu"]:
-            if key not in wanted:
-                del _kept[key]
+    with _lock:
+        for key, runner in list(_cached.items()):
+            if runner.device.kind != "cpu" and key not in wanted:
+                del _cached[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,23 +47,23 @@ class Denoised:
     source : Readable
         ``x``.
     denoiser : Denoiser
-        ``D``: one pixel out for each pixel in. Its model is built once in a process.
+        ``D``, with one output pixel for each input pixel. Its model is built once in a process.
     tiling : Tiling
-        How the tiles are cut.
+        The cut into tiles.
     roles : Roles
-        Which axes are tiled.
+        Roles of the axes.
     grid : Grid
-        How far around a region has to be read: see :meth:`~halotile.storage.grid.Grid.window_of`.
+        The blocks with their halo: see :meth:`~halotile.storage.grid.Grid.window_of`.
     rim : Rim
-        What is read outside the image.
+        Boundary rules of the array edges.
     device, precision : str
-        What computes it, and how exactly, as ``run.device`` and ``run.precision`` of a job.
+        As ``run.device`` and ``run.precision`` of a job.
     channels_last : bool
-        Whether a network's activations are laid out so.
+        Whether the activations of a network are laid out channels last.
     records : bool
-        Whether a GPU records what a batch asks of it: see :class:`~halotile.tasks.devices.gpu.Gpu`.
+        Whether a GPU records the launches of a batch: see :class:`~halotile.tasks.devices.gpu.Gpu`.
     seals : mapping of str to str
-        What the denoiser has to be built of: see :func:`~halotile.tasks.trials.provenance.seals_of`.
+        Digests of the files and the code that the denoiser must be built from: see :func:`~halotile.tasks.trials.provenance.seals_of`.
     """
 
     source: Readable
@@ -106,28 +106,28 @@ class Denoised:
 
     @property
     def key(self) -> bytes:
-        """What the model and its tiling are known by in a process."""
-        # A function that a script hands over may have no name that plain pickle finds it by.
+        """Key of the model with its tiling in the cache of a process."""
+        # Plain pickle cannot find a function of a script by name.
         key: bytes = cloudpickle.dumps(
-            (self.denoiser, self.tiling, *self._opened, sorted(self.seals.items()))
+            (self.denoiser, self.tiling, *self._device_options, sorted(self.seals.items()))
         )
         return key
 
     def runner(self) -> TileRunner:
-        """The model with its tiling, built when it is first asked for."""
+        """The model with its tiling, built on first use."""
         key = self.key
-        with _guard:
+        with _lock:
             runner = _runners.get(key) or self._build()
-            _runners[key] = _kept[key] = runner
-            while len(_kept) > _KEPT:
-                del _kept[next(iter(_kept))]
+            _runners[key] = _cached[key] = runner
+            while len(_cached) > _MAX_CACHED:
+                del _cached[next(iter(_cached))]
             return runner
 
     @property
-    def _opened(self) -> tuple[str, str, bool, bool]:
-        """How the device is opened."""
+    def _device_options(self) -> tuple[str, str, bool, bool]:
+        """Arguments of :func:`~halotile.tasks.devices.gpu.open_device`."""
         return self.device, self.precision, self.channels_last, self.records
 
     def _build(self) -> TileRunner:
-        device = open_device(*self._opened)
+        device = open_device(*self._device_options)
         return TileRunner(build_sealed(self.denoiser, self.seals), device, self.tiling, self.denoiser.title)

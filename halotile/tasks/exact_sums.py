@@ -1,4 +1,4 @@
-"""Sums over pixels in double precision, a strip at a time: what lies between is never larger than the cache."""
+"""Sums over pixels in double precision, a strip at a time, so that temporaries fit in the cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 def add_exactly(parts: Iterable[float]) -> float:
-    """Their sum, exactly rounded, hence the same in any order; not finite where one of them, or the sum, is not.
+    """The exactly rounded sum, hence the same in any order; not finite where a part, or the sum, is not.
 
     Examples
     --------
@@ -31,16 +31,16 @@ def add_exactly(parts: Iterable[float]) -> float:
 
 
 def total_of(make: Callable[..., Array], *arrays: Array) -> float:
-    """The sum of what ``make`` makes of arrays of one shape, strip by strip.
+    """The sum of ``make(*arrays)`` for arrays of one shape, computed strip by strip.
 
-    The strips depend on the shape alone, and their sums are added up exactly rounded.
+    The strips depend on the shape alone, and their sums are added with exact rounding.
 
     Parameters
     ----------
     make : callable
-        From strips of the arrays, the first in double precision and its own, to numbers in double precision.
+        Takes strips of the arrays, the first a copy in double precision; returns an array in double precision.
     arrays : ndarray
-        Of two axes or more.
+        With two axes or more.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def _squared_difference(left: Array, right: Array) -> Array:
 
 
 def _strips(shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
-    """Runs of the axis before the last, in each plane."""
+    """Index each strip: a run of rows in one plane."""
     rows = max(1, STRIP_PIXELS // max(1, shape[-1]))
     for plane in np.ndindex(shape[:-2]):
         for start in range(0, shape[-2], rows):

@@ -1,4 +1,4 @@
-"""How well an image explains its measurements, and which way to change it: on any region of it."""
+"""Data fidelities and their gradients, on any region of an image."""
 
 from __future__ import annotations
 
@@ -17,25 +17,22 @@ from halotile.tasks.operators.normal import Normal
 from halotile.tasks.shared import Scope
 
 MISFIT = "misfit"
-"""The sum under which a gradient notes how badly its image explains the measurements."""
+"""Name of the sum under which a gradient notes the misfit of its image."""
 
 
 class Fidelity(Protocol):
-    """How far a measurement may be from what an image would give, pixel by pixel."""
+    """Distance between a measurement and the forward of an image, pixel by pixel."""
 
     name: ClassVar[str]
 
     def value(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """What each pixel adds to the misfit, in double precision."""
-        ...
+        """The contribution of each pixel to the misfit, in double precision."""
 
     def slope(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """The derivative of that by ``seen``, in the type of ``seen``."""
-        ...
+        """The derivative of the misfit by ``seen``, in the dtype of ``seen``."""
 
     def curvature(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """The derivative of the slope by ``seen``, in the type of ``seen``."""
-        ...
+        """The derivative of the slope by ``seen``, in the dtype of ``seen``."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +58,9 @@ class L2:
 
 @dataclass(frozen=True)
 class Poisson:
-    """``A x + background - y log(A x + background)``: counts, less the constant that makes 0 of a perfect fit.
+    """``A x + background - y log(A x + background)``: counts, minus the constant for which a perfect fit gives 0.
 
-    Where ``A x + background`` is less than ``floor``, it counts as ``floor``.
+    Values of ``A x + background`` below ``floor`` are replaced by ``floor``.
     """
 
     name: ClassVar[str] = "poisson"
@@ -74,11 +71,11 @@ class Poisson:
     def __post_init__(self) -> None:
         if self.floor <= 0:
             raise ConfigError(
-                f"floor is {self.floor}: the logarithm needs a positive one. Write floor: 1e-6."
+                f"floor is {self.floor}: the logarithm needs a positive number. Write floor: 1e-6."
             )
 
     def value(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """The divergence of Kullback and Leibler."""
+        """The Kullback-Leibler divergence."""
         rate = np.maximum(seen.astype(np.float64) + self.background, self.floor)
         counts = measured.astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -102,24 +99,24 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Term:
-    """A measurement, the operator that made it, and how much it counts: 1 / sigma² of its noise."""
+    """A measurement with its operator and its weight: 1 / sigma² of its noise."""
 
     operator: Operator
     measurement: Readable
     weight: float = 1.0
     fidelity: Fidelity = field(default_factory=L2)
     at: Readable | None = None
-    """The image at which the normal operator takes the curvature of the fidelity; None for squares, whose curvature is 1."""
+    """The image at which the normal operator evaluates the curvature of the fidelity; None for squares, whose curvature is 1."""
 
     def seen(self, image: Readable) -> Readable:
-        """``A x``, each pixel times the curvature there: what the normal operator takes back."""
+        """``A x``, each pixel times the curvature: the argument of the adjoint in the normal operator."""
         seen = self.operator.forward(image)
         if self.at is None:
             return seen
         return Curved(seen, self.operator.forward(self.at), self.measurement, self.fidelity)
 
     def add_adjoint(self, measurement: Readable, image: Shape, region: Region, total: NDArray[Any]) -> None:
-        """Add ``weight A^T`` of something measured to ``region`` of an image: to as much of it as the operator sees."""
+        """Add ``weight A^T y`` to ``region`` of an image, as far as the window of the operator extends."""
         seen = region.clip(window_of(self.operator, image))
         if not seen.size:
             return
@@ -128,7 +125,7 @@ class Term:
         part += pixels if self.weight == 1 else pixels * total.dtype.type(self.weight)
 
     def share(self, part: Region, image: Shape) -> Region:
-        """The pixels of the measurement that a part of the image answers for."""
+        """The part of the measurement that corresponds to a part of the image."""
         window = window_of(self.operator, image)
         seen = part.clip(window)
         return share_of(seen.relative_to(window), window.shape, self.measurement.shape)
@@ -151,7 +148,7 @@ class Curved(Derived):
 
 @dataclass
 class Slope:
-    """The slope of a term at ``A x``, keeping what it read: the misfit is wanted of the same pixels."""
+    """The slope of a term at ``A x``, which keeps what it read: the misfit is computed from the same pixels."""
 
     seen: Readable
     measurement: Readable
@@ -269,7 +266,7 @@ class FoldedGradient(Derived):
     """``N x - b``: the gradient of squares, with ``N = sum_i weight_i A_i^T A_i`` and ``b = sum_i weight_i A_i^T y_i``.
 
     Inside a :class:`~halotile.tasks.shared.Scope` the misfit of ``x`` is noted as well, less that of 0:
-    ``x^T N x / 2 - b^T x``; not where it is not to be ``told``.
+    ``x^T N x / 2 - b^T x``; not if ``told`` is False.
     """
 
     normal: Normal
@@ -278,7 +275,7 @@ class FoldedGradient(Derived):
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
-        # First what is seen: for an image in between it reads b as well, in a wider region.
+        # The normal operator first: for a computed image it reads b as well, in a wider region.
         gradient: NDArray[Any] = np.asarray(self.normal(self.image).read(region))
         back = self.backprojection.read(region)
         gradient -= back
@@ -286,7 +283,7 @@ class FoldedGradient(Derived):
         for cell, core in enumerate(scope.cells if scope else ()):
             assert scope is not None
             if not core.inside(region):
-                continue  # a strip that is folded at the rim: its cells are noted by the read that holds them
+                continue  # a strip that is folded at the rim: its cells are noted by the read that contains them
             inner = core.relative_to(region).slices
             value = total_of(_energy, gradient[inner], back[inner], self.image.read(core)) / 2
             scope.note(MISFIT, cell, 0, value)
@@ -301,9 +298,9 @@ def _energy(slope: NDArray[Any], back: NDArray[Any], image: NDArray[Any]) -> NDA
 
 
 def share_of(core: Region, image: Shape, measurement: Shape) -> Region:
-    """The part of a measurement that a part of the image answers for: parts that fill the image fill the measurement.
+    """The part of a measurement that corresponds to a part of the image: parts that cover the image cover the measurement.
 
-    A measurement with other axes than the image is one of all of it.
+    A measurement with other axes than the image is a single part.
 
     Examples
     --------

@@ -1,12 +1,12 @@
-"""Inner tiles: a block's pixels are denoised tile by tile, in batches of windows of one shape."""
+"""Inner tiles: the pixels of a block are denoised tile by tile, in batches of windows of one shape."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How the tiles of a block are cut and what happens to their values.
+    """The cut of a block into tiles, and the treatment of their values.
 
     ``tile``, ``depth``, ``align``, ``least`` and ``image`` have one entry for each tiled axis; windows
-    are at least ``least`` long where the image is.
+    are at least ``least`` long, unless the image is shorter.
     """
 
     tile: tuple[int, ...]
@@ -41,7 +41,7 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One tile of one plane: its plane, its core and what is read for it, in global coordinates."""
+    """One tile: its plane, its core, and the region read for it (its reach), in global coordinates."""
 
     plane: tuple[int, ...]
     core: Region
@@ -49,30 +49,30 @@ class Window:
 
     @property
     def margin(self) -> Margin:
-        """What is read around the core, before and after on each axis."""
+        """Width of the reach around the core, before and after on each axis."""
         inner = self.core.relative_to(self.reach)
         return tuple((a, n - b) for a, b, n in zip(inner.start, inner.stop, self.reach.shape, strict=True))
 
 
 def cut_evenly(start: int, stop: int, edge: int, align: int) -> list[tuple[int, int]]:
-    """Cut an interval into the fewest pieces of at most ``edge``, as equal as ``align`` allows.
+    """Cut an interval into the fewest parts of at most ``edge``, as equal as ``align`` allows.
 
     Examples
     --------
     >>> cut_evenly(0, 1030, 512, 1)
     [(0, 344), (344, 688), (688, 1030)]
     """
-    pieces = -(-(stop - start) // edge)
-    edge = -(-(stop - start) // pieces)
+    parts = -(-(stop - start) // edge)
+    edge = -(-(stop - start) // parts)
     edge = -(-edge // align) * align
     return [(a, min(a + edge, stop)) for a in range(start, stop, edge)]
 
 
 def windows_of(core: Region, available: Region, planes: tuple[int, ...], tiling: Tiling) -> Iterator[Window]:
-    """The tiles of ``core``, tile after tile and plane after plane.
+    """Yield the tiles of ``core``, each for every plane.
 
-    All windows get one shape where they can: one that would end at the edge of what is
-    available is moved inward, which gives it more context than it needs and costs a few pixels.
+    All windows have one shape where possible: a window that would be cut at the edge of the available
+    pixels is moved inward, which gives it more context than it needs and costs a few pixels.
     """
     cuts = [
         cut_evenly(a, b, t, k)
@@ -84,12 +84,13 @@ def windows_of(core: Region, available: Region, planes: tuple[int, ...], tiling:
     )
     for corner in itertools.product(*cuts):
         tile = Region(tuple(a for a, _ in corner), tuple(b for _, b in corner))
-        reach = _one_shape(tile.grow(tiling.depth), available, full, tiling)
+        reach = _move_inward(tile.grow(tiling.depth), available, full, tiling)
         for plane in np.ndindex(*planes):
             yield Window(plane, tile, reach)
 
 
-def _one_shape(window: Region, available: Region, full: tuple[int, ...], tiling: Tiling) -> Region:
+def _move_inward(window: Region, available: Region, full: tuple[int, ...], tiling: Tiling) -> Region:
+    """The window within what is available, of the full shape if possible."""
     start, stop = [], []
     for a, b, low, high, length, k in zip(
         window.start, window.stop, available.start, available.stop, full, tiling.align, strict=True
@@ -101,20 +102,20 @@ def _one_shape(window: Region, available: Region, full: tuple[int, ...], tiling:
 
 
 class TileRunner:
-    """Denoises the tiles of blocks with one model on one device.
+    """Denoise the tiles of blocks with one model on one device.
 
-    When the device runs out of memory the batch is halved, and stays so.
+    When the device runs out of memory, the batch is halved from then on.
 
     Parameters
     ----------
     model : callable
-        What a denoiser builds.
+        The model that a denoiser builds.
     device : Device
-        Where it runs.
+        The device to run it on.
     tiling : Tiling
-        How the tiles are cut.
+        The cut into tiles.
     name : str
-        What messages call the denoiser.
+        Name of the denoiser in messages.
     """
 
     def __init__(self, model: Model, device: Device, tiling: Tiling, name: str) -> None:
@@ -123,11 +124,11 @@ class TileRunner:
         self.tiling = tiling
         self.name = name
         self.batch = tiling.batch
-        self._wants_room = False
+        self._batch_too_large = False
 
     @property
-    def model_here(self) -> Model | None:
-        """The model, where it takes tensors of this machine's memory."""
+    def cpu_model(self) -> Model | None:
+        """The model, if it runs on the CPU."""
         return self.model if self.device.kind == "cpu" else None
 
     def __call__(
@@ -138,18 +139,18 @@ class TileRunner:
         channels_out: int,
         sides: Mapping[str, NDArray[Any]],
     ) -> NDArray[Any]:
-        """``core``, denoised: what :meth:`stage`, :meth:`launch` and :meth:`Computed.collect` do one after the other."""
-        if self._wants_room:
-            self._make_room()
+        """Denoise ``core``: :meth:`stage`, :meth:`launch` and :meth:`Computed.collect` in turn."""
+        if self._batch_too_large:
+            self._halve_batch()
         return self.launch(self.stage(pixels, sides), available, core, channels_out).collect()
 
     def stage(self, pixels: NDArray[Any], sides: Mapping[str, NDArray[Any]]) -> Staged:
-        """Begin to bring what was read to the device.
+        """Start to copy the pixels of a block to the device.
 
         Parameters
         ----------
         pixels : ndarray, shape (*looped, channels, *spatial)
-            What was read.
+            The block with its halo.
         sides : mapping of str to ndarray
             Per-pixel side inputs, arranged like ``pixels``; an axis of length 1 is shared.
         """
@@ -159,11 +160,11 @@ class TileRunner:
             )
         except Exception as error:
             if self.device.is_out_of_memory(error):
-                self._wants_room = True  # for the thread that computes; the block is tried again
+                self._batch_too_large = True  # for the computing thread; the block is tried again
             raise
 
     def launch(self, staged: Staged, available: Region, core: Region, channels_out: int) -> Computed:
-        """Denoise ``core``; on a GPU, without waiting for it.
+        """Denoise ``core``; on a GPU, without waiting for the result.
 
         Parameters
         ----------
@@ -174,22 +175,22 @@ class TileRunner:
         channels_out : int
             Channels of the result.
         """
-        if self._wants_room:
-            self._make_room()
+        if self._batch_too_large:
+            self._halve_batch()
         while True:
             try:
                 return self._launch(staged, available, core, channels_out)
             except Exception as error:
                 if not self.device.is_out_of_memory(error) or self.batch == 1:
                     raise
-            # Not before the error is forgotten, whose frames hold what was made.
-            self._make_room()
+            # Only once the error is gone, whose frames hold tensors.
+            self._halve_batch()
 
-    def _make_room(self) -> None:
-        """Memory ran out: compute half as many tiles at once from now on."""
-        self._wants_room = False
+    def _halve_batch(self) -> None:
+        """Compute half as many tiles at once from now on: memory ran out."""
+        self._batch_too_large = False
         self.batch = max(1, self.batch // 2)
-        self.device.forget()
+        self.device.release_cache()
 
     def _launch(self, staged: Staged, available: Region, core: Region, channels_out: int) -> Computed:
         with self.device.computing():
@@ -198,21 +199,21 @@ class TileRunner:
             planes = tuple(pixels.shape[: pixels.ndim - 1 - len(core.start)])
             work = _Work(pixels, sides, available, core, (*planes, channels_out), self.device.clock())
             windows = windows_of(core, available, planes, self.tiling)
-            for _, same in itertools.groupby(windows, key=self._kind):
-                for group in _chunks(same, self.batch):
+            for _, alike in itertools.groupby(windows, key=self._batch_key):
+                for group in _batched(alike, self.batch):
                     self._denoise(group, work)
-            return Computed(work, self.device, self._refuse)
+            return Computed(work, self.device, self.name)
 
-    def _kind(self, window: Window) -> Any:
-        """What the windows of one batch have in common."""
+    def _batch_key(self, window: Window) -> Any:
+        """The properties that all windows of a batch share."""
         return window.reach.shape, window.margin if isinstance(self.model, CoreModel) else None
 
     def _denoise(self, group: list[Window], work: _Work) -> None:
-        """Put the tiles of a group into the result."""
+        """Denoise a batch of tiles into the result."""
         missing = self.batch - len(group) if self.device.one_shape else 0
-        filled = group + group[-1:] * missing
-        batch = self._gather(filled, work.pixels, work.available, self.tiling.range)
-        sides = {name: self._gather(filled, side, work.available, None) for name, side in work.sides.items()}
+        windows = group + group[-1:] * missing
+        batch = self._gather(windows, work.pixels, work.available, self.tiling.range)
+        sides = {name: self._gather(windows, side, work.available, None) for name, side in work.sides.items()}
         model, computed = self.model, [window.reach for window in group]
         if isinstance(model, CoreModel):
             model, computed = partial(model.core, margin=group[0].margin), [window.core for window in group]
@@ -221,7 +222,7 @@ class TileRunner:
         scale = (self.tiling.scale,) * len(work.core.start)
         for window, region, tile in zip(group, computed, output[: len(group)], strict=True):
             values = tile[(slice(None), *window.core.relative_to(region).scale(scale).slices)]
-            self._put(values, work.put(window, values, self.tiling.scale))
+            self._store(values, work.place_for(window, values, self.tiling.scale))
 
     def _gather(
         self,
@@ -230,7 +231,7 @@ class TileRunner:
         available: Region,
         value_range: tuple[float, float] | None,
     ) -> torch.Tensor:
-        """The windows of a group as one contiguous batch in the working dtype."""
+        """Copy the windows of a group into one contiguous batch of the working dtype."""
         channels = pixels.shape[pixels.ndim - 1 - len(available.start)]
         batch = pixels.new_empty(
             (len(group), channels, *group[0].reach.shape),
@@ -244,31 +245,25 @@ class TileRunner:
             batch.sub_(low).div_(high - low)
         return batch
 
-    def _put(self, values: torch.Tensor, place: torch.Tensor) -> None:
-        """Values of a tile into the result, in the units of the image."""
+    def _store(self, values: torch.Tensor, place: torch.Tensor) -> None:
+        """Store the values of a tile in the result, in the units of the image."""
         if self.tiling.range is None:
             place.copy_(values)
         else:
             low, high = self.tiling.range
             self.device.torch.mul(values, high - low, out=place).add_(low)
 
-    def _refuse(self, core: Region) -> NoReturn:
-        raise BlockFailed(
-            f"{self.name} gave NaN or infinity on finite pixels at {core}. "
-            "Check its weights and the range of the input (input.range)."
-        )
-
     def _check_shape(self, shape: tuple[int, ...], batch: tuple[int, ...], channels_out: int) -> None:
         expected = (batch[0], channels_out, *(n * self.tiling.scale for n in batch[2:]))
         if shape != expected:
             raise BlockFailed(
-                f"{self.name} made shape {shape} of a batch of shape {batch}; {expected} was declared. "
-                "Declare its scale and channels as they are."
+                f"{self.name} returned shape {shape} for a batch of shape {batch}, where {expected} was declared. "
+                "Correct its scale and channels."
             )
 
 
-def _chunks(windows: Iterable[Window], count: int) -> Iterator[list[Window]]:
-    """Groups of at most so many."""
+def _batched(windows: Iterable[Window], count: int) -> Iterator[list[Window]]:
+    """Yield groups of at most ``count`` windows."""
     source = iter(windows)
     while group := list(itertools.islice(source, count)):
         yield group
@@ -276,82 +271,77 @@ def _chunks(windows: Iterable[Window], count: int) -> Iterator[list[Window]]:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What was read of a block, on its way to the device."""
+    """Pixels and side inputs of a block, being copied to the device."""
 
     pixels: Any
     sides: Mapping[str, Any]
 
 
 class Computed:
-    """A core that has been computed, or will be before long.
+    """A core that is computed, or queued for it.
 
-    Its pixels are looked through where they are wanted, so that who queues the work need not wait for them.
+    Its pixels are checked when they are collected, so that the thread that queues the work need not wait for them.
     """
 
-    def __init__(self, work: _Work, device: Device, refuse: Callable[[Region], NoReturn]) -> None:
+    def __init__(self, work: _Work, device: Device, name: str) -> None:
         assert work.output is not None
         self._work = work
         self._device = device
         self._ended = device.clock()
-        self._refuse = refuse
+        self._name = name
         sums = device.torch.stack(work.sums)
-        self._output = device.give(work.output)
+        self._output = device.fetch(work.output)
         try:
-            self._sums = device.give(sums)
+            self._sums = device.fetch(sums)
         except BaseException:
-            self._output.pixels()  # which gives back what it takes on the way
+            self._output.pixels()  # returns its pinned buffer
             raise
 
     @property
     def seconds(self) -> float:
-        """How long the device was at it, once it has been collected."""
+        """Time that the device took, once the core has been collected."""
         return self._device.seconds(self._work.began, self._ended)
 
     def collect(self) -> NDArray[Any]:
-        r"""The core, of shape (\*looped, channels out, \*spatial \* scale).
+        r"""Wait for the core, of shape (\*looped, channels out, \*spatial \* scale).
 
         Raises
         ------
         BlockFailed
-            When there is a NaN or an infinity in it, and none in what it was computed from.
+            When it holds a NaN or an infinity that none of its inputs holds.
         """
         try:
             output = self._output.pixels()
         finally:
             sums = self._sums.pixels()
         for number in np.flatnonzero(~np.isfinite(sums)):
-            # Finite pixels may add up to too much.
+            # The sum of finite pixels may overflow.
             window, place = self._work.windows[number], self._work.places[number]
             if not all_finite(output[place]) and self._work.was_finite(window):
-                self._refuse(window.core)
+                raise BlockFailed(
+                    f"{self._name} returned NaN or infinity for finite pixels at {window.core}. "
+                    "Check its weights and the range of the input (input.range)."
+                )
         return output
 
 
+@dataclass(eq=False, slots=True)
 class _Work:
     """A core that is being computed."""
 
-    def __init__(
-        self,
-        pixels: torch.Tensor,
-        sides: Mapping[str, torch.Tensor],
-        available: Region,
-        core: Region,
-        leading: tuple[int, ...],
-        began: Any,
-    ) -> None:
-        self.began = began
-        self.pixels = pixels
-        self.sides = sides
-        self.available = available
-        self.core = core
-        self.leading = leading
-        self.output: torch.Tensor | None = None
-        self.windows: list[Window] = []
-        self.places: list[tuple[Any, ...]] = []
-        self.sums: list[torch.Tensor] = []
+    pixels: torch.Tensor
+    sides: Mapping[str, torch.Tensor]
+    available: Region
+    core: Region
+    leading: tuple[int, ...]
+    began: Any
+    output: torch.Tensor | None = None
+    windows: list[Window] = field(default_factory=list)
+    places: list[tuple[Any, ...]] = field(default_factory=list)
+    sums: list[torch.Tensor] = field(default_factory=list)
 
-    def put(self, window: Window, values: torch.Tensor, scale: int) -> torch.Tensor:
-        """Where the values of a tile go; the type is that of the first."""
+    def place_for(self, window: Window, values: torch.Tensor, scale: int) -> torch.Tensor:
+        """The part of the output for the values of a tile; the first tile decides on the dtype."""
         factor = (scale,) * len(self.core.start)
         if self.output is None:
             self.output = values.new_empty((*self.leading, *self.core.scale(factor).shape))
@@ -362,7 +352,7 @@ class _Work:
         return self.output[place]
 
     def was_finite(self, window: Window) -> bool:
-        """Whether all that a tile was computed from is finite."""
+        """Return whether all inputs of a tile are finite."""
         reach = (..., *window.reach.relative_to(self.available).slices)
         plane = window.plane
         parts = (

@@ -1,4 +1,4 @@
-"""How the options of a denoiser are written in a job file, and the checks they share."""
+"""Keys of a denoiser's options in a job file, and checks that several denoisers share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from halotile.errors import ConfigError
 def job_key(field: str) -> str:
     """The key that stands for a dataclass field in a job file: the field without a trailing underscore.
 
-    The underscore is there where the key is a Python keyword or the name of a method.
+    The underscore marks a key that is a Python keyword or the name of a method.
 
     Examples
     --------
@@ -39,32 +39,32 @@ def required_keys(kind: type) -> list[str]:
     return [job_key(f.name) for f in fields if f.default is missing and f.default_factory is missing]
 
 
-def told(what: str) -> dict[str, str]:
-    """Metadata of a field of which the type alone does not tell what to write, or where it comes from."""
-    return {"told": what}
+def with_description(text: str) -> dict[str, str]:
+    """Metadata of a field that describes what to write, where the type alone does not."""
+    return {"description": text}
 
 
 def description_of(kind: type, key: str) -> str | None:
-    """What :func:`told` says of a key of a dataclass, if anything.
+    """The text that :func:`with_description` gave a key of a dataclass, if any.
 
     Examples
     --------
     >>> from halotile.tasks.denoisers.dncnn import DnCNN
-    >>> what_is_told(DnCNN, "depth")
+    >>> description_of(DnCNN, "depth")
     """
-    return next((f.metadata.get("told") for f in dataclasses.fields(kind) if job_key(f.name) == key), None)
+    return next(
+        (f.metadata.get("description") for f in dataclasses.fields(kind) if job_key(f.name) == key), None
+    )
 
 
 STRICT: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True, "alias_generator": job_key}
-"""How a configuration reader must treat the options: unknown keys are errors, docstrings describe."""
+"""Settings for reading the options from a configuration: unknown keys are errors, docstrings are descriptions."""
 
 
 def check_above_zero(key: str, value: object) -> None:
     """Refuse anything but a finite number greater than zero."""
     if not _is_number(value) or not value > 0:
-        raise ConfigError(
-            f"{key} is {value!r}: it has to be a number above 0. Write something like {key}: 0.1"
-        )
+        raise ConfigError(f"{key} is {value!r}: it must be a number above 0. Write for example {key}: 0.1")
 
 
 def check_whole(key: str, value: object, least: int) -> None:
@@ -74,27 +74,27 @@ def check_whole(key: str, value: object, least: int) -> None:
 
 
 def check_odd(key: str, value: object) -> None:
-    """Refuse anything but an odd whole number above zero: a window needs a middle pixel."""
+    """Refuse anything but an odd whole number above zero: a window needs a centre pixel."""
     check_whole(key, value, 1)
     if isinstance(value, int) and value % 2 == 0:
         raise ConfigError(
-            f"{key} is {value}: a window with an even edge has no middle pixel. Write {value - 1} or {value + 1}."
+            f"{key} is {value}: a window with an even edge has no centre pixel. Write {value - 1} or {value + 1}."
         )
 
 
 def check_weights(weights: object, sha256: object) -> None:
-    """Refuse weights that lie on another machine, and a checksum that is none. Opens no file."""
+    """Refuse weights at a URL, and a malformed checksum. Opens no file."""
     if isinstance(weights, str) and "://" in weights:
         raise ConfigError(
-            f"weights is {weights!r}: weights are read from local files. Fetch it, and write the path of the file."
+            f"weights is {weights!r}: weights are read from local files. Download it, and write the path of the file."
         )
     if sha256 is None:
         return
     if weights is None:
-        raise ConfigError("sha256 is written without weights. Write weights: FILE, or leave sha256 out.")
+        raise ConfigError("sha256 is given without weights. Write weights: FILE, or omit sha256.")
     if not isinstance(sha256, str) or not re.fullmatch(r"[0-9a-fA-F]{64}", sha256.strip()):
         raise ConfigError(
-            f"sha256 is {sha256!r}: it has 64 hexadecimal digits. Write what `sha256sum FILE` prints, or leave it out."
+            f"sha256 is {sha256!r}: it must have 64 hexadecimal digits. Write what `sha256sum FILE` prints, or omit it."
         )
 
 
@@ -105,26 +105,26 @@ def check_word(key: str, value: object, words: tuple[str, ...]) -> None:
 
 
 def check_channels(channels: object, same: bool = False) -> None:
-    """Refuse anything but a pair of channel counts; ``same``: as many out as in."""
+    """Refuse anything but a pair of channel counts; ``same``: the two must be equal."""
     pair = tuple(channels) if isinstance(channels, list | tuple) else ()
     if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
         raise ConfigError(
-            f"channels is {channels!r}: write the channels in and out, such as [1, 1] or [3, 3]."
+            f"channels is {channels!r}: write the numbers of channels in and out, such as [1, 1] or [3, 3]."
         )
     if same and pair[0] != pair[1]:
         raise ConfigError(
-            f"channels is {list(pair)}: as many come out as go in. Write [{pair[0]}, {pair[0]}]."
+            f"channels is {list(pair)}: this denoiser returns as many channels as it takes. Write [{pair[0]}, {pair[0]}]."
         )
 
 
 def check_level(sigma: object) -> None:
-    """Refuse a noise level that is neither left out, nor ``auto``, nor a number above zero."""
+    """Refuse a noise level that is neither None, nor ``auto``, nor a number above zero."""
     if sigma is None or sigma == "auto":
         return
     if not _is_number(sigma) or not sigma > 0:
         raise ConfigError(
-            f"sigma is {sigma!r}: a noise level has to be above 0. "
-            "Write a number, or auto to have it estimated, or leave it out."
+            f"sigma is {sigma!r}: a noise level must be above 0. "
+            "Write a number, or auto to have it estimated, or omit it."
         )
 
 
@@ -139,19 +139,19 @@ def check_reference(reference: object) -> None:
 
 
 def import_from(folder: str | None) -> None:
-    """Let imports start from a folder: that of the job file, where a user's own code lies beside it."""
+    """Put a folder first in the import path: that of the job file and a user's own code."""
     if folder is not None and sys.path[:1] != [folder]:
         sys.path.insert(0, folder)
         importlib.invalidate_caches()
 
 
 def import_reference(reference: str) -> Any:
-    """The object that ``package.module:name`` names. Runs the code of that module.
+    """Import the object that ``package.module:name`` names. Runs the code of that module.
 
     Raises
     ------
     ConfigError
-        When there is no such module, it fails to import, or has no such name.
+        When the module does not exist, fails to import, or has no such name.
 
     Examples
     --------
@@ -161,13 +161,13 @@ def import_reference(reference: str) -> Any:
     check_reference(reference)
     module, _, path = reference.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        imported: Any = importlib.import_module(module)
         for name in path.split("."):
-            found = getattr(found, name)
+            imported = getattr(imported, name)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"import is {reference!r}, but there is no module {error.name!r}. "
-            "Put its file beside the job file, or install its package in this environment, or correct the name."
+            "Put its file beside the job file, install its package in this environment, or correct the name."
         ) from error
     except AttributeError as error:
         raise ConfigError(
@@ -178,11 +178,11 @@ def import_reference(reference: str) -> Any:
             f"import is {reference!r}, but importing it failed: {type(error).__name__}: {error}. "
             f'Try python -c "import {module}" first.'
         ) from error
-    if not callable(found):
+    if not callable(imported):
         raise ConfigError(
-            f"import is {reference!r}, which is a {type(found).__name__}. Write the name of a function."
+            f"import is {reference!r}, which is a {type(imported).__name__}. Write the name of a function."
         )
-    return found
+    return imported
 
 
 def _is_number(value: object) -> TypeGuard[float]:

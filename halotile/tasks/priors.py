@@ -1,4 +1,4 @@
-"""What is known of an image before it is measured, as the two things that solvers ask of it: a prox and a slope."""
+"""Priors of an image, with the two functions that solvers use: a prox and a slope."""
 
 from __future__ import annotations
 
@@ -18,27 +18,22 @@ from halotile.tasks.shared import Shared
 
 
 class Prior(Protocol):
-    """``g``, met through lazy images."""
+    """A prior ``g`` on lazy images."""
 
     def prox(self, image: Readable, step: float) -> Readable:
-        """``argmin_u |u - x|² / 2 + step g(u)``, or what stands for it."""
-        ...
+        """``argmin_u |u - x|² / 2 + step g(u)``, or its substitute."""
 
     def slope(self, image: Readable) -> Readable | None:
-        """The gradient of ``g`` at ``x``, or what stands for it; None where there is none to add."""
-        ...
+        """The gradient of ``g`` at ``x``, or its substitute; None for none."""
 
     def density(self, image: Readable) -> Readable | None:
-        """What each pixel of ``x`` adds to ``g``; None where there is no ``g`` to tell."""
-        ...
+        """The contribution of each pixel of ``x`` to ``g``; None if ``g`` is unknown."""
 
     def steepness(self) -> float:
-        """How much the slope changes at most, for each unit of a change of ``x``: a step along it has to be shorter for it."""
-        ...
+        """Lipschitz constant of the slope, which limits the step size."""
 
     def reach(self) -> int:
-        """How far, in pixels, either of them looks."""
-        ...
+        """The larger reach of the two, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +45,19 @@ class NoPrior:
         return image
 
     def slope(self, image: Readable) -> None:
-        """Nothing."""
+        """None: there is no slope."""
         return None
 
     def density(self, image: Readable) -> None:
-        """Nothing."""
+        """None: there is no prior."""
         return None
 
     def steepness(self) -> float:
-        """There is no slope."""
+        """0: there is no slope."""
         return 0.0
 
     def reach(self) -> int:
-        """It looks nowhere."""
+        """0: no pixel depends on another."""
         return 0
 
 
@@ -73,7 +68,7 @@ class Sparse:
     weight: float
 
     def prox(self, image: Readable, step: float) -> Readable:
-        """Every pixel nearer to 0 by ``weight step``, or 0."""
+        """Soft thresholding by ``weight step``."""
         return Shrunk(image, self.weight * step)
 
     def slope(self, image: Readable) -> Readable:
@@ -85,11 +80,11 @@ class Sparse:
         return Magnitudes(image, self.weight)
 
     def steepness(self) -> float:
-        """It is the same but for the sign."""
+        """0: the slope is constant except at 0."""
         return 0.0
 
     def reach(self) -> int:
-        """Each pixel by itself."""
+        """0: each pixel by itself."""
         return 0
 
 
@@ -98,11 +93,11 @@ class Variation:
     """``g(x) = weight TV(x)``, its prox approached by a fixed number of dual steps."""
 
     denoised: Denoised
-    """Total-variation denoising, of anything and by any strength."""
+    """Total-variation denoising; source and strength are replaced."""
     weight: float
 
     def prox(self, image: Readable, step: float) -> Readable:
-        """Denoised by total variation of the strength ``weight step``."""
+        """Total-variation denoising with the strength ``weight step``."""
         kind = self.denoised.denoiser
         assert isinstance(kind, TotalVariation)
         return replace(
@@ -114,21 +109,21 @@ class Variation:
         return Total((image, self.prox(image, 1.0)), (1.0, -1.0))
 
     def density(self, image: Readable) -> Readable:
-        """``weight`` times how long the gradient is."""
+        """``weight`` times the length of the gradient."""
         return Gradients(image, self.weight, self.denoised.roles.spatial)
 
     def steepness(self) -> float:
-        """A prox moves two images no farther apart."""
+        """1: a prox is nonexpansive."""
         return 1.0
 
     def reach(self) -> int:
-        """That of the denoiser."""
+        """The depth of the denoiser."""
         return reach_of(self.denoised)
 
 
 @dataclass(frozen=True)
 class Plugged:
-    """A denoiser in the place of a prox (plug and play), or ``weight (x - D(x))`` in that of a slope (RED).
+    """A denoiser in place of a prox (plug and play), or ``weight (x - D(x))`` in place of a slope (RED).
 
     References
     ----------
@@ -137,7 +132,7 @@ class Plugged:
     """
 
     denoised: Denoised
-    """The denoiser, of anything."""
+    """The denoiser; its source is replaced."""
     weight: float = 1.0
 
     def prox(self, image: Readable, step: float) -> Readable:
@@ -149,15 +144,15 @@ class Plugged:
         return Total((image, replace(self.denoised, source=image)), (self.weight, -self.weight))
 
     def density(self, image: Readable) -> None:
-        """A denoiser is the prox of no ``g`` that one could tell."""
+        """None: the ``g`` of a denoiser is unknown."""
         return None
 
     def steepness(self) -> float:
-        """A denoiser that moves two images no farther apart may turn their difference around."""
+        """Twice the weight: a nonexpansive denoiser may reverse the difference of two images."""
         return 2 * self.weight
 
     def reach(self) -> int:
-        """That of the denoiser."""
+        """The depth of the denoiser."""
         return reach_of(self.denoised)
 
 
@@ -189,7 +184,7 @@ class Signs(Derived):
 
 @dataclass(frozen=True)
 class Density(Derived):
-    """What each pixel adds to a prior, in double precision."""
+    """The contribution of each pixel to a prior, in double precision."""
 
     scale: float
 
@@ -235,7 +230,7 @@ def reach_of(denoised: Denoised) -> int:
 
 
 def denoised_in(image: Readable) -> Iterator[Denoised]:
-    """Every denoised image that an image is made of, each once."""
+    """Yield every denoised image in the expression of an image, each once."""
     waiting, seen = [image], set[int]()
     while waiting:
         at = waiting.pop()

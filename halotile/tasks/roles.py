@@ -1,4 +1,4 @@
-"""Which axis of an array does what: tiled (spatial), taken whole (channels), or looped over."""
+"""The role of each axis of an array: tiled (spatial), taken whole (channels), or looped over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from halotile.storage.grid import Region
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The axes of one array and the part each plays.
+    """The axes of an array and their roles.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Roles:
         return np.expand_dims(view, len(self.looped)) if self.channel is None else view
 
     def restore(self, arranged: NDArray[Any]) -> NDArray[Any]:
-        """The view of the image that :meth:`arrange` made this one of."""
+        """Undo :meth:`arrange`; never a copy."""
         view = arranged.squeeze(len(self.looped)) if self.channel is None else arranged
         return view.transpose(np.argsort(self._order))
 
@@ -70,7 +70,7 @@ class Roles:
         return tuple(spatial if i in self.spatial else other for i in range(len(self.axes)))
 
     def output_region(self, core: Region, scale: int, channels_out: int) -> Region:
-        """Where the result of ``core`` lies in the output: scaled in space, all output channels."""
+        """The region of the output that ``core`` becomes: scaled in space, with all output channels."""
         region = core.scale(self.per_axis(scale, 1))
         if self.channel is None:
             return region

@@ -1,4 +1,4 @@
-"""What many ask for while one block is processed: read once, and counted."""
+"""Images that several readers share while one block is processed: read once, and counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from halotile.storage.rim import Pixels, Readable
 
 
 class Scope:
-    """The time in which one block is processed, as a context. What is read in it is kept to its end.
+    """The context in which one block is processed. What is read in it is kept until it ends.
 
     Parameters
     ----------
@@ -26,12 +26,12 @@ class Scope:
     Attributes
     ----------
     read_bytes : int
-        What was read of shared images.
+        Bytes read from shared images.
 
     Examples
     --------
     >>> from halotile.tasks.operators.base import InMemory
-    >>> image = Shared(InMemory(np.arange(100.0).reshape(10, 10)), slack=2)
+    >>> image = Shared(InMemory(np.arange(100.0).reshape(10, 10)), margin=2)
     >>> with Scope([]) as scope:
     ...     first = image.read(Region((4, 4), (5, 6)))
     ...     second = image.read(Region((3, 3), (4, 5)))
@@ -43,9 +43,9 @@ class Scope:
         self.cells = tuple(cells)
         self.read_bytes = 0
         self.written: dict[int, tuple[Region, Pixels]] = {}
-        """What the block has made so far, by its place among what it writes."""
+        """The images computed for the block so far, by their place in the output."""
         self.at: int | None = None
-        """The cell that is computed now, where each is computed for itself: what is noted of others is not theirs."""
+        """The cell being computed, where each is computed by itself: notes for other cells are dropped."""
         self._parts: dict[int, list[tuple[Region, Pixels]]] = {}
         self._computed: set[int] = set()
         self._notes: dict[str, dict[tuple[int, int], float]] = {}
@@ -60,16 +60,16 @@ class Scope:
 
     @staticmethod
     def current() -> Scope | None:
-        """The scope of the block that this thread is at."""
+        """The scope of the block that this thread processes."""
         return _scope.get()
 
     def note(self, name: str, cell: int, part: int, value: float) -> None:
-        """Enter what one part of a sum comes to over one cell. Twice the same is once."""
+        """Note one part of a sum over one cell. Noting it again replaces it."""
         if self.at is None or self.at == cell:
             self._notes.setdefault(name, {})[cell, part] = value
 
     def sums(self) -> dict[str, list[float]]:
-        """Every sum that was noted, for each cell: its parts added in their order."""
+        """Every noted sum for each cell, its parts added in order."""
         return {
             name: [
                 sum(notes[key] for key in sorted(notes) if key[0] == cell) for cell in range(len(self.cells))
@@ -78,7 +78,7 @@ class Scope:
         }
 
     def read(self, image: Shared, region: Region) -> Pixels:
-        """A region of a shared image; not to be written to."""
+        """Return a region of a shared image; do not write to it."""
         for there, pixels in self._parts.get(id(image), ()):
             if region.inside(there):
                 return pixels[region.relative_to(there).slices]
@@ -88,7 +88,7 @@ class Scope:
         return self.hold(image, wide)[region.relative_to(wide).slices]
 
     def hold(self, image: Shared, region: Region) -> Pixels:
-        """A region of a shared image, read now, no wider than that."""
+        """Read exactly this region of a shared image now, and keep it."""
         pixels = image.source.read(region)
         self.read_bytes += 0 if image.computed else pixels.nbytes
         self._parts.setdefault(id(image), []).append((region, pixels))
@@ -97,9 +97,9 @@ class Scope:
         return pixels
 
     def forget_computed(self) -> None:
-        """Let go of what was computed: what is asked for next is computed for itself, whatever came before."""
-        for held in self._computed:
-            del self._parts[held]
+        """Drop computed pixels, so that the next region is computed independently of earlier ones."""
+        for number in self._computed:
+            del self._parts[number]
         self._computed.clear()
 
 
@@ -108,17 +108,17 @@ _scope: ContextVar[Scope | None] = ContextVar("scope", default=None)
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """An image that many read from: inside a :class:`Scope`, once.
+    """An image with several readers: inside a :class:`Scope` each region is read once.
 
     Parameters
     ----------
     source : Readable
         The image.
     margin : int
-        Pixels more that are read on each side of the last two axes: operators of a stack ask for nearly the same
-        window, one after the other, and a periodic one asks for a slab on either side.
+        Extra pixels read on each side of the last two axes: the operators of a stack read nearly the same
+        window one after the other, and a periodic one reads a slab on either side.
     computed : bool
-        Whether reading it is computing, not reading: then it does not count as read.
+        Whether the image is computed when it is read: then it does not count as read.
     """
 
     source: Readable
@@ -136,12 +136,12 @@ class Shared:
         return self.source.dtype
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``; not to be written to."""
+        """The pixels of ``region``; do not write to them."""
         scope = Scope.current()
         return self.source.read(region) if scope is None else scope.read(self, region)
 
     def hold(self, region: Region) -> None:
-        """Have the scope at hand read ``region`` now: what lies in it will not be read again."""
+        """Read ``region`` into the current scope now, so that no part of it is read again."""
         scope = Scope.current()
         assert scope is not None
         scope.hold(self, region)

@@ -1,4 +1,4 @@
-"""A block of a solver's step: each new image on the block's core, written; and sums over it."""
+"""A block of a solver step: the new images on the core of the block, and sums over it."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.trials.probe import check_purity
 
 _checked: WeakSet[TileRunner] = WeakSet()
-"""Models of this process that an earlier sweep has looked at."""
+"""Models of this process that an earlier pass has checked."""
 
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """What the block at hand has made as number ``place`` of its images: no other pixels can be read."""
+    """Image number ``place`` of the current block, which is computed already; no other pixels can be read."""
 
     place: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``, which lies in the core of the block at hand."""
+        """The pixels of ``region``, which lies in the core of the current block."""
         scope = Scope.current()
         assert scope is not None
         core, pixels = scope.written[self.place]
@@ -60,28 +60,28 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How far around a core a step looks, inside the image.
+    """The window that a step reads around a core, inside the image.
 
     Parameters
     ----------
     halo : int
-        What acts on the result of the operators, in pixels.
+        Depth of the denoiser that acts on the result of the operators, in pixels.
     reach : int
-        The operators, in pixels.
+        Reach of the operators, in pixels.
     times : int
-        How often they do: there and back is twice.
+        Number of operators in turn: 2 for forward and adjoint.
     cells : bool
-        Whether they compute whole cells of Fourier transforms.
+        Whether the operators compute whole cells of Fourier transforms.
     repeats : int
-        How often all of that is done, each time on what came of the time before.
+        Number of steps in turn, each on the result of the one before.
 
     Examples
     --------
-    >>> Sight(halo=2, reach=3, times=2).span(100, 200, 205)
+    >>> View(halo=2, reach=3, times=2).span(100, 200, 205)
     (92, 205)
-    >>> Sight(reach=12, cells=True).span(1024, 2048, 9000)
+    >>> View(reach=12, cells=True).span(1024, 2048, 9000)
     (980, 2092)
-    >>> Sight(halo=2, reach=3, repeats=2).span(100, 200, 205)
+    >>> View(halo=2, reach=3, repeats=2).span(100, 200, 205)
     (90, 205)
     """
 
@@ -92,7 +92,7 @@ class View:
     repeats: int = 1
 
     def span(self, start: int, stop: int, length: int) -> tuple[int, int]:
-        """What is read for a span of an axis of this length."""
+        """The span that is read for a span of an axis of this length."""
         for _ in range(self.repeats):
             start, stop = max(0, start - self.halo), min(length, stop + self.halo)
             for _ in range(self.times):
@@ -102,7 +102,7 @@ class View:
         return start, stop
 
     def window(self, core: Region, shape: tuple[int, ...]) -> Region:
-        """What is read for a core, on the last two axes."""
+        """The window that is read for a core; it is wider on the last two axes."""
         axes = zip(core.start, core.stop, shape, strict=True)
         spans = [self.span(*axis) if place >= len(shape) - 2 else axis[:2] for place, axis in enumerate(axes)]
         return Region(tuple(a for a, _ in spans), tuple(b for _, b in spans))
@@ -110,28 +110,28 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class StepTask:
-    """What a step of a solver does to a block; pickles to a few kilobytes.
+    """A step of a solver, as a worker needs it for any block; pickles to a few kilobytes.
 
     Parameters
     ----------
     grid : Grid
         The blocks.
     images : tuple of (ShardWriter, Readable)
-        What is computed, in this order, and where it goes.
+        Writers with the images to compute, in this order.
     sums : tuple of Sum
-        What is added up besides, of images that were read or written.
+        Sums to compute over images that were read or written.
     stored : tuple of Shared
-        Stored images that are read ahead.
-    view : Sight
-        How far around the core they are read ahead.
+        Stored images to read ahead.
+    view : View
+        The window around the core in which they are read ahead.
     denoised : tuple of Denoised
-        What is denoised anywhere in ``images``.
+        All denoised images in ``images``.
     overlap : bool
-        Whether the next read and the last write go on beside the computation.
+        Whether the next read and the last write run during the computation.
     by_shard : bool
-        Whether each shard is computed for itself: for images whose bits depend on the region that is asked for.
+        Whether each shard is computed by itself: for images whose bits depend on the region that is read.
     io_threads : int
-        Threads that read and write the pieces of a block side by side.
+        Threads that read and write the chunks of a block in parallel.
     """
 
     grid: Grid
@@ -146,7 +146,7 @@ class StepTask:
 
     @property
     def batch(self) -> int:
-        """Tiles that are denoised at once, to begin with; 0 where nothing is."""
+        """Tiles that are denoised at once at first; 0 without a denoiser."""
         return self.denoised[0].tiling.batch if self.denoised else 0
 
     def stages(self) -> StepStages:
@@ -163,38 +163,38 @@ class StepStages:
             keep_on_gpus(task.denoised)
         self.runners = [part.runner() for part in task.denoised]
         for runner in self.runners:
-            runner.device.forget_peak()
+            runner.device.reset_peak()
 
     @property
     def batch(self) -> int:
-        """Tiles that are denoised at once, by now; 0 where nothing is."""
+        """Tiles that are denoised at once now; 0 without a denoiser."""
         return self.runners[0].batch if self.runners else 0
 
     @property
     def device_peak_bytes(self) -> int:
-        """The most that they held on a GPU; 0 where there is none."""
+        """Peak memory of tensors on a GPU; 0 without one."""
         return max((runner.device.peak_bytes() for runner in self.runners), default=0)
 
     def check(self) -> None:
-        """Refuse a denoiser that gives a tile another result after another tile."""
+        """Refuse a denoiser whose result for a tile depends on the tiles before it."""
         for part, runner in zip(self.task.denoised, self.runners, strict=True):
             if runner not in _checked:
-                check_purity(part.denoiser, len(part.roles.spatial), runner.model_here)
+                check_purity(part.denoiser, len(part.roles.spatial), runner.cpu_model)
                 _checked.add(runner)
 
     def read(self, block: Block) -> Scope:
-        """The stored images around the core, held for the block."""
+        """Read the stored images around the core."""
         with Scope(list(cells_of(block.core, self.task.images[0][0].layout.shard))) as scope:
             for image in self.task.stored:
                 image.hold(self.task.view.window(block.core, image.shape))
         return scope
 
     def compute(self, block: Block, scope: Scope, receipt: Receipt) -> list[NDArray[Any]]:
-        """The new images on the core; the sums go into the receipt."""
+        """Compute the new images on the core; the sums go into the receipt."""
         began = time.perf_counter()
         with scope:
             for place, (writer, image) in enumerate(self.task.images):
-                pixels = to_dtype(self._made(image, block.core, scope), writer.layout.dtype)
+                pixels = to_dtype(self._read_core(image, block.core, scope), writer.layout.dtype)
                 scope.written[place] = block.core, pixels
             for wanted in self.task.sums:
                 for number, cell in enumerate(scope.cells):
@@ -205,8 +205,8 @@ class StepStages:
         receipt.pixels += block.core.size
         return [scope.written[place][1] for place in range(len(self.task.images))]
 
-    def _made(self, image: Readable, core: Region, scope: Scope) -> Pixels:
-        """The image on the core."""
+    def _read_core(self, image: Readable, core: Region, scope: Scope) -> Pixels:
+        """Read, and so compute, an image on the core."""
         if not self.task.by_shard or len(scope.cells) == 1:
             return image.read(core)
         pixels = np.empty(core.shape, image.dtype)
@@ -218,7 +218,7 @@ class StepStages:
         return pixels
 
     def write(self, block: Block, result: list[NDArray[Any]], receipt: Receipt) -> None:
-        """Write them; durable on return."""
+        """Write the images; durable on return."""
         images = zip(self.task.images, result, strict=True)
         receipt.enter(block.number, [writer.write(block.core, pixels) for (writer, _), pixels in images])
 

@@ -1,4 +1,4 @@
-"""Weights of networks, read from files without running what is in them."""
+"""Weights of networks, read from files without running code in them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SUFFIXES = (".safetensors", ".pth", ".pt")
 WRAPPERS = ("state_dict", "params")
 """Keys under which training scripts put the state dictionary."""
 PICKLES = (b"PK", b"\x80")
-"""How files begin that torch.save writes, now and long ago."""
+"""First bytes of the files of torch.save, in the present format and the old one."""
 Shapes = Mapping[str, tuple[int, ...]]
 """Shape of every tensor, by name."""
 
 
 def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file as 64 hexadecimal digits, read piece by piece.
+    """SHA-256 of a file as 64 hexadecimal digits.
 
     Raises
     ------
     WeightsError
-        When there is no such file, or it cannot be read.
+        When the file does not exist or cannot be read.
     """
     with _open(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -40,17 +40,17 @@ def file_sha256(path: str | Path) -> str:
 def load_weights(
     path: str | Path, sha256: str | None = None, map_location: str = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """The tensors in a weights file, by name.
+    """Load the tensors of a weights file, by name.
 
     Parameters
     ----------
     path : str or Path
-        A ``.safetensors`` file, or a ``.pth`` or ``.pt`` file that holds nothing but tensors: pickled
+        A ``.safetensors`` file, or a ``.pth`` or ``.pt`` file with nothing but tensors: pickled
         code is refused, never run.
     sha256 : str, optional
-        The checksum that the file has to have.
+        The checksum that the file must have.
     map_location : str
-        Device that the tensors go to.
+        Device to put the tensors on.
 
     Raises
     ------
@@ -58,8 +58,8 @@ def load_weights(
         When the file is missing, has another checksum, or is not safe to load.
     """
     path = Path(path)
-    with _checked(path, sha256) as file:
-        # The file that was checked is the file that is read: a swap in between changes nothing.
+    with _open_checked(path, sha256) as file:
+        # Read from the open file whose checksum was checked: replacing it in between has no effect.
         read = _read_safetensors if path.suffix == ".safetensors" else _read_pickle
         return _tensors_only(path, read(path, file, map_location))
 
@@ -70,19 +70,19 @@ def weight_shapes(path: str | Path, sha256: str | None = None) -> Shapes:
     Raises
     ------
     WeightsError
-        As :func:`load_weights` would, but for a damage that the file's header does not tell.
+        As :func:`load_weights`, except for damage that the header of the file does not show.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
         return shapes_of(load_weights(path, sha256))
-    _checked(path, sha256).close()
+    _open_checked(path, sha256).close()
     from safetensors import safe_open
 
     try:
         with safe_open(path, framework="numpy") as tensors:
-            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 - it is no dict
+            return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 - not a dict
     except Exception as error:
-        raise _not_whole(path, error) from error
+        raise _damaged(path, error) from error
 
 
 def shapes_of(tensors: Mapping[str, torch.Tensor]) -> Shapes:
@@ -90,42 +90,44 @@ def shapes_of(tensors: Mapping[str, torch.Tensor]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def misfits(wanted: Shapes, found: Shapes) -> list[str]:
-    """What keeps tensors from being those of a network, one short line each.
+def shape_mismatches(wanted: Shapes, found: Shapes) -> list[str]:
+    """Differences between the shapes of a network and those of a file, one short line each.
 
     Examples
     --------
-    >>> misfits({"a": (3,), "b": (1,)}, {"a": (4,)})
-    ['missing b', 'a is (4,) where (3,) belongs']
+    >>> shape_mismatches({"a": (3,), "b": (1,)}, {"a": (4,)})
+    ['missing b', 'a is (4,) instead of (3,)']
     """
     lines = [f"missing {name}" for name in wanted if name not in found]
     lines += [f"unexpected {name}" for name in found if name not in wanted]
     return lines + [
-        f"{name} is {found[name]} where {shape} belongs"
+        f"{name} is {found[name]} instead of {shape}"
         for name, shape in wanted.items()
         if name in found and found[name] != shape
     ]
 
 
-def listed(problems: list[str], most: int = 8) -> str:
-    """The first problems in one line, and how many more there are."""
+def summarize(problems: list[str], most: int = 8) -> str:
+    """The first problems in one line, with the number of the others."""
     more = f", and {len(problems) - most} more" if len(problems) > most else ""
     return "; ".join(problems[:most]) + more
 
 
 def check_digest(path: Path, found: str, wanted: str) -> None:
-    """Refuse a checksum that is not the wanted one."""
+    """Refuse a file whose checksum is not the wanted one."""
     if found != wanted.strip().lower():
         raise WeightsError(
-            f"sha256 is {wanted}, but {str(path)!r} has {found}: it is not the file that was meant. "
-            "Fetch it again, or write the sha256 of the file that you trust."
+            f"sha256 is {wanted}, but {str(path)!r} has {found}: it is another file. "
+            "Download it again, or write the sha256 of the file that you trust."
         )
 
 
-def _checked(path: Path, sha256: str | None) -> BufferedReader:
-    """The file, opened, with the right ending and checksum."""
+def _open_checked(path: Path, sha256: str | None) -> BufferedReader:
+    """Open a file with a known suffix and the right checksum."""
     if path.suffix not in SUFFIXES:
-        raise WeightsError(f"weights are {str(path)!r}: write a file that ends in {', '.join(SUFFIXES)}.")
+        raise WeightsError(
+            f"weights are {str(path)!r}: write a file that ends with one of {', '.join(SUFFIXES)}."
+        )
     file = _open(path)
     if sha256 is None:
         return file
@@ -139,7 +141,7 @@ def _checked(path: Path, sha256: str | None) -> BufferedReader:
 
 
 def _open(path: str | Path) -> BufferedReader:
-    """The file, opened; a directory or a loop of links is not one."""
+    """Open a file; a directory or a loop of links is refused."""
     try:
         if Path(path).is_dir():
             raise WeightsError(
@@ -161,12 +163,12 @@ def _read_safetensors(path: Path, file: BufferedReader, map_location: str) -> An
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        raise _not_whole(path, error) from error
+        raise _damaged(path, error) from error
     return {name: tensor.to(map_location) for name, tensor in tensors.items()}
 
 
-def _not_whole(path: Path, error: Exception) -> WeightsError:
-    return WeightsError(f"{str(path)!r} is not a whole safetensors file ({error}). Fetch it again.")
+def _damaged(path: Path, error: Exception) -> WeightsError:
+    return WeightsError(f"{str(path)!r} is not a complete safetensors file ({error}). Download it again.")
 
 
 def _read_pickle(path: Path, file: BufferedReader, map_location: str) -> Any:
@@ -175,25 +177,25 @@ def _read_pickle(path: Path, file: BufferedReader, map_location: str) -> Any:
     head = file.peek(2)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it only says what is told below
+            warnings.simplefilter("ignore")  # the error below says the same
             return torch.load(file, map_location=map_location, weights_only=True)
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        # Not in torch's words: those advise to run what is in the file.
+        # Not with torch's message, which advises to run the code in the file.
         if isinstance(error, pickle.UnpicklingError) and head.startswith(PICKLES):
             raise WeightsError(
-                f"{str(path)!r} holds pickled code, which is not run. Save the tensors alone, with "
+                f"{str(path)!r} holds pickled code, which is not run. Save only the tensors, with "
                 "torch.save(model.state_dict(), ...) or as .safetensors."
             ) from error
         raise WeightsError(
-            f"{str(path)!r} is damaged, or is no weights file. Fetch it again, or save it again with "
+            f"{str(path)!r} is damaged, or not a weights file. Download it again, or save it again with "
             "torch.save(model.state_dict(), ...)."
         ) from error
 
 
 def _tensors_only(path: Path, content: Any) -> dict[str, torch.Tensor]:
-    """The state dictionary, unwrapped; anything else is refused."""
+    """Unwrap the state dictionary; refuse anything else."""
     import torch
 
     for key in WRAPPERS:
@@ -201,10 +203,10 @@ def _tensors_only(path: Path, content: Any) -> dict[str, torch.Tensor]:
             content = content[key]
     if not isinstance(content, dict) or not content:
         raise WeightsError(f"{str(path)!r} holds no state dictionary. Save model.state_dict() into it.")
-    strangers = [str(key) for key, value in content.items() if not isinstance(value, torch.Tensor)]
-    if strangers:
+    others = [str(key) for key, value in content.items() if not isinstance(value, torch.Tensor)]
+    if others:
         raise WeightsError(
-            f"{str(path)!r} holds entries that are not tensors: {', '.join(strangers[:5])}. "
-            "Save model.state_dict() alone."
+            f"{str(path)!r} holds entries that are not tensors: {', '.join(others[:5])}. "
+            "Save only model.state_dict()."
         )
     return dict(content)

@@ -48,7 +48,7 @@ class Copy:
 def copied(task: Copy) -> float:
     """Seconds that it takes this process."""
     prepare_process(threads=1)
-    IO_THREADS.employ(task.io_threads)
+    IO_THREADS.resize(task.io_threads)
     receipt = BlockRunner(task).run(range(len(task.grid)))
     assert not receipt.bad, receipt.bad[0].traceback
     return receipt.seconds

@@ -157,7 +157,7 @@ def same_bits(folder: Path, edge: int) -> Result:
     from halotile.graphs.jobs.sections import Tile
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.solvers.base import State
-    from halotile.tasks.devices.device import threads
+    from halotile.tasks.devices.device import torch_threads
     from halotile.tasks.operators.base import InMemory, read_all
 
     images = []
@@ -170,7 +170,7 @@ def same_bits(folder: Path, edge: int) -> Result:
     )
     problem = whole.problem(STEP)
     x: Any = whole.start
-    with threads():
+    with torch_threads():
         for _ in range(2):
             at = x
             step = whole.solver.step(problem, State(), lambda name, age: at)  # noqa: B023 - called at once

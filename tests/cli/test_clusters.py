@@ -1,4 +1,4 @@
-"""`exec`, and the options that say where workers live."""
+"""`exec`, and the options of the cluster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ sys.exit(7)
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of one's own."""
+    """A private cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
@@ -62,13 +62,13 @@ def test_a_script_joins_the_cluster_that_is_up_for_it(home: Path) -> None:
         check=False,
     )
     assert done.returncode == 7, done.stderr
-    said = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert said["words"] == "['one', '--two', '3']"
-    assert said["address"].startswith("tls://127.0.0.1:")
-    assert said["sum"] == "6"
-    assert said["workers"] == "3 (1, 1, 20, 20)"
-    assert Path(said["key"]).parent == home / "cache" / "halotile"
-    assert not Path(said["key"]).exists()
+    output = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert output["words"] == "['one', '--two', '3']"
+    assert output["address"].startswith("tls://127.0.0.1:")
+    assert output["sum"] == "6"
+    assert output["workers"] == "3 (1, 1, 20, 20)"
+    assert Path(output["key"]).parent == home / "cache" / "halotile"
+    assert not Path(output["key"]).exists()
 
 
 def test_a_script_that_is_not_there_is_told(tmp_path: Path) -> None:
@@ -150,15 +150,18 @@ def test_a_variable_that_names_no_cluster_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HALOTILE_CLUSTER", "slrum")
     done = RUNNER.invoke(app, ["doctor"])
     assert done.exit_code == 2
-    assert "HALOTILE_CLUSTER is 'slrum', and no cluster is called so. Did you mean slurm?" in done.stderr
+    assert (
+        "HALOTILE_CLUSTER is 'slrum', and there is no such kind of cluster. Did you mean slurm?"
+        in done.stderr
+    )
 
 
 def leave_behind(run_directory: Path, host: str) -> None:
-    """What a launch of the same name that was killed leaves."""
+    """Leave the file of a launch of the same name that was killed."""
     (run_directory / "workers").mkdir(parents=True)
     certificate = run_directory / "workers/certificate.pem"
     certificate.touch()
-    told = {
+    values = {
         "address": "tcp://127.0.0.1:9",
         "arguments": [
             "--death-timeout",
@@ -168,14 +171,14 @@ def leave_behind(run_directory: Path, host: str) -> None:
         "host": host,
         "pid": 2**22 + 1,
     }
-    (run_directory / "workers/driver-run_1.json").write_text(json.dumps(told))
+    (run_directory / "workers/driver-run_1.json").write_text(json.dumps(values))
 
 
 @pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
 def test_copies_that_mpirun_starts_become_workers_of_the_first(host: str, tmp_path: Path) -> None:
-    """With the variables of Open MPI, of which nothing else is used."""
+    """Copies with the variables of Open MPI, of which nothing else is used."""
     launch = os.environ | {
         "OMPI_COMM_WORLD_SIZE": "3",
         "OMPI_COMM_WORLD_LOCAL_SIZE": "3",
@@ -237,13 +240,13 @@ def test_a_machine_without_the_batch_system_is_told_at_once(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     start = find("clusters", "pbs").start(Order(workers=1, memory_bytes=2**30))
-    with pytest.raises(ConfigError, match="there is no qsub here, which submits jobs of PBS's"), start:
+    with pytest.raises(ConfigError, match="there is no qsub here, which submits PBS jobs"), start:
         pass
 
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("sge", "there is no qsub here"), ("slurm-alloc", "is no allocation"), ("ranks", "the only copy")],
+    [("sge", "there is no qsub here"), ("slurm-alloc", "is no Slurm allocation"), ("ranks", "the only copy")],
 )
 def test_a_cluster_that_cannot_start_leaves_nothing_behind(
     kind: str, words: str, config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -307,8 +310,8 @@ def test_a_scheduler_in_the_environment_may_be_asked_for(
 
 @pytest.mark.parametrize("signal", ["B:TERM@20", "USR1@20", "B:USR2@60"])
 def test_a_signal_that_drains_nothing_is_refused(signal: str, config: Path) -> None:
-    told = f'cluster={{directives: ["--signal={signal}"]}}'
-    done = RUNNER.invoke(app, ["submit", str(config), "--dry-run", "--set", told])
+    directives = f'cluster={{directives: ["--signal={signal}"]}}'
+    done = RUNNER.invoke(app, ["submit", str(config), "--dry-run", "--set", directives])
     assert done.exit_code == 2
     assert "a run drains when USR1 comes to the batch shell" in done.stderr
 

@@ -1,4 +1,4 @@
-"""`doctor` tells what a run would find here, and what is missing."""
+"""`doctor` checks the environment of a run and reports faults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_doctor_tells_what_a_run_would_find(tmp_path: Path) -> None:
 
 
 def test_the_doctor_does_without_an_installed_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without a package index, where a checkout is on the path."""
+    """A machine without a package index, with a checkout on the path."""
 
     def version(name: str) -> str:
         raise PackageNotFoundError(name)
@@ -74,9 +74,9 @@ def test_the_doctor_tells_of_locks_that_other_machines_do_not_see(
     table.write_text("36 21 0:50 / / rw shared:2 - lustre 10.0.0.1@tcp:/fs rw,localflock\n")
     monkeypatch.setattr("halotile.storage.disk.mounts.MOUNTS", table)
     done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", kind])
-    said = " ".join(done.stdout.split())
-    assert f"{verdict}{tmp_path}: flock works, but other machines do not see it" in said
-    assert "localflock: mount it with flock" in said
+    output = " ".join(done.stdout.split())
+    assert f"{verdict}{tmp_path}: flock works, but other machines do not see it" in output
+    assert "localflock: mount it with flock" in output
 
 
 def test_the_doctor_tells_all_it_knows_where_the_cluster_does_not_start(

@@ -1,4 +1,4 @@
-"""The marks of a submitted run tell how it ended, whatever is asked of Slurm meanwhile: here a Slurm that says what it is told."""
+"""The marks of a submitted run record its end, whatever Slurm answers meanwhile; here Slurm is a fake."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def submitted(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of Slurm's commands: jobs end once they have been asked for twice."""
+    """A folder of fake Slurm commands: jobs end after two queries."""
     for name, lines in {
         "squeue": f'[ -e "{tmp_path}/asked" ] && exit; touch "{tmp_path}/asked"; echo "7|COMPLETING|None"',
         "scancel": f'touch "{tmp_path}/cancelled"',
@@ -82,9 +82,9 @@ def test_only_what_kills_without_being_asked_is_told(
 def test_a_run_that_never_began_is_not_to_be_resumed(submitted: RunDirectory, slurm: Path) -> None:
     (slurm / "asked").touch()
     BatchFiles(submitted).mark_end("cancelled")
-    said = advice(read_status(submitted.path))
-    assert "`recon-cli submit` of the same configuration" in said
-    assert "resume" not in said
+    text = advice(read_status(submitted.path))
+    assert "`recon-cli submit` of the same configuration" in text
+    assert "resume" not in text
 
 
 def test_whoever_watches_sees_what_a_run_waits_for(

@@ -121,7 +121,7 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "open", forbidden)
     result = RUNNER.invoke(app, ["info", str(tmp_path / "a.npy")])
     assert result.exit_code == BAD_DATA
-    assert "a.npy: its format cannot be told: [Errno 13] Permission denied" in result.stderr
+    assert "a.npy: its format cannot be determined: [Errno 13] Permission denied" in result.stderr
 
 
 def test_a_link_to_nothing_in_a_job_is_told_as_that(config: Path) -> None:

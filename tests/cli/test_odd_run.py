@@ -16,7 +16,7 @@ from halotile.cli.exits import BAD_DATA, OK, USAGE
 from halotile.cli.main import app
 from halotile.errors import DamagedData, OutputInUse
 from halotile.storage.run_directory.batch_files import BatchFiles
-from halotile.storage.run_directory.checksummed_lines import sealed
+from halotile.storage.run_directory.checksummed_lines import with_checksum
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import VERSION
 from halotile.storage.run_directory.names import BATCH, FAILED, LOCK
@@ -146,7 +146,7 @@ def test_a_journal_of_odd_sizes_is_damaged(tmp_path: Path, sizes: dict[str, int]
     np.save(tmp_path / "noisy.npy", np.zeros((64, 64), np.float32))
     (tmp_path / "config.yaml").write_text(CONFIG)
     owner = {"journal": VERSION, "fingerprint": "ab", "total": 4, "images": 1} | sizes
-    run.journal_path.write_bytes(sealed(json.dumps(owner).encode()))
+    run.journal_path.write_bytes(with_checksum(json.dumps(owner).encode()))
     config, output = str(tmp_path / "config.yaml"), str(tmp_path / "clean.zarr")
     damaged = f"{run.journal_path}: its first line is damaged"
     assert damaged in said("plan", config, code=BAD_DATA)

@@ -96,7 +96,7 @@ LIES = [
     ("name: pnp", "name: tv", 8, "prior.denoiser: is for prior pnp, and prior.name is tv"),
     ("{name: mask, mask: m.npy,", "{name: sum, operators: [{name: mask, mask: m.npy}], weights: [1, 2],", 6, "operators[1].weights: has 2 numbers for 1 operator; write one for each"),
     ("{name: mask, mask: m.npy,", "{name: composition, operators: [{name: sum, operators: [], weights: [1]}],", 6, "operators[1].operators[0].weights: has 1 number for 0 operators"),
-    ("{name: mask, mask: m.npy,", "{name: sum, operators: [{name: mask, mask: m.npy}], weights: [.nan],", 6, "operators[1].weights: weights is [nan]: NaN and infinity count nothing. Write"),
+    ("{name: mask, mask: m.npy,", "{name: sum, operators: [{name: mask, mask: m.npy}], weights: [.nan],", 6, "operators[1].weights: weights is [nan]: NaN and infinity are not allowed. Write"),
     ("weight: 1.0", "weight: 2.0", 8, "prior.weight: a denoiser in the place of a prox has no weight"),
     ("weight: 1.0", "wieght: 2.0", 8, "prior.wieght: unknown key; did you mean weight?"),
     ("weight: 1.0", "sigma: 0", 8, "prior.sigma: 0 is too small; write more than 0"),

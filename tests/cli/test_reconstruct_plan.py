@@ -30,18 +30,18 @@ KERNELS = {
         ("nan", "operators[0]: kernel has 1 of 2 numbers that are NaN or infinite. Write finite ones."),
         (
             "zero",
-            "operators[0]: kernel is 0 everywhere: nothing of the image would be measured. Write another.",
+            "operators[0]: kernel is 0 everywhere: the measurement would be empty. Write another kernel.",
         ),
-        ("line", "operators[0]: kernel has shape (5,): write rows and columns"),
-        ("volume", "operators[0]: kernel has shape (2, 2, 3, 3): write rows and columns"),
-        ("complex", "operators[0]: kernel is complex128: light adds up. Write real numbers."),
+        ("line", "operators[0]: kernel has shape (5,): write an array of rows and columns"),
+        ("volume", "operators[0]: kernel has shape (2, 2, 3, 3): write an array of rows and columns"),
+        ("complex", "operators[0]: kernel is complex128: a blur adds light. Write real numbers."),
         (
             "long",
-            "operators[0]: the kernel is 201 pixels long and the image 96: with boundary reflect it has to be",
+            "operators[0]: the kernel is 201 pixels long and the image 96: with boundary reflect the kernel must be",
         ),
         (
             "planes",
-            "operators[0]: the kernel has shape (3, 5, 5), one for each of 3 planes, and the image of",
+            "operators[0]: the kernel has shape (3, 5, 5), one for each of 3 planes, but the image of",
         ),
     ],
 )
@@ -57,7 +57,7 @@ def test_a_plan_refuses_a_kernel_that_is_none(reconstruction: Path, kernel: str,
     ("operator", "words"),
     [
         ("name: mask, mask: zeros.npy", "operators[0]: the mask is 0 everywhere: nothing of the image would be measured"),
-        ("name: shift, shift: [500, 0]", "operators[0]: shift is (500, 0) and the image is 96 pixels long: nothing of it"),
+        ("name: shift, shift: [500, 0]", "operators[0]: shift is (500, 0) and the image is 96 pixels long: only the zeros"),
     ],
 )  # fmt: skip
 def test_a_plan_refuses_an_operator_that_sees_nothing(
@@ -117,7 +117,7 @@ def test_a_plan_tells_an_inferred_shape_that_is_larger_than_the_data(
     [
         ("y0", (50, 80), 2, "y0.npy has shape [50, 80], but blur of an image of shape [96, 80] gives [96, 80]. Write shape"),
         ("y0", (80,), 4, "y0.npy: the array's shape is (80,): an image has at least the axes y and x"),
-        ("m", (20, 20), 2, "operators[1]: the mask has shape (20, 20) and the image (96, 80). Give it the image's shape"),
+        ("m", (20, 20), 2, "operators[1]: the mask has shape (20, 20) and the image (96, 80). Write a mask of the image's shape"),
         ("truth", (50, 80), 4, "truth.npy has shape [50, 80], and the image has [96, 80]. Give one of that shape."),
     ],
 )  # fmt: skip
@@ -133,7 +133,7 @@ def test_a_plan_finds_shapes_that_do_not_fit(
 def test_a_composition_of_nothing_is_refused(reconstruction: Path) -> None:
     words = ["--set", "operators[1]={name: composition, operators: [], data: y1.npy}"]
     result = RUNNER.invoke(app, ["plan", str(reconstruction), *words])
-    assert (result.exit_code, "operators[1]: a composition of no operators" in result.stderr) == (2, True)
+    assert (result.exit_code, "operators[1]: a composition without operators" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

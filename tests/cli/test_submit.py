@@ -1,4 +1,4 @@
-"""Runs as batch jobs of a real Slurm: submitted, drained when their time is up, gone on with, cancelled."""
+"""Runs as batch jobs of a real Slurm: submitted, drained when their time is up, resumed, cancelled."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def job(slurm: Slurm, tmp_path: Path) -> HpcJob:
 
 
 def status(job: HpcJob) -> dict[str, Any]:
-    """What `recon-cli status` says."""
-    return job.told("status", "out.zarr.run")
+    """Output of `recon-cli status`."""
+    return job.json_of("status", "out.zarr.run")
 
 
 def end_time(slurm: Slurm, number: str) -> None:
-    """What Slurm does before the time of a job is up."""
+    """Send the signal that Slurm sends before the time of a job is up."""
     slurm.call("scancel", "--signal=USR1", "--batch", number)
 
 
 def begin_now(slurm: Slurm, number: str) -> None:
-    """Begin a job again of which Slurm would wait two minutes: in the second in which it ended its node does not take it."""
+    """Restart a requeued job at once, for which Slurm would wait two minutes: its node refuses it in the second in which it ended."""
 
     def state() -> str:
         return slurm.call("squeue", "--noheader", f"--jobs={number}", "--format=%T %r")
@@ -51,14 +51,14 @@ def begin_now(slurm: Slurm, number: str) -> None:
 
 def submitted(job: HpcJob, *words: str) -> str:
     """The number of the batch job."""
-    return str(job.told(*SUBMIT, *words)["job"])
+    return str(job.json_of(*SUBMIT, *words)["job"])
 
 
 def test_a_dry_run_shows_the_script_and_the_plan_and_writes_nothing(job: HpcJob, slurm: Slurm) -> None:
-    said = job.call(*SUBMIT, "--dry-run")
-    assert "#SBATCH --signal=B:USR1@120" in said
-    assert f"attend {job.run_directory}" in said
-    assert f"blocks    {BLOCKS} of 128 × 128" in said
+    output = job.call(*SUBMIT, "--dry-run")
+    assert "#SBATCH --signal=B:USR1@120" in output
+    assert f"attend {job.run_directory}" in output
+    assert f"blocks    {BLOCKS} of 128 × 128" in output
     assert not job.run_directory.exists()
     assert not slurm.jobs()
 
@@ -143,24 +143,24 @@ def slow(pixels, folder):
 
 
 def make_reconstruction(job: HpcJob, iterations: int) -> None:
-    """In the place of the denoising: a blurred image whose iterations take a while each."""
+    """Replace the denoising by a reconstruction of a blurred image with slow iterations."""
     np.save(job.folder / "psf.npy", np.full((5, 5), 1 / 25, np.float32))
     np.save(job.folder / "y.npy", np.random.default_rng(3).random((3 * EDGE, 3 * EDGE), np.float32))
     (job.folder / "slow.py").write_text(SLOW)
-    told = json.loads(job.config.read_text())
-    denoiser = told.pop("denoiser") | {"import": "slow:slow", "depth": 1}
-    del told["input"]
-    told |= {
+    tree = json.loads(job.config.read_text())
+    denoiser = tree.pop("denoiser") | {"import": "slow:slow", "depth": 1}
+    del tree["input"]
+    tree |= {
         "job": "reconstruct",
         "operators": [{"name": "blur", "kernel": "psf.npy", "data": "y.npy"}],
         "prior": {"name": "pnp", "denoiser": denoiser},
         "solver": {"name": "fista", "iterations": iterations, "tol": 0},
     }
-    job.config.write_text(json.dumps(told))
+    job.config.write_text(json.dumps(tree))
 
 
 def iteration(job: HpcJob) -> int:
-    """How many iterations are done."""
+    """Number of iterations that are done."""
     return int((status(job).get("figures") or {}).get("iteration", 0))
 
 
@@ -234,7 +234,7 @@ def test_an_attempt_that_did_nothing_is_the_last(job: HpcJob, slurm: Slurm) -> N
     wait_for(lambda: "cluster: slurm-alloc" in log.read_text())
     end_time(slurm, number)
     reason = wait_for((job.run_directory / "failed").exists) and (job.run_directory / "failed").read_text()
-    assert "its time was up before anything was done, so it is not asked for again" in reason
+    assert "its time was up before anything was done, so no other job is requested" in reason
     wait_for(lambda: not slurm.jobs())
     assert status(job)["state"] == "failed"
     assert "its time was up before anything was done" in job.call("status", "out.zarr.run")
@@ -307,8 +307,8 @@ def test_fresh_begins_once_and_counts_what_it_does_itself(job: HpcJob, slurm: Sl
 
 def test_workers_of_a_submitted_run_have_gpus_of_their_own(job: HpcJob) -> None:
     job.set_pace(0.1)
-    told = ("cluster.gpus=1", "run.device=cpu", "run.memory_per_worker=800MiB")
-    submitted(job, "--workers", "4", *(word for each in told for word in ("--set", each)))
+    settings = ("cluster.gpus=1", "run.device=cpu", "run.memory_per_worker=800MiB")
+    submitted(job, "--workers", "4", *(word for each in settings for word in ("--set", each)))
     wait_for((job.run_directory / "finished").exists)
     assert {(node, gpus) for _, _, node, gpus in job.log()} == {
         ("n1", "0"),

@@ -15,7 +15,7 @@ import pytest
 from halotile.cli.main import app
 from halotile.graphs.runs.verify import Verdict
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.number_ranges import RangeSet
 from tests.cli.engine import RUNNER, save_job
 
 
@@ -33,9 +33,9 @@ def find(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
         (Verdict(1, 1, (), 0), 0, "sound, 1 of 1 block checked"),
         (Verdict(4, 4, ("block 2: checksum",), 0), 4, "block 2: checksum"),
         (Verdict(4, 4, ("block 2: checksum",), 1), 0, "1 problem repaired"),
-        (Verdict(4, 3, (), 0, Runs([2])), 3, "1 block is not done: 2 (quarantined, or not yet run)"),
-        (Verdict(9, 4, (), 0, Runs(range(4, 9))), 3, "5 blocks are not done: 4-8 (quar"),
-        (Verdict(4, 3, ("block 0: cut",), 0, Runs([2])), 4, "1 block is not done: 2"),
+        (Verdict(4, 3, (), 0, RangeSet([2])), 3, "1 block is not done: 2 (quarantined, or not yet run)"),
+        (Verdict(9, 4, (), 0, RangeSet(range(4, 9))), 3, "5 blocks are not done: 4-8 (quar"),
+        (Verdict(4, 3, ("block 0: cut",), 0, RangeSet([2])), 4, "1 block is not done: 2"),
     ],
 )
 def test_verify_tells_what_is_damaged(
@@ -82,7 +82,7 @@ def test_verify_says_what_a_repair_would_do(
     undone: int,
     words: str,
 ) -> None:
-    find(monkeypatch, Verdict(9, 9 - undone, problems, 0, Runs(range(undone))))
+    find(monkeypatch, Verdict(9, 9 - undone, problems, 0, RangeSet(range(undone))))
     result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
     assert result.exit_code == 4
     assert result.stderr.endswith(
@@ -123,16 +123,16 @@ def test_verify_of_a_run_at_work_says_to_wait(
     directory.write_job({})
     directory.write_status({"state": "running", "host": host, "updated": time.time()})
     with directory.lock() if host != "elsewhere" else nullcontext():
-        find(monkeypatch, Verdict(4, 3, (), 0, Runs([2])))
+        find(monkeypatch, Verdict(4, 3, (), 0, RangeSet([2])))
         result = RUNNER.invoke(app, ["verify", str(output)])
         assert result.exit_code == 3
         assert "is not complete: a run is still writing it. Wait until that is over" in result.stderr
         assert "resume" not in result.stderr
-        find(monkeypatch, Verdict(4, 3, ("block 0: cut",), 0, Runs([2])))
+        find(monkeypatch, Verdict(4, 3, ("block 0: cut",), 0, RangeSet([2])))
         result = RUNNER.invoke(app, ["verify", str(output)])
         assert result.exit_code == 4
         assert "is damaged. A run is still writing it: when that is over, `recon-cli verify" in result.stderr
     directory.write_status({"state": "stopped"})
-    find(monkeypatch, Verdict(4, 3, (), 0, Runs([2])))
+    find(monkeypatch, Verdict(4, 3, (), 0, RangeSet([2])))
     result = RUNNER.invoke(app, ["verify", str(output)])
     assert (result.exit_code, "recon-cli resume" in result.stderr) == (3, True)

@@ -1,4 +1,4 @@
-"""Whether there is a GPU, and what the tests take in its place when they are rehearsed."""
+"""Fixtures for a GPU, or for a CPU in its place when the tests are rehearsed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from halotile.tasks.devices.gpu import Gpu
 
 @pytest.fixture(scope="session")
 def gpu(pytestconfig: pytest.Config) -> str:
-    """``cuda``, or ``cpu`` where the tests are rehearsed; what needs it is skipped, or fails, where there is none."""
+    """``cuda``, or ``cpu`` in a rehearsal; without a GPU the test is skipped, or fails if a GPU was requested."""
     requested: str = pytestconfig.getoption("--gpu-device")
     if requested == "cpu" or torch.cuda.is_available():
         return "cpu" if requested == "cpu" else "cuda"
@@ -28,14 +28,14 @@ def gpu_device(gpu: str) -> Gpu:
     return Gpu("cuda:0" if gpu == "cuda" else "cpu")
 
 
-@pytest.fixture(params=[False, True], ids=["asked", "recorded"])
-def any_card(gpu_device: Gpu, request: pytest.FixtureRequest) -> Gpu:
-    """The GPU, and the GPU that records."""
-    return gpu_device.recording() if request.param else gpu_device
+@pytest.fixture(params=[False, True], ids=["launched", "recorded"])
+def any_gpu(gpu_device: Gpu, request: pytest.FixtureRequest) -> Gpu:
+    """The GPU without and with recording."""
+    return gpu_device.with_recording() if request.param else gpu_device
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Libraries of a GPU warn of what they cannot do and do otherwise: that is no failure."""
+    """Allow warnings of GPU libraries that fall back to another method."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.filterwarnings("default::UserWarning"))

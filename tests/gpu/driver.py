@@ -1,4 +1,4 @@
-"""A whole run in a process of its own, which tells whether it began with CUDA: ``driver.py FOLDER KIND DEVICE``."""
+"""A whole run in a separate process, which reports whether it initialised CUDA: ``driver.py FOLDER KIND DEVICE``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support import job_of
 def main(folder: Path, kind: str, device: str) -> None:
     """Run the job of ``in.zarr`` to ``out.zarr`` there, on the first GPU."""
     options = {
-        "import": "tests.gpu.models:told",
+        "import": "tests.gpu.models:build",
         "options": {"folder": str(folder)},
         "receptive_field": 3,
         "alignment": 1,
@@ -35,8 +35,8 @@ def main(folder: Path, kind: str, device: str) -> None:
     )
     import torch
 
-    told = {"pid": os.getpid(), "done": outcome.done, "total": outcome.total}
-    print(json.dumps(told | {"began_with_cuda": torch.cuda.is_initialized()}))
+    report = {"pid": os.getpid(), "done": outcome.done, "total": outcome.total}
+    print(json.dumps(report | {"initialised_cuda": torch.cuda.is_initialized()}))
 
 
 if __name__ == "__main__":

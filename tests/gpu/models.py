@@ -11,8 +11,8 @@ import torch
 from tests.networks import convolutions
 
 
-class Faults(torch.nn.Module):  # type: ignore[misc]
-    """A small network that tells a folder which process it runs in and which GPUs that sees, and takes its time there."""
+class Reporter(torch.nn.Module):  # type: ignore[misc]
+    """A small, slow network that writes the process it runs in and its visible GPUs to a folder."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Faults(torch.nn.Module):  # type: ignore[misc]
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         """The network on a batch."""
         if batch.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("what is recorded would neither tell nor take its time")
+            raise RuntimeError("a recorded call would neither write nor wait")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         (self.folder / f"seen-{os.getpid()}").write_text(f"{batch.device.type} {visible}")
         time.sleep(float((self.folder / "pace").read_text()))
@@ -30,6 +30,6 @@ class Faults(torch.nn.Module):  # type: ignore[misc]
         return result
 
 
-def told(folder: str) -> torch.nn.Module:
-    """One that tells."""
-    return Faults(folder)
+def build(folder: str) -> torch.nn.Module:
+    """The network for a folder."""
+    return Reporter(folder)

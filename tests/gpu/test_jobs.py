@@ -1,4 +1,4 @@
-"""Whole jobs on a GPU: the processor's pixels, and the same bits however they are run."""
+"""Whole jobs on a GPU: the pixels of the CPU, and the same bits however they are run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def denoised(wanted: Denoising, cluster: Cluster) -> Image:
     return read_zarr(Path(wanted.output.path))
 
 
-def test_every_denoiser_agrees_with_the_processor(gpu: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_every_denoiser_agrees_with_the_cpu(gpu: str, cluster: Cluster, tmp_path: Path) -> None:
     apart = {}
     for name in DENOISERS:
         want = denoised(job(tmp_path, f"{name}-cpu.zarr", name, "cpu"), cluster)
@@ -73,7 +73,7 @@ def test_every_denoiser_agrees_with_the_processor(gpu: str, cluster: Cluster, tm
 
 
 @pytest.mark.parametrize("name", ["gaussian", "dncnn"])
-def test_one_worker_and_two_on_a_card_write_the_same_bits_each_time(
+def test_one_worker_and_two_on_a_gpu_write_the_same_bits_each_time(
     gpu: str, cluster: Cluster, name: str, tmp_path: Path
 ) -> None:
     first = denoised(job(tmp_path, "first.zarr", name, gpu), cluster)
@@ -93,7 +93,7 @@ def test_a_job_that_is_killed_goes_on_and_writes_the_same_bits(
 
     def wanted(output: str) -> Denoising:
         options = {
-            "import": "tests.gpu.models:told",
+            "import": "tests.gpu.models:build",
             "options": {"folder": str(tmp_path)},
             "receptive_field": 3,
             "alignment": 1,
@@ -127,8 +127,8 @@ def test_a_job_that_is_killed_goes_on_and_writes_the_same_bits(
     finally:
         for process in members(driver.pid):
             os.kill(process, signal.SIGKILL)
-        said, _ = driver.communicate()
-    assert alive, said
+        output, _ = driver.communicate()
+    assert alive, output
     done = journalled(plan.run_directory)
     assert 6 <= len(done) < len(plan.grid)
     (tmp_path / "pace").write_text("0")

@@ -49,7 +49,7 @@ def test_the_batch_is_halved_when_the_model_runs_out_of_memory(gpu_device: Gpu) 
 
 @pytest.fixture
 def little_memory(gpu: str) -> Iterator[None]:
-    """What torch has already taken of the GPU, and room for a quarter of what the whole batch takes."""
+    """Limit the GPU memory to what torch has taken already and a quarter of a whole batch."""
     if gpu == "cpu":
         pytest.skip("a rehearsal on the CPU: its memory cannot be limited")
     torch.cuda.empty_cache()
@@ -64,7 +64,7 @@ def little_memory(gpu: str) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("little_memory")
-def test_the_batch_is_halved_when_the_card_itself_says_so(gpu_device: Gpu) -> None:
+def test_the_batch_is_halved_when_the_gpu_is_out_of_memory(gpu_device: Gpu) -> None:
     def wide(batch: torch.Tensor) -> torch.Tensor:
         return batch.repeat(1, CHANNELS, 1, 1)[:, :1]
 

@@ -1,4 +1,4 @@
-"""The way of pixels to a real GPU and back, and what a block becomes on it."""
+"""Copies of pixels to a real GPU and back, and blocks computed on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHOLE = Region.whole((300, 260))
 
 
 def image(dtype: str) -> np.ndarray[Any, Any]:
-    """Noise, large enough to go the way of large pieces."""
+    """Noise, large enough for the buffers of large arrays."""
     return (np.random.default_rng(0).random((2, 1, *WHOLE.shape)) * 100).astype(dtype)
 
 
@@ -59,28 +59,28 @@ def test_pixels_of_every_type_get_there_and_back(gpu_device: Gpu, dtype: str) ->
     pixels = image(dtype)
     given = [pixels, pixels[..., ::-1], np.asfortranarray(pixels), pixels[..., :1]]
     for _ in range(3):  # pinned memory is used again
-        back = [gpu_device.give(gpu_device.take(gpu_device.stage(each))) for each in given[:2]]
+        back = [gpu_device.fetch(gpu_device.take(gpu_device.stage(each))) for each in given[:2]]
         for got, want in zip(back, given, strict=False):
             np.testing.assert_array_equal(got.pixels(), want)
         for each in given[2:]:
             np.testing.assert_array_equal(
-                gpu_device.give(gpu_device.take(gpu_device.stage(each))).pixels(), each
+                gpu_device.fetch(gpu_device.take(gpu_device.stage(each))).pixels(), each
             )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_block_comes_out_as_on_the_processor(any_card: Gpu, dtype: str) -> None:
+def test_a_block_comes_out_as_on_the_cpu(any_gpu: Gpu, dtype: str) -> None:
     pixels, core = image(dtype), Region((20, 30), (290, 200))
     want, got = (
         TileRunner(device.place(Blur()), device, tiling(), "blur")(pixels, WHOLE, core, 1, {})
-        for device in (Device(), any_card)
+        for device in (Device(), any_gpu)
     )
     assert got.dtype == want.dtype
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_recorded_has_the_same_bits(gpu_device: Gpu) -> None:
-    recording = gpu_device.recording()
+    recording = gpu_device.with_recording()
     requested, recorded = (
         TileRunner(Blur(), device, tiling(), "blur")(image("uint16"), WHOLE, WHOLE, 1, {})
         for device in (gpu_device, recording)
@@ -93,15 +93,15 @@ def test_a_model_that_asks_for_a_value_in_between_is_not_recorded(gpu: str) -> N
     """In a process of its own: a recording that breaks may leave one that cannot allocate."""
     program = (
         "import sys, numpy as np\n"
-        "from halotile.tasks.devices.gpu import Card\n"
+        "from halotile.tasks.devices.gpu import Gpu\n"
         "from halotile.tasks.inner_tiles import TileRunner\n"
         "from tests.gpu.test_pixels import WHOLE, image, tiling\n"
-        "card = Card(sys.argv[1]).recording()\n"
+        "gpu = Gpu(sys.argv[1]).with_recording()\n"
         "looking = lambda batch: batch * (2.0 if float(batch.max()) > 0 else 1.0)\n"
         "for _ in range(2):\n"
-        "    got = TileRunner(looking, GPU, tiling(values=None), 'looking')(image('float32'), WHOLE, WHOLE, 1, {})\n"
+        "    got = TileRunner(looking, gpu, tiling(values=None), 'looking')(image('float32'), WHOLE, WHOLE, 1, {})\n"
         "    np.testing.assert_allclose(got, 2 * image('float32'), rtol=1e-6)\n"
-        "assert GPU.records == (GPU.kind == 'cpu')\n"
+        "assert gpu.records == (gpu.kind == 'cpu')\n"
     )
     device = "cuda:0" if gpu == "cuda" else "cpu"
     done = subprocess.run(
@@ -114,9 +114,9 @@ def test_a_model_that_asks_for_a_value_in_between_is_not_recorded(gpu: str) -> N
     assert done.returncode == 0, done.stderr
 
 
-def test_blocks_that_are_on_their_way_at_once_do_not_mix(any_card: Gpu) -> None:
+def test_blocks_that_are_on_their_way_at_once_do_not_mix(any_gpu: Gpu) -> None:
     """The next one is sent while one is computed and the one before comes back."""
-    gpu_device = any_card
+    gpu_device = any_gpu
     runner = TileRunner(gpu_device.place(Blur()), gpu_device, tiling(values=None), "blur")
     plain = TileRunner(Blur(), Device(), tiling(values=None), "blur")
     images = [image("float32") + 1000 * number for number in range(6)]
@@ -133,11 +133,11 @@ def test_blocks_that_are_on_their_way_at_once_do_not_mix(any_card: Gpu) -> None:
     np.testing.assert_allclose(before[0].collect(), before[1], rtol=1e-5)
 
 
-def test_nan_on_finite_pixels_is_found_on_the_card(gpu_device: Gpu) -> None:
+def test_nan_on_finite_pixels_is_found_on_the_gpu(gpu_device: Gpu) -> None:
     from halotile.errors import BlockFailed
 
     runner = TileRunner(lambda batch: batch / 0, gpu_device, tiling(), "wrong")
-    with pytest.raises(BlockFailed, match="NaN or infinity on finite pixels"):
+    with pytest.raises(BlockFailed, match="NaN or infinity for finite pixels"):
         runner(image("float32"), WHOLE, WHOLE, 1, {})
     pixels = image("float32")
     pixels[0, 0, 5, 5] = np.nan

@@ -1,4 +1,4 @@
-"""Reconstructions whose prior denoises on a GPU: the processor's image, the same bits each time, within what was planned of the GPU."""
+"""Reconstructions whose prior denoises on a GPU: the image of the CPU, the same bits each time, within the planned GPU memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def done(wanted: Reconstruction, cluster: Cluster) -> tuple[Plan, Outcome, Image
     return plan, outcome, read_zarr(plan.output)
 
 
-def test_a_reconstruction_agrees_with_the_processor_and_with_itself(
+def test_a_reconstruction_agrees_with_the_cpu_and_with_itself(
     gpu: str, cluster: Cluster, tmp_path: Path
 ) -> None:
     # What a trial of a GPU chooses may be another tile each time, and so other last bits.
@@ -59,7 +59,7 @@ def test_a_reconstruction_agrees_with_the_processor_and_with_itself(
     np.testing.assert_array_equal(again, got)
 
 
-def test_it_holds_what_was_planned_of_the_card(gpu: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_it_holds_what_was_planned_of_the_gpu(gpu: str, cluster: Cluster, tmp_path: Path) -> None:
     plan, outcome, _ = done(job(tmp_path, "x.zarr", gpu, Tile(block=256)), cluster)
     assert outcome.done == outcome.total
     if gpu == "cuda":

@@ -1,4 +1,4 @@
-"""A real GPU tried: what is found there holds in the run that follows."""
+"""A trial of a real GPU, whose findings hold in the run that follows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def job(folder: Path, device: str) -> Denoising:
     return replace(given, cluster=Choice(kind="local"))
 
 
-def test_a_trial_tells_speed_memory_and_errors(gpu_device: Gpu, tmp_path: Path) -> None:
+def test_a_trial_reports_speed_memory_and_errors(gpu_device: Gpu, tmp_path: Path) -> None:
     task = work_of(make_plan(job(tmp_path, "cpu"))).task
     found = tune(task, TrialRequest(tiles=((512, 512), (256, 256)), batch=2, compare=True), gpu_device)
     assert found.device == gpu_device.title
@@ -54,7 +54,7 @@ def test_a_trial_tells_speed_memory_and_errors(gpu_device: Gpu, tmp_path: Path) 
 
 
 @pytest.mark.cluster
-def test_a_run_holds_what_was_planned_of_the_card(gpu: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_run_holds_what_was_planned_of_the_gpu(gpu: str, cluster: Cluster, tmp_path: Path) -> None:
     plan = make_plan(job(tmp_path, gpu))
     outcome = run(plan, cluster=cluster)
     assert outcome.done == outcome.total

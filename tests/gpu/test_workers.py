@@ -1,4 +1,4 @@
-"""A worker on a GPU of its own, from a driver that never begins with CUDA."""
+"""A worker on its own GPU, started by a driver that never initialises CUDA."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
 
 
 @pytest.mark.parametrize("kind", ["local", "local-cuda"])
-def test_a_run_computes_on_the_card_and_its_driver_does_not(gpu: str, kind: str, tmp_path: Path) -> None:
+def test_a_run_computes_on_the_gpu_and_its_driver_does_not(gpu: str, kind: str, tmp_path: Path) -> None:
     if kind == "local-cuda":
         if gpu == "cpu":
             pytest.skip("a rehearsal on the CPU: local-cuda has no GPU to give to a worker")
@@ -29,11 +29,11 @@ def test_a_run_computes_on_the_card_and_its_driver_does_not(gpu: str, kind: str,
     (tmp_path / "pace").write_text("0")
     pixels = noisy_image((300, 260))
     write_zarr(tmp_path / "in.zarr", pixels)
-    told = driven(tmp_path, kind, gpu)
-    assert told["done"] == told["total"] > 1
-    assert not told["began_with_cuda"]
+    report = driven(tmp_path, kind, gpu)
+    assert report["done"] == report["total"] > 1
+    assert not report["initialised_cuda"]
     seen = {path.name: path.read_text() for path in tmp_path.glob("seen-*")}
-    seen.pop(f"seen-{told['pid']}", None)  # the planner tries the network, on the CPU
+    seen.pop(f"seen-{report['pid']}", None)  # the planner tries the network, on the CPU
     assert seen
     for each in seen.values():  # of the worker, and of the process that tried the GPU
         device, _, visible = each.partition(" ")
@@ -46,7 +46,7 @@ def test_a_run_computes_on_the_card_and_its_driver_does_not(gpu: str, kind: str,
 
 
 def driven(folder: Path, kind: str, device: str) -> dict[str, Any]:
-    """What a driver in a process of its own tells."""
+    """Run the driver in a separate process and return its report."""
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / "tests/gpu/driver.py"), str(folder), kind, device],
         cwd=REPOSITORY,
@@ -57,5 +57,5 @@ def driven(folder: Path, kind: str, device: str) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return told
+    report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return report

@@ -18,10 +18,10 @@ IN_THREADS: dict[str, Any] = {
     "dashboard_address": "127.0.0.1:0",
     "worker_dashboard_address": "127.0.0.1:0",
 }
-"""A LocalCluster in this process. Told no addresses, Dask serves pages to everybody, asked for them or not."""
+"""Options of a LocalCluster in this process. Without addresses, Dask serves its dashboard on all interfaces."""
 
 NEAR = 1e-5
-"""Largest difference, in parts of the largest value."""
+"""Largest difference, relative to the largest value."""
 
 
 def image(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -62,7 +62,7 @@ def difference(left: Any, right: Any) -> float:
 
 
 class Smooth(torch.nn.Module):  # type: ignore[misc]
-    """A network that sees two pixels far, with a noise level for each pixel or image."""
+    """A network with a reach of two pixels, and a noise level for each pixel or image."""
 
     def __init__(self, scale: int = 1) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def refuse_bright(batch: torch.Tensor) -> torch.Tensor:
 
 
 def one_bright_pixel() -> torch.Tensor:
-    """In the second of three tiles."""
+    """An image with a bright pixel in the second of three tiles."""
     x = torch.zeros(1, 1, 40, 16)
     x[..., 20, 8] = 9
     return x

@@ -1,4 +1,4 @@
-"""Stores that remember what is read of them, and functions of windows."""
+"""Stores that record their reads, and functions of windows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pixels = NDArray[Any]
 
 @dataclass
 class Stored:
-    """Pixels that can only be read region by region; it remembers which."""
+    """Pixels that can only be read region by region; it records the regions."""
 
     pixels: Pixels
     chunks: tuple[int, ...]
@@ -58,7 +58,7 @@ def stored(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str = "float3
 
 
 def neighbours(window: Pixels) -> Pixels:
-    """Weighted shifted sums: what is left of a pixel counts otherwise than what is right of it."""
+    """Weighted shifted sums: the left neighbours have other weights than the right ones."""
     result = window.astype("float64")
     for axis in range(window.ndim):
         result = result + 0.5 * np.roll(result, 1, axis) - 0.25 * np.roll(result, -2, axis)
@@ -66,7 +66,7 @@ def neighbours(window: Pixels) -> Pixels:
 
 
 def running_sum(window: Pixels) -> Pixels:
-    """Depends on where in its window a pixel stands, and on everything before it."""
+    """A sum that depends on the position in the window, and on everything before it."""
     for axis in range(window.ndim):
         window = np.cumsum(window, axis=axis)
     return window

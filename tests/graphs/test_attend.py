@@ -1,4 +1,4 @@
-"""An attempt at a submitted run that finds its output held: by a machine that was lost, or by another driver at work."""
+"""Attempts at a submitted run whose output is held by a lost machine, or by another driver at work."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.support import write_zarr
 
 @pytest.fixture
 def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The jobs that are put back into the queue."""
+    """The jobs that are requeued."""
     numbers: list[str] = []
     monkeypatch.setattr(slurm, "requeue", numbers.append)
     monkeypatch.setattr("halotile.graphs.submission.attend.ignore_signals", lambda: None)
@@ -57,7 +57,7 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[[float], RunDirectory]:
-    """A run that was submitted so many seconds ago as job 7."""
+    """A run that was submitted as job 7, some seconds ago."""
 
     def make(seconds: float) -> RunDirectory:
         made = RunDirectory(tmp_path / "out.zarr.run")
@@ -81,9 +81,7 @@ def test_an_output_that_a_lost_machine_holds_is_asked_for_again(
     def held(*_: object) -> None:
         raise OutputInUse("in use.")
 
-    with pytest.raises(
-        Stopped, match=r"in use\. Nothing has been heard of it, so this job is asked for again"
-    ):
+    with pytest.raises(Stopped, match=r"in use\. Its holder has been silent, so this job is requested again"):
         attend(made, held)
     assert requested == ["7"]
     assert BatchFiles(made).failure() is None
@@ -134,7 +132,7 @@ def test_what_is_waited_for_is_told_in_the_log(
 
 
 class Torn(BaseException):
-    """What the command raises where a signal comes outside of a run."""
+    """The error of the command when a signal comes outside of a run."""
 
 
 def _tear(number: int, _: FrameType | None) -> NoReturn:
@@ -143,7 +141,7 @@ def _tear(number: int, _: FrameType | None) -> NoReturn:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[signal.Signals]]:
-    """The signal that comes while a lock is waited for, for as long as a batch job waits."""
+    """The signal that comes while the command waits for a lock, as long as a batch job does."""
     requested: list[signal.Signals] = []
     monkeypatch.setattr(waiting, "SECONDS", 0.05)
     monkeypatch.setattr(claim, "log_line", lambda _: os.kill(os.getpid(), requested[0]))
@@ -165,7 +163,7 @@ def running(scene: Scene) -> Callable[[Submission, bool], None]:
 
 @contextmanager
 def held_by(what: str, directory: RunDirectory) -> Iterator[None]:
-    """A run whose output another driver, or a worker of one, holds."""
+    """A run whose output is held by another driver, or by a worker of one."""
     if what == "driver":
         with directory.lock():
             yield
@@ -189,7 +187,7 @@ def test_a_wait_that_lasts_until_time_is_up_is_gone_on_with_in_another_attempt(
     told.append(signal.SIGUSR1)
     with (
         held_by(holder, scene.directory),
-        pytest.raises(Stopped, match=r"Nothing has been heard of it, so this job is asked for again"),
+        pytest.raises(Stopped, match=r"Its holder has been silent, so this job is requested again"),
     ):
         attend(made, running(scene))
     assert requested == ["7"]
@@ -213,7 +211,7 @@ def test_a_job_that_is_ended_while_it_waits_is_not_asked_for_again(
 
 
 def denoising(folder: Path) -> tuple[RunPlan, Callable[[], object]]:
-    """A plan of a denoising, and what runs it."""
+    """A plan of a denoising, and the function that runs it."""
     plan = make_plan(Scene.create(folder).job())
     return plan, lambda: denoise(plan)
 
@@ -257,7 +255,7 @@ def test_every_kind_of_run_hears_signals_while_it_waits(
 def test_a_submission_that_cannot_be_understood_is_damaged(run: Callable[[float], RunDirectory]) -> None:
     directory = run(0.0)
     BatchFiles(directory).write({})
-    with pytest.raises(DamagedData, match=r"what it was submitted as is damaged\. Submit it again"):
+    with pytest.raises(DamagedData, match=r"the record of its submission is damaged\. Submit it again"):
         submission_in(directory)
     check_not_waiting(directory)
 
@@ -265,7 +263,7 @@ def test_a_submission_that_cannot_be_understood_is_damaged(run: Callable[[float]
 @pytest.mark.parametrize("rows", [3, [3], [{}], {"iteration": 3}])
 def test_odd_words_of_iterations_are_none(run: Callable[[float], RunDirectory], rows: Any) -> None:
     directory = run(0.0)
-    directory.write_written([{"iteration": 3}])
-    assert directory.read_written() == [{"iteration": 3}]
+    directory.write_output_iterations([{"iteration": 3}])
+    assert directory.read_output_iterations() == [{"iteration": 3}]
     (directory.path / WRITTEN).write_text(json.dumps({"iterations": rows}))
-    assert directory.read_written() == []
+    assert directory.read_output_iterations() == []

@@ -34,8 +34,8 @@ def others(*bad: int) -> set[int]:
     ("kind", "words"),
     [
         ("raise", "ValueError: poisoned by raise-19"),
-        ("nan", r"gave NaN or infinity on finite pixels at .*64.*96"),
-        ("shape", r"the function made \(31, 32\) of an image of shape \(32, 32\)"),
+        ("nan", r"returned NaN or infinity for finite pixels at .*64.*96"),
+        ("shape", r"the function returned \(31, 32\) for an image of shape \(32, 32\)"),
         ("die", "every worker that took it died"),
         ("missing", r"FileNotFoundError: .*calibration\.npy"),
     ],

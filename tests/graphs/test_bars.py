@@ -17,7 +17,7 @@ DONE = ("memory", "released")
 
 
 def bar_of(cluster: Cluster, phase: str) -> dict[str, int]:
-    """What the dashboard is shown: blocks done, and all of them."""
+    """The numbers on the dashboard: blocks done, and all of them."""
 
     def look(phase: str, dask_scheduler: Any) -> dict[str, int]:
         states = dask_scheduler.task_prefixes[phase].states
@@ -28,7 +28,7 @@ def bar_of(cluster: Cluster, phase: str) -> dict[str, int]:
 
 
 def ends_at(cluster: Cluster, phase: str, total: int) -> bool:
-    """Whether the bar comes to show that all is done; the scheduler forgets the last tasks a little later."""
+    """Wait until the bar shows that all blocks are done; the scheduler forgets the last tasks a little later."""
     for _ in range(100):
         if bar_of(cluster, phase) == {"done": total, "all": total}:
             return True

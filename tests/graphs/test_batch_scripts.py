@@ -1,4 +1,4 @@
-"""What batch systems are given, held to the letter: one system is here, of the others there are but their scripts."""
+"""Job scripts of all batch systems, compared to the letter: only one of the systems can be run here."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from halotile.graphs.clusters import htcondor, lsf, oar, pbs, sge, slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection.credentials import Credentials
 from halotile.graphs.clusters.launches.base import State
-from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, job_script, logs_of
+from halotile.graphs.clusters.launches.batch_jobs import job_script, logs_of
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Input, Output, Run
 from halotile.graphs.plans.devices import note_of_cluster
 from halotile.graphs.submission.script import batch_script
 from halotile.registry import names
 
-pytestmark = pytest.mark.filterwarnings("ignore:OAR Denoising memory")
+pytestmark = pytest.mark.filterwarnings("ignore:OAR Job memory")
 
 SCRIPTS = Path(__file__).with_name("scripts")
 SYSTEMS = {
@@ -209,7 +210,7 @@ ANSWERS = {
     ("slurm", "7|FAILED|NonZeroExitCode\n"): State(True, "FAILED (NonZeroExitCode)"),
     ("slurm", "7|NODE_FAIL|None\n"): State(True, "NODE_FAIL"),
     ("slurm", ""): State(True, "over"),
-    ("pbs", "Denoising id    Name\n--------  ----\n7.server  halotile\n"): State(False, "in the queue"),
+    ("pbs", "Job id    Name\n--------  ----\n7.server  halotile\n"): State(False, "in the queue"),
     ("sge", "=====\njob_number:                 7\nowner: ada\n"): State(False, "in the queue"),
     ("lsf", "7 PEND\n"): State(False, "PEND"),
     ("lsf", "7 EXIT\n"): State(True, "EXIT"),
@@ -229,34 +230,34 @@ COMMANDS = {
 }
 
 
-def pretend(folder: Path, name: str, said: str, code: int = 0) -> None:
-    """A command of a batch system that always answers the same."""
-    (folder / "answer").write_text(said)
+def pretend(folder: Path, name: str, answer: str, code: int = 0) -> None:
+    """Write a fake command of a batch system, which always gives the same answer."""
+    (folder / "answer").write_text(answer)
     (folder / name).write_text(f'#!/bin/sh\ncat "{folder}/answer"\nexit {code}\n')
     (folder / name).chmod(0o755)
 
 
-@pytest.mark.parametrize(("name", "said"), ANSWERS)
+@pytest.mark.parametrize(("name", "answer"), ANSWERS)
 def test_what_a_batch_system_says_of_a_job(
-    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(tmp_path, COMMANDS[name], said)
+    pretend(tmp_path, COMMANDS[name], answer)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert SYSTEMS[name].states(["7"]) == {"7": ANSWERS[name, said]}
+    assert SYSTEMS[name].states(["7"]) == {"7": ANSWERS[name, answer]}
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "answer"),
     [
-        ("pbs", "qstat: Unknown Denoising Id 7.server"),
-        ("pbs", "qstat: 7.server Denoising has finished, use -x or -H to obtain historical job information"),
+        ("pbs", "qstat: Unknown Job Id 7.server"),
+        ("pbs", "qstat: 7.server Job has finished, use -x or -H to obtain historical job information"),
         ("sge", "Following jobs do not exist:\n7"),
     ],
 )
 def test_a_job_that_the_system_has_forgotten_is_over(
-    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretend(tmp_path, COMMANDS[name], said, code=153)
+    pretend(tmp_path, COMMANDS[name], answer, code=153)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert SYSTEMS[name].states(["7"]) == {"7": State(True, "not in the queue any more")}
 
@@ -265,7 +266,7 @@ ONE_CALL = {
     "pbs": """
         echo "7.server  halotile"
         echo "70.server  halotile"
-        case "$*" in *8*) echo "qstat: Unknown Denoising Id 8.server" >&2; exit 153;; esac
+        case "$*" in *8*) echo "qstat: Unknown Job Id 8.server" >&2; exit 153;; esac
     """,
     "sge": """
         for each in $(echo $2 | tr , " "); do [ $each = 8 ] || echo "job_number:    $each"; done

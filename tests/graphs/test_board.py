@@ -1,4 +1,4 @@
-"""The map of a run: what it shows of its blocks, and what that costs."""
+"""The map of a run: its states, and its cost."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from halotile.graphs.watching.board import (
 )
 
 COUNTS = [(1,), (7,), (300,), (4, 5), (3, 4, 5), (2, 1, 6, 1), (130, 2), (257, 300), (1, 1, 1)]
-"""Blocks along each axis: a line, an image, a stack, channels last, more than a map has room for."""
+"""Numbers of blocks along each axis: a line, an image, a stack, channels last, more than a map has room for."""
 
 
 def walked(counts: tuple[int, ...], seed: int) -> tuple[Board, np.ndarray[Any, Any], dict[int, float]]:
-    """A board on which much has happened, and by plain bookkeeping what it should show."""
+    """A board with many changes, and the states that it should show, from plain bookkeeping."""
     rng = np.random.default_rng(seed)
     total = math.prod(counts)
     first = int(rng.integers(0, total + 1))

@@ -41,7 +41,7 @@ for (let place = 0; place < pixels.length; place += 4) {
 }
 return Object.fromEntries(found);
 """
-"""How many pixels of a canvas have each colour."""
+"""Number of pixels of a canvas by colour."""
 PAINTED = "readColours(); return Object.fromEntries(STATES.map((name) => [name, colours[name]]));"
 """The colour of each state."""
 CURVE = {"iteration": [1, 2, 3], "residual": [1.0, 0.1, 0.01], "psnr": [20.1, 25.2, None]}
@@ -49,7 +49,7 @@ CURVE = {"iteration": [1, 2, 3], "residual": [1.0, 0.1, 0.01], "psnr": [20.1, 25
 
 @pytest.fixture
 def browser() -> Iterator[Any]:
-    """Headless Chromium, which notes what its pages complain of."""
+    """Headless Chromium, which records errors of its pages."""
     from selenium.webdriver.chrome.service import Service
 
     options = webdriver.ChromeOptions()
@@ -63,18 +63,18 @@ def browser() -> Iterator[Any]:
 
 
 def page_of(cluster: Cluster) -> str:
-    """Its address."""
+    """The address of the page."""
     assert cluster.dashboard is not None
     return f"{cluster.dashboard.rpartition('/')[0]}/{ADDRESS}"
 
 
 def text(browser: Any, name: str) -> str:
-    """What stands somewhere on the page."""
+    """The text of an element of the page."""
     return str(browser.execute_script("return document.getElementById(arguments[0]).textContent", name))
 
 
 def done_in(browser: Any) -> int:
-    """How many blocks the page says are done."""
+    """Number of blocks that the page shows as done."""
     shown = text(browser, "done")
     return int(shown) if shown.isdecimal() else 0
 
@@ -87,7 +87,7 @@ def painted(browser: Any, state: str) -> int:
 
 
 def follows(browser: Any, condition: Callable[[], bool]) -> None:
-    """Something comes to be so, and meanwhile the page complains of nothing."""
+    """Wait for a condition; the page must not report an error meanwhile."""
     until(condition, seconds=30)
     own = "getImageData"  # it is these tests that read the canvas
     assert [entry for entry in browser.get_log("browser") if own not in entry["message"]] == []
@@ -137,8 +137,8 @@ def test_the_map_fills_while_a_job_runs(scene: Scene, cluster: Cluster, browser:
 def test_names_are_text_and_a_curve_is_drawn(cluster: Cluster, browser: Any) -> None:
     page = JobPage(cluster.client.id)
     cluster.client.register_plugin(page)
-    told = json.loads(json.dumps(TOLD))
-    cluster.client.log_event(TOPIC, told)
+    message = json.loads(json.dumps(TOLD))
+    cluster.client.log_event(TOPIC, message)
     browser.get(page_of(cluster))
     follows(browser, lambda: text(browser, "name") == TOLD["job"]["name"])
     assert browser.execute_script("return document.getElementsByTagName('img').length") == 0
@@ -153,7 +153,7 @@ def test_names_are_text_and_a_curve_is_drawn(cluster: Cluster, browser: Any) -> 
         # The window is of that width at once, what is in it before long.
         over = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
         follows(browser, lambda script=over: browser.execute_script(script) == 0)  # type: ignore[misc]
-    cluster.client.log_event(TOPIC, told | {"over": True})
+    cluster.client.log_event(TOPIC, message | {"over": True})
     follows(browser, lambda: text(browser, "word") == "the run is over")
 
 

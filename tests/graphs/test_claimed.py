@@ -205,7 +205,7 @@ def test_a_side_input_is_looked_after_as_well(scene: Scene, cluster: Cluster) ->
 ASKING: dict[str, tuple[Any, str]] = {
     "input": (ZarrReader, "__init__"),
     "directory": (os.path, "samestat"),
-    "metadata": (ownership, "_bytes_of"),
+    "metadata": (ownership, "_read_bytes"),
     "shards": (output, "inspect_index"),
 }
 """What asks the system in the driver, as a run looks after its input and its output."""

@@ -22,7 +22,8 @@ from distributed.core import connect
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster, Order, config_errors_described
+from halotile.graphs.clusters.base import Cluster, Order, Traits, config_errors_described
+from halotile.graphs.clusters.detection.cluster_kind import traits_of
 from halotile.graphs.clusters.workers import fork_server
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.jobs import sections
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.cluster
 
 
 def worker_view() -> dict[str, object]:
-    """What a worker sees of itself."""
+    """The environment and settings of a worker, as it sees them."""
     import torch
 
     from halotile.tasks.devices.device import prepare_process
@@ -60,7 +61,7 @@ def test_workers_never_see_ctrl_c(cluster: Cluster) -> None:
 
 
 def draw() -> float:
-    """A number that nobody gave a seed for."""
+    """A random number without a seed."""
     return float(np.random.random())
 
 
@@ -70,7 +71,7 @@ def test_workers_do_not_draw_the_same_numbers(cluster: Cluster) -> None:
 
 FORKED = """
 import os, sys
-from halotile.graphs import job
+from halotile.graphs.jobs import sections
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order
 
@@ -104,7 +105,7 @@ def test_what_lies_in_the_working_directory_is_not_imported_by_workers(tmp_path:
 
 
 async def knock(address: str) -> None:
-    """Connect as somebody without credentials would."""
+    """Connect without credentials."""
     comm = await connect(address, timeout=2)
     await comm.close()
 
@@ -120,7 +121,7 @@ def test_all_traffic_is_encrypted_and_a_stranger_is_refused(cluster: Cluster) ->
 
 
 def status_of(address: str) -> int:
-    """How a web server answers."""
+    """The status of a web server's answer."""
     try:
         with urlopen(address) as answer:
             return int(answer.status)
@@ -182,7 +183,7 @@ def test_a_denoiser_with_a_memory_is_refused_before_the_first_block(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "text"),
     [
         ({"distributed.worker.preload": ["no_such_module"]}, "preload or a setting"),
         ({"distributed.nanny.preload": ["no_such_module"]}, "no_such_module.*preload or a setting"),
@@ -191,17 +192,17 @@ def test_a_denoiser_with_a_memory_is_refused_before_the_first_block(tmp_path: Pa
     ],
 )
 def test_what_fails_in_dasks_configuration_is_not_blamed_on_memory(
-    setting: dict[str, object], said: str
+    setting: dict[str, object], text: str
 ) -> None:
     order = Order(workers=1, memory_bytes=2 * 2**30, choice=sections.Cluster(dashboard=False))
     with pytest.raises(ConfigError) as caught, dask.config.set(setting), local.start(order):
         pass
-    assert re.search(rf"^the cluster did not start \(.*{said}", str(caught.value))
+    assert re.search(rf"^the cluster did not start \(.*{text}", str(caught.value))
     assert "memory" not in str(caught.value).partition(". ")[0]
 
 
-def told_of(cause: Exception) -> str:
-    """What is told of a cluster that does not start, wrapped as Dask does it."""
+def message_of(cause: Exception) -> str:
+    """The message about a cluster that does not start, with its cause wrapped as Dask does it."""
     with pytest.raises(ConfigError) as caught, config_errors_described():
         raise RuntimeError("Cluster failed to start") from cause
     return str(caught.value)
@@ -214,14 +215,14 @@ def told_of(cause: Exception) -> str:
         (errno.EMFILE, "Allow more open files (ulimit -n)"),
         (errno.ENFILE, "All programs of this machine together"),
         (errno.ENOSPC, "Make room: "),
-        (errno.EADDRNOTAVAIL, "That is what this machine says: `recon-cli doctor`"),
-        (errno.EADDRINUSE, "That is what this machine says: `recon-cli doctor`"),
+        (errno.EADDRNOTAVAIL, "This machine refused it: `recon-cli doctor`"),
+        (errno.EADDRINUSE, "This machine refused it: `recon-cli doctor`"),
     ],
 )
 def test_what_the_system_refuses_is_not_blamed_on_dasks_configuration(number: int, remedy: str) -> None:
-    told = told_of(OSError(number, os.strerror(number)))
-    assert f"{os.strerror(number)}). {remedy}" in told
-    assert "configuration" not in told
+    message = message_of(OSError(number, os.strerror(number)))
+    assert f"{os.strerror(number)}). {remedy}" in message
+    assert "configuration" not in message
 
 
 @pytest.mark.parametrize(
@@ -229,16 +230,16 @@ def test_what_the_system_refuses_is_not_blamed_on_dasks_configuration(number: in
     [FileNotFoundError(errno.ENOENT, "No such file", "preload.py"), TimeoutError(), TypeError("many")],
 )
 def test_what_a_setting_may_have_caused_is_told_as_one(cause: Exception) -> None:
-    assert "Correct what fails in Dask's configuration, a preload or a setting" in told_of(cause)
+    assert "Correct what fails in Dask's configuration, a preload or a setting" in message_of(cause)
 
 
 def test_memory_that_is_scarce_is_told() -> None:
-    assert "Write fewer workers: " in told_of(MemoryError())
+    assert "Write fewer workers: " in message_of(MemoryError())
 
 
 DIES = """
 import builtins, multiprocessing, os, signal
-from halotile.graphs import job
+from halotile.graphs.jobs import sections
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order
 
@@ -260,3 +261,25 @@ def test_nobody_complains_of_what_a_killed_worker_left_behind(tmp_path: Path) ->
         [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.stdout, done.stderr) == ("KilledWorker\n", "")
+
+
+DECLARED = """
+import sys
+from halotile.graphs.clusters.detection.cluster_kind import traits_of
+from halotile.registry import find, names
+
+for name in names("clusters"):
+    assert callable(find("clusters", name).start)
+    traits_of(name)
+print({"dask", "distributed", "torch"} & set(sys.modules))
+"""
+
+
+def test_kinds_are_declared_without_dask() -> None:
+    assert subprocess.check_output([sys.executable, "-c", DECLARED], text=True, timeout=60) == "set()\n"
+
+
+def test_a_kind_that_declares_nothing_has_workers_elsewhere() -> None:
+    assert traits_of("no-such-kind") == Traits()
+    assert Traits().is_remote
+    assert not Traits().is_here

@@ -39,7 +39,7 @@ FAILING = {
 
 @pytest.fixture(scope="session")
 def clusters(cluster: Cluster) -> Iterator[Callable[[int], Cluster]]:
-    """A cluster of so many workers, started when it is first asked for."""
+    """A cluster of this number of workers, started on first use."""
     with ExitStack() as held:
         known = {cluster.workers: cluster}
 
@@ -55,7 +55,7 @@ def clusters(cluster: Cluster) -> Iterator[Callable[[int], Cluster]]:
 
 @pytest.fixture(autouse=True)
 def _substituted(clusters: Callable[[int], Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours in the place of deepinv's."""
+    """Replace deepinv's context and functions by halotile's."""
     size = [1]
 
     def context(**options: Any) -> DistributedContext:
@@ -76,7 +76,7 @@ def _substituted(clusters: Callable[[int], Cluster], monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(peer, "distribute", distribute)
     monkeypatch.setattr(peer, "_distribute_base_optim", distribute)
     monkeypatch.setattr(peer, "run_distributed_test", run)
-    # Its own weights would be downloaded, and the backward passes of 32 million of them take minutes.
+    # The pretrained weights would be downloaded, and the backward passes of 32 million of them take minutes.
     small = functools.partial(peer.DRUNet, pretrained=None, nc=[4, 8, 8, 8], nb=1)
     monkeypatch.setattr(peer, "DRUNet", small)
 
@@ -94,7 +94,7 @@ device_config = peer.device_config
 globals().update({name: thing for name, thing in vars(peer).items() if name.startswith("test_")})
 
 
-def test_the_page_says_what_fails_and_why() -> None:
+def test_the_documentation_lists_the_failures_with_their_reasons() -> None:
     page = (Path(__file__).parents[2] / "docs/distribute.md").read_text()
     listed = dict(re.findall(r"^\| `(test_\S+)` \| (.+) \|$", page, re.MULTILINE))
     assert listed == FAILING

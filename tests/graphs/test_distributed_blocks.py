@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 
 def in_blocks(monkeypatch: pytest.MonkeyPatch, edge: int) -> None:
-    """Have small images count as large ones, and blocks of them this long."""
+    """Cut small images too, into blocks of this length."""
     monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.LARGE", 100)
     monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.BLOCK", edge)
 
@@ -38,12 +38,12 @@ def test_large_images_run_by_blocks(
     y = plain.A(x.detach())
     for run in OPERATIONS.values():
         assert difference(run(stack, x.detach(), y), run(plain, x.detach(), y)) < NEAR
-    assert stack._local() is not None
+    assert stack._local_stack() is not None
     grads = [torch.autograd.grad(sum(part.square().sum() for part in s.A(x)), x)[0] for s in (stack, plain)]
     assert difference(*grads) < NEAR
 
 
-def test_large_images_have_the_noise_that_small_ones_have(
+def test_noise_is_the_same_for_large_and_small_images(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.BLOCK", 32)
@@ -57,7 +57,7 @@ def test_large_images_have_the_noise_that_small_ones_have(
             stack = distribute(parts, opened)
             y = stack(x)
             found.append([*y, *stack(x), *torch.autograd.grad(sum(part.square().sum() for part in y), x)])
-            assert (stack._found is None) == (large > 100)
+            assert (stack._local_cache is None) == (large > 100)
     assert difference(*found) < NEAR
     clean = parts[0].A(x)
     assert float((found[0][0] - clean).std()) == pytest.approx(0.1, rel=0.1)
@@ -81,22 +81,22 @@ def test_squares_of_large_images_are_added_up_by_blocks(
 
 
 @pytest.mark.parametrize("padding", ["circular", "reflect", "valid"])
-def test_super_resolution_of_large_images_of_odd_sizes_is_that_of_deepinv(
+def test_super_resolution_of_large_images_of_odd_sizes_equals_deepinv(
     ctx: DistributedContext, padding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_blocks(monkeypatch, 32)
-    words = {"filter": "gaussian", "factor": 2, "padding": padding}
-    plain = physics.StackedLinearPhysics([physics.Downsampling(img_size=(1, 69, 51), **words)])
+    kwargs = {"filter": "gaussian", "factor": 2, "padding": padding}
+    plain = physics.StackedLinearPhysics([physics.Downsampling(img_size=(1, 69, 51), **kwargs)])
     x = image(1, 1, 69, 51)
     y = plain.A(x)
-    untold = distribute([physics.Downsampling(**words)], ctx)
-    assert difference(untold.A(x), y) < NEAR
+    undeclared = distribute([physics.Downsampling(**kwargs)], ctx)
+    assert difference(undeclared.A(x), y) < NEAR
     for run in OPERATIONS.values():
         assert difference(run(distribute(plain, ctx), x, y), run(plain, x, y)) < NEAR
 
 
 @pytest.mark.parametrize("kind", ["circular", "reflect"])
-def test_exact_or_not_the_normal_operator_is_that_of_the_blurs(
+def test_the_normal_operator_equals_the_blurs_exact_or_not(
     ctx: DistributedContext, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_blocks(monkeypatch, 64)
@@ -104,20 +104,20 @@ def test_exact_or_not_the_normal_operator_is_that_of_the_blurs(
     x = image(1, 1, 120, 100)
     wanted = plain.A_adjoint(plain.A(x))
     exact, fast = distribute(plain, ctx, exact=True), distribute(plain, ctx)
-    assert exact._local()._folded is None
-    assert fast._local()._folded is not None
+    assert exact._local_stack()._folded is None
+    assert fast._local_stack()._folded is not None
     for stack in (exact, fast):
         assert float((stack.A_adjoint_A(x) - wanted).norm() / wanted.norm()) < 1e-6
 
 
 def blurs(padding: str) -> list[Any]:
-    """One by direct sums, one by Fourier transforms."""
+    """A blur by direct sums, and one by Fourier transforms."""
     return [physics.Blur(filter=kernel(edge), padding=padding) for edge in (3, 13)]
 
 
 def downsampling() -> list[Any]:
-    words = {"filter": "gaussian", "factor": 2, "padding": "circular"}
-    return [physics.Downsampling(img_size=(1, 1100, 900), **words)]
+    kwargs = {"filter": "gaussian", "factor": 2, "padding": "circular"}
+    return [physics.Downsampling(img_size=(1, 1100, 900), **kwargs)]
 
 
 LOCAL: dict[str, Callable[[], list[Any]]] = {
@@ -137,7 +137,7 @@ def test_large_dask_arrays_run_by_blocks(ctx: DistributedContext, kind: str) -> 
         assert difference(torch.from_numpy(later.compute()), stack.A_adjoint_A(x)) < NEAR
 
 
-def test_a_part_of_a_large_dask_array_takes_what_lies_near_it(
+def test_a_part_of_a_large_dask_array_reads_only_its_neighbourhood(
     ctx: DistributedContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.BLOCK", 64)
@@ -154,8 +154,8 @@ def test_a_part_of_a_large_dask_array_takes_what_lies_near_it(
     assert 1 <= len(set(taken)) <= 16
 
 
-class Dead(physics.LinearPhysics):  # type: ignore[misc]
-    """One column of the camera is dead: no trial on a small image shows it."""
+class DeadColumn(physics.LinearPhysics):  # type: ignore[misc]
+    """A camera with one dead column, which no trial on a small image detects."""
 
     COLUMN = 700
 
@@ -168,18 +168,18 @@ class Dead(physics.LinearPhysics):  # type: ignore[misc]
         return self.A(y)
 
 
-def test_an_operator_that_differs_from_place_to_place_is_not_cut_into_blocks(ctx: DistributedContext) -> None:
+def test_a_position_dependent_operator_is_not_cut_into_blocks(ctx: DistributedContext) -> None:
     x = image(1, 1, 730, 740)
-    found = distribute(physics.StackedLinearPhysics([Dead()]), ctx).A_adjoint_A(x)
-    assert torch.equal(found, Dead().A(x))
+    found = distribute(physics.StackedLinearPhysics([DeadColumn()]), ctx).A_adjoint_A(x)
+    assert torch.equal(found, DeadColumn().A(x))
 
 
-def test_a_told_reach_has_unknown_operators_run_by_blocks(ctx: DistributedContext) -> None:
+def test_unknown_operators_with_a_declared_reach_run_by_blocks(ctx: DistributedContext) -> None:
     x = image(1, 1, 730, 740)
     stack = distribute(physics.StackedLinearPhysics([Differences()]), ctx, reach=1)
-    assert stack._local() is not None
+    assert stack._local_stack() is not None
     assert difference(stack.A_adjoint_A(x), Differences().A_adjoint(Differences().A(x))) < NEAR
-    assert distribute(physics.StackedLinearPhysics([Differences()]), ctx)._local() is None
+    assert distribute(physics.StackedLinearPhysics([Differences()]), ctx)._local_stack() is None
 
 
 class Differences(physics.LinearPhysics):  # type: ignore[misc]

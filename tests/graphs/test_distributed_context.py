@@ -1,4 +1,4 @@
-"""A context joins or starts a cluster, says at once what fails, and leaves nothing behind."""
+"""A context joins or starts a cluster, reports failures at once, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_context_joins_the_cluster_of_the_environment(monkeypatch: pytest.Monk
             )
 
 
-def test_a_scheduler_that_does_not_answer_is_told_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_scheduler_is_reported_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tcp://127.0.0.1:9")
     monkeypatch.setattr("halotile.graphs.clusters.scheduler.CONNECT_SECONDS", 1)
     with (
@@ -95,7 +95,7 @@ def test_a_worker_that_dies_is_replaced_and_one_that_dies_again_and_again_is_an_
             assert torch.equal(tiled(fresh, die)(torch.ones(1, 1, 20, 20)), 2 * torch.ones(1, 1, 20, 20))
 
 
-def test_the_folder_is_private_and_goes_with_the_context(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_folder_is_private_and_deleted_with_the_context(cluster: Cluster, tmp_path: Path) -> None:
     with DistributedContext(cluster=cluster, scratch=tmp_path, device_mode="cpu") as opened:
         folder = opened.folder
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -108,7 +108,7 @@ def test_the_folder_is_private_and_goes_with_the_context(cluster: Cluster, tmp_p
         stack.A(image(1, 1, 20, 24))
 
 
-def test_one_driver_has_nobody_to_talk_to(ctx: DistributedContext) -> None:
+def test_collectives_of_a_single_rank(ctx: DistributedContext) -> None:
     x = torch.ones(2)
     assert (ctx.rank, ctx.world_size, ctx.use_dist, ctx.get_backend()) == (0, 2, False, "dask")
     assert ctx.local_indices(5) == [0, 1, 2, 3, 4]
@@ -121,7 +121,7 @@ def test_one_driver_has_nobody_to_talk_to(ctx: DistributedContext) -> None:
     ("thing", "options", "message"),
     [
         (3, {}, "the object is a int"),
-        (lambda x: x, {}, "that can be called: what it is for is not clear"),
+        (lambda x: x, {}, "that can be called: its kind is not clear"),
         ([], {}, "holds nothing"),
         ([torch.nn.ReLU(), 3], {}, "holds ReLU, int"),
         (torch.nn.ReLU(), {}, "Cannot auto-detect generic torch.nn.Module: ReLU"),
@@ -136,7 +136,7 @@ def test_one_driver_has_nobody_to_talk_to(ctx: DistributedContext) -> None:
         (torch.nn.ReLU(), {"type_object": "denoiser", "pach_size": 3}, "no keyword 'pach_size'"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_was_seen(
+def test_invalid_arguments_are_refused_with_their_values(
     ctx: DistributedContext, thing: Any, options: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -167,5 +167,5 @@ def test_whole_images_that_do_not_fit_into_a_worker_are_refused(
     assert tiled(ctx, torch.nn.ReLU())(x).shape == x.shape
 
 
-def test_what_a_task_may_hold_is_the_share_of_a_thread(ctx: DistributedContext) -> None:
+def test_the_memory_of_a_task_is_the_share_of_a_thread(ctx: DistributedContext) -> None:
     assert task_bytes(ctx.client) == 4 * 2**30

@@ -1,4 +1,4 @@
-"""Denoisers on tiles give what they give on the whole image."""
+"""Denoisers on tiles give the result of the whole image."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 @pytest.mark.parametrize("size", [(16, 16), (15, 40), (100, 100), (51, 20), (17, 33)])
 @pytest.mark.parametrize("options", [{}, {"blending": "hann", "overlap": 4}, {"max_batch_size": 1}], ids=str)
-def test_any_size_is_denoised_as_the_whole(
+def test_tiles_of_any_size_give_the_result_of_the_whole_image(
     ctx: DistributedContext, size: tuple[int, int], options: Any
 ) -> None:
     net, x = Smooth(), image(2, 1, *size)
@@ -60,7 +60,7 @@ def test_a_noise_level_goes_with_its_pixels_and_images(ctx: DistributedContext, 
 
 
 class Conditioned(torch.nn.Module):  # type: ignore[misc]
-    """Images beside what each is conditioned by, which has to be there for each of them."""
+    """A network whose images come with a conditioning tensor for each of them."""
 
     def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         beside = torch.cat([x, given.flatten(1)[:, :2, None, None].expand(-1, -1, *x.shape[2:])], 1)
@@ -68,7 +68,7 @@ class Conditioned(torch.nn.Module):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (4, 2, 1, 1), (4, 3, 5), (4, 1, 7, 9), (1, 2), (1, 2, 3)])
-def test_what_each_image_is_conditioned_by_goes_with_its_tiles(
+def test_the_conditioning_of_an_image_goes_with_its_tiles(
     ctx: DistributedContext, shape: tuple[int, ...]
 ) -> None:
     x, given, net = image(shape[0], 1, 40, 20), image(*shape), Conditioned()
@@ -101,7 +101,7 @@ def test_tiles_without_overlap_and_along_one_axis_or_three(ctx: DistributedConte
 
 
 class Halves:
-    """A strategy of one's own: left and right."""
+    """A user's strategy: the left and the right half."""
 
     def get_num_patches(self) -> int:
         return 2
@@ -121,7 +121,7 @@ class Halves:
         out.copy_(torch.cat([patch for _, patch in pairs], -1))
 
 
-def test_a_strategy_of_ones_own_cuts_and_joins(ctx: DistributedContext) -> None:
+def test_a_users_strategy_cuts_and_joins(ctx: DistributedContext) -> None:
     x = image(1, 1, 8, 12)
     assert torch.equal(tiled(ctx, torch.nn.ReLU(), tiling_strategy=Halves())(x), x.relu())
 
@@ -142,8 +142,8 @@ def test_a_noise_level_goes_with_the_tiles_of_a_strategy(ctx: DistributedContext
         assert difference(away_from_the_rim(found), away_from_the_rim(net(x, level))) < NEAR
 
 
-def test_a_strategy_of_ones_own_is_refused_what_it_cannot_join(ctx: DistributedContext) -> None:
-    with pytest.raises(ConfigError, match=r"makes \(1, 1, 16, 12\) of tiles .*Halves.*'overlap_tiling'"):
+def test_results_that_a_users_strategy_cannot_join_are_refused(ctx: DistributedContext) -> None:
+    with pytest.raises(ConfigError, match=r"returned \(1, 1, 16, 12\) for tiles .*Halves.*'overlap_tiling'"):
         tiled(ctx, Smooth(scale=2), tiling_strategy=Halves())(image(1, 1, 8, 12))
 
 
@@ -166,7 +166,7 @@ def test_a_network_that_was_trained_in_between_is_sent_again(ctx: DistributedCon
         assert torch.equal(denoiser(x), net(x))
 
 
-def test_a_prior_keeps_its_kind_and_denoises_by_tiles(ctx: DistributedContext) -> None:
+def test_a_prior_keeps_its_type_and_denoises_by_tiles(ctx: DistributedContext) -> None:
     denoisers = pytest.importorskip("deepinv.models")
     prior = optim.PnP(denoisers.MedianFilter(3))
     shared = distribute(prior, ctx, patch_size=16, overlap=2)
@@ -177,16 +177,16 @@ def test_a_prior_keeps_its_kind_and_denoises_by_tiles(ctx: DistributedContext) -
 
 
 RESULTS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
-    "nothing": ("the processor gave an object of type NoneType", lambda x: None),
-    "a tuple": ("the processor gave an object of type tuple", lambda x: (x, x)),
-    "an array": ("the processor gave an object of type ndarray", lambda x: x.numpy()),
-    "a number": (r"a tensor of shape \(\) of tiles of shape \(4, 1, 20, 20\)", lambda x: x.sum()),
+    "nothing": ("the processor returned an object of type NoneType", lambda x: None),
+    "a tuple": ("the processor returned an object of type tuple", lambda x: (x, x)),
+    "an array": ("the processor returned an object of type ndarray", lambda x: x.numpy()),
+    "a number": (r"a tensor of shape \(\) for tiles of shape \(4, 1, 20, 20\)", lambda x: x.sum()),
     "no images": (r"a tensor of shape \(0, 1, 20, 20\)", lambda x: x[:0]),
 }
 
 
 @pytest.mark.parametrize("name", RESULTS)
-def test_a_processor_that_gives_no_images_is_told_what_it_gave(ctx: DistributedContext, name: str) -> None:
+def test_results_that_are_not_images_are_reported_with_their_type(ctx: DistributedContext, name: str) -> None:
     message, processor = RESULTS[name]
     with pytest.raises(TaskFailed, match=f"denoise of tile 0 .*{message}"):
         tiled(ctx, processor)(image(1, 1, 24, 24))
@@ -197,7 +197,7 @@ def test_an_image_without_pixels_is_refused(ctx: DistributedContext) -> None:
         tiled(ctx, Smooth())(torch.zeros(0, 1, 24, 24))
 
 
-def test_weights_that_get_no_gradients_are_told_once(ctx: DistributedContext) -> None:
+def test_weights_without_gradients_are_reported_once(ctx: DistributedContext) -> None:
     net, x = torch.nn.Conv2d(1, 1, 3, padding=1), image(1, 1, 20, 20).requires_grad_()
     for function in (lambda z: net(z), net.forward, functools.partial(inside, net=net)):
         denoiser = tiled(ctx, function)
@@ -216,7 +216,7 @@ def inside(x: torch.Tensor, net: Any) -> torch.Tensor:
     return result
 
 
-def test_layers_with_running_statistics_are_told_of_in_training(ctx: DistributedContext) -> None:
+def test_layers_with_running_statistics_are_reported_in_training_mode(ctx: DistributedContext) -> None:
     net, x = torch.nn.Sequential(torch.nn.BatchNorm2d(1)), image(1, 1, 20, 20)
     denoiser = tiled(ctx, net)
     with warnings.catch_warnings():
@@ -231,7 +231,7 @@ def test_layers_with_running_statistics_are_told_of_in_training(ctx: Distributed
 
 
 @pytest.mark.parametrize("held", ["closure", "attribute"])
-def test_a_generator_that_is_none_of_torch_is_told_of(ctx: DistributedContext, held: str) -> None:
+def test_a_generator_that_is_not_from_torch_is_reported(ctx: DistributedContext, held: str) -> None:
     class Drawing(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -247,7 +247,7 @@ def test_a_generator_that_is_none_of_torch_is_told_of(ctx: DistributedContext, h
 
 
 class Normalised(torch.nn.Module):  # type: ignore[misc]
-    """With a noise level, and over all pixels of an image."""
+    """A normalisation over all pixels of an image, with a noise level."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ class Attending(torch.nn.Module):  # type: ignore[misc]
 
 
 class Rows(torch.nn.Module):  # type: ignore[misc]
-    """Looks along rows alone."""
+    """A network that depends on rows alone."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x - x.mean(-1, keepdim=True)
@@ -283,7 +283,7 @@ def strategy_of(x: torch.Tensor) -> Any:
     [Normalised, Attending, Rows, lambda: optim.PnP(Normalised())],
     ids=["norm", "attention", "rows", "prior"],
 )
-def test_a_network_that_looks_at_the_whole_image_is_not_cut(ctx: DistributedContext, make: Any) -> None:
+def test_a_network_that_depends_on_the_whole_image_is_not_tiled(ctx: DistributedContext, make: Any) -> None:
     net, x = make(), image(1, 1, 40, 40)
     denoiser = distribute(net, ctx, type_object="auto" if hasattr(net, "prox") else "denoiser", patch_size=16)
     for _ in range(2):
@@ -291,7 +291,7 @@ def test_a_network_that_looks_at_the_whole_image_is_not_cut(ctx: DistributedCont
             denoiser.prox(x, 1.0) if hasattr(net, "prox") else denoiser(x)
 
 
-def test_each_way_to_cut_is_tried(ctx: DistributedContext) -> None:
+def test_each_choice_of_cut_axes_is_tried(ctx: DistributedContext) -> None:
     rows = tiled(ctx, Rows(), overlap=0)
     assert rows(image(1, 1, 40, 16)).shape == (1, 1, 40, 16)
     with pytest.raises(ConfigError, match="looks at the whole image"):
@@ -300,7 +300,7 @@ def test_each_way_to_cut_is_tried(ctx: DistributedContext) -> None:
 
 
 class Shuffled(torch.nn.Module):  # type: ignore[misc]
-    """Works on blocks of 4 pixels."""
+    """A network that works on blocks of 4 pixels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,12 +327,12 @@ class Placed(torch.nn.Module):  # type: ignore[misc]
         return x + torch.linspace(0, 1, x.shape[-1])
 
 
-def test_a_network_whose_result_depends_on_the_place_is_not_cut(ctx: DistributedContext) -> None:
-    with pytest.raises(ConfigError, match=r"depends on where the tile lies.*unsafe=True"):
+def test_a_position_dependent_network_is_not_tiled(ctx: DistributedContext) -> None:
+    with pytest.raises(ConfigError, match=r"depends on the position of the tile.*unsafe=True"):
         tiled(ctx, Placed())(image(1, 1, 40, 40))
 
 
-def test_it_is_refused_whatever_goes_with_it_and_however_it_is_cut(ctx: DistributedContext) -> None:
+def test_it_is_refused_with_any_arguments_and_any_tiling(ctx: DistributedContext) -> None:
     net, x = Normalised(), image(2, 1, 40, 40)
     for sigma in (0.5, torch.tensor(0.5), x.abs(), torch.ones(2, 1, 1, 1)):
         with pytest.raises(ConfigError, match="looks at the whole image"):
@@ -344,22 +344,22 @@ def test_it_is_refused_whatever_goes_with_it_and_however_it_is_cut(ctx: Distribu
         tiled(ctx, net, tiling_strategy=strategy_of(x))(x)
 
 
-def test_it_is_cut_where_that_is_insisted_on(ctx: DistributedContext) -> None:
+def test_unsafe_tiles_it_nevertheless(ctx: DistributedContext) -> None:
     net, x = Normalised().requires_grad_(False), image(1, 1, 40, 40)
     assert difference(tiled(ctx, net, unsafe=True)(x), net(x)) > 0.01
 
 
-def test_what_is_not_cut_may_be_looked_at(ctx: DistributedContext) -> None:
+def test_a_network_may_depend_on_the_whole_of_axes_that_are_not_cut(ctx: DistributedContext) -> None:
     for net, x in ((Normalised().requires_grad_(False), image(1, 1, 16, 16)), (Rows(), image(1, 1, 40, 16))):
         assert difference(tiled(ctx, net, overlap=0)(x), net(x)) < NEAR
 
 
-def test_a_network_that_looks_farther_than_the_overlap_is_cut(ctx: DistributedContext) -> None:
+def test_a_receptive_field_larger_than_the_overlap_is_allowed(ctx: DistributedContext) -> None:
     wide = torch.nn.AvgPool2d(41, 1, 20)
     assert tiled(ctx, wide)(image(1, 1, 40, 40)).shape == (1, 1, 40, 40)
 
 
-def test_a_network_for_tiles_of_one_size_is_told_of(ctx: DistributedContext) -> None:
+def test_a_network_that_fails_on_trial_windows_is_reported(ctx: DistributedContext) -> None:
     of_tiles = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(400, 400), torch.nn.Unflatten(1, (1, 20, 20))
     )

@@ -1,4 +1,4 @@
-"""Distributed fidelities are sums over the operators, and deepinv's algorithms take them."""
+"""Distributed fidelities are sums over the operators, and deepinv's algorithms accept them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def problem() -> tuple[torch.Tensor, Any]:
 
 
 def given(form: str, make: Callable[[], Any], ctx: DistributedContext) -> Any:
-    """A fidelity in one of the forms that it may come in, distributed."""
+    """A distributed fidelity in one of the accepted forms."""
     if form == "factory":
         made: Any = make()
 
@@ -59,9 +59,7 @@ def given(form: str, make: Callable[[], Any], ctx: DistributedContext) -> Any:
 
 @pytest.mark.parametrize("form", ["single", "list", "stacked", "factory"])
 @pytest.mark.parametrize("name", FIDELITIES)
-def test_value_and_gradient_are_those_of_the_plain_stack(
-    ctx: DistributedContext, name: str, form: str
-) -> None:
+def test_value_and_gradient_equal_the_plain_stack(ctx: DistributedContext, name: str, form: str) -> None:
     plain = optim.StackedPhysicsDataFidelity([FIDELITIES[name]() for _ in range(COUNT)])
     operators, (x, y) = physics.StackedLinearPhysics(blurs()), problem()
     stack, fidelity = distribute(operators, ctx), given(form, FIDELITIES[name], ctx)
@@ -71,12 +69,12 @@ def test_value_and_gradient_are_those_of_the_plain_stack(
 
 @pytest.mark.parametrize("form", ["single", "list"])
 @pytest.mark.parametrize("name", [name for name in FIDELITIES if name != "l2"])
-def test_a_prox_is_that_of_the_plain_stack(ctx: DistributedContext, name: str, form: str) -> None:
+def test_a_prox_equals_the_plain_stack(ctx: DistributedContext, name: str, form: str) -> None:
     plain = optim.StackedPhysicsDataFidelity([FIDELITIES[name]() for _ in range(COUNT)])
     operators, (x, y) = physics.StackedLinearPhysics(blurs()), problem()
     stack, fidelity = distribute(operators, ctx), given(form, FIDELITIES[name], ctx)
-    words = {"gamma": 0.2, "stepsize_inter": 0.3, "max_iter_inter": 4}
-    assert near(fidelity.prox(x, y, stack, **words), plain.prox(x, y, operators, **words))
+    kwargs = {"gamma": 0.2, "stepsize_inter": 0.3, "max_iter_inter": 4}
+    assert near(fidelity.prox(x, y, stack, **kwargs), plain.prox(x, y, operators, **kwargs))
 
 
 def near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -108,7 +106,7 @@ def test_the_prox_of_squares_of_several_weights_solves_its_equation(
     assert difference(found, wanted) < NEAR
 
 
-def test_a_prox_whose_descent_goes_away_is_refused(ctx: DistributedContext) -> None:
+def test_a_prox_whose_descent_diverges_is_refused(ctx: DistributedContext) -> None:
     class Quartic(optim.Distance):  # type: ignore[misc, name-defined]
         def fn(self, x: torch.Tensor, y: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             return (x - y).pow(4).flatten(1).sum(1) / 4
@@ -118,21 +116,23 @@ def test_a_prox_whose_descent_goes_away_is_refused(ctx: DistributedContext) -> N
 
     stack, x = distribute(physics.StackedLinearPhysics([physics.Denoising()]), ctx), image(1, 1, 20, 24)
     fidelity = distribute(optim.DataFidelity(Quartic()), ctx)
-    with pytest.raises(ConfigError, match=r"prox: the descent went away .* Write a smaller stepsize_inter"):
+    with pytest.raises(ConfigError, match=r"prox: the descent diverged.* Write a smaller stepsize_inter"):
         fidelity.prox(x, [x + 3], stack, gamma=1.0, max_iter_inter=5)
 
 
-def test_a_prox_that_has_not_come_to_an_end_says_so(ctx: DistributedContext) -> None:
+def test_a_prox_that_has_not_converged_is_reported(ctx: DistributedContext) -> None:
     stack, x = distribute(physics.StackedLinearPhysics([physics.Denoising()]), ctx), image(1, 1, 20, 24)
     fidelity = distribute(optim.data_fidelity.L1(), ctx)
-    with pytest.warns(UserWarning, match="prox: the descent ended where its equation is off by"):
+    with pytest.warns(
+        UserWarning, match="prox: the descent did not converge: the residual of its equation is"
+    ):
         fidelity.prox(x, [x + 0.01], stack, gamma=0.1, max_iter_inter=3)
 
 
 class L2OfStacks(optim.L2):  # type: ignore[misc, name-defined]
     """deepinv's L2, whose value fails on a stack."""
 
-    def fn(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, **words: Any) -> Any:
+    def fn(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, **kwargs: Any) -> Any:
         return sum(super(L2OfStacks, self).fn(x, part, one) for part, one in zip(y, physics, strict=True))
 
 
@@ -148,7 +148,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("distributed", ["physics", "physics and fidelity", "all"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_algorithms_of_deepinv_take_what_is_distributed_as_it_is(
+def test_algorithms_of_deepinv_accept_distributed_objects(
     ctx: DistributedContext, algorithm: str, distributed: str
 ) -> None:
     models = pytest.importorskip("deepinv.models")
@@ -158,7 +158,7 @@ def test_algorithms_of_deepinv_take_what_is_distributed_as_it_is(
     fidelity = L2OfStacks() if distributed == "physics" else distribute(optim.L2(), ctx)
     prior = optim.PnP(models.MedianFilter(3)) if algorithm != "GD" else optim.Tikhonov()
     tiles = distribute(prior, ctx, patch_size=32) if distributed == "all" and algorithm != "GD" else prior
-    words = {"stepsize": 0.3, "lambda": 0.1, "g_param": 0.05, **ALGORITHMS[algorithm]}
+    kwargs = {"stepsize": 0.3, "lambda": 0.1, "g_param": 0.05, **ALGORITHMS[algorithm]}
 
     def run(data_fidelity: Any, used: Any, operators: Any) -> torch.Tensor:
         model = optim.optim_builder(
@@ -166,7 +166,7 @@ def test_algorithms_of_deepinv_take_what_is_distributed_as_it_is(
             max_iter=3,
             data_fidelity=data_fidelity,
             prior=used,
-            params_algo=dict(words),
+            params_algo=dict(kwargs),
             early_stop=False,
         )
         found: torch.Tensor = model(y, operators, init=(x, x))
@@ -177,7 +177,7 @@ def test_algorithms_of_deepinv_take_what_is_distributed_as_it_is(
 
 @pytest.mark.parametrize("distributed", [False, True], ids=["deepinv's", "distributed"])
 @pytest.mark.parametrize("name", ["l2", "l1", "poisson"])
-def test_one_physics_goes_with_deepinvs_own_fidelities_and_algorithms(
+def test_a_single_physics_works_with_deepinvs_fidelities_and_algorithms(
     ctx: DistributedContext, name: str, distributed: bool
 ) -> None:
     plain, x = blurs()[0], image(2, 1, 20, 24).abs() + 0.1
@@ -190,14 +190,14 @@ def test_one_physics_goes_with_deepinvs_own_fidelities_and_algorithms(
     assert near(used.grad(z, y, one), fidelity.grad(z, y, plain))
 
     def run(data_fidelity: Any, operator: Any) -> torch.Tensor:
-        words = {"prior": optim.Tikhonov(), "stepsize": 0.05, "lambda_reg": 0.1, "max_iter": 3}
-        found: torch.Tensor = optim.PGD(data_fidelity=data_fidelity, **words)(y, operator)
+        kwargs = {"prior": optim.Tikhonov(), "stepsize": 0.05, "lambda_reg": 0.1, "max_iter": 3}
+        found: torch.Tensor = optim.PGD(data_fidelity=data_fidelity, **kwargs)(y, operator)
         return found
 
     assert difference(run(used, one), run(fidelity, plain)) < NEAR
 
 
-def test_one_physics_takes_and_gives_what_it_does_undistributed(ctx: DistributedContext) -> None:
+def test_a_single_physics_keeps_its_interface(ctx: DistributedContext) -> None:
     x = image(1, 1, 20, 24)
     nonlinear = physics.Physics(A=torch.square)
     for plain in (blurs()[0], nonlinear):
@@ -214,16 +214,16 @@ def test_one_physics_takes_and_gives_what_it_does_undistributed(ctx: Distributed
 
 @pytest.mark.parametrize("form", ["single", "list"])
 @pytest.mark.parametrize("name", ["l2", "l1"])
-def test_fidelities_of_nonlinear_stacks_are_those_of_the_plain_stack(
+def test_fidelities_of_nonlinear_stacks_equal_the_plain_stack(
     ctx: DistributedContext, name: str, form: str
 ) -> None:
     parts = [physics.Physics(A=torch.square), physics.Physics(A=torch.exp), physics.Denoising()]
     x, operators = image(2, 1, 20, 24), physics.StackedPhysics(parts)
     y, stack = operators.A(x.flip(-1)), distribute(operators, ctx)
     plain = optim.StackedPhysicsDataFidelity([FIDELITIES[name]() for _ in parts])
-    words = {"gamma": 0.01, "stepsize_inter": 0.1, "max_iter_inter": 3}
+    kwargs = {"gamma": 0.01, "stepsize_inter": 0.1, "max_iter_inter": 3}
     fidelity = given(form, FIDELITIES[name], ctx)
     assert near(plain.grad(x, y, stack), plain.grad(x, y, operators))
     assert near(fidelity.fn(x, y, stack), plain.fn(x, y, operators))
     assert near(fidelity.grad(x, y, stack), plain.grad(x, y, operators))
-    assert near(fidelity.prox(x, y, stack, **words), plain.prox(x, y, operators, **words))
+    assert near(fidelity.prox(x, y, stack, **kwargs), plain.prox(x, y, operators, **kwargs))

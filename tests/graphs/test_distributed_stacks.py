@@ -1,4 +1,4 @@
-"""Distributed stacks give what the plain ones give, and solve what they say."""
+"""Distributed stacks give the results of plain ones, and solve their equations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("name", STACKS)
-def test_an_operation_is_that_of_the_plain_stack(ctx: DistributedContext, name: str, operation: str) -> None:
+def test_an_operation_equals_the_plain_stack(ctx: DistributedContext, name: str, operation: str) -> None:
     plain = physics.StackedLinearPhysics(STACKS[name]())
     x = image(2, 1, 20, 24)
     y = plain.A(x)
@@ -35,7 +35,7 @@ def test_an_operation_is_that_of_the_plain_stack(ctx: DistributedContext, name: 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("name", ["circular blurs", "other sizes"])
-def test_gradients_are_those_of_the_plain_stack(ctx: DistributedContext, name: str, operation: str) -> None:
+def test_gradients_equal_the_plain_stack(ctx: DistributedContext, name: str, operation: str) -> None:
     plain = physics.StackedLinearPhysics(STACKS[name]())
     found = []
     for stack in (distribute(plain, ctx), plain):
@@ -82,7 +82,7 @@ def test_prox_l2_solves_its_equation_and_has_its_gradient(ctx: DistributedContex
 
 
 @pytest.mark.parametrize("reduce_op", ["sum", "mean", None])
-def test_reduce_op_says_how_contributions_become_one(ctx: DistributedContext, reduce_op: str | None) -> None:
+def test_reduce_op_reduces_the_contributions(ctx: DistributedContext, reduce_op: str | None) -> None:
     parts = STACKS["circular blurs"]()
     x = image(1, 1, 20, 24)
     single = [part.A_adjoint_A(x) for part in parts]
@@ -90,7 +90,7 @@ def test_reduce_op_says_how_contributions_become_one(ctx: DistributedContext, re
     assert difference(distribute(parts, ctx).A_adjoint_A(x, reduce_op=reduce_op), wanted) < NEAR
 
 
-def test_a_word_that_is_no_reduction_is_refused_at_any_size(ctx: DistributedContext) -> None:
+def test_an_unknown_reduction_is_refused_at_any_size(ctx: DistributedContext) -> None:
     stack, x = distribute(STACKS["circular blurs"](), ctx), image(1, 1, 800, 700)
     with pytest.raises(ConfigError, match=r"reduce_op is 'average'\. Write 'sum', 'mean', or None"):
         stack.A_adjoint_A(x, reduce_op="average")
@@ -98,7 +98,7 @@ def test_a_word_that_is_no_reduction_is_refused_at_any_size(ctx: DistributedCont
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", None])
 @pytest.mark.parametrize("name", ["circular blurs", "large"])
-def test_an_adjoint_is_one_whatever_the_reduction(
+def test_an_adjoint_is_the_sum_whatever_the_reduction(
     ctx: DistributedContext, name: str, reduction: str | None
 ) -> None:
     """As in deepinv, whose demos of unrolled networks distribute their physics with ``reduction="mean"``."""
@@ -119,7 +119,7 @@ def test_sums_have_the_same_bits_on_one_worker_and_on_two(ctx: DistributedContex
         assert torch.equal(distribute(parts, alone).A_adjoint_A(x), distribute(parts, ctx).A_adjoint_A(x))
 
 
-def test_of_many_operators_few_partial_images_are_alive(cluster: Cluster) -> None:
+def test_few_partial_images_of_many_operators_exist_at_once(cluster: Cluster) -> None:
     with DistributedContext(cluster=cluster, device_mode="cpu", accumulate="float64") as fresh:
         stack = distribute([physics.Blur(filter=kernel(3), padding="circular")] * 256, fresh)
         x = image(1, 1, 160, 160)
@@ -128,7 +128,7 @@ def test_of_many_operators_few_partial_images_are_alive(cluster: Cluster) -> Non
         assert fresh.most_alive <= 12
 
 
-def test_noise_is_drawn_from_the_seed_wherever_it_runs(cluster: Cluster) -> None:
+def test_noise_follows_from_the_seed_on_any_worker(cluster: Cluster) -> None:
     parts = [physics.Denoising(noise_model=physics.GaussianNoise(0.1)) for _ in range(3)]
     drawn = []
     for _ in range(2):
@@ -139,21 +139,21 @@ def test_noise_is_drawn_from_the_seed_wherever_it_runs(cluster: Cluster) -> None
     assert len({float(part.sum()) for part in drawn[0]}) == 6
 
 
-def test_a_factory_is_called_on_the_workers_with_what_is_shared(ctx: DistributedContext) -> None:
+def test_a_factory_is_called_on_the_workers_with_the_shared_values(ctx: DistributedContext) -> None:
     def make(index: int, device: torch.device, shared: dict[str, Any]) -> Any:
         return physics.Blur(filter=shared["kernels"][index], padding="circular", device=device)
 
     shared = {"kernels": [kernel(n) for n in (3, 5, 7, 9)], "driver": os.getpid()}
     plain = physics.StackedLinearPhysics(STACKS["circular blurs"]())
     given: list[dict[str, Any]] = [{"shared": shared}, {"factory_kwargs": shared}]
-    for words in given:
-        stack = distribute(make, ctx, num_operators=4, type_object="linear_physics", **words)
+    for kwargs in given:
+        stack = distribute(make, ctx, num_operators=4, type_object="linear_physics", **kwargs)
         assert (
             difference(stack.A_adjoint_A(image(1, 1, 16, 16)), plain.A_adjoint_A(image(1, 1, 16, 16))) < NEAR
         )
 
 
-def test_an_unreached_tolerance_is_told_once_with_figures(ctx: DistributedContext) -> None:
+def test_an_unreached_tolerance_is_reported_once_with_figures(ctx: DistributedContext) -> None:
     stack = distribute(STACKS["circular blurs"](), ctx)
     y = stack.A(image(1, 1, 20, 24))
     with pytest.warns(UserWarning, match=r"A_dagger ended after 2 steps .* residual of .*, and tol is 1e-09"):
@@ -175,15 +175,15 @@ def test_iterations_are_the_same_in_one_call_and_in_many(
     stack, x = distribute(STACKS["circular blurs"](), ctx), image(2, 1, 20, 24)
     y = stack.A(x)
     given = {"A_dagger": (y,), "prox_l2": (x.flip(-1), y, torch.tensor([0.5, 2.0])), "compute_sqnorm": (x,)}
-    words = {"verbose": False, "max_iter": 8}
+    kwargs = {"verbose": False, "max_iter": 8}
     found = []
     for size in (2**16, 0):
-        monkeypatch.setattr("halotile.tasks.distributed.stacks.one_call.SMALL_BYTES", size)
-        found.append(getattr(stack, method)(*given[method], **words))
+        monkeypatch.setattr("halotile.tasks.distributed.stacks.iteration_calls.SMALL_BYTES", size)
+        found.append(getattr(stack, method)(*given[method], **kwargs))
     assert difference(*found) < NEAR
 
 
-def test_an_update_is_seen_by_every_call_after_it(ctx: DistributedContext) -> None:
+def test_an_update_applies_to_every_later_call(ctx: DistributedContext) -> None:
     x, other = image(1, 1, 20, 24), kernel(5)
     stack = distribute([physics.Blur(filter=kernel(3), padding="circular")], ctx)
     before = stack.A(x)[0]
@@ -195,7 +195,7 @@ def test_an_update_is_seen_by_every_call_after_it(ctx: DistributedContext) -> No
 
 @pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("which", ["stack", "one physics", "one of a stack"])
-def test_parameters_of_a_call_stay_as_those_of_deepinv_do(
+def test_parameters_of_a_call_are_stored_as_in_deepinv(
     ctx: DistributedContext, which: str, is_cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_cut:
@@ -219,7 +219,7 @@ def test_parameters_of_a_call_stay_as_those_of_deepinv_do(
         assert difference(given.A(x)[0], made(first).A(x)[0]) < NEAR, "the others stay as they are"
 
 
-def test_gradients_of_calls_with_other_parameters_are_those_of_their_own(ctx: DistributedContext) -> None:
+def test_gradients_of_calls_use_the_parameters_of_their_own_call(ctx: DistributedContext) -> None:
     found = []
     for distributed in (True, False):
         plain = physics.Blur(filter=kernel(3), padding="circular")
@@ -252,7 +252,7 @@ def test_noise_is_that_of_the_operator_until_it_is_set(ctx: DistributedContext) 
     assert [float((a - b).abs().max()) for a, b in zip(stack(x), stack.A(x), strict=True)] == [0, 0]
 
 
-def test_gradients_that_would_be_lost_are_refused_or_told(ctx: DistributedContext) -> None:
+def test_gradients_that_would_be_lost_are_refused_or_reported(ctx: DistributedContext) -> None:
     x = image(1, 1, 20, 24).requires_grad_()
     blur = physics.Blur(filter=kernel(3), padding="circular")
     with pytest.raises(ConfigError, match=r"filter wants a gradient.*Write filter\.detach\(\)"):
@@ -267,7 +267,7 @@ SIZES = {"odd": (1, 65, 47), "odd by odd": (1, 63, 45)}
 
 @pytest.mark.parametrize("padding", ["circular", "reflect"])
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-def test_super_resolution_of_odd_sizes_is_that_of_deepinv(
+def test_super_resolution_of_odd_sizes_equals_deepinv(
     ctx: DistributedContext, size: tuple[int, int, int], padding: str
 ) -> None:
     low = physics.Downsampling(img_size=size, factor=2, filter="gaussian", padding=padding)
@@ -314,7 +314,7 @@ DERIVATIVES: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("large", [False, True], ids=["by operators", "by blocks"])
 @pytest.mark.parametrize("name", DERIVATIVES)
-def test_torch_func_takes_distributed_operators(
+def test_torch_func_accepts_distributed_operators(
     ctx: DistributedContext, name: str, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
@@ -336,13 +336,13 @@ def test_a_slice_is_a_stack_of_its_operators(ctx: DistributedContext) -> None:
 
 
 def linear(held: Any = None) -> Any:
-    """An identity that holds something."""
+    """An identity with an attribute."""
     one = physics.LinearPhysics(A=lambda x, **_: x, A_adjoint=lambda y, **_: y)
     one.held = held
     return one
 
 
-LIES: dict[str, tuple[str, Callable[[Any, torch.Tensor], Any]]] = {
+INVALID_INPUTS: dict[str, tuple[str, Callable[[Any, torch.Tensor], Any]]] = {
     "a batch for measurements": (
         r"one array of shape \(2, 1, 20, 24\) .* 2 operators",
         lambda p, x: p.A_adjoint(x),
@@ -363,37 +363,37 @@ LIES: dict[str, tuple[str, Callable[[Any, torch.Tensor], Any]]] = {
     ),
     "a list for a norm": ("compute_sqnorm was given .* list", lambda p, x: p.compute_sqnorm([x])),
     "no images to solve for": (
-        r"A_dagger was given a tensor of shape \(0, 1, 20, 24\)",
+        r"A_dagger was given an empty tensor of shape \(0, 1, 20, 24\)",
         lambda p, x: p.A_dagger([x[:0]] * 2),
     ),
 }
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_what_is_no_image_or_measurement_is_refused_with_what_to_write(
-    ctx: DistributedContext, name: str
-) -> None:
-    message, lie = LIES[name]
+@pytest.mark.parametrize("name", INVALID_INPUTS)
+def test_invalid_images_and_measurements_are_refused(ctx: DistributedContext, name: str) -> None:
+    message, call = INVALID_INPUTS[name]
     with pytest.raises(ConfigError, match=message):
-        lie(distribute([linear(), linear()], ctx), image(2, 1, 20, 24))
+        call(distribute([linear(), linear()], ctx), image(2, 1, 20, 24))
 
 
-def test_what_cannot_be_sent_is_named_by_its_number(ctx: DistributedContext) -> None:
+def test_an_object_that_cannot_be_sent_is_named_by_its_number(ctx: DistributedContext) -> None:
     lock = threading.Lock()
     with pytest.raises(WrongKind, match=r"operator 1: an object of type LinearPhysics cannot be sent .*lock"):
         distribute([linear(), linear(lock)], ctx)
-    with pytest.raises(WrongKind, match=r"the factory and what it shares: .* cannot be sent .*lock"):
+    with pytest.raises(WrongKind, match=r"the factory and its shared values: .* cannot be sent .*lock"):
         distribute(linear, ctx, num_operators=2, type_object="physics", shared={"lock": lock})
 
 
 @pytest.mark.parametrize("given", [None, (1, 2)], ids=["nothing", "a tuple"])
-def test_an_operator_that_gives_no_tensor_is_named_by_its_number(ctx: DistributedContext, given: Any) -> None:
+def test_an_operator_that_returns_no_tensor_is_named_by_its_number(
+    ctx: DistributedContext, given: Any
+) -> None:
     stack = distribute([linear(), physics.Physics(A=lambda x: given)], ctx)
-    with pytest.raises(TaskFailed, match=f"forward of operator 1 .*A gave .* {type(given).__name__},"):
+    with pytest.raises(TaskFailed, match=f"forward of operator 1 .*A returned .* {type(given).__name__},"):
         stack.A(image(1, 1, 20, 24))
 
 
-def test_one_physics_takes_a_dask_array_as_its_measurement(ctx: DistributedContext) -> None:
+def test_a_single_physics_takes_a_dask_array_as_its_measurement(ctx: DistributedContext) -> None:
     plain, x = STACKS["one"]()[0], image(2, 1, 20, 24)
     y = distribute(plain, ctx).A(da.from_array(x.numpy()))
     back = distribute(plain, ctx).A_adjoint(y)

@@ -1,4 +1,4 @@
-"""What goes into a distributed object comes out: tensors, NumPy arrays, dask arrays, paths."""
+"""Distributed objects return the type they are given: tensors, NumPy arrays, Dask arrays, paths."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_error_in_a_lazy_array_names_its_tile_or_operator(ctx: DistributedCon
         da.compute(distribute([calm, picky], ctx).A(lazy))
 
 
-def test_what_iterates_wants_numbers(ctx: DistributedContext) -> None:
+def test_iterations_refuse_lazy_arrays(ctx: DistributedContext) -> None:
     stack = distribute(STACKS["circular blurs"](), ctx)
     lazy = da.zeros((1, 1, 20, 24), dtype="float32")
     refused: list[Callable[[], Any]] = [
@@ -114,7 +114,7 @@ def back(y: torch.Tensor, **_: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_numbers_keep_their_type(ctx: DistributedContext, dtype: torch.dtype) -> None:
+def test_dtypes_are_kept(ctx: DistributedContext, dtype: torch.dtype) -> None:
     x = image(1, 1, 12, 12, dtype=dtype)
     stack = distribute([physics.Denoising(), physics.LinearPhysics(A=spectrum, A_adjoint=back)], ctx)
     y = stack.A(x)
@@ -124,7 +124,7 @@ def test_numbers_keep_their_type(ctx: DistributedContext, dtype: torch.dtype) ->
     assert tiled(ctx, torch.nn.ReLU(), patch_size=8)(x).dtype == dtype
 
 
-def test_results_of_paths_stay_where_they_are_wanted(cluster: Cluster, tmp_path: Path) -> None:
+def test_results_of_paths_stay_in_the_folder_of_results(cluster: Cluster, tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "x.zarr", noisy_image((1, 1, 20, 24)))
     kept = tmp_path / "kept"
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_results_of_paths_stay_where_they_are_wanted(cluster: Cluster, tmp_path:
     assert zarr.open_array(kept / "A-0002-1.zarr", mode="r").shape == (1, 1, 20, 24)
 
 
-def test_results_that_are_not_asked_for_go_with_the_context(cluster: Cluster, tmp_path: Path) -> None:
+def test_temporary_results_are_deleted_with_the_context(cluster: Cluster, tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "x.zarr", noisy_image((1, 1, 20, 24)))
     with DistributedContext(cluster=cluster, device_mode="cpu") as opened:
         found = Path(tiled(opened, torch.nn.Tanh())(source))

@@ -62,7 +62,7 @@ def test_an_unrolled_network_trains_as_with_deepinv(
     assert difference(*found) < 10 * NEAR
 
 
-def test_distributed_objects_are_of_deepinvs_classes_and_take_nothing_from_them(
+def test_distributed_objects_derive_from_deepinvs_classes_and_use_none_of_their_methods(
     ctx: DistributedContext,
 ) -> None:
     made = {

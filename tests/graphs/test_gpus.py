@@ -1,4 +1,4 @@
-"""A worker on each GPU: which there are, which are meant, and the real dask-cuda with GPUs that are made up."""
+"""A worker on each GPU: detection and choice of GPUs, and the real dask-cuda with fake GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.detection import cluster_kind
 from halotile.graphs.clusters.detection.cluster_kind import kind_of
 from halotile.graphs.clusters.detection.gpus import Gpus, gpus_here
-from halotile.graphs.clusters.launches import slurm_steps
+from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.clusters.workers.__main__ import share_of
 from halotile.graphs.jobs.sections import Cluster, Run
 from halotile.graphs.plans import devices
@@ -36,22 +36,22 @@ class Nvml:
     """NVML of a machine with some GPUs, or a driver that does not answer."""
 
     class NVMLError(Exception):
-        """What it raises."""
+        """Error of NVML."""
 
     def __init__(self, count: int | None) -> None:
         self.count = count
 
     def nvmlInit(self) -> None:  # noqa: N802 - its name
-        """Begin."""
+        """Start NVML."""
         if self.count is None:
             raise self.NVMLError("Driver Not Loaded")
 
     def nvmlDeviceGetCount(self) -> int | None:  # noqa: N802
-        """How many."""
+        """Number of GPUs."""
         return self.count
 
     def nvmlShutdown(self) -> None:  # noqa: N802
-        """End."""
+        """Stop NVML."""
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ class Nvml:
         (2, None, ("0", "1"), ""),
         (4, "2,0", ("2", "0"), ""),
         (1, "GPU-84fd49f2", ("GPU-84fd49f2",), ""),
-        (2, "", (), "CUDA_VISIBLE_DEVICES shows none"),
-        (2, "-1", (), "CUDA_VISIBLE_DEVICES shows none"),
+        (2, "", (), "CUDA_VISIBLE_DEVICES hides them"),
+        (2, "-1", (), "CUDA_VISIBLE_DEVICES hides them"),
         (2, "0,7,1", ("0",), ""),
         (2, "1,1,-1,0", ("1",), ""),
         (2, "all", (), "CUDA_VISIBLE_DEVICES is 'all', which shows none of 2"),
@@ -99,8 +99,8 @@ def test_without_nvml_none_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_takes_the_gpus_that_are_here_or_says_why_not(
     monkeypatch: pytest.MonkeyPatch, here: Gpus, installed: bool, name: str, why: str
 ) -> None:
-    monkeypatch.setattr(cluster_kind, "gpus_here", lambda _: here)
-    monkeypatch.setattr(cluster_kind, "has_dask_cuda", lambda: installed)
+    monkeypatch.setattr(local_cuda, "gpus_here", lambda _: here)
+    monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: installed)
     assert kind_of(Cluster(), {}) == cluster_kind.Kind(name, why)
     assert kind_of(Cluster(), {"SLURM_JOB_ID": "7"}).name != "local-cuda", "an allocation comes first"
 
@@ -116,7 +116,7 @@ def test_auto_takes_the_gpus_that_are_here_or_says_why_not(
             None,
             True,
             "note",
-            "none (NVML finds none): workers compute on processors",
+            "none (NVML finds none): workers compute on CPUs",
         ),
         (
             Gpus(why_none="NVML finds none"),
@@ -146,14 +146,14 @@ def test_the_doctor_tells_of_gpus_or_why_there_is_none(
 
 
 @pytest.mark.parametrize(
-    ("asked", "names"),
+    ("requested", "names"),
     [(0, ("0", "1")), ("all", ("0", "1")), (1, ("0",)), ((1,), ("1",)), ((1, 0, 1), ("1", "0"))],
 )
 def test_gpus_are_named_by_their_place(requested: Any, names: tuple[str, ...]) -> None:
     assert chosen(Cluster(gpus=requested), TWO) == names
 
 
-@pytest.mark.parametrize("asked", [3, (0, 2), ()])
+@pytest.mark.parametrize("requested", [3, (0, 2), ()])
 def test_gpus_that_are_not_there_are_refused(requested: Any) -> None:
     with pytest.raises(ConfigError, match=r"there are 2 GPUs here\. Write gpus: all, or how many, or which"):
         chosen(Cluster(gpus=requested), TWO)
@@ -194,13 +194,13 @@ def test_what_computes_follows_from_where_the_workers_live(run: Run, cluster: Cl
 
 @dataclass
 class Allocation:
-    """A Slurm that tells of one allocation of two nodes."""
+    """A fake Slurm with one allocation of two nodes."""
 
     has: tuple[str, str] = ("gpu:2(IDX:0-1)", "gpu:a100:2(IDX:0,3)")
     calls: int = 0
 
     def answer(self, words: Sequence[str]) -> str:
-        """What scontrol prints."""
+        """Output of scontrol."""
         self.calls += 1
         if "hostnames" in words:
             return {"n[1-2]": "n1\nn2\n"}.get(words[-1], words[-1])
@@ -213,13 +213,13 @@ IN_IT = Cluster(kind="slurm-alloc")
 
 @pytest.fixture
 def allocation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocation]:
-    """The allocation that Slurm tells of; nothing that was told before counts."""
+    """The allocation of the fake Slurm; earlier answers are forgotten."""
     slurm = Allocation()
-    monkeypatch.setattr(slurm_steps, "answer_of", slurm.answer)
-    for remembers in (slurm_steps.nodes_of, slurm_steps.shares_of):
+    monkeypatch.setattr(slurm_allocation, "answer_of", slurm.answer)
+    for remembers in (slurm_allocation.nodes_of, slurm_allocation.shares_of):
         remembers.cache_clear()
     yield slurm
-    for remembers in (slurm_steps.nodes_of, slurm_steps.shares_of):
+    for remembers in (slurm_allocation.nodes_of, slurm_allocation.shares_of):
         remembers.cache_clear()
 
 
@@ -244,7 +244,7 @@ def test_gpus_of_an_allocation_compute_where_each_worker_has_its_own(
     assert device_of(Run(workers=workers), IN_IT, environment) == device
     shares = Counter(
         (slot.node, share_of(",".join(map(str, range(slot.gpus))), f"{slot.number}/{slot.of}"))
-        for slot in slurm_steps.slots_in(environment, workers)
+        for slot in slurm_allocation.slots_in(environment, workers)
     )
     assert (device == "cuda") == all(gpus and count == 1 for (_, gpus), count in shares.items())
 
@@ -300,7 +300,7 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
 def test_a_plan_for_a_card_that_is_not_there_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, run: Run, gpus: Any
 ) -> None:
-    for module in (devices, cluster_kind):
+    for module in (devices, local_cuda):
         monkeypatch.setattr(module, "gpus_here", lambda *_: Gpus(why_none="NVML finds none"))
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
@@ -315,7 +315,7 @@ def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch,
     given = GivenFunction(call=lambda image: image, depth=1)
     plan = make_plan(replace(job, denoiser=given, cluster=Cluster(kind="local-cuda")))
     assert work_of(plan).task.device == "cpu"
-    assert any("computes on processors" in note for note in plan.notes)
+    assert any("computes on CPUs" in note for note in plan.notes)
     assert any(
         "local-cuda has one worker for each: kind: local has run.workers" in note for note in plan.notes
     )

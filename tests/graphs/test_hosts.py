@@ -1,4 +1,4 @@
-"""A dashboard answers under the names that its user was told, and to no page of anybody else's."""
+"""A dashboard answers under the names in its link, and to no other web page."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PAGES = ("/status", f"/{ADDRESS}", f"/{ADDRESS}.json", "/metrics", "/health", "/
 
 
 def status_of(cluster: Cluster, path: str, headers: dict[str, str]) -> int:
-    """How the dashboard answers."""
+    """The status of the dashboard's answer."""
     place = urlsplit(cluster.dashboard or "")
     assert place.hostname
     connection = HTTPConnection(place.hostname, place.port or 80, timeout=30)
     try:
         # ``{port}``: as a browser says it.
-        told = {name: text.format(port=place.port) for name, text in headers.items()}
-        connection.request("GET", path, headers=told)
+        filled = {name: text.format(port=place.port) for name, text in headers.items()}
+        connection.request("GET", path, headers=filled)
         return connection.getresponse().status
     finally:
         connection.close()
@@ -64,7 +64,7 @@ def test_pages_that_name_folders_or_fail_are_left_out(cluster: Cluster, page: st
 
 
 def test_what_dasks_configuration_links_to_was_told_too() -> None:
-    """As where a hub of notebooks stands before it."""
+    """A dashboard behind the proxy of a notebook hub."""
     here = SimpleNamespace(http_server=SimpleNamespace(), http_application=lambda request: None)
     answer_allowed_only(here, "https://Hub.example/user/ada/proxy/40001/status")
     (rule,) = here.http_server.request_callback.rules

@@ -1,4 +1,4 @@
-"""A scheduler that runs already is joined with its certificates, and never without where that is not safe."""
+"""Joining a running scheduler: with its certificates, and never without where that is not safe."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def order(**choice: object) -> Order:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Credentials]:
-    """Somebody's certificates."""
+    """Certificates of another user."""
     with credentials(tmp_path_factory.mktemp("own")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def running(own: Credentials) -> Iterator[LocalCluster]:
-    """Somebody's scheduler, with a worker."""
+    """A running scheduler with a worker."""
     with LocalCluster(
         n_workers=1,
         threads_per_worker=1,
@@ -61,7 +61,7 @@ def running(own: Credentials) -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def trusted(own: Credentials) -> Iterator[None]:
-    """Dask's configuration has the certificates."""
+    """Dask's configuration with the certificates."""
     certificate, key = own.paths
     tls = "distributed.comm.tls"
     with dask.config.set(
@@ -101,23 +101,23 @@ def test_workers_that_lack_our_environment_are_told_of(
 ) -> None:
     for name in ALLOCATOR_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
-    said: list[str] = []
-    requested = dataclasses.replace(order(address=running.scheduler_address), report=said.append)
+    notes: list[str] = []
+    requested = dataclasses.replace(order(address=running.scheduler_address), report=notes.append)
     with scheduler.start(requested):
-        assert any("Start them as: MALLOC_MMAP_THRESHOLD_=" in line for line in said)
+        assert any("Start them as: MALLOC_MMAP_THRESHOLD_=" in line for line in notes)
     for name, value in ALLOCATOR_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    said.clear()
+    notes.clear()
     with scheduler.start(requested):
-        assert said == []
+        assert notes == []
 
 
 @pytest.mark.usefixtures("trusted")
 def test_a_certificate_that_is_not_there_is_named(running: LocalCluster, tmp_path: Path) -> None:
     with dask.config.set({"distributed.comm.tls.ca-file": str(tmp_path / "gone.pem")}):
-        said = refused(order(address=running.scheduler_address))
-    assert "distributed.comm.tls.ca-file is" in said
-    assert "gone.pem, and there is no such file" in said
+        text = refused(order(address=running.scheduler_address))
+    assert "distributed.comm.tls.ca-file is" in text
+    assert "gone.pem, and there is no such file" in text
 
 
 def refused(choice: Order) -> str:
@@ -127,9 +127,9 @@ def refused(choice: Order) -> str:
 
 
 def test_what_is_missing_or_not_safe_is_told(tmp_path: Path, running: LocalCluster) -> None:
-    assert "nothing says where it is" in refused(order())
+    assert "no address is given" in refused(order())
     assert "has no scheduler's address" in refused(order(scheduler_file=str(tmp_path / "none.json")))
-    assert "with which certificate to connect" in refused(order(address=running.scheduler_address))
+    assert "names no certificate to connect with" in refused(order(address=running.scheduler_address))
     assert "write tls: false, or --no-tls" in refused(order(address="tcp://127.0.0.1:9"))
     for tls in (True, False):
         assert "Start it with TLS" in refused(order(address="tcp://10.9.8.7:9", tls=tls)).replace(
@@ -179,7 +179,7 @@ print(asyncio.run(knock(address, arguments(certificate) if theirs is None else t
 def test_another_user_is_refused(running: LocalCluster, own: Credentials, how: str, tmp_path: Path) -> None:
     address = running.scheduler_address
     with credentials(tmp_path) as other:
-        requested, certificate, reader, said = {
+        requested, certificate, reader, text = {
             "plain": (address.replace("tls://", "tcp://"), "", "nobody", ""),
             "no certificate": (address, "", "nobody", "TypeError"),
             # Read beforehand: they are theirs, wherever they lie.
@@ -197,7 +197,7 @@ def test_another_user_is_refused(running: LocalCluster, own: Credentials, how: s
     assert done.returncode != 0
     assert done.stdout == ""
     assert "AssertionError" not in done.stderr
-    assert said in done.stderr
+    assert text in done.stderr
 
 
 def test_a_worker_with_another_authority_is_refused(running: LocalCluster, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Copies of a command are known by the variables of whatever started them."""
+"""Copies of a command are recognised by the variables of their launcher."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ SET_BY = {
         STEP | {"RANK": "3", "WORLD_SIZE": "4", "MASTER_PORT": "1"},
         Copy(3, 4, launch="7-1"),
     ),
-    "PMIx that is told how many": ({"PMIX_RANK": "3", "HALOTILE_SIZE": "4"}, Copy(3, 4)),
-    "PALS that is told how many": (
+    "PMIx with a count": ({"PMIX_RANK": "3", "HALOTILE_SIZE": "4"}, Copy(3, 4)),
+    "PALS with a count": (
         {"PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PALS_APID": "a-b", "HALOTILE_SIZE": "4"},
         Copy(3, 4, 1, launch="a-b"),
     ),
@@ -93,7 +93,7 @@ ALONE: dict[str, Mapping[str, str]] = {
     "variables of somebody's own": {"RANK": "colonel", "WORLD_SIZE": "large"},
     "a size alone": {"WORLD_SIZE": "8"},
     "whoever knows better": {"HALOTILE_RANK": "0", "HALOTILE_SIZE": "1", "RANK": "0", "WORLD_SIZE": "4"},
-    "PALS that is told of one": {"HALOTILE_SIZE": "1", "PALS_RANKID": "0"},
+    "PALS with a count of one": {"HALOTILE_SIZE": "1", "PALS_RANKID": "0"},
 }
 
 
@@ -144,14 +144,14 @@ def test_the_shell_of_an_interactive_step_is_no_rank(environment: Mapping[str, s
 
 
 def test_a_copy_that_is_alone_says_what_it_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(ranks, "log_line", said.append)
+    lines: list[str] = []
+    monkeypatch.setattr(ranks, "log_line", lines.append)
     monkeypatch.setattr(ranks, "WORD_SECONDS", 0.05)
     monkeypatch.setattr(ranks, "WAIT_SECONDS", 0.5)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ClusterFailed, match="the first copy of the command did not begin within"):
         ranks.serve(tmp_path)
-    (line,) = said
+    (line,) = lines
     assert line.startswith("copy 1 of 2 (counted from 0) waits for the first copy")
     assert "unset the variables that number copies, as RANK and WORLD_SIZE" in line

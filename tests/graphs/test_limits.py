@@ -1,4 +1,4 @@
-"""A process takes no more memory than it is allowed, whatever an input asks for."""
+"""Limits on the memory of a process, whatever an input asks for."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ GIB = 2**30
 
 
 def take(nbytes: int) -> int:
-    """Memory that is set aside, and not used."""
+    """Allocate memory without using it."""
     return np.empty(nbytes, np.uint8).nbytes
 
 
 @pytest.mark.cluster
 def test_a_worker_is_refused_what_goes_beyond_its_memory(cluster: Cluster) -> None:
-    """It has 4 GiB; the machine may have far more, or hand out what it has not."""
+    """A machine with 4 GiB; the real one may have far more, or overcommit."""
     assert cluster.client.submit(take, GIB, pure=False).result(timeout=60) == GIB
     refused = cluster.client.submit(take, 6 * GIB, pure=False).exception(timeout=60)
     assert isinstance(refused, MemoryError)
@@ -69,7 +69,7 @@ WHILE_TRIED = """
 import numpy as np, psutil, resource
 from halotile.errors import MemoryRefused
 from halotile.graphs.jobs.sections import Run, Tile
-from halotile.graphs.waiting import silent
+from halotile.graphs.waiting import no_report
 from halotile.graphs.plans.denoiser_trials import tried
 from halotile.tasks.denoisers.function import GivenFunction
 
@@ -80,7 +80,7 @@ psutil.virtual_memory = Free
 def hungry(image):
     return image + np.ones(2**26)[:1]  # 512 MiB
 try:
-    tried(GivenFunction(call=hungry, depth=0), Tile(), (500, 500), None, run=Run(), say=silent)
+    tried(GivenFunction(call=hungry, depth=0), Tile(), (500, 500), None, run=Run(), report=no_report)
 except MemoryRefused as error:
     print("needs more memory than is free for an image of shape" in str(error))
 print(resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY, hungry(0).nbytes)
@@ -99,7 +99,7 @@ finally:
 
 
 def printed(code: str) -> list[str]:
-    """What a process of its own prints, that gives freed memory back at once."""
+    """The output of another process, which gives freed memory back at once."""
     usual = {name: word for name, word in os.environ.items() if not name.startswith("MALLOC_")}
     return subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60, env=usual).split()
 
@@ -109,7 +109,7 @@ def test_a_limit_holds_until_it_is_lifted() -> None:
 
 
 def test_a_process_is_limited_for_a_while_if_it_is_a_worker_of_ours() -> None:
-    """Those have a limit. In another one, threads beside this may do somebody else's work."""
+    """Workers have a limit. In another process, other threads may do unrelated work."""
     assert printed(FOR_A_WHILE) == [str(2**28), "refused", str(2**29)]
 
 

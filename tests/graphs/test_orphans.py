@@ -1,4 +1,4 @@
-"""Workers whose driver is lost look again until Slurm has seen it, and put their job back once."""
+"""Workers whose driver is lost check until Slurm has noticed it, and requeue their job once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOST = "JobState=RUNNING\n   NodeList=n2\n   BatchHost=n1\n"
 
 @pytest.fixture
 def closed() -> str:
-    """An address where nothing listens."""
+    """An address at which no server listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     return f"tls://127.0.0.1:{port}"
@@ -27,7 +27,7 @@ def closed() -> str:
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What Slurm is asked to do; waiting takes no time."""
+    """The calls to Slurm; waiting takes no time."""
     calls: list[str] = []
     clock = SimpleNamespace(sleep=lambda seconds: calls.append(f"sleep {seconds:g}"))
     monkeypatch.setattr(orphans, "time", clock)
@@ -46,7 +46,7 @@ def test_it_is_looked_again_until_slurm_has_seen_the_loss(
     monkeypatch: pytest.MonkeyPatch, done: list[str], closed: str
 ) -> None:
     answers(monkeypatch, ALIVE, ALIVE, LOST)
-    orphans.put_back(closed, JOB)
+    orphans.requeue_orphan(closed, JOB)
     assert done == ["sleep 0", "sleep 2", "sleep 2", "requeue 7"]
 
 
@@ -54,7 +54,7 @@ def test_a_job_whose_driver_ended_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, done: list[str], closed: str
 ) -> None:
     answers(monkeypatch, ALIVE)
-    orphans.put_back(closed, JOB)
+    orphans.requeue_orphan(closed, JOB)
     assert [call for call in done if not call.startswith("sleep")] == []
     assert len(done) == 1 + len(orphans.ENDED_PAUSES)
 
@@ -63,7 +63,7 @@ def test_a_job_that_may_not_be_put_back_is_ended(
     monkeypatch: pytest.MonkeyPatch, done: list[str], closed: str
 ) -> None:
     answers(monkeypatch, f"{LOST}   Requeue=0 Restarts=0\n")
-    orphans.put_back(closed, JOB)
+    orphans.requeue_orphan(closed, JOB)
     assert done == ["sleep 0", "cancel 7"]
 
 
@@ -79,7 +79,7 @@ def test_a_requeue_that_fails_is_tried_again(
 
     answers(monkeypatch, f"{LOST}   Requeue=1 Restarts=0\n")
     monkeypatch.setattr(orphans, "requeue", requeue)
-    orphans.put_back(closed, JOB)
+    orphans.requeue_orphan(closed, JOB)
     assert done == ["sleep 0", "requeue 7", "sleep 2", "requeue 7"]
 
 
@@ -106,7 +106,7 @@ def test_of_two_workers_at_once_the_slower_does_not_end_the_job_that_the_other_p
     monkeypatch.setattr(orphans, "answer_of", look)
     monkeypatch.setattr(orphans, "requeue", requeue)
     with ThreadPoolExecutor(2) as workers:
-        for end in [workers.submit(orphans.put_back, closed, JOB) for _ in range(2)]:
+        for end in [workers.submit(orphans.requeue_orphan, closed, JOB) for _ in range(2)]:
             end.result(timeout=60)
     assert [call for call in done if not call.startswith("sleep")] == ["put back"]
 
@@ -115,7 +115,7 @@ def test_of_two_workers_at_once_the_slower_does_not_end_the_job_that_the_other_p
 def test_only_workers_of_a_submitted_run_look(
     environment: dict[str, str], done: list[str], closed: str
 ) -> None:
-    orphans.put_back(closed, environment)
+    orphans.requeue_orphan(closed, environment)
     assert done == []
 
 
@@ -124,5 +124,5 @@ def test_where_the_scheduler_answers_slurm_is_not_asked(
 ) -> None:
     monkeypatch.delattr(orphans, "answer_of")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        orphans.put_back(f"tls://127.0.0.1:{server.getsockname()[1]}", JOB)
+        orphans.requeue_orphan(f"tls://127.0.0.1:{server.getsockname()[1]}", JOB)
     assert done == ["sleep 0"]

@@ -1,4 +1,4 @@
-"""Overlapping blocks of stores give the same bits as stock Dask, with one task a block."""
+"""Overlapping blocks of stores give the same bits as stock Dask, with one task per block."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAD = {"reflect": "symmetric", "nearest": "edge", "periodic": "wrap"}
 def through_the_whole(
     func: Callable[[Pixels], Pixels], store: Stored, depth: Any, rules: list[Any]
 ) -> Pixels:
-    """The truth where stock Dask refuses: pad the whole array with NumPy, cut windows out of it."""
+    """Reference where stock Dask refuses: pad the whole array with NumPy, and cut windows out of it."""
     before, after = zip(*depth, strict=True)
     padded = store.pixels
     for axis, rule in enumerate(rules):
@@ -67,7 +67,7 @@ def through_the_whole(
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """What stock accepts without rechunking: no chunk, the last one included, is smaller than the depth."""
+    """Cases that stock Dask accepts without rechunking: no chunk, the last one included, is smaller than the depth."""
     shape, chunks, depth, boundary = [], [], {}, {}
     for axis in range(draw(st.integers(1, 3))):
         chunk = draw(st.integers(1, 7))
@@ -84,14 +84,14 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 @pytest.mark.parametrize("trim", [True, False])
 @given(case=cases())
 @settings(deadline=None, max_examples=30)
-def test_the_bits_are_those_of_stock_dask(
+def test_the_bits_equal_stock_dask(
     func: Callable[[Pixels], Pixels], trim: bool, case: dict[str, Any]
 ) -> None:
-    store, words = case["store"], {"depth": case["depth"], "boundary": case["boundary"], "trim": trim}
+    store, kwargs = case["store"], {"depth": case["depth"], "boundary": case["boundary"], "trim": trim}
     stock = da.map_overlap(
-        func, da.from_array(store.pixels, chunks=store.chunks), allow_rechunk=False, **words
+        func, da.from_array(store.pixels, chunks=store.chunks), allow_rechunk=False, **kwargs
     )
-    ours = map_overlap(func, store, **words)
+    ours = map_overlap(func, store, **kwargs)
     assert ours.chunks == stock.chunks
     assert ours.dtype == stock.dtype
     got, wanted = (array.compute(scheduler="synchronous") for array in (ours, stock))
@@ -100,7 +100,7 @@ def test_the_bits_are_those_of_stock_dask(
 
 @st.composite
 def deep_cases(draw: st.DrawFn) -> dict[str, Any]:
-    """What stock refuses or rechunks: any depth, asymmetric, under any rule."""
+    """Cases that stock Dask refuses or rechunks: any depth, asymmetric, under any rule."""
     axes = draw(st.integers(1, 2))
     sizes = st.tuples(*[st.integers(1, 9)] * axes)
     depth = tuple(draw(st.tuples(st.integers(0, 12), st.integers(0, 12))) for _ in range(axes))
@@ -118,7 +118,7 @@ def test_any_depth_works_where_stock_refuses(func: Callable[[Pixels], Pixels], c
 
 
 @pytest.mark.parametrize("depth", [2, (2, 1), {0: 2}, {1: (1, 2)}, ((0, 1), (2, 0)), [1], [(2, 1)], None])
-def test_depth_is_understood_as_dask_does(depth: Any) -> None:
+def test_depth_means_the_same_as_in_dask(depth: Any) -> None:
     store = stored((12, 10), (4, 5))
     stock = da.map_overlap(neighbours, da.from_array(store.pixels, chunks=store.chunks), depth=depth)
     same(map_overlap(neighbours, store, depth=depth), stock)
@@ -127,7 +127,7 @@ def test_depth_is_understood_as_dask_does(depth: Any) -> None:
 @pytest.mark.parametrize(
     "boundary", [None, "none", "reflect", ("periodic", 3), {1: "nearest"}, [{0: 0.5}], np.nan, np.float32(2)]
 )
-def test_boundary_is_understood_as_dask_does(boundary: Any) -> None:
+def test_boundary_means_the_same_as_in_dask(boundary: Any) -> None:
     store = stored((12, 10), (4, 5))
     stock = da.map_overlap(
         neighbours, da.from_array(store.pixels, chunks=store.chunks), depth=2, boundary=boundary
@@ -150,7 +150,7 @@ def test_a_constant_becomes_a_pixel_as_in_numpy(dtype: str, value: Any) -> None:
     assert ours[0] == pixel[0]
 
 
-def test_cut_is_another_word_for_none() -> None:
+def test_cut_means_none() -> None:
     store = stored((12, 10), (4, 5))
     cut, none = (map_overlap(running_sum, store, depth=2, boundary=word) for word in ("cut", "none"))
     same(cut, none)
@@ -158,7 +158,7 @@ def test_cut_is_another_word_for_none() -> None:
     same(map_overlap(running_sum, array, depth=2, boundary="cut"), none)
 
 
-def test_one_task_a_block() -> None:
+def test_one_task_per_block() -> None:
     store = stored((300, 200), (30, 20))
     result = map_overlap(box, store, depth=3, boundary="reflect")
     assert len(dask.optimize(result)[0].__dask_graph__()) == 100
@@ -236,7 +236,7 @@ def test_each_store_has_its_own_depth_and_an_axis_of_one_pixel_is_broadcast() ->
     np.testing.assert_array_equal(compute(result), compute(alone) + row.pixels)
 
 
-def test_keys_carry_the_name_asked_for_and_change_with_what_was_asked() -> None:
+def test_keys_contain_the_given_name_and_change_with_the_arguments() -> None:
     store = stored((8,), (4,))
     assert map_overlap(box, store, depth=1, name="tidy").name == "tidy"
     assert map_overlap(box, store, depth=1, token="tidy").name.startswith("tidy-")
@@ -319,7 +319,7 @@ def test_paths_are_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "complex64", "complex128", "bool", "float32"])
 @pytest.mark.parametrize("shape", [(40,), (30, 20)])
-def test_a_path_need_not_hold_a_picture(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+def test_a_path_need_not_be_an_image(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     pixels = noise(shape, dtype)
     np.save(tmp_path / "a.npy", pixels)
     zarr.create_array(tmp_path / "a.zarr", data=pixels, chunks=(12,) * len(shape))
@@ -350,7 +350,7 @@ def test_a_contiguous_hdf5_dataset_is_cut_as_dask_cuts(tmp_path: Path) -> None:
     assert map_overlap(neighbours, tmp_path / "a.h5", depth=2).chunks == ((300,), (200,))
 
 
-def test_nothing_of_the_picture_is_in_the_graph(tmp_path: Path) -> None:
+def test_the_graph_holds_no_pixels(tmp_path: Path) -> None:
     np.save(tmp_path / "picture.npy", noise((300, 200)))
     result = map_overlap(np.sqrt, tmp_path / "picture.npy", depth=2, boundary="reflect", block=60)
     assert len(pickle.dumps(result)) < 8000

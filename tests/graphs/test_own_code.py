@@ -154,7 +154,7 @@ def nothing(folder: Path) -> dict[str, Any]:
     ("make", "words"),
     [
         (wrong_sum, "sha256 is 0000"),
-        (no_safetensors, "not a whole safetensors file"),
+        (no_safetensors, "not a complete safetensors file"),
         (code_in_a_pickle, "holds pickled code, which is not run"),
         (other_names, "does not fit .*unexpected stem"),
         (nothing, "cannot be opened"),
@@ -191,17 +191,17 @@ def test_weights_in_safetensors_are_checked_without_torch(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("build", "name", "options", "words"),
     [
-        ("unseeded", "torch", {}, "own_networks:unseeded builds another network at each call"),
+        ("unseeded", "torch", {}, "own_networks:unseeded builds a different network at each call"),
         ("Hidden", "torch", {}, "own_networks:Hidden gives another result each time it is built"),
         ("lazy", "torch", {}, "lazy layers"),
-        ("Impure", "torch", {}, "own_networks:Impure gave one tile two results"),
-        ("Noisy", "torch", {}, "own_networks:Noisy gave one tile two results"),
-        ("InPlace", "torch", {}, "changes the pixels it is given"),
+        ("Impure", "torch", {}, "own_networks:Impure returned two results for one tile"),
+        ("Noisy", "torch", {}, "own_networks:Noisy returned two results for one tile"),
+        ("InPlace", "torch", {}, "changes its input"),
         (
             "InPlace",
             "torch",
             {"receptive_field": 0, "alignment": 1},
-            "own_networks:InPlace changes the pixels it is given",
+            "own_networks:InPlace changes its input",
         ),
         ("leaving", "torch", {}, "own_networks:leaving .* failed: SystemExit: 3"),
         ("Leaving", "torch", {}, "own_networks:Leaving failed on a window .*SystemExit: 3"),
@@ -229,7 +229,7 @@ def test_a_given_function_that_keeps_state_is_refused_while_planning(folder: Pat
         calls.append(1)
         return image + len(calls)
 
-    with pytest.raises(ConfigError, match=r"test_own_code:.*count gave one image two results"):
+    with pytest.raises(ConfigError, match=r"test_own_code:.*count returned two results for one image"):
         make_plan(given(folder, count))
 
 
@@ -322,7 +322,9 @@ def test_a_worker_takes_no_weights_but_those_of_the_plan(folder: Path, cluster: 
     job = with_weights(folder)
     plan = make_plan(job)
     before = train_on(folder / "w.safetensors")
-    with pytest.raises(WeightsError, match=r"w\.safetensors was changed while the job ran.*Put it back"):
+    with pytest.raises(
+        WeightsError, match=r"w\.safetensors was changed while the job ran.*Restore the old version"
+    ):
         run(plan, cluster=cluster)
     (folder / "w.safetensors").write_bytes(before)
     plan = make_plan(job)

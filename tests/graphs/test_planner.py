@@ -275,7 +275,7 @@ def test_so_is_a_strength_that_stands_in_the_place_of_one(tmp_path: Path, name: 
     job = job_of(source, tmp_path / "o.zarr", name, {"strength": 2000.0})
     with pytest.raises(
         ConfigError,
-        match=r"strength is 2000. The image's 0 to 65535 .*strength counts in that.*Write strength: 0.0305, or sigma: auto",
+        match=r"strength is 2000. The image's 0 to 65535 .*strength is in units of that range.*Write strength: 0.0305, or sigma: auto",
     ):
         make_plan(job)
     make_plan(job_of(floats, tmp_path / "o.zarr", name, {"strength": 2000.0}))

@@ -79,7 +79,7 @@ def test_a_run_goes_on_with_what_it_has(requested: list[Any], tmp_path: Path) ->
     directory = RunDirectory(plan.run_directory)
     with claim(plan):
         pass
-    directory.remember(batch=3)
+    directory.update_plan(batch=3)
     again = make_plan(deblurring(tmp_path))
     assert len(requested) == 1
     assert again.resumes, again.earlier.differs
@@ -183,7 +183,7 @@ def test_the_precisions_of_a_prior_can_be_tried(tmp_path: Path) -> None:
     assert "pnp with dncnn, on CPUs in float32" in said
     assert "tried on" in said
     assert "bfloat16" in said
-    assert "of GPUs only" in said, "tf32"
+    assert "on GPUs only" in said, "tf32"
 
 
 def test_a_prior_without_a_denoiser_is_refused_in_words(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_memory_that_runs_out_in_a_prior_halves_its_batch_and_nothing_else(
     assert [line for line in said if "memory ran out" in line] == [
         "memory ran out on a worker: 2 tiles at once there, in place of 4"
     ]
-    kept = RunDirectory(plan.run_directory).whole_plan()
+    kept = RunDirectory(plan.run_directory).read_valid_plan()
     assert kept is not None
     assert kept["batch"] == 2
 

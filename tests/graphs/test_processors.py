@@ -30,15 +30,15 @@ def warnings(scene: Scene) -> list[str]:
 @pytest.mark.cluster
 def test_blocks_of_another_kind_of_processor_are_reported_once(scene: Scene, cluster: Cluster) -> None:
     scene.run(cluster)
-    assert scene.directory.whole_plan()["processors"] == [cpu_kind()]  # type: ignore[index]
+    assert scene.directory.read_valid_plan()["processors"] == [cpu_kind()]  # type: ignore[index]
     assert not warnings(scene)
-    scene.directory.remember(cpu_kinds=["another kind"])
+    scene.directory.update_plan(cpu_kinds=["another kind"])
     for shard in list((scene.output / "c").rglob("*/0"))[:2]:
         shard.unlink()
     scene.run(cluster)
     (said,) = warnings(scene)
     assert said.endswith(f"{cpu_kind()}; before: another kind")
-    assert scene.directory.whole_plan()["processors"] == ["another kind", cpu_kind()]  # type: ignore[index]
+    assert scene.directory.read_valid_plan()["processors"] == ["another kind", cpu_kind()]  # type: ignore[index]
 
 
 def test_a_processor_is_named_by_what_libraries_choose_by(

@@ -1,4 +1,4 @@
-"""Who runs a job from Python and says nothing about progress sees a bar, where there is somebody to see it."""
+"""The progress bar of a job from Python without an observer, at a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_notebook_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its standard error is no terminal; without widgets the bar is of text, and nothing is said of that."""
+    """Its standard error is no terminal; without widgets the bar is of text, without a warning."""
     shell = type("ZMQInteractiveShell", (), {})()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     screen = io.StringIO()

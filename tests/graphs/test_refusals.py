@@ -148,7 +148,7 @@ def test_a_run_directory_that_is_not_ours_stays(tmp_path: Path, source: Path, ki
         (place / "notes").touch()
     else:
         place.symlink_to(tmp_path)
-    with refused(tmp_path, OutputRefused, "something that no run made stands there"):
+    with refused(tmp_path, OutputRefused, "something that no run made is there already"):
         run(make_plan(gaussian(source, tmp_path / "clean.zarr")))
 
 
@@ -198,7 +198,7 @@ def test_starting_over_discards_no_other_job(
 ) -> None:
     if stands == "half done":
         with Journal.open(finished.directory.journal_path, finished.fingerprint(), BLOCKS) as journal:
-            journal.strike(range(9))
+            journal.unmark(range(9))
     elif stands == "run directory":
         finished.output.rename(finished.folder / "kept")
     elif stands == "no job.json":

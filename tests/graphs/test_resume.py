@@ -231,7 +231,7 @@ def test_a_run_whose_output_went_away_starts_over_only_where_that_is_said(
 
 def test_what_a_solver_has_done_outlives_its_output(half_done: Scene, cluster: Cluster) -> None:
     with Journal.open(half_done.directory.journal_path, half_done.fingerprint(), BLOCKS) as journal:
-        journal.strike(range(BLOCKS))
+        journal.unmark(range(BLOCKS))
     half_done.directory.state_path.mkdir()
     shutil.rmtree(half_done.output)
     with pytest.raises(OutputRefused, match=r"is not there, .* scratch arrays .*--fresh"):

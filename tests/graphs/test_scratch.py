@@ -1,4 +1,4 @@
-"""Dask's servers work in folders that nobody else can have made, and import nothing from there."""
+"""Scratch folders of Dask's servers: nobody else can have made them, and nothing is imported from there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from distributed import Client, LocalCluster
 from halotile.graphs.clusters import htcondor, slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection.credentials import credentials
-from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, arguments_of, watched
+from halotile.graphs.clusters.launches.batch_jobs import job_arguments, reporting_class
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.workers import scratch
 from halotile.graphs.clusters.workers.environment import own_environment
 from halotile.graphs.jobs import sections
@@ -30,7 +31,7 @@ NOBODY = 65534
 
 
 def taken(place: Path) -> Path:
-    """A folder for everybody, like ``/tmp``, in which another user has made the folder that Dask would use."""
+    """A shared folder, like ``/tmp``, in which another user has made the folder that Dask would use."""
     place.mkdir(parents=True)
     place.chmod(0o1777)
     theirs = place / "dask-scratch-space"
@@ -44,7 +45,7 @@ def taken(place: Path) -> Path:
 LOCAL = """
 import json, os, subprocess, sys
 from pathlib import Path
-from halotile.graphs import job
+from halotile.graphs.jobs import sections
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order
 
@@ -67,7 +68,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """A folder in which sockets may be bound: their paths have 107 characters at most."""
+    """A folder with a short path: paths of sockets have 107 characters at most."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
@@ -137,7 +138,7 @@ def test_without_a_home_torch_keeps_what_it_compiles_where_it_does_by_itself() -
 
 @pytest.fixture
 def scheduler(tmp_path: Path) -> Iterator[tuple[LocalCluster, list[str]]]:
-    """A scheduler without workers, and what a worker of it is told."""
+    """A scheduler without workers, and the arguments for a worker of it."""
     with (
         credentials(tmp_path) as made,
         LocalCluster(
@@ -204,7 +205,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
 
 
 def left(base: Path, host: str) -> Path:
-    """A folder that a process on some machine has left behind."""
+    """A folder that a process on a given machine has left behind."""
     return base / f"{scratch.PREFIX}{host}-tmpleft"
 
 
@@ -271,8 +272,8 @@ def test_the_script_of_a_job_is_written_where_its_owner_alone_may(
 ) -> None:
     dask_jobqueue = pytest.importorskip("dask_jobqueue", reason="the extra hpc is not installed")
     order = Order(workers=1, memory_bytes=2**31, choice=sections.Cluster(interface="lo"))
-    kind = watched(getattr(dask_jobqueue, system.cluster).job_cls, tmp_path, system)
-    made = kind("tls://127.0.0.1:1", name="0", protocol="tls://", **arguments_of(system, order, tmp_path))
+    kind = reporting_class(getattr(dask_jobqueue, system.cluster).job_cls, tmp_path, system)
+    made = kind("tls://127.0.0.1:1", name="0", protocol="tls://", **job_arguments(system, order, tmp_path))
     with made.job_file() as script:
         assert Path(script).parent == tmp_path
         assert Path(script).stat().st_mode & 0o777 == 0o600

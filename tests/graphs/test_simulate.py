@@ -94,7 +94,7 @@ def state_of(folder: Path) -> str:
 def done_of(plan: Plan) -> list[int]:
     """How many blocks of each measurement are done."""
     paths = [RunDirectory(run_directory_of(output.path)).journal_path for output in plan.outputs]
-    return [len(Journal.look(path).done) for path in paths]
+    return [len(Journal.open_any(path).done) for path in paths]
 
 
 def after_all_passes(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:

@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.slurm, pytest.mark.cluster, pytest.mark.slow]
 
 @pytest.fixture
 def job(slurm: Slurm, tmp_path: Path) -> HpcJob:
-    """A job whose workers are jobs of Slurm's."""
+    """A job whose workers are Slurm jobs."""
     return HpcJob.create(tmp_path, slurm.environment, kind="slurm", interface="lo")
 
 
 def listening(of: str) -> set[str]:
-    """The addresses on which Python listens, in processes that have this in their environment or command line."""
+    """The addresses on which Python listens, in processes with a marker in their environment or command line."""
     found = set()
     for process in psutil.process_iter():
         try:
@@ -40,7 +40,7 @@ def listening(of: str) -> set[str]:
 
 
 def secrets_told(job: HpcJob) -> list[str]:
-    """Where a key is to be seen: among the arguments of processes, in scripts and logs."""
+    """Places where a key can be seen: the arguments of processes, scripts and logs."""
     key = next(job.run_directory.glob("workers/tls-*/key.pem")).read_text().splitlines()[1]
     seen = [
         str(process.pid)
@@ -74,7 +74,7 @@ def test_between_machines_nothing_listens_but_on_the_address_of_this_one(job: Hp
     running = job.start("run", "job.yaml", "--allow-import")
     wait_for(lambda: len(job.log()) > 4)
     assert listening(str(job.folder)) <= {"127.0.0.1", own_address()}
-    page = job.told("status", "out.zarr.run")["dashboard"]
+    page = job.json_of("status", "out.zarr.run")["dashboard"]
     assert page.startswith("http://127.0.0.1:")
     with urlopen(page) as answer:
         assert answer.status == 200
@@ -111,25 +111,27 @@ def test_each_job_has_gpus_of_its_own(job: HpcJob) -> None:
 
 
 def test_a_wrong_partition_is_told_in_slurms_words(job: HpcJob) -> None:
-    said = job.call("run", "job.yaml", "--allow-import", "--set", "cluster.queue=fast", code=1, timeout=30)
-    assert "Slurm takes no job" in said
-    assert "invalid partition specified: fast" in said
-    assert "`sinfo` lists its queues" in said
+    output = job.call("run", "job.yaml", "--allow-import", "--set", "cluster.queue=fast", code=1, timeout=30)
+    assert "Slurm refuses the job" in output
+    assert "invalid partition specified: fast" in output
+    assert "`sinfo` lists its queues" in output
 
 
 def test_jobs_that_end_at_once_are_told_with_the_end_of_their_log(job: HpcJob, slurm: Slurm) -> None:
     prologue = 'cluster.prologue=["echo no module called cuda >&2", "exit 7"]'
-    said = job.call("run", "job.yaml", "--allow-import", "--set", prologue, code=1)
-    assert "4 workers one after the other ended before they did anything" in said
-    assert "FAILED (NonZeroExitCode)" in said
-    assert "The end of its log:\nno module called cuda" in said
+    output = job.call("run", "job.yaml", "--allow-import", "--set", prologue, code=1)
+    assert "4 workers one after the other ended before they did anything" in output
+    assert "FAILED (NonZeroExitCode)" in output
+    assert "The end of its log:\nno module called cuda" in output
     assert not slurm.jobs()
 
 
 def allocate(job: HpcJob, slurm: Slurm, *words: str) -> subprocess.Popen[str]:
     """A run inside an allocation of both nodes."""
-    told = ("cluster.kind=auto", "run.device=cpu")
-    command = job.command("run", "job.yaml", "--allow-import", *words, *(f"--set={each}" for each in told))
+    settings = ("cluster.kind=auto", "run.device=cpu")
+    command = job.command(
+        "run", "job.yaml", "--allow-import", *words, *(f"--set={each}" for each in settings)
+    )
     return subprocess.Popen(
         ["salloc", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--gres=gpu:2", "--mem=5000", *command],
         cwd=job.folder,
@@ -145,7 +147,7 @@ def test_in_an_allocation_workers_are_steps_with_gpus_of_their_own(job: HpcJob, 
     running = allocate(job, slurm, "--workers", "4")
     wait_for(lambda: len(job.log()) > 4)
     assert listening(str(job.folder)) == {"127.0.0.1"}
-    assert "cluster: slurm-alloc, in Slurm's allocation" in finish(running)
+    assert "cluster: slurm-alloc, in the Slurm allocation" in finish(running)
     seen = {(node, gpus) for _, _, node, gpus in job.log()}
     assert seen == {("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1")}
     job.check_whole()

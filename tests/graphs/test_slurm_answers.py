@@ -1,4 +1,4 @@
-"""How jobs of Slurm's stand, by what `squeue` answers: both for workers and for whole runs."""
+"""States of Slurm jobs from the answers of `squeue`: for workers and for whole runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; ex
 
 @pytest.fixture
 def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The command; what it does is still to be written."""
+    """A fake `squeue`, whose script is still to be written."""
     monkeypatch.setenv("PATH", str(tmp_path))
     path = tmp_path / "squeue"
     path.touch(mode=0o755)

@@ -273,7 +273,7 @@ def test_a_run_that_came_down_to_a_smaller_batch_goes_on_with_that(
 ) -> None:
     finding(monkeypatch, FOUND)
     directory = begun(make_plan(job(tmp_path)))
-    directory.remember(batch=3)
+    directory.update_plan(batch=3)
     again = make_plan(job(tmp_path))
     assert again.resumes, "it is the same job"
     assert (work_of(again).task.tiling.batch, again.identity["batch"]) == (3, 6)
@@ -320,7 +320,7 @@ def test_a_worker_that_runs_out_of_memory_is_told_of_and_remembered(tmp_path: Pa
     outcome = run(plan, observer=lambda progress: said.append(progress.message))
     assert outcome.done == 4
     assert any("memory ran out on a worker: 2 tiles at once there, in place of 4" in line for line in said)
-    kept = RunDirectory(plan.run_directory).whole_plan()
+    kept = RunDirectory(plan.run_directory).read_valid_plan()
     assert kept is not None
     assert kept["batch"] == 2
 
@@ -336,7 +336,7 @@ def test_a_trial_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     requested = job(tmp_path, "cpu")
     task = replace(work_of(make_plan(requested)).task, denoiser=GivenFunction(call=told, depth=1))
     found = tuned_for(requested, task, NO_CHOICE, compare=True)
-    assert found.device == "this processor"
+    assert found.device == "this CPU"
     assert [each.name for each in found.precisions] == ["float32", "tf32", "float16", "bfloat16"]
     assert found.precisions[0].error == 0
     assert found.host_bytes > 2**27
@@ -365,5 +365,5 @@ def test_what_is_wrong_with_the_job_is_said_as_a_run_says_it(tmp_path: Path) -> 
     task = replace(
         work_of(make_plan(requested)).task, denoiser=GivenFunction(call=lambda image: image[1:], depth=1)
     )
-    with pytest.raises(ConfigError, match="returns an array of the shape it was given"):
+    with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
         tuned_for(requested, task, NO_CHOICE, compare=False)

@@ -14,7 +14,7 @@ from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
-from halotile.storage.run_directory.checksummed_lines import sealed
+from halotile.storage.run_directory.checksummed_lines import with_checksum
 from tests.faults import BLOCKS, Scene, flip_bit, until
 from tests.support import job_of, noisy_image, work_of, write_zarr
 
@@ -143,7 +143,7 @@ def test_a_repair_for_another_job_strikes_nothing(finished: Scene) -> None:
 
 def test_a_run_of_another_version_is_told_as_that(finished: Scene) -> None:
     old = b'{"journal": 1, "fingerprint": "print", "total": 64}'
-    finished.directory.journal_path.write_bytes(sealed(old))
+    finished.directory.journal_path.write_bytes(with_checksum(old))
     plan = finished.directory.plan_path
     plan.write_text(json.dumps(finished.directory.read_plan()))  # without a seal
     with pytest.raises(ResumeRefused, match=r"another version of halotile.*--fresh.*output\.overwrite: true"):

@@ -1,4 +1,4 @@
-"""The page of a run: its map, what it is told, and that it costs the run nothing when it fails."""
+"""The page of a run: its map, its messages, and that its failure costs the run nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from halotile.graphs.watching.page import ADDRESS, HTML, NAME, JobPage
 from halotile.graphs.watching.page_feed import ROWS, Watch, curve
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.number_ranges import RangeSet
 from tests.faults import BLOCKS, REPOSITORY, Scene, until
 from tests.graphs.test_reconstruct import Scene as Reconstructing
 
@@ -60,7 +60,11 @@ def test_a_curve_with_numbers_that_are_none_is_still_json() -> None:
 def test_a_watch_that_was_not_opened_does_nothing() -> None:
     watch = Watch()
     watch.begin(
-        Grid((2, 2), (1, 1), ((0, 0), (0, 0))), done=Runs(range(2)), quarantined=(), phase="denoise", title=""
+        Grid((2, 2), (1, 1), ((0, 0), (0, 0))),
+        done=RangeSet(range(2)),
+        quarantined=(),
+        phase="denoise",
+        title="",
     )
     watch.retry(1)
     watch.give_up(1)
@@ -85,13 +89,13 @@ def test_a_scheduler_that_keeps_other_books_costs_the_report_and_nothing_else(tm
 
 
 def fetched(address: str) -> tuple[str, Any]:
-    """What is served, and with which headers."""
+    """The body and the headers of an answer."""
     with urllib.request.urlopen(address, timeout=10) as answer:
         return answer.read().decode(), answer.headers
 
 
 class Looking:
-    """An observer that looks at the page whenever it is told of progress."""
+    """An observer that reads the page at every report of progress."""
 
     def __init__(self, dashboard: str | None, path: str = "halotile.json") -> None:
         assert dashboard is not None
@@ -106,7 +110,7 @@ class Looking:
 
     @property
     def boards(self) -> list[dict[str, Any]]:
-        """What was seen of the sweeps of this run."""
+        """The messages about the passes of this run."""
         return [told for told in self.seen if not told["over"] and "blocks" in told]
 
 
@@ -243,7 +247,7 @@ def test_without_a_dashboard_there_is_no_page(cluster: Cluster) -> None:
 
 @pytest.fixture
 def joined(tmp_path: Path) -> Iterator[JoinedWorkers]:
-    """A scheduler of its own process, without workers."""
+    """A scheduler in its own process, without workers."""
     file = tmp_path / "scheduler.json"
     words = ["--host", "tcp://127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0"]
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", *words, "--scheduler-file", str(file)]
@@ -304,14 +308,14 @@ def test_a_driver_that_is_gone_ends_its_page() -> None:
     page.remove_client(page.scheduler, "a client")
     page.log_event("halotile", {"job": {}})
     assert page.over
-    assert page.told == {}
+    assert page.message == {}
 
 
 class JobPageBefore:
     """The page of an earlier run."""
 
     def end(self) -> None:
-        """It is over."""
+        """Note the end."""
 
 
 @pytest.mark.cluster

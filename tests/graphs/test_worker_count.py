@@ -11,7 +11,7 @@ import pytest
 
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.detection.cores import cores_here
-from halotile.graphs.clusters.launches import slurm_steps
+from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.jobs.sections import Cluster, Run
 from halotile.graphs.plans import worker_count
 from halotile.graphs.plans.devices import device_of
@@ -45,10 +45,10 @@ def has(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return "\n".join(f" Nodes=n{i} CPU_IDs=0-1 {each}" for i, each in enumerate(told, 1))
 
     def forget() -> None:
-        slurm_steps.nodes_of.cache_clear()
-        slurm_steps.shares_of.cache_clear()
+        slurm_allocation.nodes_of.cache_clear()
+        slurm_allocation.shares_of.cache_clear()
 
-    monkeypatch.setattr(slurm_steps, "answer_of", answer)
+    monkeypatch.setattr(slurm_allocation, "answer_of", answer)
     forget()
     yield told
     forget()
@@ -101,12 +101,12 @@ def test_an_allocation_is_taken_as_a_whole(
     found = workers_of(Run(), IN_IT, device, environment)
     assert found.workers == workers
     assert found.why.endswith("of the allocation")
-    slots = slurm_steps.slots_in(environment, workers)
+    slots = slurm_allocation.slots_in(environment, workers)
     assert {slot.of for slot in slots} == {workers // 2}
 
 
 @pytest.mark.parametrize(
-    ("run", "cluster", "asked"),
+    ("run", "cluster", "requested"),
     [
         (Run(device="cuda"), IN_IT, "run.device is cuda"),
         (Run(), replace(IN_IT, gpus=1), "cluster.gpus is 1"),
@@ -117,7 +117,7 @@ def test_an_allocation_without_the_gpus_that_are_asked_for_is_refused(
 ) -> None:
     assert device_of(run, cluster, ALLOCATED) == "cuda"
     with pytest.raises(
-        ConfigError, match=rf"^{requested}, and Slurm tells of no GPU .*--gres.*, write run\.workers"
+        ConfigError, match=rf"^{requested}, and Slurm lists no GPU .*--gres.*, write run\.workers"
     ):
         workers_of(run, cluster, "cuda", ALLOCATED)
     assert workers_of(replace(run, workers=2), cluster, "cuda", ALLOCATED).workers == 2

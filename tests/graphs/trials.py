@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from halotile.graphs.clusters.detection import cluster_kind
+from halotile.graphs.clusters import local_cuda
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.sections import Cluster, DenoiserChoice, Output, Run, Tile
@@ -56,9 +56,9 @@ def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",
             raise found
         return found
 
-    for module in (devices, gpu_trials, cluster_kind):
+    for module in (devices, gpu_trials, local_cuda):
         monkeypatch.setattr(module, "gpus_here", lambda *_: here)
-    monkeypatch.setattr(cluster_kind, "has_dask_cuda", lambda: True)
+    monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: True)
     monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", instead)
     return requested
 

@@ -35,7 +35,7 @@ def test_names_are_the_files_but_base_and_private_ones(
 
 def _forget() -> None:
     registry._built_in.cache_clear()
-    registry._room_of.cache_clear()
+    registry._layer_of.cache_clear()
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_all() -> None:

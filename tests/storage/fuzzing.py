@@ -1,7 +1,7 @@
 """A child process that changes small files at random and reads them: ``python -m tests.storage.fuzzing FORMAT EXAMPLES LAST``.
 
-LAST is a file that tells what was tried last, should the process die of it. It ends with 0 where every changed file is refused as :class:`InputError`, or read with the bits that the format's own library
-gives. An error that arose in halotile's own code is a fault of ours, whatever it was turned into.
+LAST is a file that records the last example, in case the process crashes. The exit status is 0 when every changed file is refused with an :class:`InputError`, or read
+with the bits that the format's own library returns. An error that arose in halotile's own code is a bug, even if it was converted.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ _ODD: st.SearchStrategy[Any] = st.sampled_from(
 )
 
 Edit = tuple[Any, ...]
-"""Of bytes: where, what is put there, and how many make room for it. Of JSON: which of all its values, and what is put there."""
+"""For bytes: position, inserted bytes, and number of bytes replaced. For JSON: number of the value, and its replacement."""
 
 _NEW = st.one_of(
     st.binary(min_size=1, max_size=4),
@@ -201,7 +201,7 @@ _NEW = st.one_of(
 )
 _BYTES = st.builds(
     lambda place, new, room: (place, new, len(new) if room is None else room),
-    # What describes the pixels mostly lies in front, behind the few bytes by which a format is known.
+    # The description of the pixels is usually at the start, after the signature.
     st.one_of(st.integers(4, 63), st.integers(8, 400), st.integers(8, 2000), st.integers(0, 2**14)),
     _NEW,
     st.sampled_from([None, None, None, None, 0, 4, 2**14]),
@@ -210,18 +210,18 @@ _JSON = st.tuples(st.integers(0, 2**14), _ODD)
 
 
 def is_json(file: Path) -> bool:
-    """Whether a file is of the metadata of a Zarr."""
+    """Return True for a Zarr metadata file."""
     return file.name == "zarr.json" or file.name.startswith(".z")
 
 
 def edits(values: bool) -> st.SearchStrategy[list[Edit]]:
-    """A few changes of one file."""
+    """A few changes to one file."""
     some = st.lists(_BYTES, min_size=1, max_size=2)
     return st.lists(_JSON, min_size=1, max_size=2) | some if values else some
 
 
 def edited(content: bytes, changes: list[Edit]) -> bytes:
-    """The file after these changes."""
+    """Apply changes to a file."""
     data = bytearray(content)
     for place, *change in changes:
         if len(change) == 2:
@@ -240,7 +240,7 @@ def edited(content: bytes, changes: list[Edit]) -> bytes:
 
 
 def _places(value: Any) -> Any:
-    """Every place in a JSON document where a value stands, as its holder and key."""
+    """The container and key of every value in a JSON document."""
     keys = dict(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
         yield value, key
@@ -248,7 +248,7 @@ def _places(value: Any) -> Any:
 
 
 def try_file(path: Path, read: Callable[[Path], Any]) -> None:
-    """Open a file as a job does, and read of it.
+    """Open a file as a job does, and read from it.
 
     Raises
     ------
@@ -259,7 +259,7 @@ def try_file(path: Path, read: Callable[[Path], Any]) -> None:
         source = open_source(path)
         assert json.dumps(source.fingerprint())
         shape = tuple(min(n, 64) for n in source.shape)
-        # What is larger, a plan refuses for the memory that it takes.
+        # Larger arrays are refused by a plan because of their memory.
         small = max(map(math.prod, (shape, source.chunks))) <= _MOST_PIXELS
         pixels = source.read(Region((0,) * len(shape), shape)) if small else None
     except (InputError, MissingPackage) as error:
@@ -269,14 +269,14 @@ def try_file(path: Path, read: Callable[[Path], Any]) -> None:
         return
     try:
         expected = read(path)
-    except Exception:  # it may refuse what we can read
+    except Exception:  # it may refuse files that halotile can read
         return
     if expected.shape == pixels.shape:
         assert expected.astype(pixels.dtype, copy=False).tobytes() == pixels.tobytes()
 
 
 def refuse_fault(error: BaseException) -> None:
-    """Raise where an error that nobody meant arose in our own code, and not in a library that it called."""
+    """Raise an unintended error that arose in halotile's own code rather than in a library."""
     cause = error.__cause__
     if cause is None or isinstance(cause, (HalotileError, OSError)):
         return
@@ -286,7 +286,7 @@ def refuse_fault(error: BaseException) -> None:
 
 
 def main(name: str, examples: int, last: Path) -> None:
-    """Try that many changed files of a format."""
+    """Try a number of changed files of a format."""
     write, read = FORMATS[name]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     warnings.simplefilter("ignore")

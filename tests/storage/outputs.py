@@ -1,4 +1,4 @@
-"""Outputs that are written on: their layouts and their pixels."""
+"""Layouts and pixels of outputs for tests."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ OME = Layout(
 
 
 def noise(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """The same pixels each time."""
+    """Reproducible pixels."""
     return (np.random.default_rng(7).random(shape) * 100).astype(dtype)
 
 
 def written(path: Path, layout: Layout) -> NDArray[Any]:
-    """Write a whole output, and give its pixels."""
+    """Write a complete output and return its pixels."""
     pixels = noise(layout.shape, layout.dtype)
     create_output(path, layout)
     ShardWriter(path, layout).write(Region.whole(layout.shape), pixels)

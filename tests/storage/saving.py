@@ -1,4 +1,4 @@
-"""Images in files of every format."""
+"""Test images saved in every file format."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ SAVERS: dict[str, Save] = {
 every_format = pytest.mark.parametrize("save", SAVERS.values(), ids=SAVERS)
 
 
-def made_picture(shape: tuple[int, ...], dtype: str) -> Image:
+def make_image(shape: tuple[int, ...], dtype: str) -> Image:
     return (np.random.default_rng(3).random(shape) * 120).astype(dtype)

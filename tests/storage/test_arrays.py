@@ -1,4 +1,4 @@
-"""Sources read as NumPy would slice them, in threads and processes, and notice a changed file."""
+"""Sources: reads agree with NumPy slices in threads and processes, and changed files are detected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.storage.saving import (
     SAVERS,
     Save,
     every_format,
-    made_picture,
+    make_image,
     save_npy,
     save_tiff,
     save_tiled_tiff,
@@ -34,7 +34,7 @@ from tests.storage.saving import (
 @every_format
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_region_reads_as_numpy_would_slice_it(tmp_path: Path, save: Save, dtype: str) -> None:
-    image = made_picture((37, 45), dtype)
+    image = make_image((37, 45), dtype)
     source = open_source(save(tmp_path, image))
     region = Region((5, 11), (30, 45))
     pixels = source.read(region)
@@ -49,7 +49,7 @@ def test_a_region_reads_as_numpy_would_slice_it(tmp_path: Path, save: Save, dtyp
 @every_format
 @pytest.mark.parametrize("shape", [(3, 20, 33), (2, 3, 20, 33), (2, 2, 3, 20, 33)])
 def test_leading_axes_are_read_too(tmp_path: Path, save: Save, shape: tuple[int, ...]) -> None:
-    image = made_picture(shape, "uint16")
+    image = make_image(shape, "uint16")
     source = open_source(save(tmp_path, image))
     start, stop = (*(1 for _ in shape[:-2]), 3, 4), (*shape[:-2], 19, 30)
     assert source.axes[-2:] == ("y", "x")
@@ -58,14 +58,14 @@ def test_leading_axes_are_read_too(tmp_path: Path, save: Save, shape: tuple[int,
 
 
 @every_format
-def test_asked_axes_win_over_the_file(tmp_path: Path, save: Save) -> None:
-    path = save(tmp_path, made_picture((3, 20, 33), "float32"))
+def test_requested_axes_override_those_of_the_file(tmp_path: Path, save: Save) -> None:
+    path = save(tmp_path, make_image((3, 20, 33), "float32"))
     assert open_source(path, axes="TYX").axes == ("t", "y", "x")
 
 
 @every_format
 def test_big_endian_pixels_come_out_native(tmp_path: Path, save: Save) -> None:
-    image = made_picture((20, 33), "float32")
+    image = make_image((20, 33), "float32")
     if save is save_tiff:
         tifffile.imwrite(tmp_path / "a.tif", image, byteorder=">")
         path = tmp_path / "a.tif"
@@ -82,14 +82,14 @@ def test_big_endian_pixels_come_out_native(tmp_path: Path, save: Save) -> None:
 def test_a_region_outside_the_array_is_refused(
     tmp_path: Path, save: Save, start_stop: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:
-    source = open_source(save(tmp_path, made_picture((20, 33), "uint8")))
+    source = open_source(save(tmp_path, make_image((20, 33), "uint8")))
     with pytest.raises(InputError, match="reaches outside"):
         source.read(Region(*start_stop))
 
 
 @every_format
 def test_a_source_pickles_as_its_path(tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
-    image = made_picture((200, 333), "uint16")
+    image = make_image((200, 333), "uint16")
     path = save(tmp_path, image)
     monkeypatch.chdir(tmp_path)
     source = open_source(path.name)
@@ -109,13 +109,13 @@ def test_a_source_pickles_as_its_path(tmp_path: Path, save: Save, monkeypatch: p
 
 
 def test_copies_in_one_process_share_one_open_file(tmp_path: Path) -> None:
-    source = open_source(save_tiled_tiff(tmp_path, made_picture((40, 40), "uint16")))
+    source = open_source(save_tiled_tiff(tmp_path, make_image((40, 40), "uint16")))
     first, second = pickle.loads(pickle.dumps(source)), pickle.loads(pickle.dumps(source))
     assert first.reader() is second.reader()
 
 
 def test_a_source_reads_in_another_process(tmp_path: Path) -> None:
-    image = made_picture((40, 40), "uint16")
+    image = make_image((40, 40), "uint16")
     for save in SAVERS.values():
         (tmp_path / "sent").write_bytes(pickle.dumps(open_source(save(tmp_path, image))))
         code = (
@@ -134,17 +134,17 @@ def test_a_source_reads_in_another_process(tmp_path: Path) -> None:
         assert shown.stderr == b""
 
 
-def test_an_input_that_changed_meanwhile_is_refused(tmp_path: Path) -> None:
-    source = open_source(save_npy(tmp_path, made_picture((40, 40), "uint16")))
+def test_an_input_that_changed_since_it_was_opened_is_refused(tmp_path: Path) -> None:
+    source = open_source(save_npy(tmp_path, make_image((40, 40), "uint16")))
     sent = pickle.dumps(source)
-    save_npy(tmp_path, made_picture((40, 41), "uint16"))
+    save_npy(tmp_path, make_image((40, 41), "uint16"))
     with pytest.raises(InputError, match=r"was uint16 of shape \(40, 40\).*now uint16 of shape \(40, 41\)"):
         pickle.loads(sent).read(Region((0, 0), (2, 2)))
 
 
 @every_format
-def test_threads_read_side_by_side(tmp_path: Path, save: Save) -> None:
-    image = made_picture((128, 128), "uint16")
+def test_threads_read_in_parallel(tmp_path: Path, save: Save) -> None:
+    image = make_image((128, 128), "uint16")
     source = pickle.loads(pickle.dumps(open_source(save(tmp_path, image))))
     regions = [Region((y, x), (y + 40, x + 40)) for y in range(0, 88, 8) for x in range(0, 88, 8)]
     wrong: list[object] = []
@@ -164,8 +164,8 @@ def test_threads_read_side_by_side(tmp_path: Path, save: Save) -> None:
 
 
 @every_format
-def test_the_fingerprint_is_json_and_tells_a_rewritten_file(tmp_path: Path, save: Save) -> None:
-    path = save(tmp_path, made_picture((20, 33), "uint16"))
+def test_the_fingerprint_is_json_and_detects_a_rewritten_file(tmp_path: Path, save: Save) -> None:
+    path = save(tmp_path, make_image((20, 33), "uint16"))
     source = open_source(path)
     before = source.fingerprint()
     assert json.loads(json.dumps(before)) == before
@@ -173,7 +173,7 @@ def test_the_fingerprint_is_json_and_tells_a_rewritten_file(tmp_path: Path, save
     assert source.change() == ""
     shutil.move(path, tmp_path / "elsewhere")
     assert source.change() == "can no longer be opened"
-    save(tmp_path, made_picture((20, 33), "uint16") + 1)
+    save(tmp_path, make_image((20, 33), "uint16") + 1)
     assert open_source(path).fingerprint() != before
     assert source.change() == "was written to"
 
@@ -195,7 +195,7 @@ def test_the_fingerprint_is_json_and_tells_a_rewritten_file(tmp_path: Path, save
     ],
 )
 def test_a_source_is_indexed_as_in_numpy(tmp_path: Path, index: Any) -> None:
-    pixels = made_picture((6, 7), "uint16")
+    pixels = make_image((6, 7), "uint16")
     read = open_source(save_npy(tmp_path, pixels))[index]
     assert np.shape(read) == np.shape(pixels[index])
     assert np.array_equal(read, pixels[index])
@@ -212,23 +212,23 @@ def test_a_source_is_indexed_as_in_numpy(tmp_path: Path, index: Any) -> None:
         (None, "write integers and slices of step 1"),
     ],
 )
-def test_an_index_that_cannot_be_is_refused(tmp_path: Path, index: Any, words: str) -> None:
-    source = open_source(save_npy(tmp_path, made_picture((6, 7), "uint16")))
+def test_an_invalid_index_is_refused(tmp_path: Path, index: Any, words: str) -> None:
+    source = open_source(save_npy(tmp_path, make_image((6, 7), "uint16")))
     with pytest.raises(IndexError, match=words):
         source[index]
 
 
 def test_a_system_error_is_not_called_damage(tmp_path: Path) -> None:
-    source = pickle.loads(pickle.dumps(open_source(save_npy(tmp_path, made_picture((4, 5), "uint8")))))
+    source = pickle.loads(pickle.dumps(open_source(save_npy(tmp_path, make_image((4, 5), "uint8")))))
     (tmp_path / "a.npy").unlink()
     with pytest.raises(InputUnreadable, match=r"a\.npy: it cannot be opened: .*No such file or directory"):
         source.read(Region((0, 0), (2, 2)))
 
 
-def test_a_disk_that_fails_is_a_refusal_which_names_the_file(
+def test_a_failing_disk_is_an_error_that_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = save_npy(tmp_path, made_picture((4, 5), "uint8"))
+    path = save_npy(tmp_path, make_image((4, 5), "uint8"))
     source = open_source(path)
     region = Region((0, 0), (2, 2))
 
@@ -242,7 +242,9 @@ def test_a_disk_that_fails_is_a_refusal_which_names_the_file(
     with pytest.raises(InputUnreadable, match=r"a\.npy: it cannot be opened: .* Input/output error"):
         open_source(path)
     monkeypatch.setattr("halotile.storage.formats.npy.claims", fail)
-    with pytest.raises(InputUnreadable, match=r"a\.npy: its format cannot be told: .* Input/output error"):
+    with pytest.raises(
+        InputUnreadable, match=r"a\.npy: its format cannot be determined: .* Input/output error"
+    ):
         open_source(path)
 
 
@@ -250,7 +252,7 @@ def test_a_disk_that_fails_is_a_refusal_which_names_the_file(
 def test_only_a_file_that_is_gone_can_no_longer_be_opened(
     tmp_path: Path, save: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = open_source(save(tmp_path, made_picture((20, 33), "uint16")))
+    source = open_source(save(tmp_path, make_image((20, 33), "uint16")))
 
     def fail(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -261,10 +263,8 @@ def test_only_a_file_that_is_gone_can_no_longer_be_opened(
         source.change()
 
 
-def test_what_cannot_be_had_for_want_of_memory_is_not_the_inputs_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = open_source(save_npy(tmp_path, made_picture((4, 5), "uint8")))
+def test_running_out_of_memory_is_not_an_input_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_source(save_npy(tmp_path, make_image((4, 5), "uint8")))
 
     def fail(*_: object) -> None:
         raise MemoryError

@@ -1,4 +1,4 @@
-"""Every axis gets a letter: asked for, named by the file, or by default."""
+"""Axis letters: requested, named by the file, or default."""
 
 from __future__ import annotations
 

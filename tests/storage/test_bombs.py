@@ -1,4 +1,4 @@
-"""Damaged inputs, or inputs made for it, that ask for far more memory than their pixels: refused before it is taken."""
+"""Damaged or malicious inputs that claim far more memory than their pixels are refused before it is allocated."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ CASES = [(3, codec) for codec in V3] + [(2, codec) for codec in V2]
 
 
 def zstd_frame(nbytes: int, named: int | None = None, block: int = 2**17) -> bytes:
-    """A zstd frame of zeros, whose header names this length, or none."""
+    """A zstd frame of zeros whose header contains this length, or none."""
     count = nbytes // block
     header = b"\x00\x50" if named is None else b"\xc0\x50" + struct.pack("<Q", named)
-    # A block of one byte that repeats: how often, of which kind (1), whether it is the last.
+    # A run-length block: the count, the block type (1), and the flag of the last block.
     heads = [struct.pack("<I", block << 3 | 1 << 1 | (number == count - 1))[:3] for number in range(count)]
     return b"\x28\xb5\x2f\xfd" + header + b"".join(head + b"\0" for head in heads)
 
 
 def source_of(folder: Path, version: int, codec: str, data: bytes) -> Any:
-    """A Zarr array whose one chunk holds these bytes."""
+    """A Zarr array with a single chunk of these bytes."""
     array = zarr.create_array(
         folder / "in.zarr",
         shape=(SIDE, SIDE),
@@ -62,7 +62,7 @@ def source_of(folder: Path, version: int, codec: str, data: bytes) -> Any:
 
 @contextmanager
 def little_taken() -> Iterator[None]:
-    """What is taken in the context is far less than the input asks for."""
+    """Assert that memory use in the context is far below the claim of the input."""
     tracemalloc.start()
     try:
         yield
@@ -72,7 +72,7 @@ def little_taken() -> Iterator[None]:
 
 
 def check_damaged(source: Any) -> None:
-    """Assert that its pixels are refused."""
+    """Assert that reading the pixels fails."""
     with pytest.raises(DamagedData, match="chunk file"):
         source.read(Region.whole(source.shape))
 
@@ -85,7 +85,7 @@ def test_a_chunk_that_inflates_beyond_its_pixels_is_damaged(tmp_path: Path, vers
 
 
 @pytest.mark.parametrize("named", [None, 100 * 2**30])
-def test_so_is_one_that_names_no_length_or_a_wrong_one(tmp_path: Path, named: int | None) -> None:
+def test_a_chunk_that_names_no_length_or_a_wrong_one_is_damaged(tmp_path: Path, named: int | None) -> None:
     source = source_of(tmp_path, 3, "zstd", zstd_frame(BOMB_BYTES, named))
     with little_taken():
         check_damaged(source)
@@ -93,7 +93,7 @@ def test_so_is_one_that_names_no_length_or_a_wrong_one(tmp_path: Path, named: in
 
 @pytest.mark.parametrize(("version", "codec"), CASES)
 def test_a_chunk_that_inflates_to_less_is_damaged(tmp_path: Path, version: int, codec: str) -> None:
-    """What is not written must not be what lay in memory before."""
+    """Uninitialized memory must not be returned as pixels."""
     data = V2[codec].encode(np.zeros(SIDE * SIDE - 1, "u1"))
     check_damaged(source_of(tmp_path, version, codec, data))
 
@@ -106,7 +106,7 @@ def test_a_chunk_that_is_cut_short_is_damaged(tmp_path: Path, version: int, code
 
 
 def test_a_zstd_frame_without_its_length_is_read(tmp_path: Path) -> None:
-    """Writers that do not know it beforehand leave it out."""
+    """Streaming writers omit the length."""
     source = source_of(tmp_path, 3, "zstd", zstd_frame(SIDE * SIDE, block=SIDE))
     assert (source.read(Region.whole(source.shape)) == 0).all()
 

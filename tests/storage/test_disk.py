@@ -1,4 +1,4 @@
-"""Writes land whole or not at all."""
+"""Writes are complete or absent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from halotile.storage.disk.durable import DISK, Buffers, Disk, sweep_partials
+from halotile.storage.disk.durable import DISK, Buffers, Disk, remove_partials
 
 
 class Log(Disk):
-    """Notes the system calls, by the names of the files."""
+    """A disk that records its system calls with the names of the files."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -40,7 +40,7 @@ class Log(Disk):
 
 
 class Full(Disk):
-    """Has room for so many bytes."""
+    """A disk with a limited number of free bytes."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -106,7 +106,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_partial(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_an_error_in_what_is_to_be_written_leaves_no_partial(tmp_path: Path) -> None:
+def test_an_error_while_producing_contents_leaves_no_partial(tmp_path: Path) -> None:
     def files() -> Iterator[tuple[Path, Buffers]]:
         yield tmp_path / "a", [b"1"]
         raise ValueError("no more")
@@ -125,7 +125,7 @@ def test_a_new_directory_and_its_parents_are_synced_from_the_top(tmp_path: Path)
     assert (top / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_directory_that_another_made_is_synced_too(tmp_path: Path) -> None:
+def test_a_directory_that_another_process_created_is_synced_too(tmp_path: Path) -> None:
     log = Log()
     (tmp_path / "top" / "a").mkdir(parents=True)
     log.make_directory(tmp_path / "top" / "a")
@@ -141,7 +141,7 @@ def test_append_and_truncate(tmp_path: Path) -> None:
     assert path.read_bytes() == b"abcd"
 
 
-def test_appending_to_nothing_makes_nothing(tmp_path: Path) -> None:
+def test_appending_to_a_missing_file_does_not_create_it(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         DISK.append(tmp_path / "a", b"x")
     assert os.listdir(tmp_path) == []
@@ -165,7 +165,7 @@ def test_removing_a_tree_does_not_follow_symlinks(tmp_path: Path) -> None:
     assert (tmp_path / "theirs" / "x").read_bytes() == b"keep"
 
 
-def test_a_tree_that_was_not_removed_to_the_end_still_has_its_mark(tmp_path: Path) -> None:
+def test_a_partly_removed_tree_can_still_be_recognized(tmp_path: Path) -> None:
     class Dies(Disk):
         def _unlink(self, path: Path) -> None:
             if path.name == "last":
@@ -181,22 +181,22 @@ def test_a_tree_that_was_not_removed_to_the_end_still_has_its_mark(tmp_path: Pat
     assert os.listdir(tree) == ["last"]
 
 
-def test_removing_what_is_not_there_is_nothing(tmp_path: Path) -> None:
+def test_removing_a_missing_file_does_nothing(tmp_path: Path) -> None:
     DISK.remove(tmp_path / "absent")
     (tmp_path / "a").touch()
     DISK.remove(tmp_path / "a")
     assert os.listdir(tmp_path) == []
 
 
-def test_leftover_partials_are_swept_and_nothing_else(tmp_path: Path) -> None:
+def test_leftover_partials_are_removed_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "c" / "0").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
     for name in ("a.1f.partial", "c/0/1.2e.partial", "c/0/1", "partial", "elsewhere/theirs.partial"):
         (tmp_path / name).touch()
     (tmp_path / "c" / "link").symlink_to(tmp_path / "elsewhere")
-    assert sweep_partials(tmp_path / "c") == 1
+    assert remove_partials(tmp_path / "c") == 1
     assert (tmp_path / "elsewhere" / "theirs.partial").exists()
-    assert sweep_partials(tmp_path) == 2
+    assert remove_partials(tmp_path) == 2
     assert (tmp_path / "c" / "0" / "1").exists()
     assert (tmp_path / "partial").exists()
 

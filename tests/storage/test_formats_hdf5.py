@@ -1,4 +1,4 @@
-"""HDF5 datasets: the one named, or the only image in the file."""
+"""HDF5 datasets: the named one, or the only image in the file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _write(path: Path, **datasets: np.ndarray) -> Path:
     return path
 
 
-def test_the_only_picture_is_found_among_tables(tmp_path: Path) -> None:
+def test_the_only_image_is_found_among_tables(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.h5", entry__data=PICTURE, entry__times=np.zeros(9), version=np.array(1.0))
     source = open_source(path)
     assert source.fingerprint()["dataset"] == "/entry/data"
@@ -31,14 +31,14 @@ def test_the_only_picture_is_found_among_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dataset", [None, "entry/nothing", "entry", "../a", ""])
-def test_datasets_are_listed_when_it_is_not_clear_which(tmp_path: Path, dataset: str | None) -> None:
+def test_datasets_are_listed_when_none_was_chosen(tmp_path: Path, dataset: str | None) -> None:
     path = _write(tmp_path / "a.h5", entry__data=PICTURE, entry__dark=PICTURE)
     with pytest.raises(InputError, match=r"entry/dark uint16 \(30, 40\); entry/data uint16"):
         open_source(path, dataset=dataset)
     assert open_source(path, dataset="/entry/dark").shape == (30, 40)
 
 
-def test_a_file_without_datasets_says_so(tmp_path: Path) -> None:
+def test_a_file_without_datasets_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no datasets at all"):
         open_source(_write(tmp_path / "a.h5"))
 
@@ -79,7 +79,7 @@ def test_a_chunk_that_fails_its_checksum_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["virtual", "external"])
-def test_a_change_of_another_file_that_holds_pixels_is_seen(tmp_path: Path, kind: str) -> None:
+def test_a_change_of_another_file_with_pixels_is_detected(tmp_path: Path, kind: str) -> None:
     parts = _write(tmp_path / "part.h5", data=PICTURE)
     raw = tmp_path / "part.raw"
     PICTURE.tofile(raw)

@@ -1,4 +1,4 @@
-"""NumPy files are mapped, not loaded."""
+"""NumPy files: memory-mapped, not loaded."""
 
 from __future__ import annotations
 

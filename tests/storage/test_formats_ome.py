@@ -1,4 +1,4 @@
-"""OME-Zarr images, 0.4 and 0.5: the level asked for, with its axes, scale and units."""
+"""OME-Zarr 0.4 and 0.5 images: the requested level, with its axes, scale and units."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEVELS = [
 
 
 def _write(store: Any, version: str, axes: list[Any] = AXES, **more: Any) -> None:
-    """An image of three levels, each half as fine as the one before."""
+    """An image of three levels, each with half the resolution of the previous one."""
     group = zarr.open_group(store, mode="w", zarr_format=2 if version == "0.4" else 3)
     entries = []
     for level, pixels in enumerate(LEVELS):
@@ -57,14 +57,14 @@ def test_a_level_reads_with_its_scale(tmp_path: Path, version: str, level: int) 
 
 
 @both
-def test_the_scale_of_the_picture_multiplies_that_of_the_level(tmp_path: Path, version: str) -> None:
+def test_the_scale_of_the_image_multiplies_that_of_the_level(tmp_path: Path, version: str) -> None:
     whole = [{"type": "scale", "scale": [1, 0.25, 0.5]}]
     _write(tmp_path / "a.zarr", version, coordinateTransformations=whole)
     assert open_source(tmp_path / "a.zarr", level=1).scale == (1.0, 0.5, 1.0)
 
 
 @both
-def test_the_place_of_the_first_pixel_is_scaled_and_moved_with_the_picture(
+def test_the_position_of_the_first_pixel_follows_the_transformations_of_the_image(
     tmp_path: Path, version: str
 ) -> None:
     _write(tmp_path / "a.zarr", version)
@@ -115,7 +115,7 @@ def test_the_name_and_valid_channels_are_read(tmp_path: Path, version: str, omer
 
 
 @both
-def test_a_level_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path, version: str) -> None:
+def test_a_missing_level_is_refused_with_the_existing_ones(tmp_path: Path, version: str) -> None:
     _write(tmp_path / "a.zarr", version)
     with pytest.raises(InputError, match=r"level is 3.*0 \('s0'\), 1 \('s1'\), 2 \('s2'\)"):
         open_source(tmp_path / "a.zarr", level=3)
@@ -148,7 +148,7 @@ def test_a_url_reads(tmp_path: Path) -> None:
         ([], "zyx"),
     ],
 )
-def test_axes_of_older_or_odd_pictures(tmp_path: Path, axes: list[Any], letters: str) -> None:
+def test_axes_of_older_or_unusual_images(tmp_path: Path, axes: list[Any], letters: str) -> None:
     _write(tmp_path / "a.zarr", "0.4", axes=axes)
     assert "".join(open_source(tmp_path / "a.zarr").axes) == letters
 
@@ -169,7 +169,7 @@ def test_a_level_whose_array_is_missing_is_refused(tmp_path: Path, version: str)
 
 
 @pytest.mark.parametrize("ome", ["hello", {"multiscales": []}, {"plate": {}}, None])
-def test_attributes_that_describe_no_picture_leave_a_plain_group(tmp_path: Path, ome: Any) -> None:
+def test_attributes_that_describe_no_image_leave_a_plain_group(tmp_path: Path, ome: Any) -> None:
     group = zarr.open_group(tmp_path / "a.zarr", mode="w")
     group.attrs["ome"] = ome
     group.create_array("only", data=LEVELS[0])

@@ -1,4 +1,4 @@
-"""TIFF, BigTIFF and OME-TIFF: read in parts, refused when cut short."""
+"""TIFF, BigTIFF and OME-TIFF: read in parts, refused when truncated."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_levels_of_a_pyramid(tmp_path: Path, level: int) -> None:
     source = open_source(tmp_path / "a.ome.tif", level=level)
     expected = STACK[0, :: 2**level, :: 2**level]
     assert np.array_equal(source.read(Region.whole(source.shape)), expected)
-    # Not 70 / 18 and 90 / 23: those shapes are what is left of whole factors.
+    # Not 70 / 18 and 90 / 23: these lengths were rounded after division by a whole factor.
     assert source.scale == (2.0 * 2**level, 0.5 * 2**level)
     assert source.units == ("micrometer", "micrometer")
 
@@ -165,13 +165,13 @@ def _palette(path: Path, colours: NDArray[Any]) -> Path:
     return path
 
 
-def test_numbers_of_colours_are_refused(tmp_path: Path) -> None:
+def test_palette_indices_are_refused(tmp_path: Path) -> None:
     colours = np.random.default_rng(0).integers(0, 65535, (3, 256))
     with pytest.raises(InputError, match="Convert to RGB first"):
         open_source(_palette(tmp_path / "a.tif", colours))
 
 
-def test_a_palette_of_greys_in_order_is_a_picture_but_one_that_inverts_is_not(tmp_path: Path) -> None:
+def test_a_palette_of_increasing_greys_is_an_image_but_an_inverted_one_is_not(tmp_path: Path) -> None:
     greys = np.broadcast_to(np.arange(256) * 257, (3, 256))
     assert open_source(_palette(tmp_path / "a.tif", greys)).shape == (4, 5)
     with pytest.raises(InputError, match="Convert to RGB first"):
@@ -179,19 +179,19 @@ def test_a_palette_of_greys_in_order_is_a_picture_but_one_that_inverts_is_not(tm
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "inf", "nan"])
-def test_a_pixel_size_that_is_none_is_not_known(tmp_path: Path, size: str) -> None:
+def test_an_invalid_pixel_size_is_unknown(tmp_path: Path, size: str) -> None:
     words: Any = {"axes": "YX", "PhysicalSizeX": size, "PhysicalSizeY": 0.5}
     tifffile.imwrite(tmp_path / "a.ome.tif", np.zeros((4, 5), "u1"), metadata=words)
     assert open_source(tmp_path / "a.ome.tif").scale == (0.5, 1.0)
 
 
 @pytest.mark.parametrize(("name", "ome"), [("a.ome.tif", True), ("a.tif", False)])
-def test_a_tiff_says_whether_it_has_ome_metadata(tmp_path: Path, name: str, ome: bool) -> None:
+def test_ome_metadata_of_a_tiff_are_detected(tmp_path: Path, name: str, ome: bool) -> None:
     tifffile.imwrite(tmp_path / name, np.zeros((4, 5), "u1"))
     assert (open_source(tmp_path / name).ome is not None) == ome
 
 
-def test_a_level_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+def test_a_missing_level_is_refused_with_the_existing_ones(tmp_path: Path) -> None:
     _pyramid(tmp_path / "a.tif")
     with pytest.raises(InputError, match=r"level is 3.*0 \(70, 90\); 1 \(35, 45\); 2 \(18, 23\)"):
         open_source(tmp_path / "a.tif", level=3)
@@ -310,13 +310,13 @@ def test_the_extra_tiff_brings_other_compressions(tmp_path: Path, compression: s
 
 
 @pytest.mark.parametrize("content", [b"II*\0", b"II*\0\x08\0\0\0", b"MM\0*\0\0\0\x08\xff\xff" + b"\xff" * 40])
-def test_a_header_with_nothing_behind_it_is_damage(tmp_path: Path, content: bytes) -> None:
+def test_a_header_without_directories_is_damage(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.tif").write_bytes(content)
     with pytest.raises(DamagedData, match="cut short"):
         open_source(tmp_path / "a.tif")
 
 
-def test_a_circle_of_directories_ends(tmp_path: Path) -> None:
+def test_a_cycle_of_directories_ends(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.tif", STACK[0], metadata=None)
     with tifffile.TiffFile(path) as file:
         page = file.pages[0]

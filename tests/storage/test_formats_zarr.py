@@ -26,7 +26,7 @@ PICTURE: NDArray[np.generic] = np.random.default_rng(1).random((40, 50)).astype(
 
 
 def _create(store: Any, **options: Any) -> Any:
-    """A 40 x 50 array, written."""
+    """Write a 40 x 50 array."""
     array = zarr.create_array(store, **{"shape": (40, 50), "chunks": (16, 16), "dtype": "float32"} | options)
     array[...] = PICTURE
     return array
@@ -76,7 +76,7 @@ def test_a_group_with_one_array_is_that_array(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dataset", [None, "c", "deep", "../a.zarr", "a/../../a.zarr", "/"])
-def test_a_group_lists_its_arrays_when_it_is_not_clear_which(tmp_path: Path, dataset: str | None) -> None:
+def test_arrays_of_a_group_are_listed_when_none_was_chosen(tmp_path: Path, dataset: str | None) -> None:
     _create(tmp_path / "a.zarr")
     group = zarr.open_group(tmp_path / "g.zarr", mode="w")
     for name in ("a", "b", "deep/c"):
@@ -98,7 +98,7 @@ def test_a_group_of_groups_lists_the_arrays_inside(tmp_path: Path) -> None:
         open_source(tmp_path / "g.zarr")
 
 
-def test_a_group_without_arrays_says_so(tmp_path: Path) -> None:
+def test_a_group_without_arrays_is_refused(tmp_path: Path) -> None:
     zarr.open_group(tmp_path / "g.zarr", mode="w")
     with pytest.raises(InputError, match="the group holds no arrays at all"):
         open_source(tmp_path / "g.zarr")
@@ -127,11 +127,11 @@ def test_a_chunk_written_over_in_place_changes_the_fingerprint(
     whole = chunk.read_bytes()
     with chunk.open("r+b") as file:
         file.write(bytes([whole[0] ^ 1]))
-    os.utime(chunk, ns=(0, 12345))  # as if the clock had gone on
+    os.utime(chunk, ns=(0, 12345))  # as if time had passed
     assert open_source(tmp_path / "a.zarr").fingerprint() != before
 
 
-def test_of_too_many_chunks_only_the_directories_are_looked_at(
+def test_of_too_many_chunks_only_the_directories_are_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _create(tmp_path / "a.zarr")
@@ -145,7 +145,7 @@ def test_of_too_many_chunks_only_the_directories_are_looked_at(
     assert open_source(tmp_path / "a.zarr").fingerprint() != before
 
 
-def test_of_few_chunks_each_is_looked_at_however_many_directories_hold_them(
+def test_few_chunks_are_all_checked_in_any_number_of_directories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _create(tmp_path / "a.zarr")
@@ -226,10 +226,10 @@ def test_a_flipped_bit_under_a_checksum_is_damage(tmp_path: Path, options: dict[
     ("url", "words"),
     [("odd://here/a.zarr", "recognise URL"), ("http://127.0.0.1:9/a.zarr", "error sending request")],
 )
-def test_a_url_that_gives_nothing_is_refused_in_one_line(url: str, words: str) -> None:
+def test_an_unreadable_url_is_refused_in_one_line(url: str, words: str) -> None:
     pytest.importorskip("obstore")
     with pytest.raises(
-        InputError, match=f"^{url}: the store does not give it: .*{words}.*credentials"
+        InputError, match=f"^{url}: the store cannot be read: .*{words}.*credentials"
     ) as refused:
         open_source(url)
     assert "\n" not in str(refused.value)
@@ -247,5 +247,5 @@ def test_a_zarr_is_read_over_http(tmp_path: Path) -> None:
             assert np.array_equal(source[1:, 3:], pixels[1:, 3:])
         finally:
             server.shutdown()
-    with pytest.raises(InputUnreadable, match="does not give it"):
+    with pytest.raises(InputUnreadable, match="the store cannot be read"):
         source.change()

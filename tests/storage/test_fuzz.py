@@ -1,4 +1,4 @@
-"""Whatever stands in a file, a format reads it rightly or refuses it; nothing else comes out, and no process dies."""
+"""Any file content is read correctly or refused, without other errors or crashes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLES = 1_000
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_file_that_was_changed_at_random_is_read_rightly_or_refused(tmp_path: Path, name: str) -> None:
+def test_a_randomly_changed_file_is_read_correctly_or_refused(tmp_path: Path, name: str) -> None:
     last = tmp_path / "last"
     child = subprocess.run(
         [sys.executable, "-m", "tests.storage.fuzzing", name, str(EXAMPLES), str(last)],

@@ -1,4 +1,4 @@
-"""The grid: every pixel in one core, windows that cover what a core needs."""
+"""The grid: every pixel is in exactly one core, and windows cover the cores with their halos."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_no_block_is_larger_than_the_middle_one(axes: list[tuple[int, int, int, 
     assert max(block.core.size for block in blocks) == grid.middle.core.size
     grid = grid_of(
         [(n, b, before, after, 1) for n, b, before, after, _ in axes]
-    )  # what alignment adds depends on the place
+    )  # the size of the alignment margin depends on the position
     blocks = [grid.middle, *itertools.islice(grid, 2000)]
     assert max(block.window.size for block in blocks) == grid.middle.window.size
     if all(count > 2 for count in grid.counts) and max(map(max, grid.depth)) <= min(grid.block):
@@ -78,7 +78,7 @@ def test_number_and_index_are_inverse(
     assert grid.block_at(number).index == grid.index_of(number)
 
 
-def test_a_million_blocks_cost_nothing_until_they_are_asked_for() -> None:
+def test_a_million_blocks_are_computed_on_demand() -> None:
     grid = Grid((10**6, 10**6), (10**3, 10**3), ((8, 8), (8, 8)))
     assert len(grid) == 10**6
     assert grid.block_at(10**6 - 1).core == Region((999_000, 999_000), (10**6, 10**6))
@@ -93,17 +93,17 @@ def test_a_block_is_an_immutable_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (((0, 4), (2, 2), ((0, 0), (0, 0))), "without pixels"),
+        (((0, 4), (2, 2), ((0, 0), (0, 0))), r"shape is \(0, 4\): write at least 1"),
         (((4, 4), (0, 2), ((0, 0), (0, 0))), "at least 1"),
         (((4, 4), (2, 2), ((0, -1), (0, 0))), "negative"),
         (((4, 4), (2,), ((0, 0), (0, 0))), "different numbers of axes"),
         (((4, 4), (2, 2), ((0, 0), (0, 0)), (0, 1)), "at least 1"),
     ],
 )
-def test_impossible_grids_are_refused(arguments: tuple[object, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_impossible_grids_are_refused(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Grid(*arguments)  # type: ignore[arg-type]
 
 

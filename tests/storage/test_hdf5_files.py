@@ -1,4 +1,4 @@
-"""A change of any file that an HDF5 dataset is read from is seen, wherever HDF5 finds it."""
+"""Changes are detected in every file that an HDF5 dataset is read from."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _raw(path: Path) -> Path:
 
 
 def _numbered(path: Path, source: str, count: int, name: str = "data") -> Path:
-    """A virtual dataset of unlimited length, of one source for each plane."""
+    """A virtual dataset of unlimited length with one source for each plane."""
     plane = h5py.h5s.create_simple(PICTURE.shape)
     space = h5py.h5s.create_simple((count, *PICTURE.shape), (h5py.h5s.UNLIMITED, *PICTURE.shape))
     space.select_hyperslab((0, 0, 0), (h5py.h5s.UNLIMITED, 1, 1), (1, 1, 1), (1, *PICTURE.shape))
@@ -108,7 +108,7 @@ def _raw_elsewhere(folder: Path) -> tuple[Path, Path]:
 
 
 def _moved(folder: Path) -> tuple[Path, Path]:
-    """The source is no longer where its absolute name says, but beside."""
+    """Move the source from its absolute path to the folder of the file."""
     return _virtual(folder / "a.h5", "/nowhere/part.h5"), _plain(folder / "part.h5")
 
 
@@ -148,7 +148,7 @@ KINDS: dict[str, Callable[[Path], tuple[Path, Path]]] = {
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
-def test_a_change_of_a_file_is_seen(
+def test_a_change_of_a_file_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], tuple[Path, Path]]
 ) -> None:
     path, part = make(tmp_path)
@@ -162,7 +162,7 @@ def test_a_change_of_a_file_is_seen(
 
 
 @pytest.mark.parametrize("prefix", ["", "${ORIGIN}/raw", "elsewhere"])
-def test_raw_numbers_are_where_the_environment_says(
+def test_raw_files_are_found_through_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
     raw = {
@@ -177,7 +177,7 @@ def test_raw_numbers_are_where_the_environment_says(
 
 
 @pytest.mark.parametrize("variable", ["HDF5_VDS_PREFIX", "HDF5_EXT_PREFIX"])
-def test_the_environment_goes_before_the_folder_of_the_file(
+def test_the_environment_takes_precedence_over_the_folder_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     _plain(tmp_path / "part.h5")
@@ -188,7 +188,7 @@ def test_the_environment_goes_before_the_folder_of_the_file(
     assert list(open_source(path, dataset="data").fingerprint()["files"]) == [str(before)]
 
 
-def test_sources_that_are_read_from_each_other_come_to_an_end(tmp_path: Path) -> None:
+def test_cyclic_sources_are_handled(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         layout = h5py.VirtualLayout(PICTURE.shape, PICTURE.dtype)
         layout[:3] = h5py.VirtualSource("b.h5", "data", PICTURE.shape)[:3]
@@ -212,7 +212,7 @@ def test_a_source_that_is_missing_or_no_hdf5_is_no_obstacle(tmp_path: Path) -> N
     assert source.change() == "was written to"
 
 
-def test_a_file_of_links_is_chosen_from_by_their_names(tmp_path: Path) -> None:
+def test_datasets_of_a_file_of_links_are_chosen_by_link_name(tmp_path: Path) -> None:
     _plain(tmp_path / "part.h5")
     path = _linked(tmp_path / "a.h5", "part.h5")
     assert np.array_equal(open_source(path)[...], PICTURE)
@@ -229,7 +229,7 @@ def test_a_file_of_links_is_chosen_from_by_their_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_raw_numbers_that_are_not_where_hdf5_looks_are_missed_by_name(
+def test_raw_files_that_hdf5_does_not_find_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
     path = _external(tmp_path / "a.h5", "part.raw")
@@ -250,7 +250,7 @@ def test_raw_numbers_that_are_not_where_hdf5_looks_are_missed_by_name(
     assert int(done.stdout) == PICTURE.sum()
 
 
-def test_a_process_ends_well_while_a_thread_has_a_virtual_dataset(tmp_path: Path) -> None:
+def test_a_process_ends_cleanly_while_a_thread_has_a_virtual_dataset(tmp_path: Path) -> None:
     _plain(tmp_path / "part.h5")
     path = _virtual(tmp_path / "a.h5", "part.h5")
     code = (

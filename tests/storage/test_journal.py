@@ -1,4 +1,4 @@
-"""The journal against a plain set, through crashes and damage."""
+"""The journal compared with a plain set, through crashes and damage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from halotile.errors import ConfigError, DamagedData, ResumeRefused
 from halotile.storage.disk.durable import Buffers, Disk
-from halotile.storage.run_directory.checksummed_lines import sealed
+from halotile.storage.run_directory.checksummed_lines import with_checksum
 from halotile.storage.run_directory.journal import MOST_DIGESTS, VERSION, Journal
 
 TOTAL = 40
@@ -25,7 +25,7 @@ NUMBERS = st.lists(st.integers(0, TOTAL - 1), max_size=12)
 
 
 class JournalMachine(RuleBasedStateMachine):
-    """What the journal holds is what was last marked and not struck, but for marks that a crash tore off."""
+    """The journal contains the blocks that were marked and not unmarked since, except marks lost in a crash."""
 
     @initialize()
     def begin(self) -> None:
@@ -35,7 +35,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.history = [(self.path.stat().st_size, dict[int, bytes]())]
         self.synced = self.path.stat().st_size
 
-    def note(self) -> None:
+    def record(self) -> None:
         self.history.append((self.path.stat().st_size, dict(self.done)))
 
     def open(self, **options: Any) -> Journal:
@@ -45,13 +45,13 @@ class JournalMachine(RuleBasedStateMachine):
     def mark(self, digests: dict[int, bytes]) -> None:
         self.journal.mark(digests)
         self.done |= digests
-        self.note()
+        self.record()
 
     @rule(numbers=NUMBERS)
-    def strike(self, numbers: list[int]) -> None:
-        self.journal.strike(numbers)
+    def unmark(self, numbers: list[int]) -> None:
+        self.journal.unmark(numbers)
         self.done = {number: digest for number, digest in self.done.items() if number not in numbers}
-        self.note()
+        self.record()
         self.synced = self.path.stat().st_size if numbers else self.synced
 
     @rule()
@@ -67,9 +67,9 @@ class JournalMachine(RuleBasedStateMachine):
         self.synced = self.path.stat().st_size
 
     @rule()
-    def look_while_it_is_written(self) -> None:
+    def open_for_reading_while_it_is_written(self) -> None:
         before = self.path.read_bytes()
-        assert held_by(self.open(read_only=True)) == self.done
+        assert digests_in(self.open(read_only=True)) == self.done
         assert self.path.read_bytes() == before
 
     @precondition(lambda self: self.path.stat().st_size > self.synced)
@@ -80,34 +80,34 @@ class JournalMachine(RuleBasedStateMachine):
         self.path.write_bytes(content[:size] + bytes(len(content) - size if zeros else 0))
         self.history = [(s, done) for s, done in self.history if s <= size]
         self.done = dict(self.history[-1][1])
-        assert held_by(self.open(read_only=True)) == self.done
+        assert digests_in(self.open(read_only=True)) == self.done
         self.journal = self.open()
         assert not self.journal.warning
         assert self.path.stat().st_size == self.history[-1][0]
         self.synced = self.path.stat().st_size
 
     @invariant()
-    def it_holds_what_was_marked(self) -> None:
+    def it_contains_the_marked_blocks(self) -> None:
         if hasattr(self, "journal"):
-            assert held_by(self.journal) == self.done
+            assert digests_in(self.journal) == self.done
             assert len(self.journal.done) == len(self.done)
 
 
 JournalMachine.TestCase.settings = settings(deadline=None, max_examples=80, stateful_step_count=25)
-test_the_journal_keeps_what_was_marked_through_crashes = JournalMachine.TestCase
+test_the_journal_preserves_marks_through_crashes = JournalMachine.TestCase
 
 
-def held_by(journal: Journal) -> dict[int, bytes]:
-    """The blocks that are done, with both of their digests."""
+def digests_in(journal: Journal) -> dict[int, bytes]:
+    """The finished blocks, with both of their digests."""
     return {number: journal.digest(number, 0) + journal.digest(number, 1) for number in journal.done}
 
 
 def marked(*numbers: int) -> dict[int, bytes]:
-    """Blocks with a digest each."""
+    """A digest for each block."""
     return {number: b"%04d" % number for number in numbers}
 
 
-def made(path: Path, *steps: tuple[str, list[int]]) -> list[bytes]:
+def journal_lines(path: Path, *steps: tuple[str, list[int]]) -> list[bytes]:
     with Journal.create(path, "print", TOTAL) as journal:
         for step, numbers in steps:
             getattr(journal, step)(marked(*numbers))
@@ -116,7 +116,7 @@ def made(path: Path, *steps: tuple[str, list[int]]) -> list[bytes]:
 
 def first_line(total: int, images: int) -> bytes:
     owner = {"journal": VERSION, "fingerprint": "print", "total": total, "images": images}
-    return sealed(json.dumps(owner).encode())
+    return with_checksum(json.dumps(owner).encode())
 
 
 ODD_SIZES = [(2**70, 1), (2**62, 1), (10**11, 1), (TOTAL, 2**62), (-1, 1), (TOTAL, 0)]
@@ -126,9 +126,9 @@ def opened(path: Path, **options: Any) -> Journal:
     return Journal.open(path, "print", TOTAL, **options)
 
 
-def test_every_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+def test_every_partial_last_line_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    *whole, last = made(path, ("mark", [1, 2]), ("mark", [5, 6, 9]))
+    *whole, last = journal_lines(path, ("mark", [1, 2]), ("mark", [5, 6, 9]))
     for length in range(len(last)):
         path.write_bytes(b"".join(whole) + last[:length])
         journal = opened(path)
@@ -140,7 +140,7 @@ def test_every_torn_last_line_is_cut_off(tmp_path: Path) -> None:
 
 def test_every_flipped_bit_of_a_mark_makes_its_block_undone(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    header, line, last = made(path, ("mark", [1, 2]), ("mark", [9]))
+    header, line, last = journal_lines(path, ("mark", [1, 2]), ("mark", [9]))
     for bit in range(8 * (len(line) - 1)):
         bad = bytearray(line)
         bad[bit // 8] ^= 1 << bit % 8
@@ -148,9 +148,9 @@ def test_every_flipped_bit_of_a_mark_makes_its_block_undone(tmp_path: Path) -> N
         assert list(opened(path, read_only=True).done) == []
 
 
-def test_marks_after_a_damaged_line_are_doubted_and_strikes_are_not(tmp_path: Path) -> None:
+def test_marks_after_a_damaged_line_are_ignored_but_removals_are_not(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    lines = made(path, ("mark", [1, 2]), ("mark", [5]), ("mark", [6]), ("strike", [2]))
+    lines = journal_lines(path, ("mark", [1, 2]), ("mark", [5]), ("mark", [6]), ("unmark", [2]))
     lines[2] = lines[2].replace(b"+5", b"+8")
     path.write_bytes(b"".join(lines))
     journal = opened(path)
@@ -165,7 +165,7 @@ def test_marks_after_a_damaged_line_are_doubted_and_strikes_are_not(tmp_path: Pa
 
 def test_a_damaged_line_before_everything_leaves_nothing_done(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    lines = made(path, ("mark", [1]), ("mark", [5]))
+    lines = journal_lines(path, ("mark", [1]), ("mark", [5]))
     path.write_bytes(lines[0] + b"zzzz\n" + lines[2])
     assert not opened(path).done
     assert path.read_bytes() == lines[0]
@@ -173,7 +173,7 @@ def test_a_damaged_line_before_everything_leaves_nothing_done(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("fingerprint", "total"), [("other", TOTAL), ("print", TOTAL + 1)])
 def test_the_journal_of_another_plan_is_refused(tmp_path: Path, fingerprint: str, total: int) -> None:
-    made(tmp_path / "journal", ("mark", [1]))
+    journal_lines(tmp_path / "journal", ("mark", [1]))
     before = (tmp_path / "journal").read_bytes()
     with pytest.raises(ResumeRefused, match="belongs to another job"):
         Journal.open(tmp_path / "journal", fingerprint, total)
@@ -183,11 +183,14 @@ def test_the_journal_of_another_plan_is_refused(tmp_path: Path, fingerprint: str
 @pytest.mark.parametrize(
     "content",
     [b"", b"\n", b"not a journal\n", b"00000000 {}\n"]
-    + [sealed(text) for text in (b"{}", b"[]", b"3", b"{", b'{"journal": 2, "fingerprint": 1, "total": -1}')]
-    + [sealed(b"[" * 100_000), *(first_line(total, images) for total, images in ODD_SIZES)],
+    + [
+        with_checksum(text)
+        for text in (b"{}", b"[]", b"3", b"{", b'{"journal": 2, "fingerprint": 1, "total": -1}')
+    ]
+    + [with_checksum(b"[" * 100_000), *(first_line(total, images) for total, images in ODD_SIZES)],
 )
-@pytest.mark.parametrize("look", [opened, Journal.look])
-def test_a_file_without_a_sound_first_line_is_damaged(
+@pytest.mark.parametrize("look", [opened, Journal.open_any])
+def test_a_file_without_a_valid_first_line_is_damaged(
     tmp_path: Path, look: Callable[[Path], Journal], content: bytes
 ) -> None:
     (tmp_path / "journal").write_bytes(content)
@@ -206,9 +209,9 @@ def test_a_plan_of_more_blocks_than_a_journal_can_have_is_refused(tmp_path: Path
     [b"+1", b"+1 AAAA", b"+1 MDA", b"+40 MDAwMQ==", b"+3-1 MDAwMQ==", b"+x MDAwMQ==", b"+0-9 \xff", b"*1"]
     + [sign + b"0-" + b"9" * digits for sign in (b"+", b"-") for digits in (12, 23, 5000)],
 )
-def test_a_line_that_says_nothing_is_a_damaged_one(tmp_path: Path, content: bytes) -> None:
-    lines = made(tmp_path / "journal", ("mark", [1]), ("mark", [2]), ("mark", [3]))
-    lines[2] = sealed(content)
+def test_a_line_without_meaning_is_damaged(tmp_path: Path, content: bytes) -> None:
+    lines = journal_lines(tmp_path / "journal", ("mark", [1]), ("mark", [2]), ("mark", [3]))
+    lines[2] = with_checksum(content)
     (tmp_path / "journal").write_bytes(b"".join(lines))
     journal = opened(tmp_path / "journal")
     assert list(journal.done) == [1]
@@ -217,8 +220,8 @@ def test_a_line_that_says_nothing_is_a_damaged_one(tmp_path: Path, content: byte
 
 def test_a_journal_without_digests_is_refused_by_its_version(tmp_path: Path) -> None:
     old = b'{"journal": 1, "fingerprint": "print", "total": 40}'
-    (tmp_path / "journal").write_bytes(sealed(old) + sealed(b"+1"))
-    for look in (opened, Journal.look):
+    (tmp_path / "journal").write_bytes(with_checksum(old) + with_checksum(b"+1"))
+    for look in (opened, Journal.open_any):
         with pytest.raises(
             ResumeRefused, match=r"another version of halotile \(journal 1, here 2\).*--fresh"
         ):
@@ -232,13 +235,13 @@ def test_a_block_outside_the_plan_is_an_error(tmp_path: Path) -> None:
     assert not journal.done
 
 
-def test_a_journal_for_reading_takes_no_marks(tmp_path: Path) -> None:
-    made(tmp_path / "journal")
+def test_a_read_only_journal_accepts_no_marks(tmp_path: Path) -> None:
+    journal_lines(tmp_path / "journal")
     with pytest.raises(io.UnsupportedOperation):
         opened(tmp_path / "journal", read_only=True).mark(marked(1))
 
 
-def test_a_line_that_the_disk_took_in_part_does_not_spoil_the_next(tmp_path: Path) -> None:
+def test_a_partly_written_line_does_not_damage_the_next(tmp_path: Path) -> None:
     class FillsUp(Disk):
         full = False
 
@@ -263,7 +266,7 @@ def test_a_line_that_the_disk_took_in_part_does_not_spoil_the_next(tmp_path: Pat
     assert again.warning == ""
 
 
-def test_marks_wait_for_a_sync_and_strikes_do_not(tmp_path: Path) -> None:
+def test_marks_wait_for_a_sync_but_removals_do_not(tmp_path: Path) -> None:
     class Counts(Disk):
         syncs = 0
 
@@ -279,7 +282,7 @@ def test_marks_wait_for_a_sync_and_strikes_do_not(tmp_path: Path) -> None:
     journal.sync()
     journal.sync()
     assert disk.syncs == 3
-    journal.strike([1])
+    journal.unmark([1])
     assert disk.syncs == 4
     journal.mark(marked(1))
     journal.close()
@@ -296,11 +299,11 @@ def test_marks_wait_for_a_sync_and_strikes_do_not(tmp_path: Path) -> None:
         ("removed", False),
     ],
 )
-def test_a_file_that_somebody_else_changed_is_written_anew(tmp_path: Path, change: str, dirty: bool) -> None:
+def test_a_file_that_another_process_changed_is_rewritten(tmp_path: Path, change: str, dirty: bool) -> None:
     path = tmp_path / "journal"
     journal = Journal.create(path, "print", 9)
     journal.mark({3: b"wave", 5: b"dark"})
-    journal.strike([5])
+    journal.unmark([5])
     if change == "overwritten":
         path.write_bytes(b"garbage\n")
     else:
@@ -311,7 +314,7 @@ def test_a_file_that_somebody_else_changed_is_written_anew(tmp_path: Path, chang
         journal.mark({7: b"edge"})
         journal.sync()
     else:
-        journal.secure()
+        journal.ensure_durable()
     journal.mark({8: b"late"})
     again = Journal.open(path, "print", 9, read_only=True)
     assert set(again.done) == {3, 8} | ({7} if dirty else set())
@@ -330,13 +333,13 @@ def test_a_million_marks_in_batches_stay_small(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
-    made(tmp_path / "journal")
+    journal_lines(tmp_path / "journal")
     assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_journal_can_be_looked_at_whosever_it_is(tmp_path: Path) -> None:
+def test_the_journal_of_any_plan_can_be_opened_for_reading(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with Journal.create(path, "a1b2", 9) as journal:
         journal.mark(marked(3, 4))
-    found = Journal.look(path)
+    found = Journal.open_any(path)
     assert (found.fingerprint, found.total, list(found.done)) == ("a1b2", 9, [3, 4])

@@ -1,4 +1,4 @@
-"""Reading chunk files directly gives the bits that zarr-python gives, or says what is damaged."""
+"""Direct reads of chunk files agree with zarr-python bit for bit, or report the damage."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _local(folder: Path) -> LocalArray:
 
 
 def _written(folder: Path, seed: int, **options: Any) -> Any:
-    """An array of which one box is written, so that some chunks are missing."""
+    """An array in which only one box is written, so that some chunks are missing."""
     array = zarr.create_array(folder, **options)
     random = np.random.default_rng(seed)
     start = [int(random.integers(0, n)) for n in array.shape]
@@ -69,7 +69,7 @@ def _written(folder: Path, seed: int, **options: Any) -> Any:
 
 @st.composite
 def regions(draw: st.DrawFn, shape: tuple[int, ...]) -> Region:
-    """A box in an array, perhaps empty."""
+    """A possibly empty box in an array."""
     pairs = [sorted(draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
     return Region(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
 
@@ -137,7 +137,7 @@ def _assert_same(ours: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("fill", [math.nan, math.inf, -0.0])
-def test_odd_fill_values(tmp_path: Path, fill: float) -> None:
+def test_unusual_fill_values(tmp_path: Path, fill: float) -> None:
     array = zarr.create_array(tmp_path, shape=(8, 8), chunks=(4, 4), dtype="f4", fill_value=fill)
     _assert_same(_local(tmp_path).read(Region((1, 1), (6, 6))), np.asarray(array[1:6, 1:6]))
 
@@ -169,7 +169,7 @@ def test_other_layouts_are_left_to_zarr(tmp_path: Path, options: dict[str, Any])
     assert open_local(tmp_path, array.dtype, array.fill_value) is None
 
 
-def test_metadata_that_are_not_there_are_left_to_zarr(tmp_path: Path) -> None:
+def test_missing_metadata_are_left_to_zarr(tmp_path: Path) -> None:
     assert open_local(tmp_path, np.dtype("f4"), 0) is None
 
 
@@ -211,7 +211,7 @@ def test_raw_chunks_are_mapped_and_not_read(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("codec", [name for name in COMPRESSORS if "crc32c" in name])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_every_flipped_bit_under_a_checksum_is_found(tmp_path: Path, codec: str, sharded: bool) -> None:
+def test_every_flipped_bit_under_a_checksum_is_detected(tmp_path: Path, codec: str, sharded: bool) -> None:
     layout: dict[str, Any] = {"chunks": (8, 8), "shards": (16, 16)} if sharded else {"chunks": (16, 16)}
     array = zarr.create_array(tmp_path, shape=(16, 16), dtype="u2", compressors=COMPRESSORS[codec], **layout)
     array[...] = np.random.default_rng(0).integers(0, 99, (16, 16))
@@ -225,7 +225,9 @@ def test_every_flipped_bit_under_a_checksum_is_found(tmp_path: Path, codec: str,
 
 @pytest.mark.parametrize("codec", COMPRESSORS)
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_cut_chunk_is_found_without_a_checksum_too(tmp_path: Path, codec: str, sharded: bool) -> None:
+def test_a_truncated_chunk_is_detected_even_without_a_checksum(
+    tmp_path: Path, codec: str, sharded: bool
+) -> None:
     layout: dict[str, Any] = {"chunks": (8, 8), "shards": (16, 16)} if sharded else {"chunks": (16, 16)}
     array = zarr.create_array(
         tmp_path, shape=(16, 16), dtype="u2", compressors=COMPRESSORS[codec] or None, **layout
@@ -240,7 +242,7 @@ def test_a_cut_chunk_is_found_without_a_checksum_too(tmp_path: Path, codec: str,
 
 
 @pytest.mark.parametrize("place", [4, 5, 6, 7, 12, 13, 14, 15])
-def test_wrong_lengths_in_a_blosc_header_are_found(tmp_path: Path, place: int) -> None:
+def test_wrong_lengths_in_a_blosc_header_are_detected(tmp_path: Path, place: int) -> None:
     array = zarr.create_array(
         tmp_path, shape=(16, 16), chunks=(16, 16), dtype="u2", compressors=COMPRESSORS["lz4"]
     )
@@ -253,7 +255,7 @@ def test_wrong_lengths_in_a_blosc_header_are_found(tmp_path: Path, place: int) -
         _local(tmp_path).read(Region((0, 0), (16, 16)))
 
 
-def test_an_index_that_points_outside_the_shard_is_found(tmp_path: Path) -> None:
+def test_an_index_that_points_outside_the_shard_is_detected(tmp_path: Path) -> None:
     index = [BytesCodec()]
     serializer = ShardingCodec(chunk_shape=(8, 8), codecs=[BytesCodec()], index_codecs=index)
     array = zarr.create_array(
@@ -277,7 +279,7 @@ def test_an_array_that_vanished_is_not_fill_value(tmp_path: Path) -> None:
         local.read(Region((0, 0), (4, 4)))
 
 
-def test_a_key_encoding_nobody_knows_is_left_to_zarr(tmp_path: Path) -> None:
+def test_an_unknown_key_encoding_is_left_to_zarr(tmp_path: Path) -> None:
     array = _sharded(tmp_path, "raw")
     document = json.loads((tmp_path / "zarr.json").read_text())
     document["chunk_key_encoding"] = {"name": "fanout"}

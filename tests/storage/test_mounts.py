@@ -1,4 +1,4 @@
-"""Locks that hold on one machine only are found out from how the file system is mounted."""
+"""Mount options reveal file locks that hold on one machine only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from halotile.errors import OutputRefused
 from halotile.storage.disk import mounts
-from halotile.storage.disk.mounts import mount_of, why_locks_are_local
+from halotile.storage.disk.mounts import local_lock_reason, mount_of
 from halotile.storage.run_directory.directory import RunDirectory
 
 ROOT = "21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"
@@ -30,7 +30,7 @@ MOUNTED = {
 
 
 @pytest.mark.parametrize("mounted", MOUNTED)
-def test_locks_that_other_machines_do_not_see_are_told(
+def test_locks_that_other_machines_do_not_see_are_reported(
     mounted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "default.conf").write_text(
@@ -41,16 +41,16 @@ def test_locks_that_other_machines_do_not_see_are_told(
     line = f"36 21 0:50 / {tmp_path}/data rw shared:2 - {mounted.format(folder=tmp_path)}"
     table.write_text(f"{ROOT}\n{line}\nrubbish\n")
     monkeypatch.setattr(mounts, "MOUNTS", table)
-    why, wanted = why_locks_are_local(tmp_path / "data" / "out.zarr"), MOUNTED[mounted]
+    why, wanted = local_lock_reason(tmp_path / "data" / "out.zarr"), MOUNTED[mounted]
     assert (why is None) if wanted is None else (wanted in str(why))
-    assert why_locks_are_local(tmp_path) is None
+    assert local_lock_reason(tmp_path) is None
 
 
-def test_what_lies_over_a_mount_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_mount_at_a_mount_point_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(f"{ROOT}\n36 21 0:50 / / rw shared:2 - nfs 1 rw,nolock\n")
     monkeypatch.setattr(mounts, "MOUNTS", table)
-    assert "nolock" in str(why_locks_are_local(tmp_path))
+    assert "nolock" in str(local_lock_reason(tmp_path))
 
 
 def test_this_machine_has_a_mount(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_this_machine_has_a_mount(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_file_system_without_locks_is_refused_in_words(
+def test_a_file_system_without_locks_is_refused_with_advice(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

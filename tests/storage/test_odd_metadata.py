@@ -1,4 +1,4 @@
-"""Metadata of an output that cannot be read: what stands there, or what the system says, is told."""
+"""Unreadable metadata of an output are reported with the reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_directory_in_place_of_metadata_is_damage(tmp_path: Path, layout: Layo
         restore_metadata(path, layout)
 
 
-def test_metadata_that_the_system_does_not_give_are_told_as_that(
+def test_metadata_that_the_system_cannot_read_are_reported_as_unreadable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(tmp_path / "a.zarr", PLAIN)

@@ -1,4 +1,4 @@
-"""A path becomes a source, or a refusal that says why and what to write."""
+"""A path is opened as a source, or refused with a reason and advice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from halotile.storage.arrays import open_source
 from tests.storage.saving import (
     Save,
     every_format,
-    made_picture,
+    make_image,
     save_hdf5,
     save_npy,
     save_tiff,
@@ -32,7 +32,7 @@ def test_complex_pixels_are_refused(tmp_path: Path, save: Save) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64", "complex128", "U3", "S4", "datetime64[s]"])
-def test_types_that_are_no_picture_are_refused(tmp_path: Path, dtype: str) -> None:
+def test_types_that_are_no_image_are_refused(tmp_path: Path, dtype: str) -> None:
     with pytest.raises(InputError, match="cannot be used"):
         open_source(save_npy(tmp_path, np.zeros((4, 5), dtype)))
 
@@ -47,9 +47,9 @@ def test_structured_and_object_pixels_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("save", [save_npy, save_zarr], ids=["npy", "zarr"])
 @pytest.mark.parametrize(
-    ("shape", "words"), [((0, 5), "without pixels"), ((5,), "at least the axes y and x")]
+    ("shape", "words"), [((0, 5), "an axis has length 0"), ((5,), "at least the axes y and x")]
 )
-def test_shapes_that_are_no_picture_are_refused(
+def test_shapes_that_are_no_image_are_refused(
     tmp_path: Path, save: Save, shape: tuple[int, ...], words: str
 ) -> None:
     if save is save_zarr:
@@ -61,15 +61,15 @@ def test_shapes_that_are_no_picture_are_refused(
         open_source(path)
 
 
-def test_a_missing_path_is_answered_with_the_nearest(tmp_path: Path) -> None:
-    save_npy(tmp_path, made_picture((4, 4), "uint8"))
+def test_a_missing_path_is_refused_with_the_closest_name(tmp_path: Path) -> None:
+    save_npy(tmp_path, make_image((4, 4), "uint8"))
     with pytest.raises(InputError, match=r"nothing is there. Did you mean .*a\.npy"):
         open_source(tmp_path / "b.npy")
     with pytest.raises(InputError, match=f"for there is no no in {tmp_path}. Write an existing path"):
         open_source(tmp_path / "no" / "such" / "a.npy")
 
 
-def test_a_link_to_nothing_is_told_as_that(tmp_path: Path) -> None:
+def test_a_broken_link_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.npy").symlink_to("gone.npy")
     with pytest.raises(
         InputError, match=r"nothing is there, for .*/a\.npy is a link to gone\.npy, where nothing is"
@@ -77,11 +77,11 @@ def test_a_link_to_nothing_is_told_as_that(tmp_path: Path) -> None:
         open_source(tmp_path / "a.npy")
     (tmp_path / "scans").symlink_to("loop")
     (tmp_path / "loop").symlink_to("scans")
-    with pytest.raises(InputError, match=r"for .*/scans is a link to loop, where nothing is\. Mend it"):
+    with pytest.raises(InputError, match=r"for .*/scans is a link to loop, where nothing is\. Repair it"):
         open_source(tmp_path / "scans" / "new" / "a.npy")
 
 
-def test_a_missing_relative_path_is_answered_with_where_it_was_looked_for(
+def test_a_missing_relative_path_is_reported_with_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -93,7 +93,7 @@ def test_a_missing_relative_path_is_answered_with_where_it_was_looked_for(
 
 def test_a_tilde_stands_for_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    path = save_npy(tmp_path, made_picture((4, 4), "uint8"))
+    path = save_npy(tmp_path, make_image((4, 4), "uint8"))
     assert open_source(f"~/{path.name}").path == str(path)
 
 
@@ -116,7 +116,7 @@ def test_a_file_of_no_known_format_is_described(
 def test_a_directory_that_holds_stores_names_them(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="an empty directory"):
         open_source(tmp_path)
-    save_zarr(tmp_path, made_picture((4, 4), "uint8"))
+    save_zarr(tmp_path, make_image((4, 4), "uint8"))
     with pytest.raises(InputError, match=r"inside it: a\.zarr; name one of these"):
         open_source(tmp_path)
 
@@ -143,13 +143,13 @@ def test_a_directory_that_holds_stores_names_them(tmp_path: Path) -> None:
 def test_options_that_do_not_fit_are_refused(
     tmp_path: Path, save: Save, options: dict[str, str | int]
 ) -> None:
-    path = save(tmp_path, made_picture((20, 33), "uint8"))
+    path = save(tmp_path, make_image((20, 33), "uint8"))
     with pytest.raises(InputError, match=f"{next(iter(options))}.* is "):
         open_source(path, **options)  # type: ignore[arg-type]
 
 
 def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save_hdf5(tmp_path, made_picture((4, 4), "uint8"))
+    path = save_hdf5(tmp_path, make_image((4, 4), "uint8"))
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(MissingPackage, match=r'pip install "halotile\[hdf5\]"'):
         open_source(path)
@@ -159,7 +159,7 @@ def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_plug_in_format_opens_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save_npy(tmp_path, made_picture((4, 5), "uint8"))
+    path = save_npy(tmp_path, make_image((4, 5), "uint8"))
     other = path.rename(tmp_path / "a.mine")
     mine = types.SimpleNamespace(
         claims=lambda place: place.suffix == ".mine", open=registry.find("formats", "npy").open

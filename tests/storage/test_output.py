@@ -1,4 +1,4 @@
-"""Outputs: readable by others, written in whole shards, each with its own checksum."""
+"""Outputs: readable by other programs, written in whole shards with checksums."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_zarr_and_tensorstore_read_what_was_written(tmp_path: Path, dtype: str, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_was_not_written_reads_as_nan_or_zero(tmp_path: Path, dtype: str) -> None:
+def test_unwritten_pixels_read_as_nan_or_zero(tmp_path: Path, dtype: str) -> None:
     create_output(tmp_path / "a.zarr", replace(PLAIN, dtype=dtype))
     expected = np.nan if dtype.startswith("float") else 0
     for pixels in (zarr.open_array(tmp_path / "a.zarr", mode="r")[:], tensorstore_read(tmp_path / "a.zarr")):
         np.testing.assert_array_equal(pixels, np.full(PLAIN.shape, expected, dtype))
 
 
-def test_zarr_can_write_on_in_the_same_array(tmp_path: Path) -> None:
+def test_zarr_can_write_into_the_same_array(tmp_path: Path) -> None:
     pixels = written(tmp_path / "a.zarr", PLAIN)
     array = zarr.open_array(tmp_path / "a.zarr", mode="r+")
     array[:8, :8] = 5
@@ -106,7 +106,7 @@ def test_ome_metadata_is_valid_and_holds_axes_scale_and_units(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("axes", ["x", "xyt", "ctyx", "yxc", "tt", "tcmyx", "zyxc"])
-def test_axes_that_ome_cannot_hold_are_refused(axes: str) -> None:
+def test_axes_that_ome_does_not_permit_are_refused(axes: str) -> None:
     n = len(axes)
     with pytest.raises(ConfigError, match="write a plain Zarr"):
         Layout((4,) * n, "uint8", (4,) * n, (4,) * n, "lz4", tuple(axes), (1.0,) * n, (None,) * n, True)
@@ -121,14 +121,14 @@ def test_the_layout_is_read_back(tmp_path: Path, layout: Layout) -> None:
     assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
 
 
-def test_a_layout_of_before_there_were_names_is_read(tmp_path: Path) -> None:
+def test_a_layout_without_the_newer_fields_is_read(tmp_path: Path) -> None:
     old = OME.to_json()
     for field in ("translation", "name", "omero"):
         del old[field]
     assert Layout.from_json(old) == OME
 
 
-def test_translation_name_and_channels_stand_in_valid_ome_metadata(tmp_path: Path) -> None:
+def test_translation_name_and_channels_are_written_as_valid_ome_metadata(tmp_path: Path) -> None:
     create_output(tmp_path / "a.zarr", WORDY)
     group = zarr.open_group(tmp_path / "a.zarr", mode="r")
     multiscale = Image.from_zarr(group).ome_attributes.multiscales[0]
@@ -149,7 +149,7 @@ def test_a_zarr_of_another_program_has_no_layout(tmp_path: Path) -> None:
         open_output(tmp_path)
 
 
-def test_damaged_metadata_is_seen_and_can_be_written_again(tmp_path: Path) -> None:
+def test_damaged_metadata_is_detected_and_can_be_rewritten(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr"
     pixels = written(path, OME)
     (path / "zarr.json").write_bytes((path / "zarr.json").read_bytes()[:50])
@@ -167,7 +167,7 @@ def test_damaged_metadata_is_seen_and_can_be_written_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"shape": (0, 13)}, "axis without pixels"),
         ({"dtype": "complex64"}, "output.dtype is 'complex64'"),
@@ -176,13 +176,13 @@ def test_damaged_metadata_is_seen_and_can_be_written_again(tmp_path: Path) -> No
         ({"scale": (1.0,)}, "different numbers of axes"),
     ],
 )
-def test_layouts_that_do_not_fit_are_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_layouts_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         replace(PLAIN, **change)
 
 
 @pytest.mark.parametrize(
-    ("start", "stop", "said"),
+    ("start", "stop", "message"),
     [
         ((0, 0), (8, 9), "it covers 0 to 9 of axis x, and output.shard is 8 there"),
         ((4, 0), (8, 8), "it covers 4 to 8 of axis y"),
@@ -191,11 +191,11 @@ def test_layouts_that_do_not_fit_are_refused(change: dict[str, Any], said: str) 
     ],
 )
 def test_a_block_that_is_not_whole_shards_is_refused(
-    tmp_path: Path, start: tuple[int, ...], stop: tuple[int, ...], said: str
+    tmp_path: Path, start: tuple[int, ...], stop: tuple[int, ...], message: str
 ) -> None:
     create_output(tmp_path / "a.zarr", PLAIN)
     region = Region(start, stop)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         ShardWriter(tmp_path / "a.zarr", PLAIN).write(region, np.zeros(region.shape, "float32"))
     assert os.listdir(tmp_path / "a.zarr") == ["zarr.json"]
 
@@ -221,7 +221,7 @@ def test_blocks_fill_in_their_own_shards_only(tmp_path: Path) -> None:
     np.testing.assert_array_equal(zarr.open_array(path, mode="r")[:], expected)
 
 
-def test_a_writer_survives_that_its_output_is_made_anew(tmp_path: Path) -> None:
+def test_a_writer_survives_the_recreation_of_its_output(tmp_path: Path) -> None:
     path, region = tmp_path / "a.zarr", Region((0, 0), (8, 8))
     writer = ShardWriter(path, PLAIN)
     for value in (1, 2):
@@ -232,7 +232,7 @@ def test_a_writer_survives_that_its_output_is_made_anew(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", [PLAIN, OME], ids=["plain", "ome"])
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_writer_does_not_make_an_output_that_is_gone(tmp_path: Path, layout: Layout, begun: bool) -> None:
+def test_a_writer_does_not_recreate_a_removed_output(tmp_path: Path, layout: Layout, begun: bool) -> None:
     path, region = tmp_path / "a.zarr", layout.grid.block_at(0).core
     writer = ShardWriter(path, layout)
     create_output(path, layout)
@@ -247,7 +247,7 @@ def test_a_writer_does_not_make_an_output_that_is_gone(tmp_path: Path, layout: L
 @pytest.mark.parametrize("thorough", [False, True])
 @pytest.mark.parametrize("codec", ["lz4", "none"])
 @pytest.mark.parametrize("region", [Region((0, 0), (8, 8)), Region((0, 0), (16, 13))], ids=["shard", "block"])
-def test_whole_shards_of_another_place_or_time_are_found(
+def test_intact_shards_of_another_place_or_time_are_detected(
     tmp_path: Path, region: Region, codec: str, thorough: bool
 ) -> None:
     path, layout = tmp_path / "a.zarr", replace(PLAIN, codec=codec)
@@ -272,7 +272,7 @@ def test_whole_shards_of_another_place_or_time_are_found(
         one.write_bytes(swapped[1])
         other.write_bytes(swapped[0])
         assert problems() == [problem]
-    assert check_block(path, layout, region, thorough=thorough) == [], "only the digest tells"
+    assert check_block(path, layout, region, thorough=thorough) == [], "only the digest reveals it"
 
 
 def damage(path: Path, kind: str) -> None:
@@ -291,23 +291,23 @@ def damage(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("gone", "the shard is missing"),
         ("short", "the checksum of the index does not match"),
-        ("flipped", "the checksum of chunk (0, 0) does not match"),
+        ("flipped", "chunk (0, 0): its crc32c checksum does not match"),
         ("empty", "it was cut short"),
-        ("directory", "a directory stands in place of the shard"),
+        ("directory", "there is a directory in place of the shard"),
     ],
 )
-def test_damage_is_found_in_its_block_and_in_no_other(tmp_path: Path, kind: str, said: str) -> None:
+def test_damage_is_reported_for_its_block_only(tmp_path: Path, kind: str, message: str) -> None:
     path = tmp_path / "a.zarr"
     written(path, PLAIN)
     damage(path / "c" / "1" / "0", kind)
     problems = check_block(path, PLAIN, Region((8, 0), (16, 8)))
     assert len(problems) == 1
     assert problems[0].startswith(f"{path}/c/1/0: ")
-    assert said in problems[0]
+    assert message in problems[0]
     assert check_block(path, PLAIN, Region.whole(PLAIN.shape)) == problems
     assert check_block(path, PLAIN, Region((0, 0), (8, 13))) == []
 
@@ -347,7 +347,7 @@ def test_integers_round_half_to_even_and_all_clip(
     st.sampled_from(["float16", "float32", "float64"]),
     st.floats(allow_nan=False),
 )
-def test_a_float_becomes_the_nearest_integer_there_is(dtype: str, source: str, value: float) -> None:
+def test_a_float_becomes_the_nearest_representable_integer(dtype: str, source: str, value: float) -> None:
     with np.errstate(over="ignore"):
         pixel = np.array([value]).astype(source)
     limits = np.iinfo(dtype)
@@ -374,9 +374,7 @@ def test_the_writer_converts(tmp_path: Path) -> None:
     assert (zarr.open_array(tmp_path / "a.zarr", mode="r")[region.slices] == 255).all()
 
 
-def test_what_a_thorough_check_holds_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thorough_check_reads_the_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path / "a.zarr", PLAIN)
     whole = Region.whole(PLAIN.shape)
     by_the_index = inspect_block(tmp_path / "a.zarr", PLAIN, whole, thorough=False)

@@ -1,4 +1,4 @@
-"""Where an output is to go: what stands there stays, unless it is a Zarr that may be overwritten."""
+"""Output paths: existing data are preserved, unless they are a Zarr that may be overwritten."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.storage.outputs import OME, PLAIN, noise, written
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("kind", ["file", "documents", "dangling link", "link to a zarr"])
-def test_what_is_not_a_zarr_stays(tmp_path: Path, kind: str, overwrite: bool) -> None:
+def test_anything_that_is_not_a_zarr_stays(tmp_path: Path, kind: str, overwrite: bool) -> None:
     path, theirs = tmp_path / "a.zarr", tmp_path / "theirs"
     if kind == "file":
         path.write_bytes(b"mine")
@@ -91,7 +91,7 @@ def test_the_home_and_working_directories_stay(
 
 
 @pytest.mark.parametrize("name", ["a.txt/x.zarr", "a.txt/deep/x.zarr", "loop/x.zarr", "nowhere/x.zarr"])
-def test_a_path_under_what_is_no_folder_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_path_whose_parent_is_no_folder_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.txt").write_text("mine")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "nowhere").symlink_to("gone")
@@ -115,9 +115,7 @@ def test_dots_behind_a_symlink_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [replace(PLAIN, shape=(8, 13)), replace(OME, shape=(1, 1, 8, 13))])
-def test_an_output_that_was_half_made_or_half_removed_can_be_overwritten(
-    tmp_path: Path, layout: Layout
-) -> None:
+def test_a_partly_created_or_removed_output_can_be_overwritten(tmp_path: Path, layout: Layout) -> None:
     class Dying(Disk):
         left = 0
 
@@ -170,7 +168,7 @@ def test_an_output_inside_an_array_is_refused_and_inside_a_group_is_not(tmp_path
 
 
 def test_the_root_is_no_output() -> None:
-    with pytest.raises(OutputRefused, match="no name for an output"):
+    with pytest.raises(OutputRefused, match="the path names no output"):
         check_place("/", overwrite=True)
 
 
@@ -187,7 +185,7 @@ except OutputRefused as error:
 
 
 def test_a_folder_that_this_user_may_not_write_in_is_refused() -> None:
-    with TemporaryDirectory() as folder:  # pytest's own are closed to others as a whole
+    with TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
         Path(folder).chmod(0o555)
         path = f"{folder}/a.zarr"
         done = subprocess.run(

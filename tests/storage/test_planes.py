@@ -1,4 +1,4 @@
-"""An image of any axes gives planes of rows and columns, in parts of a bounded size."""
+"""Planes of rows and columns of images with any axes, in parts of a bounded size."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
         ({}, Region((2, 2), (2, 5)), "--region 2:2,2:5"),
     ],
 )
-def test_a_part_that_is_not_there_is_refused(
+def test_a_missing_part_is_refused(
     tmp_path: Path, at: dict[str, int], region: Region | None, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):

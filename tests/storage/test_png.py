@@ -1,4 +1,4 @@
-"""A plane of any size becomes a small PNG that shows what is there."""
+"""PNG previews of planes of any size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from halotile.storage.arrays import open_source
 from halotile.storage.grid import Grid, Region
 from halotile.storage.images import planes as planes_module
 from halotile.storage.images.planes import Planes, choose_planes
-from halotile.storage.images.png import encode_png, reduced, write_png
+from halotile.storage.images.png import block_means, encode_png, write_png
 
 Pixels = NDArray[Any]
 
@@ -58,10 +58,10 @@ def test_pixels_are_averaged_over_whole_squares_whatever_is_read_at_once(
     pixels = np.random.default_rng(0).integers(0, 60000, shape, "u2")
     squares = Grid(shape, (9, 9), ((0, 0), (0, 0)))
     means = np.reshape([pixels[block.core.slices].mean() for block in squares], squares.counts)
-    assert reduced(planes_of(tmp_path, pixels), 9)[..., 0] == pytest.approx(means, rel=1e-6)
+    assert block_means(planes_of(tmp_path, pixels), 9)[..., 0] == pytest.approx(means, rel=1e-6)
 
 
-def test_pixels_that_are_not_finite_are_left_out_and_black_where_there_is_nothing_else(
+def test_non_finite_pixels_are_ignored_and_squares_without_finite_pixels_are_black(
     tmp_path: Path,
 ) -> None:
     pixels = np.full((4, 8), 3.0, np.float32)
@@ -70,11 +70,11 @@ def test_pixels_that_are_not_finite_are_left_out_and_black_where_there_is_nothin
 
 
 @pytest.mark.parametrize("pixels", [np.full((4, 4), np.nan, np.float32), np.zeros((4, 4), np.uint8)])
-def test_a_picture_without_contrast_is_drawn(tmp_path: Path, pixels: Pixels) -> None:
+def test_an_image_without_contrast_is_drawn(tmp_path: Path, pixels: Pixels) -> None:
     assert len(np.unique(drawn(tmp_path, pixels))) == 1
 
 
-def test_the_contrast_passes_over_a_few_wild_pixels(tmp_path: Path) -> None:
+def test_the_contrast_ignores_a_few_outliers(tmp_path: Path) -> None:
     pixels = np.linspace(100, 200, 10_000).reshape(100, 100).astype(np.float32)
     pixels[50, 50], pixels[20, 20] = 1e9, -1e9
     image = drawn(tmp_path, pixels)
@@ -89,12 +89,12 @@ def test_a_region_is_drawn_pixel_by_pixel(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), pixels[10:50, 20:41])
 
 
-def test_colour_stays_colour_and_opacity_is_left_out(tmp_path: Path) -> None:
+def test_colour_is_preserved_and_opacity_ignored(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 4), np.uint8)
     assert np.array_equal(drawn(tmp_path, pixels, values=(0, 255)), pixels[..., :3])
 
 
-def test_two_pictures_lie_side_by_side_with_the_contrast_of_the_cleaner(tmp_path: Path) -> None:
+def test_two_images_are_drawn_side_by_side_with_the_contrast_of_the_cleaner_one(tmp_path: Path) -> None:
     clean = np.tile(np.linspace(0, 1, 64, dtype=np.float32), (40, 1))
     noisy = clean + np.random.default_rng(0).normal(0, 0.5, clean.shape).astype(np.float32)
     image = drawn(tmp_path, noisy, clean)
@@ -118,10 +118,10 @@ def test_a_part_too_large_for_a_png_is_refused_before_it_is_read(tmp_path: Path)
         write_png(tmp_path / "a.png", [planes], edge=None)
 
 
-def test_progress_goes_from_nothing_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_increases_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planes_module, "WINDOW_BYTES", 40)
-    told: list[float] = []
-    drawn(tmp_path, *[np.zeros((8, 20), np.uint8)] * 2, tick=told.append)
-    assert told == sorted(told)
-    assert len(told) == 8
-    assert told[-1] == 1
+    progress: list[float] = []
+    drawn(tmp_path, *[np.zeros((8, 20), np.uint8)] * 2, tick=progress.append)
+    assert progress == sorted(progress)
+    assert len(progress) == 8
+    assert progress[-1] == 1

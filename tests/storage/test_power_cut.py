@@ -1,8 +1,8 @@
-"""The power fails at every moment of a job of 3×3 blocks; whatever the disk had not fsynced may be gone.
+"""Power cuts at every moment of a job of 3×3 blocks; anything that was not fsynced may be lost.
 
-A disk records its system calls. For every cut between two of them, the calls that no fsync made durable
-survive in many ways: none, all, each alone, all but one, one of them torn. From what is then left, the
-job goes on; nothing that was journalled may be missing, and its end must be that of an undisturbed run.
+A disk records its system calls. For every cut between two of them, several subsets of the calls that no fsync made
+durable survive: none, all, each alone, all but one, one of them partly. The job resumes from the remaining tree;
+no journalled block may be missing, and the result must equal that of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 import zarr
 
 from halotile.errors import HalotileError
-from halotile.storage.disk.durable import Buffers, Disk, sweep_partials
+from halotile.storage.disk.durable import Buffers, Disk, remove_partials
 from halotile.storage.disk.ownership import metadata_problems
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
@@ -29,7 +29,7 @@ LAYOUT = Layout((10, 10), "uint16", (4, 4), (2, 2), "lz4", ("y", "x"), (0.5, 0.5
 PIXELS = np.random.default_rng(1).integers(0, 2**16, LAYOUT.shape, "uint16")
 
 Tree = dict[str, bytes | None]
-"""What stands under a root: the contents of files, None for directories."""
+"""Entries under a root: the contents of files, None for directories."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Sync:
 
 
 class RecordingDisk(Disk):
-    """Does what it is told, and keeps a log of it by nodes, not names."""
+    """A disk that logs its operations by nodes, not names."""
 
     def __init__(self, root: Path, *, loses: Callable[[Path], bool] = lambda path: False) -> None:
         self.log: list[Call | Sync] = []
@@ -111,7 +111,7 @@ class RecordingDisk(Disk):
 
 
 class QuickDisk(Disk):
-    """Does not wait for the device: nothing will fail any more."""
+    """A disk that skips fsync, for use when no further power cut is simulated."""
 
     def _fsync(self, fd: int) -> None:
         pass
@@ -161,7 +161,7 @@ class Nodes:
 
 
 def after_cut(log: list[Call | Sync]) -> Iterator[Tree]:
-    """Every tree that may be left when the power fails after these calls."""
+    """Every tree that a power cut after these calls may leave."""
     last_sync = {entry.node: place for place, entry in enumerate(log) if isinstance(entry, Sync)}
     calls = [(place, entry) for place, entry in enumerate(log) if isinstance(entry, Call)]
     loose = {place for place, call in calls if place > last_sync.get(call.node, -1)}
@@ -203,11 +203,11 @@ def tree_at(root: Path) -> Tree:
 
 
 class LostError(Exception):
-    """Something that was called durable is gone."""
+    """Data reported as durable were lost."""
 
 
 def drive(root: Path, disk: Disk, *, hasty: bool = False) -> None:
-    """The job, begun or taken up again in the order that a run keeps."""
+    """Start or resume the job, in the order of operations of a run."""
     output, directory = root / "a.zarr", RunDirectory(root / "a.zarr.run", disk)
     with directory.lock():
         plan = directory.read_plan()
@@ -222,7 +222,7 @@ def drive(root: Path, disk: Disk, *, hasty: bool = False) -> None:
             directory.write_plan({})
         elif metadata_problems(output, LAYOUT):
             raise LostError("the metadata is not what it was")
-        sweep_partials(output, disk)
+        remove_partials(output, disk)
         with Journal.open(directory.journal_path, "print", 9, disk) as journal:
             write_blocks(output, journal, disk, hasty)
 
@@ -243,7 +243,7 @@ def write_blocks(output: Path, journal: Journal, disk: Disk, hasty: bool) -> Non
 
 
 def failures(trees: list[Tree], tmp_path: Path, expected: Tree) -> list[str]:
-    """What goes wrong when the job goes on from these trees; stops at the third."""
+    """The first three problems when the job resumes from these trees."""
     found: list[str] = []
     for number, tree in enumerate(trees):
         root = tmp_path / f"cut{number}"

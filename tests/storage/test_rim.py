@@ -1,4 +1,4 @@
-"""Rim rules against numpy.pad, at any depth."""
+"""Rim rules compared with numpy.pad, at any depth."""
 
 from __future__ import annotations
 

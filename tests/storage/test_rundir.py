@@ -1,4 +1,4 @@
-"""The run directory: private, one driver, no writer left behind."""
+"""The run directory: private, with a single driver, and without leftover writers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 @contextmanager
 def other_process(directory: RunDirectory, body: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has run ``body`` and waits."""
+    """Another process that runs ``body`` and then waits."""
     code = (
         "import sys, pathlib; from halotile.storage.run_directory.directory import RunDirectory; from halotile.storage.run_directory.worker_lock import WorkerLock\n"
         f"directory = RunDirectory(pathlib.Path(sys.argv[1]))\n{body}\nprint('ready', flush=True); sys.stdin.read()"
@@ -69,7 +69,7 @@ def test_only_the_owner_may_enter(directory: RunDirectory) -> None:
     assert directory.path.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_is_kept_comes_back(directory: RunDirectory) -> None:
+def test_records_can_be_read_back(directory: RunDirectory) -> None:
     assert not directory.exists()
     assert directory.read_job() is directory.read_plan() is directory.read_status() is None
     assert list(directory.read_events()) == []
@@ -86,7 +86,7 @@ def test_what_is_kept_comes_back(directory: RunDirectory) -> None:
     assert list(directory.read_events()) == [{"event": 0}, {"event": 1}, {"event": 2}]
 
 
-def test_forgetting_leaves_the_job(directory: RunDirectory) -> None:
+def test_forgetting_a_run_preserves_the_job(directory: RunDirectory) -> None:
     with directory.lock():
         directory.write_job({"job": 1})
         directory.write_plan({})
@@ -121,14 +121,14 @@ def test_json_that_is_no_plan_and_a_plan_that_was_changed_are_damage(
     directory.plan_path.write_text(content)
     with pytest.raises(DamagedData, match=r"plan\.json is damaged"):
         directory.read_plan()
-    assert directory.whole_plan() is None
+    assert directory.read_valid_plan() is None
 
 
 @pytest.mark.parametrize(
     ("name", "stands"),
     [(name, "directory") for name in ("plan.json", "journal", "lock", "stop")] + [("state", "file")],
 )
-def test_what_stands_where_something_else_belongs_is_refused(
+def test_a_directory_in_place_of_a_file_or_the_reverse_is_refused(
     directory: RunDirectory, name: str, stands: str
 ) -> None:
     directory.create()
@@ -142,7 +142,9 @@ def test_what_stands_where_something_else_belongs_is_refused(
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["removed", "replaced by another"])
-def test_a_run_whose_directory_goes_away_is_told_so(directory: RunDirectory, again: bool) -> None:
+def test_a_run_whose_directory_disappears_is_stopped_with_advice(
+    directory: RunDirectory, again: bool
+) -> None:
     def work() -> None:
         with directory.lock():
             shutil.rmtree(directory.path)
@@ -151,19 +153,17 @@ def test_a_run_whose_directory_goes_away_is_told_so(directory: RunDirectory, aga
                 (directory.path / "lock").touch()
             directory.disk.append(directory.journal_path, b"+1")
 
-    with pytest.raises(
-        OutputRefused, match=r"was moved or removed while its run was at work.*output\.overwrite: true"
-    ):
+    with pytest.raises(OutputRefused, match=r"was moved or removed during its run.*output\.overwrite: true"):
         work()
 
 
-def test_other_errors_of_the_system_pass_through_a_lock(directory: RunDirectory) -> None:
+def test_other_system_errors_pass_through_the_lock(directory: RunDirectory) -> None:
     with pytest.raises(FileNotFoundError), directory.lock():
         directory.disk.append(directory.journal_path, b"+1")
 
 
 class Full(Disk):
-    """Has room for what is there, and for no new file."""
+    """A disk without room for new files."""
 
     def _open(self, path: Path, flags: int, mode: int) -> int:
         if flags & os.O_CREAT:
@@ -171,7 +171,7 @@ class Full(Disk):
         return super()._open(path, flags, mode)
 
 
-def test_a_full_disk_takes_the_status_that_tells_of_it(directory: RunDirectory) -> None:
+def test_the_status_can_report_a_full_disk(directory: RunDirectory) -> None:
     directory.create()
     directory.write_status({"state": "running", "message": "two of nine blocks are done"})
     full = RunDirectory(directory.path, Full())
@@ -203,7 +203,7 @@ def test_events_of_many_threads_stay_whole(directory: RunDirectory) -> None:
     assert len(list(directory.read_events())) == 201
 
 
-def test_a_second_driver_is_refused_and_told_who_is_first(directory: RunDirectory) -> None:
+def test_a_second_driver_is_refused_with_the_name_of_the_first(directory: RunDirectory) -> None:
     with other_process(directory, LOCKS) as first:
         with (
             pytest.raises(OutputRefused, match=rf"in use: process {first.pid} on .*, started 2"),
@@ -228,7 +228,7 @@ def test_a_second_driver_in_the_same_process_is_refused(directory: RunDirectory)
     assert directory.is_running() is None
 
 
-def test_looking_does_not_disturb_a_driver_that_starts(directory: RunDirectory) -> None:
+def test_checking_does_not_disturb_a_driver_that_starts(directory: RunDirectory) -> None:
     with directory.lock():
         pass
     stop = threading.Event()
@@ -250,25 +250,25 @@ def test_looking_does_not_disturb_a_driver_that_starts(directory: RunDirectory) 
             looker.join()
 
 
-def test_looking_makes_nothing(directory: RunDirectory) -> None:
+def test_checking_creates_nothing(directory: RunDirectory) -> None:
     assert directory.is_running() is None
     assert not directory.path.exists()
 
 
-def test_a_driver_sweeps_what_a_killed_one_was_writing(directory: RunDirectory) -> None:
+def test_a_driver_removes_partial_files_of_a_killed_one(directory: RunDirectory) -> None:
     directory.create()
     (directory.path / "status.json.0a1b2c3d.partial").touch()
     with directory.lock():
         assert os.listdir(directory.path) == ["lock"]
 
 
-def test_a_driver_that_fails_lets_go(directory: RunDirectory) -> None:
+def test_a_failing_driver_releases_the_lock(directory: RunDirectory) -> None:
     with pytest.raises(ZeroDivisionError), directory.lock():
         raise ZeroDivisionError
     assert directory.is_running() is None
 
 
-def test_the_lock_does_not_pass_to_programs_that_are_started(directory: RunDirectory) -> None:
+def test_the_lock_is_not_inherited_by_child_programs(directory: RunDirectory) -> None:
     code = "import sys; print('ready', flush=True); sys.stdin.read()"
     with directory.lock():
         child = subprocess.Popen(
@@ -295,7 +295,7 @@ def test_a_driver_waits_for_the_workers_of_a_killed_one(directory: RunDirectory)
     assert (directory.path / "workers.lock").read_bytes() == b""
 
 
-def test_a_worker_that_lets_go_is_not_waited_for(directory: RunDirectory) -> None:
+def test_a_worker_that_released_its_lock_is_not_waited_for(directory: RunDirectory) -> None:
     directory.create()
     WorkerLock(directory).hold()
     WorkerLock(directory).hold()
@@ -307,7 +307,7 @@ def test_a_worker_that_lets_go_is_not_waited_for(directory: RunDirectory) -> Non
 
 
 @pytest.mark.parametrize("kind", ["file", "documents", "journal", "link"])
-def test_what_no_run_made_is_refused_and_stays(directory: RunDirectory, kind: str) -> None:
+def test_a_directory_that_no_run_made_is_refused_and_unchanged(directory: RunDirectory, kind: str) -> None:
     theirs = directory.path.parent / "theirs"
     theirs.mkdir()
     (theirs / "letter").touch()
@@ -338,7 +338,7 @@ def test_a_directory_of_another_user_is_refused(directory: RunDirectory) -> None
 
 CLOSED = """
 import os, pathlib, sys
-import halotile.cli.screens.outcome_rows, halotile.cli.screens.progress_report, halotile.cli.config.saved_job, halotile.graphs.runs.verify  # what is imported later may be out of reach
+import halotile.cli.screens.outcome_rows, halotile.cli.screens.progress_report, halotile.cli.config.saved_job, halotile.graphs.runs.verify  # imported now, because later imports may lack permission
 from halotile.cli.commands.looking import verify
 from halotile.cli.status import find_run
 from halotile.errors import OutputRefused
@@ -346,7 +346,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 directory = RunDirectory(pathlib.Path(sys.argv[1]))
 output = directory.path.with_suffix("")
 os.setuid(65534)
-asked = (directory.claims_output, directory.check_place, directory.check_files, directory.whole_plan, directory.read_status)
+asked = (directory.claims_output, directory.check_place, directory.check_files, directory.read_valid_plan, directory.read_status)
 for ask in (*asked, lambda: find_run(directory.path), lambda: find_run(output), lambda: verify.__wrapped__(output)):
     try:
         ask()
@@ -356,8 +356,8 @@ for ask in (*asked, lambda: find_run(directory.path), lambda: find_run(output), 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_directory_that_is_closed_to_this_user_is_refused_in_words() -> None:
-    with TemporaryDirectory() as folder:  # pytest's own are closed to others as a whole
+def test_a_directory_that_is_closed_to_this_user_is_refused_with_its_owner() -> None:
+    with TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
         Path(folder).chmod(0o755)
         directory = RunDirectory(Path(folder, "a.zarr.run"))
         directory.create()
@@ -374,7 +374,7 @@ def test_a_directory_that_is_closed_to_this_user_is_refused_in_words() -> None:
     )
 
 
-def test_an_empty_directory_may_become_ours(directory: RunDirectory) -> None:
+def test_an_empty_directory_may_become_a_run_directory(directory: RunDirectory) -> None:
     directory.path.mkdir(mode=0o755)
     with directory.lock():
         assert directory.path.stat().st_mode & 0o777 == 0o700
@@ -388,7 +388,7 @@ def test_the_holder_is_plain_json(directory: RunDirectory) -> None:
 def test_workers_see_that_they_are_to_stop_until_the_next_run(directory: RunDirectory) -> None:
     directory.create()
     assert not directory.is_stopping()
-    directory.ask_to_stop()
+    directory.request_stop()
     assert directory.is_stopping()
     with directory.lock():
         directory.clear_stop()

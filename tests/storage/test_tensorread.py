@@ -1,4 +1,4 @@
-"""tensorstore reads what is not read directly, with the bits of zarr-python, or says what is damaged."""
+"""Reads with tensorstore agree with zarr-python bit for bit, or report the damage."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def written(folder: Path, layout: str, **options: Any) -> Any:
 
 
 def reader(folder: Path) -> Any:
-    return ZarrReader(str(folder), dataset=None, axes=None).pixels.local
+    return ZarrReader(str(folder), dataset=None, axes=None).local
 
 
 def same(ours: Any, theirs: Any) -> None:
@@ -101,7 +101,7 @@ def same(ours: Any, theirs: Any) -> None:
 DTYPES = ["uint8", "bool", "int16", "uint32", "float16", "float32", "float64"]
 
 
-# zarr-python writes no byte order for bool, whatever it is told.
+# zarr-python never writes a byte order for bool.
 @pytest.mark.parametrize(
     ("layout", "dtype"),
     [(layout, dtype) for layout in LAYOUTS for dtype in DTYPES if dtype != "bool" or "endian" not in layout],
@@ -150,7 +150,7 @@ def test_shapes_and_windows_of_any_kind_have_the_bits_of_zarr(data: st.DataObjec
 
 
 @pytest.mark.parametrize("fill", [np.nan, np.inf, -np.inf, -0.0, 1e-45])
-def test_odd_fill_values(tmp_path: Path, fill: float) -> None:
+def test_unusual_fill_values(tmp_path: Path, fill: float) -> None:
     array = written(tmp_path, "transposed", fill_value=fill)
     same(reader(tmp_path).read(Region((0, 0), (40, 30))), np.asarray(array[...]))
 
@@ -162,7 +162,7 @@ def test_another_fill_value_than_zarr_has_is_left_to_zarr(tmp_path: Path) -> Non
 
 
 @layouts
-def test_a_cut_chunk_is_damage(tmp_path: Path, layout: str) -> None:
+def test_a_truncated_chunk_is_damage(tmp_path: Path, layout: str) -> None:
     written(tmp_path, layout)
     chunk = tmp_path / ("0.0" if layout.startswith("v2") else "c/0/0")
     whole = chunk.read_bytes()
@@ -217,7 +217,7 @@ def test_a_source_reads_after_pickling(tmp_path: Path, layout: str) -> None:
     same(source.read(Region((0, 0), (40, 30))), np.asarray(array[...]))
 
 
-def test_a_change_on_disk_is_seen(tmp_path: Path) -> None:
+def test_a_change_on_disk_is_detected(tmp_path: Path) -> None:
     array = written(tmp_path, "transposed")
     ours = reader(tmp_path)
     ours.read(Region((0, 0), (40, 30)))
@@ -233,7 +233,7 @@ def test_an_array_that_vanished_is_not_fill_value(tmp_path: Path) -> None:
         ours.read(Region((0, 0), (4, 4)))
 
 
-def test_an_error_of_the_system_is_not_damage(tmp_path: Path) -> None:
+def test_a_system_error_is_not_damage(tmp_path: Path) -> None:
     class Broken:
         def __getitem__(self, _: Any) -> Any:
             raise ValueError("RESOURCE_EXHAUSTED: Failed to open: too many open files")
@@ -267,7 +267,7 @@ def test_fill_values_of_zarr_v2(tmp_path: Path, fill: Any) -> None:
         {"compressors": numcodecs.GZip(level=1), "order": "F"},
     ],
 )
-def test_what_tensorstore_reads_not_or_not_safely_is_left_to_zarr(
+def test_arrays_that_tensorstore_cannot_read_safely_are_left_to_zarr(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     array = zarr.create_array(

@@ -1,4 +1,4 @@
-"""An image of any size becomes a tiled TIFF with the same values, in flat memory."""
+"""Export of images of any size as tiled TIFF with the same values, in constant memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_values_and_axes_come_back(tmp_path: Path, axes: str, shape: tuple[int, 
     back = open_source(path, axes=axes)
     assert (back.shape, "".join(back.axes), back.dtype.name) == (shape, axes, dtype)
     assert np.array_equal(back.read(Region.whole(shape)), pixels)
-    # Without a word about its axes, an OME-TIFF is read in the order of OME-Zarr.
+    # Without requested axes, an OME-TIFF is read in the axis order of OME-Zarr.
     ordered = open_source(path)
     places = order(tuple(axes))
     assert "".join(ordered.axes) == "".join(axes[place] for place in places)
@@ -62,14 +62,14 @@ def test_values_and_axes_come_back(tmp_path: Path, axes: str, shape: tuple[int, 
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("float16", "float32"), ("bool", "uint8")])
-def test_types_that_viewers_do_not_know_become_ones_they_do(tmp_path: Path, dtype: str, stored: str) -> None:
+def test_types_that_viewers_do_not_support_are_converted(tmp_path: Path, dtype: str, stored: str) -> None:
     pixels = image((40, 30)) % 2 if dtype == "bool" else image((40, 30))
     back = tifffile.imread(exported(tmp_path, pixels.astype(dtype), "yx"))
     assert back.dtype == stored
     assert np.array_equal(back, pixels * (255 if dtype == "bool" else 1))
 
 
-def test_not_a_number_stays(tmp_path: Path) -> None:
+def test_nan_is_preserved(tmp_path: Path) -> None:
     pixels = image((40, 30), "float32")
     pixels[3, 4] = np.nan
     assert np.array_equal(tifffile.imread(exported(tmp_path, pixels, "yx")), pixels, equal_nan=True)
@@ -100,7 +100,7 @@ def test_a_file_beyond_four_gigabytes_is_a_bigtiff(
 
 
 @pytest.mark.parametrize("unit", ["nanometer", "micrometer", "millimeter"])
-def test_the_physical_size_of_a_pixel_is_kept(tmp_path: Path, unit: str) -> None:
+def test_the_physical_size_of_a_pixel_is_preserved(tmp_path: Path, unit: str) -> None:
     sizes = {f"PhysicalSize{a}": s for a, s in zip("ZYX", (2.5, 0.5, 0.25), strict=True)}
     symbol = {"nanometer": "nm", "micrometer": "µm", "millimeter": "mm"}[unit]
     units = {f"PhysicalSize{a}Unit": symbol for a in "ZYX"}
@@ -119,7 +119,7 @@ def test_the_physical_size_of_a_pixel_is_kept(tmp_path: Path, unit: str) -> None
 
 
 @pytest.mark.parametrize("window_bytes", [1, 256 * 256 * 2, 3 * 256 * 256 * 2, 10**9])
-def test_what_is_read_at_once_is_bounded(
+def test_the_size_of_a_read_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_bytes: int
 ) -> None:
     monkeypatch.setattr(tiff_export, "WINDOW_BYTES", window_bytes)
@@ -139,7 +139,7 @@ def test_what_is_read_at_once_is_bounded(
     assert np.array_equal(tifffile.imread(tmp_path / "a.tif"), np.asarray(array))
 
 
-def test_damage_on_the_way_leaves_what_stood_there_and_nothing_else(tmp_path: Path) -> None:
+def test_damage_during_export_leaves_the_old_file_only(tmp_path: Path) -> None:
     array = zarr.create_array(tmp_path / "a.zarr", shape=(600, 100), chunks=(300, 100), dtype="u2")
     array[...] = image((600, 100))
     (tmp_path / "a.zarr/c/1/0").write_bytes(b"xx")
@@ -150,11 +150,11 @@ def test_damage_on_the_way_leaves_what_stood_there_and_nothing_else(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tif", "a.zarr"]
 
 
-def test_progress_goes_from_nothing_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_increases_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiff_export, "WINDOW_BYTES", 1)
     np.save(tmp_path / "a.npy", image((2, 300, 300)))
-    told: list[float] = []
+    progress: list[float] = []
     planes = choose_planes(open_source(tmp_path / "a.npy"), {}, None)
-    write_tiff(tmp_path / "a.tif", planes, tick=told.append)
-    assert told == sorted(told)
-    assert (len(told), told[-1]) == (8, 1)
+    write_tiff(tmp_path / "a.tif", planes, tick=progress.append)
+    assert progress == sorted(progress)
+    assert (len(progress), progress[-1]) == (8, 1)

@@ -1,4 +1,4 @@
-"""What tests of what workers do run in: one thread, and beside it what a user has."""
+"""Fixtures for tests of workers: one thread, and a user's own modules and files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tasks.denoising import NETWORK_DEPTH, dncnn_tensors, network, sharpen
 
 @pytest.fixture(autouse=True)
 def every_test_as_in_a_worker(as_in_a_worker: None) -> None:
-    """One thread."""
+    """Run every test with one thread."""
 
 
 @pytest.fixture

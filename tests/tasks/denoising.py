@@ -1,4 +1,4 @@
-"""What denoisers are tried on: images, whole or in tiles, and networks and functions of a user's own."""
+"""Inputs for tests of denoisers: images, whole or in tiles, and a user's own networks and functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TILES = {2: ((49, 63), (137, 55), (31, 48)), 3: ((11, 17, 19),)}
 
 
 def network(scale: int = 1, level: bool = False) -> nn.Module:
-    """What the tables use as a user's own network."""
+    """A user's own network, for the tables of denoisers."""
 
     class Lab(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -46,7 +46,7 @@ def network(scale: int = 1, level: bool = False) -> nn.Module:
 
 
 def sharpen(image: Image, amount: float = 0.5) -> Image:
-    """What the tables use as a user's own function; it looks 2 pixels far, in float64."""
+    """A user's own function, for the tables of denoisers: receptive field 2, computed in float64."""
     blurred = scipy.ndimage.gaussian_filter(image.astype(float), 1.0, radius=2, mode="constant")
     sharp: Image = image + amount * (image - blurred)
     return sharp

@@ -57,7 +57,7 @@ def test_a_network_whose_bits_do_not_depend_on_the_window_is_not_suspected(
         ("unet", (192, 160), {"size": 64}),
     ],
 )
-def test_no_difference_from_torch_on_the_whole_image_goes_unsaid(
+def test_every_difference_from_torch_on_the_whole_image_is_reported(
     tmp_path: Path, network: str, shape: tuple[int, ...], tile: dict[str, Any]
 ) -> None:
     pixels = noisy_image(shape)
@@ -82,7 +82,7 @@ def test_an_image_of_many_tiles_is_tried_in_one_of_each_kind(tmp_path: Path, siz
     named = {"import": "tests.networks:convolutions"}
     task = work_of(make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile={"size": size}))).task
     every = list(bits._tiles(task))
-    some = bits._telling(every)
+    some = bits._representatives(every)
     assert len(some) <= len(every) / 4
     for window, core in [(tile.reach, tile.core) for tile in every]:
         assert window.shape in {tile.reach.shape for tile in some}
@@ -137,7 +137,7 @@ def test_what_does_not_fit_at_once_is_computed_one_after_the_other(
     assert requested == [True, False]
 
 
-def test_a_run_that_goes_on_tells_what_was_found_when_it_began(
+def test_a_resumed_run_reports_what_was_found_at_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(denoiser_trials, "bounded", lambda *_: 3e-7)

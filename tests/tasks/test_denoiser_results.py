@@ -1,4 +1,4 @@
-"""What each denoiser computes, held to its formula or to another program, and what none can be built of."""
+"""Results of each denoiser, compared with its formula or another program, and refusals of what cannot be built."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def test_dncnn_reads_the_usual_layouts_in_order(
     assert denoiser.files() == (path,)
     np.testing.assert_allclose(apply(denoiser, pixels), pixels + sign * stack, atol=1e-6)
     for word, factor in (("add", 1), ("subtract", -1)):
-        told = dataclasses.replace(denoiser, residual=word)  # type: ignore[arg-type]
-        np.testing.assert_allclose(apply(told, pixels), pixels + factor * stack, atol=1e-6)
+        changed = dataclasses.replace(denoiser, residual=word)  # type: ignore[arg-type]
+        np.testing.assert_allclose(apply(changed, pixels), pixels + factor * stack, atol=1e-6)
     np.testing.assert_allclose(
         apply(dataclasses.replace(denoiser, residual="none"), pixels), stack, atol=1e-6
     )
@@ -139,11 +139,11 @@ def test_dncnn_reads_the_usual_layouts_in_order(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"depth": 6}, "5 convolutions where depth: 6 names 6"),
-        ({"width": 8}, r"model\.0\.weight is \(16, 1, 3, 3\) where \(8, 1, 3, 3\) belongs"),
+        ({"depth": 6}, "5 convolutions instead of 6"),
+        ({"width": 8}, r"model\.0\.weight is \(16, 1, 3, 3\) instead of \(8, 1, 3, 3\)"),
         ({"bias": False}, r"unexpected model\.0\.bias"),
-        ({"channels": (3, 3)}, r"where \(16, 3, 3, 3\) belongs"),
-        ({"sha256": "0" * 64}, "it is not the file that was meant"),
+        ({"channels": (3, 3)}, r"instead of \(16, 3, 3, 3\)"),
+        ({"sha256": "0" * 64}, "it is another file"),
         ({"weights": "nowhere.pth"}, "cannot be opened"),
     ],
 )
@@ -187,14 +187,16 @@ def test_a_user_network_gets_its_own_weights(tmp_path: Path) -> None:
         ("lab:network", {"scal": 2}, "with options .* failed: TypeError"),
     ],
 )
-def test_what_cannot_be_built_says_why(reference: str, options: dict[str, Any], message: str) -> None:
+def test_a_denoiser_that_cannot_be_built_is_refused_with_the_reason(
+    reference: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         UserNetwork(import_=reference, options=options).build()
 
 
 @pytest.mark.parametrize("call", [lambda image: image[1:], lambda image: 3.0])
 def test_a_function_that_makes_another_shape_is_refused(call: Any) -> None:
-    with pytest.raises(ConfigError, match="returns an array of the shape it was given"):
+    with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
         apply(GivenFunction(call=call, depth=1), image(2))
 
 

@@ -1,4 +1,4 @@
-"""What every denoiser has to keep, whatever it computes, and what its options are."""
+"""Properties that every denoiser must have, and checks of its options."""
 
 from __future__ import annotations
 
@@ -157,11 +157,11 @@ def test_a_noise_level_of_zero_keeps_the_pixel(name: str) -> None:
 def test_auto_waits_for_the_noise_level(denoiser: Any) -> None:
     assert denoiser.wants_noise_level
     assert "sigma" in denoiser.side_inputs
-    with pytest.raises(ConfigError, match="nobody estimated the noise level"):
+    with pytest.raises(ConfigError, match="the noise level of the image was not estimated"):
         apply(denoiser, image(2))
-    told = denoiser.with_noise_level(0.2)
-    assert not told.wants_noise_level
-    assert np.array_equal(apply(told, image(2)), apply(dataclasses.replace(denoiser, sigma=0.2), image(2)))
+    leveled = denoiser.with_noise_level(0.2)
+    assert not leveled.wants_noise_level
+    assert np.array_equal(apply(leveled, image(2)), apply(dataclasses.replace(denoiser, sigma=0.2), image(2)))
 
 
 NAN = float("nan")
@@ -184,7 +184,7 @@ BAD_OPTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (DnCNN, {"weights": "w.pth", "width": 0}, "width is 0"),
     (DnCNN, {"weights": "w.pth", "channels": (1, 3)}, r"Write \[1, 1\]"),
     (DnCNN, {"weights": "w.pth", "residual": "both"}, "residual is 'both'"),
-    (DnCNN, {"weights": "w.pth", "sha256": "abc"}, "sha256 is 'abc': it has 64 hexadecimal digits"),
+    (DnCNN, {"weights": "w.pth", "sha256": "abc"}, "sha256 is 'abc': it must have 64 hexadecimal digits"),
     (DnCNN, {"weights": "https://x.y/z.pth"}, "weights is 'https://x.y/z.pth': .*local files"),
     (UserNetwork, {"import_": "a:b", "weights": "w.pth", "sha256": "g" * 64}, "64 hexadecimal digits"),
     (UserNetwork, {"import_": "a:b", "weights": "s3://x/z.pth"}, "local files"),

@@ -66,13 +66,13 @@ def tried(call: Callable[[Image], Image], depth: int, dims: int, tile: Tile | No
 
 @pytest.mark.parametrize("dims", [2, 3])
 @pytest.mark.parametrize("name", SOUND)
-def test_a_function_that_looks_as_far_as_it_says_is_taken(name: str, dims: int) -> None:
+def test_a_function_with_the_right_depth_is_accepted(name: str, dims: int) -> None:
     tried(*SOUND[name], dims)
 
 
-def test_a_depth_that_no_memory_is_enough_for_is_told_as_that() -> None:
+def test_a_depth_that_exceeds_the_memory_is_refused() -> None:
     with pytest.raises(
-        MemoryRefused, match=r"depth of 4000000: an image to try that on.*needs more memory than is free"
+        MemoryRefused, match=r"depth of 4000000: an image to check that on.*needs more memory than is free"
     ):
         tried(lambda image: image, 4_000_000, 2)
 
@@ -92,5 +92,5 @@ def test_one_whose_seams_are_allowed_is_taken() -> None:
 
 
 def test_complex_numbers_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"made complex numbers \(complex64\).*modulus"):
+    with pytest.raises(ConfigError, match=r"returned complex numbers \(complex64\).*modulus"):
         tried(lambda image: image + 1j, 0, 2)

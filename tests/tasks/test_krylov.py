@@ -1,4 +1,4 @@
-"""Linear systems that have no answer are refused in words."""
+"""Linear systems without a solution are refused with a message."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from halotile.tasks.distributed.stacks.krylov import conjugate_gradients, larges
 BROKEN = float("nan")
 
 
-def test_a_right_side_that_is_not_finite_is_told() -> None:
-    with pytest.raises(InputError, match="NaN or infinities in what is asked for: look at the measurements"):
+def test_a_right_hand_side_that_is_not_finite_is_reported() -> None:
+    with pytest.raises(InputError, match="NaN or infinities in the right-hand side: check the measurements"):
         conjugate_gradients(lambda x: x, torch.tensor([[1.0, BROKEN]]), 1e-3, 9)
 
 
-def test_operators_that_make_nan_are_told() -> None:
+def test_operators_that_return_nan_are_reported() -> None:
     def broken(x: torch.Tensor) -> torch.Tensor:
         return x * BROKEN
 
-    with pytest.raises(InputError, match="what the operators make of a finite image"):
+    with pytest.raises(InputError, match="the result of the operators for a finite image"):
         conjugate_gradients(broken, torch.ones(1, 3), 1e-3, 9)
-    with pytest.raises(InputError, match="what the operators make of a finite image"):
+    with pytest.raises(InputError, match="the result of the operators for a finite image"):
         largest_eigenvalue(broken, torch.ones(1, 3), 1e-3, 9)
 
 
-def test_an_adjoint_of_the_wrong_sign_is_told_at_once() -> None:
+def test_an_adjoint_of_the_wrong_sign_is_reported() -> None:
     with pytest.raises(ConfigError, match="A_adjoint is not the adjoint of A"):
         conjugate_gradients(lambda x: -x, torch.ones(1, 3), 1e-3, 9)
 

@@ -68,14 +68,14 @@ def test_missing_pixels_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "why"), [(3.0, "its pixels are alike"), (np.nan, "no 2 x 2 pixels are finite")]
+    ("value", "why"), [(3.0, "its pixels are equal"), (np.nan, "no 2 x 2 pixels are finite")]
 )
-def test_a_picture_whose_noise_cannot_be_estimated_is_refused(value: float, why: str) -> None:
+def test_a_image_whose_noise_cannot_be_estimated_is_refused(value: float, why: str) -> None:
     with pytest.raises(InputError, match=f"no noise could be estimated .* {why} .* Write sigma as a number"):
         estimate_noise_level(Stored(np.full((300, 300), value)))
 
 
-def test_the_same_places_are_read_every_time_and_little_of_a_large_picture() -> None:
+def test_the_same_places_are_read_every_time_and_little_of_a_large_image() -> None:
     row = np.random.default_rng(5).standard_normal(110_000)
     image = Stored(np.lib.stride_tricks.as_strided(row, (50_000, 60_000), row.strides * 2))
     estimate_noise_level(image)
@@ -86,7 +86,7 @@ def test_the_same_places_are_read_every_time_and_little_of_a_large_picture() -> 
 
 
 @pytest.mark.parametrize("shape", [(5,), (1, 300), (3, 1, 40)])
-def test_a_picture_too_small_to_have_details_is_refused(shape: tuple[int, ...]) -> None:
+def test_a_image_too_small_to_have_details_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="Write sigma as a number"):
         estimate_noise_level(Stored(np.zeros(shape)))
 
@@ -96,7 +96,7 @@ def test_a_picture_too_small_to_have_details_is_refused(shape: tuple[int, ...]) 
     shape=st.lists(st.integers(1, 3000), min_size=2, max_size=4).map(tuple),
     samples=st.integers(1, 64),
 )
-def test_samples_lie_inside_the_picture_and_none_twice(shape: tuple[int, ...], samples: int) -> None:
+def test_samples_lie_inside_the_image_and_none_twice(shape: tuple[int, ...], samples: int) -> None:
     regions = sample_regions(shape, samples, 256)
     assert 1 <= len(regions) <= samples
     assert len(set(regions)) == len(regions)

@@ -81,7 +81,7 @@ def test_transforms_of_kernels_are_kept_up_to_a_size() -> None:
     spectra = _Spectra(limit_bytes=5000)
     kernels = [kernel(3, 3 + n).astype("float32") for n in range(4)]
     first = [spectra.of(k, (16, 16)) for k in kernels]
-    assert spectra.held_bytes <= 5000
+    assert spectra.cached_bytes <= 5000
     assert spectra.of(kernels[-1], (16, 16)) is first[-1]
     assert np.array_equal(spectra.of(kernels[0], (16, 16)), first[0])
 

@@ -159,7 +159,7 @@ def test_what_is_written_down_stays_when_the_rest_is_probed(network: Use) -> Non
     assert (found.receptive_field(), found.alignment) == (32, 4)
 
 
-def test_a_network_that_doubles_the_picture_is_probed_in_input_pixels(network: Use) -> None:
+def test_a_network_that_doubles_the_image_is_probed_in_input_pixels(network: Use) -> None:
     def double() -> nn.Module:
         return nn.Sequential(conv(1, 4, 5), nn.PixelShuffle(2))
 
@@ -178,7 +178,7 @@ def test_a_network_with_several_channels_is_probed_over_all_of_them(network: Use
         pytest.param(Fourier, id="fourier"),
     ],
 )
-def test_a_network_over_the_whole_picture_is_refused(network: Use, build: Callable[[], nn.Module]) -> None:
+def test_a_network_over_the_whole_image_is_refused(network: Use, build: Callable[[], nn.Module]) -> None:
     with pytest.raises(ConfigError, match="lab:build looks at the whole image"):
         probe(network(build), 2)
 
@@ -186,7 +186,7 @@ def test_a_network_over_the_whole_picture_is_refused(network: Use, build: Callab
 @pytest.mark.parametrize(
     ("build", "options", "message"),
     [
-        (Positions, {}, "depends on where the tile lies"),
+        (Positions, {}, "depends on the position of the tile"),
         (lambda: nn.Conv2d(1, 1, 3), {}, "loses pixels at its edges has to pad"),
         (lambda: nn.Upsample(scale_factor=2), {}, r"Write scale: 2\."),
         (nn.Identity, {"scale": 2}, r"Write scale: 1\."),
@@ -199,10 +199,10 @@ def test_a_network_over_the_whole_picture_is_refused(network: Use, build: Callab
         (lambda: nn.Upsample(scale_factor=(2, 1)), {}, "has to grow by the same whole number"),
         (lambda: conv(3, 3), {}, r"lab:build failed .* It takes 3 channels: write channels: \[3, 3\]\."),
         (nn.Flatten, {}, r"Return a tensor of shape \(tiles, channels, \*spatial\)"),
-        (lambda: nn.Threshold(2.0, float("inf")), {}, "makes NaN or infinity"),
+        (lambda: nn.Threshold(2.0, float("inf")), {}, "returns NaN or infinity"),
     ],
 )
-def test_a_network_that_cannot_be_tiled_is_told_why(
+def test_a_network_that_cannot_be_tiled_is_refused_with_the_reason(
     network: Use, build: Callable[[], nn.Module], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -221,9 +221,9 @@ def test_a_numpy_function_is_probed_without_gradients() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (Warm, "lab:build gave one tile two results"),
-        (lambda: nn.Sequential(conv(1, 1), RandomAlways()), "lab:build gave one tile two results"),
-        (InPlace, "lab:build changes the pixels it is given"),
+        (Warm, "lab:build returned two results for one tile"),
+        (lambda: nn.Sequential(conv(1, 1), RandomAlways()), "lab:build returned two results for one tile"),
+        (InPlace, "lab:build changes its input"),
     ],
 )
 def test_an_impure_network_is_refused(network: Use, build: Callable[[], nn.Module], message: str) -> None:

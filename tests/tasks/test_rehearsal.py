@@ -1,4 +1,4 @@
-"""What a probe of single pixels does not see of a network, its tiles beside a whole image do."""
+"""Effects that a probe of single pixels misses, and the comparison of tiles with a whole image finds."""
 
 from __future__ import annotations
 
@@ -121,7 +121,9 @@ def test_padding_behind_takes_a_larger_alignment() -> None:
 
 @pytest.mark.parametrize("name", ["around", "around, strided"])
 def test_padding_around_is_refused_where_it_acts(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"other pixels in tiles .* 203 x 317: .* let it pad behind only"):
+    with pytest.raises(
+        ConfigError, match=r"other pixels in tiles .* 203 x 317: .* let it pad at the end only"
+    ):
         reach_of(network(name), (203, 317))
     assert reach_of(network(name), (256, 320)).remarks == ()
 
@@ -130,11 +132,11 @@ def test_padding_around_is_refused_where_it_acts(name: str) -> None:
 def test_a_look_along_the_diagonal_is_noticed(image: tuple[int, ...]) -> None:
     denoiser = network("diagonal")
     assert resolve_reach(Tile(), denoiser, 2).depth == ((0, 0), (0, 0))
-    with pytest.raises(ConfigError, match="looks farther than was found"):
+    with pytest.raises(ConfigError, match="looks farther than the probe found"):
         reach_of(denoiser, image)
 
 
-def test_state_that_shows_late_is_told_as_that() -> None:
+def test_state_that_shows_late_is_reported_as_state() -> None:
     with pytest.raises(ConfigError, match="keeps state or draws random numbers"):
         reach_of(network("tiring", receptive_field_=1, alignment_=1), (203, 317))
 
@@ -148,7 +150,7 @@ def test_a_scripted_network_is_taken() -> None:
     assert reach_of(network("scripted"), (256, 320)).align == 8
 
 
-def test_what_was_written_by_hand_is_taken_and_the_difference_noted() -> None:
+def test_declared_values_are_used_and_the_difference_is_noted() -> None:
     denoiser = network("diagonal", receptive_field_=8, alignment_=1)
     (note,) = reach_of(denoiser, (203, 317)).remarks
     assert "differ from the whole image by 0." in note

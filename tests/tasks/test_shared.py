@@ -1,4 +1,4 @@
-"""What is shared is read once a block, and not kept longer."""
+"""Shared images are read once for a block, and kept no longer."""
 
 from __future__ import annotations
 

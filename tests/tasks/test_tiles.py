@@ -48,8 +48,8 @@ def test_joining_undoes_cutting(
 ) -> None:
     tiles = tiles_of((2, *shape), patch, overlap, (1, 2), blending)
     image = torch.rand(2, *shape, dtype=torch.float64)
-    made = [tiles.trimmed(tiles.window(image, number)) for number in range(len(tiles))]
-    torch.testing.assert_close(tiles.joined(made), image)
+    made = [tiles.trim(tiles.window(image, number)) for number in range(len(tiles))]
+    torch.testing.assert_close(tiles.join(made), image)
 
 
 def test_windows_are_mirrored_as_torch_pads() -> None:
@@ -70,7 +70,7 @@ def test_windows_are_mirrored_as_torch_pads() -> None:
     ],
     ids=str,
 )
-def test_tiles_that_cannot_be_are_refused(options: tuple[object, ...], message: str) -> None:
+def test_invalid_tiles_are_refused(options: tuple[object, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tiles_of((1, 1, 16, 16), *options)  # type: ignore[arg-type]
 
@@ -78,4 +78,4 @@ def test_tiles_that_cannot_be_are_refused(options: tuple[object, ...], message: 
 def test_a_processor_that_changes_the_size_by_a_fraction_is_refused() -> None:
     tiles = tiles_of((1, 1, 16, 16), 8, 2, None, None)
     with pytest.raises(ConfigError, match="do not fit together"):
-        tiles.trimmed(torch.zeros(1, 1, 9, 12))
+        tiles.trim(torch.zeros(1, 1, 9, 12))

@@ -63,7 +63,7 @@ def test_pickled_code_is_refused_and_not_run(tmp_path: Path, write: Any) -> None
     path, mark = tmp_path / "net.pth", tmp_path / "mark"
     write({"a.weight": Malicious(mark)}, path)
     with pytest.raises(
-        WeightsError, match=r"holds pickled code, which is not run\. Save the tensors"
+        WeightsError, match=r"holds pickled code, which is not run\. Save only the tensors"
     ) as failed:
         load_weights(path)
     assert "weights_only" not in str(failed.value)
@@ -124,11 +124,11 @@ def other_suffix(folder: Path) -> Path:
         pytest.param(directory, "is a directory", id="directory"),
         pytest.param(loop, "cannot be opened .*symbolic links", id="symlink loop"),
         pytest.param(truncated(".pth"), "damaged", id="truncated pickle"),
-        pytest.param(truncated(".safetensors"), "not a whole safetensors", id="truncated safetensors"),
+        pytest.param(truncated(".safetensors"), "not a complete safetensors", id="truncated safetensors"),
         pytest.param(holding([1, 2]), "no state dictionary", id="list"),
         pytest.param(holding({}), "no state dictionary", id="empty"),
         pytest.param(holding({"lr": 0.1}), "not tensors: lr", id="number"),
-        pytest.param(other_suffix, "ends in .safetensors", id="suffix"),
+        pytest.param(other_suffix, "ends with one of .safetensors", id="suffix"),
     ],
 )
 def test_what_is_not_a_weights_file_is_refused(tmp_path: Path, make: Any, message: str) -> None:

@@ -58,10 +58,10 @@ def verify(
     from halotile.cli.screens.progress_report import make_report
     from halotile.cli.status import imports_flag, is_at_work, output_of, run_beside
     from halotile.graphs.runs.verify import verify as verify_output
-    from halotile.storage.disk.place import check_entry
+    from halotile.storage.disk.place import check_access
 
     output = output_of(output)
-    check_entry(run_beside(output))
+    check_access(run_beside(output))
     job = saved_job_of(output, allow_import=allow_import) if repair else None
     at_work = is_at_work(run_beside(output))
     with make_report(quiet=quiet) as report:

@@ -10,7 +10,7 @@ from typing import Any
 from halotile.cli.config.problems import KeyPath, Problem
 from halotile.cli.config.yaml_source import Document
 from halotile.errors import ConfigError, HalotileError, InputError
-from halotile.storage.disk.links import dead_link
+from halotile.storage.disk.place import broken_link
 
 
 class Findings:
@@ -68,7 +68,7 @@ class Findings:
 
 def missing(file: str | os.PathLike[str]) -> str:
     """That a file is not there, in words."""
-    link = dead_link(file)
+    link = broken_link(file)
     return (
         f"{file} does not exist: {link}. Mend it, or write another path" if link else f"{file} does not exist"
     )

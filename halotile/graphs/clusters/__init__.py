@@ -1,1 +1,1 @@
-"""One file for each kind of cluster."""
+"""The kinds of clusters, a file for each."""

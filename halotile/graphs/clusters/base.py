@@ -1,13 +1,25 @@
-"""What is asked of a cluster, and what every kind of cluster answers."""
+"""The contract of a kind of cluster: what it declares, the order that it is given, and the running cluster that it returns.
+
+A kind is a module ``halotile/graphs/clusters/<kind>.py``, or what an entry point names, with:
+
+``start(order)``
+    A context manager that yields a running :class:`Cluster`, which ends with the context.
+``check(choice)``, optional
+    Raises a ConfigError or MissingPackage where the kind cannot be started from here.
+``TRAITS``, optional
+    A :class:`Traits`: what everybody else needs to know about the kind, so that nobody asks for it by name.
+
+Plans and checks of job files read ``TRAITS``, so the module of a kind imports Dask within its functions only.
+"""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.jobs import sections
@@ -17,10 +29,11 @@ if TYPE_CHECKING:
 
     from halotile.graphs.clusters.connection.credentials import Credentials
 
+Environment = Mapping[str, str]
 
 LEAST_SILENCE_SECONDS = 60.0
-"""A worker is not given up before it was silent this long: it is while it loads a model, and where a function of one's own
-keeps Python's lock."""
+"""A worker is not given up before it was silent this long: it is while it loads a model, and where a user's function holds
+Python's lock."""
 
 _FEWER = "Write fewer workers: there are too many processes, or there is too little memory."
 _FULL = "Make room: $TMPDIR, your home or /dev/shm is full."
@@ -32,36 +45,83 @@ _REMEDIES = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
 }
-"""For what the system says when something is scarce."""
+"""Remedies by the error number of a scarce resource."""
 
 
-def _silent(_: str) -> None:
-    return
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """Declaration of a kind of cluster; the defaults are those of a kind with workers on other machines.
+
+    Parameters
+    ----------
+    is_here : bool
+        Its workers are processes of this machine, which share its cores and memory.
+    joins : bool
+        It joins a running scheduler, whose address the job gives, and starts nothing.
+    of_copies : bool
+        Its workers are the other copies of the command.
+    gpus : str
+        Meaning of ``cluster.gpus``. number: GPUs for each worker; each: which GPUs of this machine get a worker each; shared: none,
+        since all workers share the first GPU.
+    ignored : tuple of str
+        Keys of the cluster section that mean nothing to it.
+    gives_gpus : callable
+        ``gives_gpus(run, environment)``: True where each worker has a GPU of its own even if the job asks for none.
+    count_workers : callable
+        ``count_workers(run, cluster, device, environment)``: the number of workers for ``run.workers: auto`` and the reason in a few
+        words; None where the kind gives as many as are asked for.
+    check_memory : callable
+        ``check_memory(run, environment)`` raises MemoryRefused where the workers may need more memory than they can get.
+    notes : callable
+        ``notes(cluster)``: notes for the plan of a job with this cluster section.
+    """
+
+    is_here: bool = False
+    joins: bool = False
+    of_copies: bool = False
+    gpus: Literal["number", "each", "shared"] = "number"
+    ignored: tuple[str, ...] = ()
+    gives_gpus: Callable[[sections.Run, Environment], bool] = lambda *_: False
+    count_workers: Callable[[sections.Run, sections.Cluster, str, Environment], tuple[int, str] | None] = (
+        lambda *_: None
+    )
+    check_memory: Callable[[sections.Run, Environment], None] = lambda *_: None
+    notes: Callable[[sections.Cluster], tuple[str, ...]] = lambda _: ()
+
+    @property
+    def is_remote(self) -> bool:
+        """True where other machines connect to a scheduler that it starts, so that TLS is required."""
+        return not (self.is_here or self.joins)
+
+    @property
+    def has_worker_per_gpu(self) -> bool:
+        """True where each GPU of this machine gets a worker."""
+        return self.gpus == "each"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What is asked of a cluster.
+    """Requirements for a cluster that is to be started.
 
     Parameters
     ----------
     workers : int
-        How many workers.
+        Number of workers.
     memory_bytes : int
         A worker that grows past this is ended, and its blocks run elsewhere.
-    choice : graphs.job.Cluster
-        What the job says of its cluster.
+    choice : graphs.jobs.sections.Cluster
+        The cluster section of the job.
     folder : Path, optional
         A folder that the workers see too, for scripts, logs and certificates.
     credentials : Credentials, optional
         Certificates to use; by default the cluster makes its own.
     deaths : int
-        How many workers may die with a task, which then runs elsewhere. With none it comes back to the driver at once, which
+        Number of workers that may die with a task, which then runs elsewhere. With 0 it comes back to the driver at once, which
         finds out which block was to blame.
     stall_seconds : float
-        A worker of which nothing is heard for this long, and for a minute at least, is ended, and its blocks run elsewhere.
+        A worker that is silent for this long, and for a minute at least, is ended, and its blocks run elsewhere.
     report : callable
-        Takes a line for whoever watches.
+        Takes a line for the user.
     """
 
     workers: int
@@ -71,15 +131,15 @@ class Order:
     credentials: Credentials | None = None
     deaths: int = 0
     stall_seconds: float = 300.0
-    report: Callable[[str], None] = _silent
+    report: Callable[[str], None] = lambda _: None
 
     def require_tls(self) -> None:
-        """Refuse to go without where other machines connect.
+        """Refuse to go without TLS where other machines connect.
 
         Raises
         ------
         ConfigError
-            When the job says so all the same.
+            When the job turns it off.
         """
         if not self.choice.tls:
             raise ConfigError(
@@ -89,12 +149,12 @@ class Order:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What Dask is told of it besides."""
+        """Dask settings that follow from the order."""
         return {} if self.choice.dashboard else {"distributed.scheduler.http.routes": []}
 
     @property
     def scheduler_options(self) -> dict[str, Any]:
-        """What the scheduler is told of it."""
+        """Options of the scheduler that follow from the order."""
         return {
             "dashboard": self.choice.dashboard,
             "allowed_failures": self.deaths,
@@ -108,35 +168,30 @@ class Cluster(Protocol):
     @property
     def client(self) -> Client:
         """A client connected to it."""
-        ...
 
     @property
     def dashboard(self) -> str | None:
         """Address of the dashboard's page, if there is one."""
-        ...
 
     @property
     def workers(self) -> int:
         """Number of workers asked for."""
-        ...
 
     def missing(self) -> str | None:
-        """Why no worker is there yet, in a few words; None once one is."""
-        ...
+        """Return the reason in a few words why there is no worker yet; None once there is one."""
 
     def check(self) -> None:
-        """Raise :class:`~halotile.errors.ClusterFailed` when no worker is to be had any more."""
-        ...
+        """Raise :class:`~halotile.errors.ClusterFailed` when there will be no worker any more."""
 
 
 @contextmanager
 def config_errors_described() -> Iterator[None]:
-    """Raise what keeps a cluster from starting as an error that says where it comes from.
+    """Raise an error that keeps a cluster from starting as one that names its cause and a remedy.
 
     Raises
     ------
     ConfigError
-        Of what the system refuses, or else of Dask's configuration: the rest is ours.
+        With the refusal of the operating system, or else with the error in Dask's configuration: all other settings are halotile's.
     """
     try:
         yield
@@ -145,18 +200,18 @@ def config_errors_described() -> Iterator[None]:
     except Exception as error:
         cause: BaseException = error
         while isinstance(cause, RuntimeError) and (deeper := cause.__cause__ or cause.__context__):
-            cause = deeper  # Dask's own words say no more than that it failed
-        said = " ".join(f"{type(cause).__name__}: {cause}".split())
+            cause = deeper  # Dask's own error says only that it failed
+        text = " ".join(f"{type(cause).__name__}: {cause}".split())
         number = errno.ENOMEM if isinstance(cause, MemoryError) else getattr(cause, "errno", None)
         if number in _REMEDIES:
             remedy = _REMEDIES[number]
         elif isinstance(cause, OSError) and number and not cause.filename:  # no file that a setting names
-            remedy = "That is what this machine says: `recon-cli doctor` tells more of it."
+            remedy = "This machine refused it: `recon-cli doctor` shows its limits."
         else:
             remedy = "Correct what fails in Dask's configuration, a preload or a setting (~/.config/dask, variables DASK_...)."
-            if isinstance(cause, RuntimeError):  # a worker that died and did not say why
+            if isinstance(cause, RuntimeError):  # a worker that died without a reason
                 remedy += " If that is not it, write fewer workers: processes or memory may be scarce."
-        raise ConfigError(f"the cluster did not start ({said}). {remedy}") from error
+        raise ConfigError(f"the cluster did not start ({text}). {remedy}") from error
 
 
 Start = Callable[[Order], AbstractContextManager[Cluster]]

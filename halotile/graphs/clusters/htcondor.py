@@ -1,17 +1,17 @@
-"""A job of HTCondor's for each worker."""
+"""An HTCondor job for each worker."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 
+from halotile.graphs.clusters.base import Traits
 from halotile.graphs.clusters.launches.base import State, with_reason
-from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, jobs
-from halotile.graphs.clusters.launches.queue_answers import called
-from halotile.graphs.rules.combinations import LACKING
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.launches.queue_answers import run_command
 
-_WORDS = {
+TRAITS = Traits(ignored=("queue", "account", "walltime"))
+_NAMES = {
     "1": "idle",
     "2": "running",
     "3": "removed",
@@ -24,12 +24,12 @@ _OVER = ("3", "4", "5")
 
 
 def states(ids: Sequence[str]) -> dict[str, State]:
-    """How jobs stand, from `condor_q`; one that has left the queue is over, and one on hold waits for a person."""
-    done = called(["condor_q", *ids, "-af:j", "JobStatus", "HoldReason"])
+    """States of jobs, from `condor_q`; one that has left the queue is over, and one on hold waits for a person."""
+    done = run_command(["condor_q", *ids, "-af:j", "JobStatus", "HoldReason"])
     if done is None or done.returncode != 0:
         return {}
-    told = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
-    return {each: _state(told.get(each, "4 undefined")) for each in ids}
+    rows = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    return {job: _state(rows.get(job, "4 undefined")) for job in ids}
 
 
 def _state(text: str) -> State:
@@ -38,10 +38,10 @@ def _state(text: str) -> State:
     Examples
     --------
     >>> _state("1 undefined"), _state("5 Error from slot1: no such file")
-    (State(over=False, words='idle'), State(over=True, words='held (Error from slot1: no such file)'))
+    (State(over=False, text='idle'), State(over=True, text='held (Error from slot1: no such file)'))
     """
     number, _, reason = text.partition(" ")
-    return State(number in _OVER, with_reason(_WORDS.get(number, number), reason))
+    return State(number in _OVER, with_reason(_NAMES.get(number, number), reason))
 
 
 SYSTEM = BatchSystem(
@@ -53,10 +53,8 @@ SYSTEM = BatchSystem(
     gpus=lambda choice, _: {"directives": [f"request_gpus = {choice.gpus}"]},
     lists="condor_status",
     directives=lambda lines: dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines),
-    lacks=LACKING["htcondor"],
+    ignored=TRAITS.ignored,
     usual={"disk": "2GiB"},
 )
-
 check = SYSTEM.check
-start = partial(jobs, SYSTEM)
-"""Submit a job for each worker; they are removed with the context."""
+start = SYSTEM.start

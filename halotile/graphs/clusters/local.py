@@ -5,35 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask
-from distributed import Client, LocalCluster
-from distributed.security import Security
-
-from halotile.graphs.clusters.base import Cluster, Order, config_errors_described
+from halotile.graphs.clusters.base import Cluster, Order, Traits, config_errors_described
 from halotile.graphs.clusters.connection.addresses import LOOPBACK
-from halotile.graphs.clusters.workers.environment import own_environment
-from halotile.graphs.clusters.workers.fork_server import (
-    FORK_SETTINGS,
-    children_spared_from_ctrl_c,
-    ensure_forks,
-    environment_now,
-)
-from halotile.graphs.clusters.workers.nanny import OwnNanny
-from halotile.graphs.clusters.workers.scratch import keep_off_path, private_scratch
-from halotile.graphs.clusters.workers.settings import SETTINGS
-from halotile.graphs.watching.allowed_hosts import answer_allowed_only
 
+if TYPE_CHECKING:
+    from distributed import Client, LocalCluster
+
+TRAITS = Traits(is_here=True, gpus="shared")
 START_SECONDS = 120
-
-LOCAL_SETTINGS = (
-    SETTINGS
-    | FORK_SETTINGS
-    # A worker that is not back by then is given up for good, also one that died again only just now.
-    | {"distributed.deploy.lost-worker-timeout": "365 days"}
-)
-
 CLOSING = {"distributed.comm.timeouts.connect": "2s"}
 
 
@@ -46,11 +27,11 @@ class LocalWorkers:
     dashboard: str | None
 
     def missing(self) -> str | None:
-        """Nothing: they are waited for when they start."""
+        """Return None: the start waits for them."""
         return None
 
     def check(self) -> None:
-        """Nothing: a nanny sees to each of them."""
+        """Do nothing: a nanny restarts each of them."""
 
 
 @contextmanager
@@ -65,18 +46,29 @@ def start(order: Order) -> Iterator[Cluster]:
     ConfigError
         When the processes cannot start.
     """
+    from distributed import LocalCluster
+
+    from halotile.graphs.clusters.workers.fork_server import environment_now
 
     def make() -> LocalCluster:
         return LocalCluster(
-            n_workers=order.workers, processes=True, env=environment_now(), **options_of(order)
+            n_workers=order.workers, processes=True, env=environment_now(), **cluster_options(order)
         )
 
-    with held(order, order.workers, make) as cluster:
+    with running(order, order.workers, make) as cluster:
         yield cluster
 
 
-def options_of(order: Order) -> dict[str, Any]:
-    """What Dask is told of processes on this machine, wherever they compute."""
+def cluster_options(order: Order) -> dict[str, Any]:
+    """Options of a Dask cluster of processes on this machine, on CPUs or GPUs."""
+    from distributed.security import Security
+
+    from halotile.graphs.clusters.workers.worker import OwnNanny
+
+    encryption: dict[str, Any] = {"protocol": "tcp://"}
+    if order.choice.tls:
+        security = order.credentials.security if order.credentials else Security.temporary()
+        encryption = {"protocol": "tls://", "security": security}
     return {
         "threads_per_worker": 1,
         "worker_class": OwnNanny,
@@ -86,20 +78,20 @@ def options_of(order: Order) -> dict[str, Any]:
         "dashboard_address": f"{LOOPBACK}:0",
         "memory_limit": order.memory_bytes,
         "silence_logs": 50,
-        **_encryption(order),
+        **encryption,
     }
 
 
 @contextmanager
-def held(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Iterator[Cluster]:
+def running(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Iterator[Cluster]:
     """A cluster on this machine for the length of the context.
 
     Parameters
     ----------
     order : Order
-        What is asked for.
+        Requirements for the cluster.
     workers : int
-        How many come.
+        Number of workers that start.
     make : callable
         Starts them.
 
@@ -108,15 +100,26 @@ def held(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Iterat
     ConfigError
         When they do not start.
     """
+    import dask
+    from distributed import Client
+
+    from halotile.graphs.clusters.workers.environment import own_environment
+    from halotile.graphs.clusters.workers.fork_server import children_spared_from_ctrl_c, ensure_forks
+    from halotile.graphs.clusters.workers.scratch import keep_off_path, private_scratch
+    from halotile.graphs.clusters.workers.settings import LOCAL_SETTINGS
+    from halotile.graphs.watching.allowed_hosts import answer_allowed_only
+
     with own_environment(), dask.config.set(LOCAL_SETTINGS | order.settings), private_scratch():
-        cluster = _made(make)
+        ensure_forks()  # it imports while the scheduler starts
+        with config_errors_described(), children_spared_from_ctrl_c():
+            cluster = make()
         try:
             keep_off_path()
             client = Client(cluster, timeout=START_SECONDS, set_as_default=False)
             try:
-                pages = cluster.dashboard_link if order.choice.dashboard else None
-                answer_allowed_only(cluster.scheduler, pages)
-                yield LocalWorkers(client, workers, pages)
+                dashboard = cluster.dashboard_link if order.choice.dashboard else None
+                answer_allowed_only(cluster.scheduler, dashboard)
+                yield LocalWorkers(client, workers, dashboard)
             finally:
                 with suppress(TimeoutError, OSError):  # what hangs is ended with the cluster
                     client.close(timeout=10)
@@ -124,16 +127,3 @@ def held(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Iterat
             # What hangs now ends with this process; a scheduler that is gone is not waited for long.
             with suppress(TimeoutError, OSError), dask.config.set(CLOSING):
                 cluster.close(timeout=30)
-
-
-def _made(make: Callable[[], LocalCluster]) -> LocalCluster:
-    ensure_forks()  # it imports while the scheduler starts
-    with config_errors_described(), children_spared_from_ctrl_c():
-        return make()
-
-
-def _encryption(order: Order) -> dict[str, Any]:
-    if not order.choice.tls:
-        return {"protocol": "tcp://"}
-    security = order.credentials.security if order.credentials else Security.temporary()
-    return {"protocol": "tls://", "security": security}

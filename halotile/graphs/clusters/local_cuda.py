@@ -7,11 +7,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from halotile.errors import MissingPackage
-from halotile.graphs.clusters.base import Cluster, Order
-from halotile.graphs.clusters.detection.gpus import INSTALL, has_dask_cuda
-from halotile.graphs.clusters.local import held, options_of
-from halotile.graphs.clusters.workers.fork_server import environment_now
-from halotile.graphs.plans.devices import chosen
+from halotile.graphs.amounts import counted
+from halotile.graphs.clusters.base import Cluster, Environment, Order, Traits
+from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, Kind
+from halotile.graphs.clusters.detection.gpus import INSTALL, gpus_here, has_dask_cuda
+from halotile.graphs.clusters.local import cluster_options, running
+
+TRAITS = Traits(is_here=True, gpus="each", gives_gpus=lambda *_: True)
+
+
+def detect(environment: Environment) -> Kind:
+    """This kind where there are GPUs and dask-cuda, else the default one with the reason."""
+    gpus = gpus_here(environment)
+    if not gpus.names:
+        return Kind(DEFAULT, f"no GPU: {gpus.why_none}")
+    count = f"{counted(len(gpus.names), 'GPU')} here"
+    if not has_dask_cuda():
+        return Kind(DEFAULT, f"{count} are left alone; for a worker on each: {INSTALL}")
+    return Kind("local-cuda", f"{count}, a worker on each")
 
 
 @contextmanager
@@ -25,40 +38,44 @@ def start(order: Order) -> Iterator[Cluster]:
     MissingPackage
         Without dask-cuda.
     """
+    from halotile.graphs.plans.devices import chosen
+
     names = chosen(order.choice)
     if not has_dask_cuda():
-        raise MissingPackage(f"cluster local-cuda is dask-cuda's, which is not installed. Write: {INSTALL}")
+        raise MissingPackage(f"cluster local-cuda needs dask-cuda, which is not installed. Write: {INSTALL}")
 
     def make() -> Any:
-        return _class()(
+        return _cluster_class()(
             CUDA_VISIBLE_DEVICES=list(names),
-            # None of torch's memory is seen by what moves Dask's results off a GPU: the plan bounds it.
+            # dask-cuda moves Dask's results off a GPU and sees none of torch's memory: the plan bounds it.
             device_memory_limit=None,
             data=dict,
-            **options_of(order),
+            **cluster_options(order),
         )
 
-    with held(order, len(names), make) as cluster:
+    with running(order, len(names), make) as cluster:
         yield cluster
 
 
-def _class() -> type:
-    """LocalCUDACluster, with workers that are told what the environment says by now."""
+def _cluster_class() -> type:
+    """LocalCUDACluster, with workers that start in the present environment."""
+    from halotile.graphs.clusters.workers.fork_server import environment_now
+
     try:
         from dask_cuda import LocalCUDACluster
     except ImportError as error:
         raise MissingPackage(
-            f"cluster local-cuda is dask-cuda's, which cannot be imported: {error}. Write: {INSTALL}"
+            f"cluster local-cuda needs dask-cuda, which cannot be imported: {error}. Write: {INSTALL}"
         ) from None
 
     class OnGpus(LocalCUDACluster):  # type: ignore[misc]
         def new_worker_spec(self) -> Any:
-            made = super().new_worker_spec()
-            for each in made.values():
-                options = each["options"]
+            specs = super().new_worker_spec()
+            for spec in specs.values():
+                options = spec["options"]
                 options["env"] = environment_now() | options["env"]
-                # CUDA is touched where a model is loaded, and not before: a worker without its GPU says so then, in words.
+                # CUDA is touched where a model is loaded, and not before: a worker without its GPU then reports it in plain words.
                 options["preload"], options["preload_argv"] = [], []
-            return made
+            return specs
 
     return OnGpus

@@ -1,15 +1,14 @@
-"""A job of LSF's for each worker."""
+"""An LSF job for each worker."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from halotile.graphs.clusters.launches.base import State
-from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, jobs, written
-from halotile.graphs.clusters.launches.queue_answers import called
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.launches.queue_answers import run_command
 from halotile.graphs.clusters.launches.walltime import whole_minutes
 from halotile.graphs.jobs import sections
 
@@ -17,17 +16,16 @@ _OVER = ("DONE", "EXIT", "ZOMBI")
 
 
 def states(ids: Sequence[str]) -> dict[str, State]:
-    """How jobs stand, from `bjobs`, which knows them for an hour after they ended."""
-    done = called(["bjobs", "-noheader", "-o", "jobid stat", *ids])
-    told = (
-        dict(line.split()[:2] for line in done.stdout.splitlines() if len(line.split()) > 1) if done else {}
-    )
-    return {each: State(told[each] in _OVER, told[each]) for each in ids if each in told}
+    """States of jobs, from `bjobs`, which knows them for an hour after they ended."""
+    done = run_command(["bjobs", "-noheader", "-o", "jobid stat", *ids])
+    rows = [line.split() for line in done.stdout.splitlines()] if done else []
+    names = {row[0]: row[1] for row in rows if len(row) > 1}
+    return {job: State(names[job] in _OVER, names[job]) for job in ids if job in names}
 
 
-def asks(choice: sections.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:
-    """Memory that is set aside, unless the job says so itself: what dask-jobqueue writes is only where a job is ended."""
-    if any("rusage[" in line for line in written("lsf", choice)):
+def requests(choice: sections.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:
+    """Memory that is reserved, unless the job asks for it itself: dask-jobqueue writes only the limit at which a job is ended."""
+    if any("rusage[" in line for line in SYSTEM.directives_of(choice)):
         return {}
     return {"directives": [f'-R "rusage[mem={-(-memory_bytes // 2**20)}MB]"']}
 
@@ -42,9 +40,7 @@ SYSTEM = BatchSystem(
     lists="bqueues",
     account="project",
     walltime=whole_minutes,
-    asks=asks,
+    requests=requests,
 )
-
 check = SYSTEM.check
-start = partial(jobs, SYSTEM)
-"""Submit a job for each worker; they are killed with the context."""
+start = SYSTEM.start

@@ -1,4 +1,4 @@
-"""A job of OAR's for each worker."""
+"""An OAR job for each worker."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from halotile.graphs.clusters.base import Traits
 from halotile.graphs.clusters.launches.base import State
-from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, jobs
-from halotile.graphs.clusters.launches.queue_answers import called, together_then_each
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.launches.queue_answers import ask_together_then_singly, run_command
 from halotile.graphs.clusters.launches.walltime import clock
 from halotile.graphs.jobs import sections
 
@@ -18,35 +19,44 @@ _OVER = ("Terminated", "Error")
 
 
 def states(ids: Sequence[str]) -> dict[str, State]:
-    """How jobs stand, from `oarstat`."""
-    done = called(["oarstat", "--state", *(word for each in ids for word in ("--job", each))])
+    """States of jobs, from `oarstat`."""
+    done = run_command(["oarstat", "--state", *(word for job in ids for word in ("--job", job))])
     rows = re.findall(r"^\s*(\d+)\s*:\s*(\w+)", done.stdout, re.MULTILINE) if done else []
     return {number: State(name in _OVER, name) for number, name in rows if number in ids}
 
 
 def gpus(choice: sections.Cluster, _: int) -> Mapping[str, Any]:
-    """GPUs are a resource of a host, and cores one of a GPU: whoever asks for fewer than all of them shares it with other jobs."""
+    """GPUs, which are a resource of a host, as cores are one of a GPU: a job that asks for fewer than all cores shares the GPU."""
     return {"resource_spec": f"/nodes=1/gpu={choice.gpus}"}
 
 
-def asks(_: sections.Cluster, __: int, logs: Path) -> Mapping[str, Any]:
-    """Where a job prints to, which is the folder that it is submitted from else."""
+def requests(_: sections.Cluster, __: int, logs: Path) -> Mapping[str, Any]:
+    """The files that a job prints to, which would otherwise be in the folder that it is submitted from."""
     return {"directives": [f"-O {logs}/halotile-%jobid%.out", f"-E {logs}/halotile-%jobid%.err"]}
 
 
+def notes(cluster: sections.Cluster) -> tuple[str, ...]:
+    """A note about cores that come with a GPU and are not requested besides."""
+    if not cluster.gpus or cluster.cores <= 1 or "resource_spec" in cluster.options:
+        return ()
+    return (
+        f"OAR gives a GPU with the cores that its site ties to it, so cluster.cores: {cluster.cores} is not asked for; "
+        "cluster.options: {resource_spec: ...} asks for something else",
+    )
+
+
+TRAITS = Traits(notes=notes)
 SYSTEM = BatchSystem(
     title="OAR",
     module="oar",
     cluster="OARCluster",
     submits="oarsub",
-    states=partial(together_then_each, states),
+    states=partial(ask_together_then_singly, states),
     gpus=gpus,
     lists="oarnodes",
     walltime=clock,
     account="project",
-    asks=asks,
+    requests=requests,
 )
-
 check = SYSTEM.check
-start = partial(jobs, SYSTEM)
-"""Submit a job for each worker; they are deleted with the context."""
+start = SYSTEM.start

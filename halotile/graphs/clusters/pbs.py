@@ -1,4 +1,4 @@
-"""A job of PBS's for each worker."""
+"""A PBS job for each worker."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, jobs
-from halotile.graphs.clusters.launches.queue_answers import known_to
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.launches.queue_answers import states_by_row
 from halotile.graphs.clusters.launches.walltime import clock
 from halotile.graphs.jobs import sections
 
 
 def gpus(choice: sections.Cluster, memory_bytes: int) -> Mapping[str, Any]:
-    """GPUs are a part of what a job selects."""
+    """GPUs as a part of the resources that a job selects."""
     mebibytes = -(-memory_bytes // 2**20)
     return {"resource_spec": f"select=1:ncpus={choice.cores}:mem={mebibytes}mb:ngpus={choice.gpus}"}
 
@@ -23,12 +23,10 @@ SYSTEM = BatchSystem(
     module="pbs",
     cluster="PBSCluster",
     submits="qsub",
-    states=partial(known_to, r"^{}\b", lambda ids: ["qstat", *ids]),
+    states=partial(states_by_row, r"^{}\b", lambda ids: ["qstat", *ids]),
     gpus=gpus,
     lists="qstat -Q",
     walltime=clock,
 )
-
 check = SYSTEM.check
-start = partial(jobs, SYSTEM)
-"""Submit a job for each worker; they are deleted with the context."""
+start = SYSTEM.start

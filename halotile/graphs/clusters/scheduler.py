@@ -8,48 +8,62 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import dask
-from distributed import Client
-from distributed.security import Security
+from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Cluster, Environment, Order, Traits
 from halotile.graphs.clusters.connection.addresses import host_of, is_exposed, is_loopback
-from halotile.graphs.clusters.detection.cluster_kind import ADDRESS
-from halotile.graphs.clusters.detection.versions import differing_versions
+from halotile.graphs.clusters.detection.cluster_kind import ADDRESS, Kind
 from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
 from halotile.graphs.jobs import sections
 
+if TYPE_CHECKING:
+    from distributed import Client
+
+TRAITS = Traits(joins=True)
 CONNECT_SECONDS = 15
-"""How long a scheduler may take to answer."""
+"""Time in which a scheduler has to answer."""
 _CREDENTIALS = ("ca-file", "client.cert", "client.key")
+
+
+def detect_in_job(choice: sections.Cluster) -> Kind | None:
+    """This kind where a job gives the address of a scheduler."""
+    if choice.address or choice.scheduler_file:
+        return Kind("scheduler", "the job gives its address")
+    return None
+
+
+def detect(environment: Environment) -> Kind | None:
+    """This kind where the environment gives the address of a scheduler."""
+    if address := environment.get(ADDRESS):
+        return Kind("scheduler", f"{ADDRESS} is {address}")
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedWorkers:
-    """The workers of somebody's scheduler."""
+    """The workers of somebody else's scheduler."""
 
     client: Client
 
     @property
     def workers(self) -> int:
-        """How many there are now, one at least."""
+        """Number of workers now, one at least."""
         return max(1, self._count())
 
     @property
     def dashboard(self) -> str | None:
-        """Its dashboard, where it has one."""
+        """Address of its dashboard, if it has one."""
         link: str | None = self.client.dashboard_link
         return link
 
     def missing(self) -> str | None:
-        """That there are none."""
+        """Return a message that there are none."""
         return None if self._count() else "the scheduler has none; start some, as with `dask worker`"
 
     def check(self) -> None:
-        """Nothing: whoever started the scheduler sees to its workers."""
+        """Do nothing: the owner of the scheduler looks after its workers."""
 
     def _count(self) -> int:
         return len(self.client.scheduler_info(n_workers=-1)["workers"])
@@ -62,89 +76,96 @@ def start(order: Order) -> Iterator[Cluster]:
     Raises
     ------
     ConfigError
-        When it is not said where it is, nobody answers, it is not encrypted, or its workers lack halotile.
+        When its address is not given, nobody answers, it is not encrypted, or its workers lack halotile.
     """
-    where, address = address_of(order.choice)
+    from halotile.graphs.clusters.detection.versions import differing_versions
+
+    source, address = address_of(order.choice)
     if order.choice.tls and is_loopback(host_of(address)) and not address.startswith("tls://"):
         raise ConfigError(
-            f"{where} is {address}, which is not encrypted: whoever connects to it could run code as you. If it is yours, write "
+            f"{source} is {address}, which is not encrypted: whoever connects to it could run code as you. If it is yours, write "
             "tls: false, or --no-tls."
         )
-    with joined(where, address) as client:
+    with joined(source, address) as client:
         for line in differing_versions(client):
             if line.startswith("halotile") and "not there" in line:
                 raise ConfigError(f"{line}: workers need halotile. Install it where they run.")
             order.report(f"note: {line}")
-        if lacking := lacking_environment(client):
-            order.report(f"note: {lacking}")
+        if note := missing_environment(client):
+            order.report(f"note: {note}")
         yield JoinedWorkers(client)
 
 
-def lacking_environment(client: Client) -> str:
-    """What workers of somebody's scheduler should have been started with; nothing where they were."""
+def missing_environment(client: Client) -> str:
+    """A note about the environment that workers should have been started in; empty where they were."""
     with suppress(TimeoutError, OSError, ValueError):
-        told = client.run(_allocator, on_error="ignore")
-        poor = [worker for worker, has in told.items() if not has]
-        if poor:
+        answers = client.run(_has_allocator_environment, on_error="ignore")
+        without = list(answers.values()).count(False)
+        if without:
             wanted = " ".join(f"{name}={value}" for name, value in ALLOCATOR_ENVIRONMENT.items())
             return (
-                f"{counted(len(poor), 'worker')} of {len(told)} without the environment in which large tiles are not mapped anew "
+                f"{counted(without, 'worker')} of {len(answers)} without the environment in which large tiles are not mapped anew "
                 f"each time, which can cost more than half of their speed. Start them as: {wanted} dask worker ..."
             )
     return ""
 
 
-def _allocator() -> bool:
+def _has_allocator_environment() -> bool:
     return all(name in os.environ for name in ALLOCATOR_ENVIRONMENT)
 
 
 @contextmanager
-def joined(where: str, address: str) -> Iterator[Client]:
+def joined(source: str, address: str) -> Iterator[Client]:
     """A connection to a running scheduler, with the certificates that Dask's configuration names.
 
     Parameters
     ----------
-    where : str
-        What said where it is.
+    source : str
+        The key or variable that gives the address, for messages.
     address : str
         Its address.
 
     Raises
     ------
     ConfigError
-        When nobody answers, certificates are missing, or it is reached from other machines without.
+        When nobody answers, certificates are missing, or it is reached from other machines without encryption.
     """
+    from distributed import Client
+    from distributed.security import Security
+
     if is_exposed(address):
         raise ConfigError(
-            f"{where} is {address}, which is not encrypted and reached from other machines: whoever connects to it could run "
+            f"{source} is {address}, which is not encrypted and reached from other machines: whoever connects to it could run "
             "code as you. Start it with TLS."
         )
     if address.startswith("tls://"):
-        check_certificates(where, address)
+        check_certificates(source, address)
     try:
         client = Client(address, set_as_default=False, timeout=CONNECT_SECONDS, security=Security())
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
-            f"{where} is {address}, and no scheduler answers there ({error}). Start it, or leave {where} out to have workers "
+            f"{source} is {address}, and no scheduler answers there ({error}). Start it, or leave {source} out to have workers "
             "started on this machine."
         ) from error
     with client:
         yield client
 
 
-def check_certificates(where: str, address: str) -> None:
-    """Refuse what Dask's configuration says of certificates, where that is not enough to connect.
+def check_certificates(source: str, address: str) -> None:
+    """Refuse a Dask configuration whose certificates do not suffice to connect.
 
     Raises
     ------
     ConfigError
-        When some are not named, or are not there.
+        When some are not named, or do not exist.
     """
+    import dask
+
     tls = {key: dask.config.get(f"distributed.comm.tls.{key}", None) for key in _CREDENTIALS}
-    if lacking := [f"distributed.comm.tls.{key}" for key, path in tls.items() if not path]:
+    if unset := [f"distributed.comm.tls.{key}" for key, path in tls.items() if not path]:
         raise ConfigError(
-            f"{where} is {address}, and Dask's configuration does not say with which certificate to connect: set "
-            f"{', '.join(lacking)} in ~/.config/dask/distributed.yaml, or DASK_DISTRIBUTED__COMM__TLS__CA_FILE and so on."
+            f"{source} is {address}, and Dask's configuration names no certificate to connect with: set "
+            f"{', '.join(unset)} in ~/.config/dask/distributed.yaml, or DASK_DISTRIBUTED__COMM__TLS__CA_FILE and so on."
         )
     for key, path in tls.items():
         if not Path(path).is_file():
@@ -152,7 +173,7 @@ def check_certificates(where: str, address: str) -> None:
 
 
 def address_of(choice: sections.Cluster) -> tuple[str, str]:
-    """What says where the scheduler is, and its address."""
+    """The key or variable that gives the scheduler's address, and the address."""
     if choice.address:
         return "cluster.address", choice.address
     if choice.scheduler_file:
@@ -160,16 +181,15 @@ def address_of(choice: sections.Cluster) -> tuple[str, str]:
     if os.environ.get(ADDRESS):
         return ADDRESS, os.environ[ADDRESS]
     raise ConfigError(
-        f"cluster.kind is scheduler, and nothing says where it is. Write cluster.address, or set {ADDRESS}."
+        f"cluster.kind is scheduler, and no address is given. Write cluster.address, or set {ADDRESS}."
     )
 
 
 def _address_in(file: Path) -> str:
     try:
-        address = json.loads(file.read_text())["address"]
+        return str(json.loads(file.read_text())["address"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"cluster.scheduler_file is {file}, which has no scheduler's address ({error}). Write the file that "
             "`dask scheduler --scheduler-file` was given."
         ) from error
-    return str(address)

@@ -1,4 +1,4 @@
-"""A job of SGE's for each worker."""
+"""An SGE job for each worker."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.launches.batch_jobs import BatchSystem, jobs, written
-from halotile.graphs.clusters.launches.queue_answers import known_to
+from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.launches.queue_answers import states_by_row
 from halotile.graphs.clusters.launches.walltime import clock
 from halotile.graphs.jobs import sections
 
@@ -18,23 +18,23 @@ _PARALLEL = re.compile(r"^\s*-pe\s")
 _MEMORY = re.compile(r"\b(h_|s_)?(vmem|rss|data)\b|mem_free|virtual_free|\bmem\b")
 
 
-def asks(choice: sections.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:
-    """Memory, by the name that every Grid Engine knows, unless the site's own stands in the job.
+def requests(choice: sections.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:
+    """Memory, by the name that every Grid Engine knows, unless the job names the site's own resource.
 
     Raises
     ------
     ConfigError
         For cores, whose name only the site knows.
     """
-    directives = written("sge", choice)
+    directives = SYSTEM.directives_of(choice)
     if (spec := str(choice.options.get("resource_spec", ""))).startswith("-"):
         raise ConfigError(
             f"cluster.options has resource_spec: {spec}, which SGE is given after -l. Write it among the directives."
         )
     if choice.cores > 1 and not any(map(_PARALLEL.match, directives)):
         raise ConfigError(
-            f"cluster.cores is {choice.cores}, and SGE gives a job more than one by a parallel environment, which each site calls "
-            f'otherwise (`qconf -spl` lists them). Write directives: ["-pe smp {choice.cores}"], say, or cores: 1.'
+            f"cluster.cores is {choice.cores}, and SGE gives a job several cores by a parallel environment, whose name differs from "
+            f'site to site (`qconf -spl` lists them). Write directives: ["-pe smp {choice.cores}"], say, or cores: 1.'
         )
     if any(map(_MEMORY.search, directives)):
         return {}
@@ -46,14 +46,12 @@ SYSTEM = BatchSystem(
     module="sge",
     cluster="SGECluster",
     submits="qsub",
-    states=partial(known_to, r"^job_number:\s+{}$", lambda ids: ["qstat", "-j", ",".join(ids)]),
+    states=partial(states_by_row, r"^job_number:\s+{}$", lambda ids: ["qstat", "-j", ",".join(ids)]),
     gpus=lambda choice, _: {"directives": [f"-l gpu={choice.gpus}"]},
     lists="qconf -sql",
     walltime=clock,
     account="project",
-    asks=asks,
+    requests=requests,
 )
-
 check = SYSTEM.check
-start = partial(jobs, SYSTEM)
-"""Submit a job for each worker; they are deleted with the context."""
+start = SYSTEM.start

@@ -1,43 +1,125 @@
-"""Inside an allocation of Slurm's (``sbatch``, ``salloc``): a step for each worker, the scheduler in this process."""
+"""Inside a Slurm allocation (``sbatch``, ``salloc``): a job step for each worker, the scheduler in this process."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask
-from distributed import Scheduler, SpecCluster
-from distributed.security import Security
-
-from halotile.errors import ConfigError
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.errors import ConfigError, MemoryRefused
+from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.clusters.base import Cluster, Environment, Order, Traits
 from halotile.graphs.clusters.connection.addresses import LOOPBACK, address_of_interface, own_address
-from halotile.graphs.clusters.launches.remote_cluster import kept, worker_arguments
-from halotile.graphs.clusters.launches.slurm_steps import Slots, Step, look, nodes_of, slots_in
-from halotile.graphs.jobs.sections import Cluster as Choice
+from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, Kind
+from halotile.graphs.clusters.launches.slurm_allocation import nodes_of, slots_in, workers_in
+from halotile.graphs.jobs import sections
+
+if TYPE_CHECKING:
+    from distributed import SpecCluster
+    from distributed.security import Security
+
+NODES = "SLURM_JOB_NODELIST"
+"""Set in every job step and batch script of an allocation."""
 
 
-def check(_: Choice) -> None:
+def detect(environment: Environment) -> Kind | None:
+    """This kind in an allocation with `srun`; without it the workers are processes of this machine."""
+    if "SLURM_JOB_ID" not in environment:
+        return None
+    if shutil.which("srun", path=environment.get("PATH")):
+        return Kind("slurm-alloc", f"in the Slurm allocation {environment['SLURM_JOB_ID']}")
+    return Kind(DEFAULT, "in a Slurm allocation, but there is no srun here")
+
+
+def check(_: sections.Cluster) -> None:
     """Refuse to start outside of an allocation.
 
     Raises
     ------
     ConfigError
-        When this is none.
+        Where this is none.
     """
-    if "SLURM_JOB_NODELIST" not in os.environ:
+    if NODES not in os.environ:
         raise ConfigError(
-            "cluster.kind is slurm-alloc, and this is no allocation of Slurm's. Begin one with salloc or sbatch, or write kind: "
+            "cluster.kind is slurm-alloc, and this is no Slurm allocation. Begin one with salloc or sbatch, or write kind: "
             "slurm for a job for each worker."
         )
 
 
+def gives_gpus(run: sections.Run, environment: Environment) -> bool:
+    """Return True where no two workers would share a GPU of the allocation.
+
+    Raises
+    ------
+    ClusterFailed
+        When Slurm does not answer.
+    """
+    if NODES not in environment:
+        return False  # the cluster refuses to start
+    workers = workers_in(environment, "cuda")[0] if run.workers == "auto" else run.count
+    return workers > 0 and all(slot.gpus >= slot.of for slot in slots_in(environment, workers))
+
+
+def count_workers(
+    run: sections.Run, cluster: sections.Cluster, device: str, environment: Environment
+) -> tuple[int, str] | None:
+    """Number of workers that take all of the allocation.
+
+    Raises
+    ------
+    ConfigError
+        For GPUs, where Slurm lists none.
+    ClusterFailed
+        When Slurm does not answer.
+    """
+    from halotile.graphs.plans.devices import requested_by
+
+    if NODES not in environment:
+        return None
+    workers, why = workers_in(environment, device)
+    if not workers:
+        raise ConfigError(
+            f"{requested_by(run, cluster)}, and Slurm lists no GPU in the allocation: with run.workers: auto there would be no worker. "
+            "Leave it out to compute on CPUs, or ask Slurm for GPUs (--gres=gpu:1); where Slurm does not count them, write run.workers."
+        )
+    return workers, why
+
+
+def check_memory(run: sections.Run, environment: Environment) -> None:
+    """Refuse workers that may need more memory than the allocation has for them: Slurm would end the job.
+
+    Raises
+    ------
+    MemoryRefused
+        With the figures, and what to write instead.
+    """
+    if NODES not in environment:
+        return
+    wanted = sections.parse_bytes(run.memory_per_worker)
+    nodes = {slot.node: slot for slot in slots_in(environment, run.count)}.values()
+    room = {slot.node: slot.memory_bytes // wanted for slot in nodes if slot.memory_bytes is not None}
+    tight = next((slot for slot in nodes if room.get(slot.node, slot.of) < slot.of), None)
+    if tight is None or tight.memory_bytes is None:
+        return
+    fit = sum(min(slot.of, room.get(slot.node, slot.of)) for slot in nodes)
+    raise MemoryRefused(
+        f"run.memory_per_worker is {run.memory_per_worker}, and {counted(tight.of, 'worker')} on {tight.node} may take "
+        f"{bytes_text(wanted * tight.of)}; the allocation has {bytes_text(tight.memory_bytes)} there. "
+        f"Write run.memory_per_worker: {tight.memory_bytes // tight.of // 2**20}MiB, "
+        + (f"run.workers: {fit}, " if fit else "")
+        + "or ask Slurm for more memory."
+    )
+
+
+TRAITS = Traits(gives_gpus=gives_gpus, count_workers=count_workers, check_memory=check_memory)
+
+
 @contextmanager
 def start(order: Order) -> Iterator[Cluster]:
-    """Start workers as steps of this allocation.
+    """Start workers as job steps of this allocation.
 
     Raises
     ------
@@ -46,12 +128,18 @@ def start(order: Order) -> Iterator[Cluster]:
     ClusterFailed
         When Slurm does not answer.
     """
+    import dask
+    from distributed import Scheduler, SpecCluster
+
+    from halotile.graphs.clusters.launches.remote_cluster import supervised_cluster, worker_arguments
+    from halotile.graphs.clusters.launches.slurm_steps import Slots, Step, states_of
+
     check(order.choice)
-    nodes = nodes_of(os.environ["SLURM_JOB_NODELIST"])
+    nodes = nodes_of(os.environ[NODES])
     interface = order.choice.interface or dask.config.get("jobqueue.slurm.interface", None)
     slots = Slots(slots_in(os.environ, order.workers))
 
-    def hold(security: Security, logs: Path, scheduler: dict[str, Any]) -> SpecCluster:
+    def make(security: Security, logs: Path, scheduler: dict[str, Any]) -> SpecCluster:
         arguments = worker_arguments(order, security, interface)
         return SpecCluster(
             scheduler={"cls": Scheduler, "options": scheduler},
@@ -60,12 +148,14 @@ def start(order: Order) -> Iterator[Cluster]:
             silence_logs=50,
         )
 
-    with kept(order, _address(interface, nodes), hold, look, lambda: slots.count) as cluster:
+    with supervised_cluster(
+        order, _address(interface, nodes), make, states_of, lambda: slots.count
+    ) as cluster:
         yield cluster
 
 
 def _address(interface: str | None, nodes: Sequence[str]) -> str:
-    """Where the scheduler listens: on loopback, unless there are other machines."""
+    """Address that the scheduler listens on: loopback, unless there are other machines."""
     if interface:
         return address_of_interface(interface)
     here = os.environ.get("SLURMD_NODENAME")

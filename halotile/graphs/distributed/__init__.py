@@ -1,1 +1,1 @@
-"""Objects of other packages, computed by workers."""
+"""Objects of deepinv and networks, computed by Dask workers."""

@@ -1,4 +1,4 @@
-"""One word that runs objects of deepinv, or networks, on the workers of a context."""
+"""The function that runs objects of deepinv, or networks, on the workers of a context."""
 
 from __future__ import annotations
 
@@ -31,65 +31,71 @@ def distribute(
     unsafe: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """The same object, computed by workers: it takes and gives what the original takes and gives.
+    """Return a distributed form of an object: the same inputs and outputs, computed by workers.
 
     Parameters
     ----------
     object : object
         A ``StackedPhysics``, a list or tuple of physics, or one of them; a ``DataFidelity``, a
-        ``StackedPhysicsDataFidelity`` or a list; a ``Denoiser``, any network or function, a ``Prior`` with a denoiser; an
-        unfolded ``BaseOptim`` model, which is changed in place; or a factory ``(index, device, shared)`` of physics or
-        fidelities, called on the workers.
+        ``StackedPhysicsDataFidelity`` or a list; a ``Denoiser``, any network or function, a ``Prior`` with a
+        denoiser; an unfolded ``BaseOptim`` model, which is changed in place; or a factory ``(index, device,
+        shared)`` of physics or fidelities, called on the workers.
     ctx : DistributedContext
         An open context.
     num_operators : int, optional
-        How many operators a factory makes.
+        Number of operators that a factory makes.
     type_object : str
-        ``physics``, ``linear_physics``, ``denoiser``, ``prior``, ``data_fidelity``, ``module``, ``parameters``; ``auto``
-        goes by the type of the object.
+        ``physics``, ``linear_physics``, ``denoiser``, ``prior``, ``data_fidelity``, ``module``,
+        ``parameters``; ``auto`` detects it from the type of the object.
     dtype : torch.dtype, optional
-        Accepted for deepinv's sake; types stay as they are.
+        Accepted for compatibility with deepinv; dtypes stay as they are.
     gather_strategy : str
-        ``naive``, ``concatenated`` or ``broadcast``: accepted for deepinv's sake, with one meaning.
+        ``naive``, ``concatenated`` or ``broadcast``: accepted for compatibility with deepinv, with one
+        meaning.
     reduction : str, optional
-        How the terms of a fidelity become one: ``sum``, ``mean``, or None for a list. A physics takes it for deepinv's sake,
-        and its adjoint stays the sum; calls that want another one say so by ``reduce_op=``.
+        Reduction of the terms of a fidelity: ``sum``, ``mean``, or None for a list. A physics accepts it for
+        compatibility with deepinv, and its adjoint stays the sum; its methods take another reduction as
+        ``reduce_op=``.
     exact : bool
-        Convolutions of large images by direct sums alone, and ``A^T A`` as it is written. Otherwise large kernels go by
-        Fourier transforms, and the blurs of a stack become one kernel: within 1e-6 (root mean square), and faster.
+        Compute convolutions of large images by direct sums alone, and ``A^T A`` as it is written. Otherwise
+        large kernels use Fourier transforms, and the blurs of a stack become one kernel: within 1e-6 (root
+        mean square), and faster.
     reach : int or "auto", optional
-        How far, in pixels, the operators look that halotile does not know; ``auto`` tries them on small images. With it, large
-        images go block by block. It says that they are the same everywhere in the image.
+        Reach in pixels of operators that halotile does not know; ``auto`` tries them on small images. With
+        it, large images are computed block by block. It declares that the operators are the same everywhere
+        in the image.
     shared, factory_kwargs : mapping, optional
-        What a factory is given besides. The two are the same.
+        The argument ``shared`` of a factory. The two are the same.
     tiling_strategy : str or object, optional
         ``overlap_tiling`` (also when left out), ``basic`` (no overlap), or an object with the methods of
         ``deepinv.distributed.strategies.DistributedSignalStrategy``.
     tiling_dims : int or tuple of int, optional
         Axes that a denoiser's images are cut along; all but the first two when left out.
     patch_size, overlap : int or tuple of int
-        Size of the tiles, and of the halo that they are computed with on each side.
+        Size of the tiles, and width of the halo that they are computed with on each side.
     max_batch_size : int, optional
         Tiles that are processed at once.
     blending : str, optional
-        ``linear`` or ``hann`` mixes neighbouring tiles where they overlap, with weights that add up to 1. It hides the
-        seams of a denoiser that sees farther than ``overlap``. One that does not has no seams, and has the result of the whole
-        image without blending only: mixed in are pixels near the end of a tile, which lack some of what it sees.
+        ``linear`` or ``hann`` blends neighbouring tiles where they overlap, with weights that add up to 1. It
+        hides the seams of a denoiser whose receptive field exceeds ``overlap``. Within ``overlap`` there are
+        no seams, and only tiles without blending give the result of the whole image: blending mixes in pixels
+        that lack part of their neighbourhood.
     unsafe : bool
-        Whether a denoiser that looks at all of an image, such as one with a normalisation or attention over all pixels, is
-        called on tiles nevertheless: it is refused otherwise, when an image is cut for the first time.
+        Call a denoiser that depends on the whole image, such as one with a normalisation or attention over
+        all pixels, on tiles nevertheless: otherwise it is refused when an image is cut for the first time.
     **kwargs
-        Other keywords of deepinv's, which have nothing to set here: ``checkpoint_batches`` and the like.
+        Other keywords of deepinv, which have no effect here: ``checkpoint_batches`` and the like.
 
     Returns
     -------
     object
-        A ``deepinv.physics.LinearPhysics`` for a stack of linear operators; a ``torch.nn.Module`` for the others.
+        A ``deepinv.physics.LinearPhysics`` for a stack of linear operators; a ``torch.nn.Module`` for the
+        others.
 
     Raises
     ------
     ConfigError
-        When the object or an option cannot be what it is said to be.
+        When the object or an option is not valid.
 
     Examples
     --------
@@ -103,7 +109,7 @@ def distribute(
     from halotile.tasks.distributed.build import build
     from halotile.tasks.distributed.tiling.processing import TilingOptions
 
-    describe_check(kwargs)
+    check_keywords(kwargs)
     if shared is not None and factory_kwargs is not None:
         raise ConfigError("shared and factory_kwargs were both given, and mean the same. Write one of them.")
     tiling = TilingOptions(
@@ -130,11 +136,16 @@ def distribute(
     )
 
 
-IDLE = ("checkpoint_batches", "checkpoint_use_reentrant", "checkpoint_preserve_rng_state", "average")
-"""Keywords of deepinv's that ask for what is done anyway, or for what one driver has no use for."""
+IGNORED_KEYWORDS = (
+    "checkpoint_batches",
+    "checkpoint_use_reentrant",
+    "checkpoint_preserve_rng_state",
+    "average",
+)
+"""Keywords of deepinv for behaviour that is always on here, or that a single driver does not need."""
 
 
-def describe_check(words: Mapping[str, Any]) -> None:
-    """Refuse keywords that neither deepinv nor this knows."""
-    if unknown := sorted(set(words) - set(IDLE)):
+def check_keywords(kwargs: Mapping[str, Any]) -> None:
+    """Refuse keywords that neither deepinv nor halotile knows."""
+    if unknown := sorted(set(kwargs) - set(IGNORED_KEYWORDS)):
         raise WrongKind(f"distribute() has no keyword {unknown[0]!r}. See help(halotile.distribute).")

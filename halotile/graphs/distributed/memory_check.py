@@ -1,4 +1,4 @@
-"""Whether calls on whole images fit into the memory of a worker."""
+"""A check that calls on whole images fit into the memory of a worker."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from distributed import Client
 from halotile.errors import MemoryRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.plans.memory import IMPORTS_BYTES, MIB
-from halotile.tasks.distributed.transport.calls import Call, held_bytes
+from halotile.tasks.distributed.transport.calls import Call, working_bytes
 
 
 def task_bytes(client: Client) -> int | None:
-    """What a task may hold: the smallest share of a worker's memory that a thread of it has; None where none is set."""
+    """Return the memory of one task: the smallest limit of a worker per thread; None without limits."""
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     shares = [w["memory_limit"] // max(1, w["nthreads"]) for w in workers if w.get("memory_limit")]
     return min(shares, default=None)
 
 
-def check_holds(what: str, calls: Sequence[Call], sizes: Sequence[int], allowed: int | None) -> None:
-    """Refuse calls of which one needs more than a task may hold.
+def check_memory(what: str, calls: Sequence[Call], sizes: Sequence[int], allowed: int | None) -> None:
+    """Refuse calls of which one needs more memory than a task has.
 
     Parameters
     ----------
     what : str
-        What a call's number counts.
+        The unit that a call's number counts.
     calls : sequence of Call
-        What is to be evaluated.
+        The calls.
     sizes : sequence of int
-        Bytes of the arrays that calls name.
+        Bytes of the arrays that calls refer to.
     allowed : int, optional
-        What a task may hold, with all that a worker has imported.
+        Memory of a task, including the worker's imports.
 
     Raises
     ------
@@ -40,15 +40,15 @@ def check_holds(what: str, calls: Sequence[Call], sizes: Sequence[int], allowed:
     """
     if allowed is None:
         return
-    needs = [held_bytes(call.function, [sizes[place] for place in call.inputs]) for call in calls]
+    needs = [working_bytes(call.function, [sizes[place] for place in call.inputs]) for call in calls]
     needed = max(needs, default=0)
-    if needed + IMPORTS_BYTES <= allowed:
+    total = needed + IMPORTS_BYTES
+    if total <= allowed:
         return
     call = calls[needs.index(needed)]
-    total = needed + IMPORTS_BYTES
-    given = sum(sizes[place] for place in call.inputs)
+    input_bytes = sum(sizes[place] for place in call.inputs)
     raise MemoryRefused(
-        f"{what} {call.number} works on whole images: with {bytes_text(given)} given, one task holds about "
+        f"{what} {call.number} works on whole images: with inputs of {bytes_text(input_bytes)}, one task needs about "
         f"{bytes_text(needed)} beside {bytes_text(IMPORTS_BYTES)} of imports, and has {bytes_text(allowed)}. Write "
         f"DistributedContext(memory_per_worker='{-(-total // MIB)}MiB'), with fewer workers if need be, or smaller images."
     )

@@ -1,19 +1,19 @@
-"""What deepinv's scripts ask a rank, where there is one: the driver."""
+"""The rank interface of deepinv's distributed context, for the only rank there is: the driver."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
-Some = TypeVar("Some")
+Value = TypeVar("Value")
 
 
-class OneRank:
-    """Collectives of a single rank, which has nobody to talk to.
+class SingleRank:
+    """Collectives of a single rank, which has no others to communicate with.
 
     Examples
     --------
-    >>> alone = OneRank()
-    >>> alone.rank, alone.local_indices(3), alone.all_reduce(5)
+    >>> rank = SingleRank()
+    >>> rank.rank, rank.local_indices(3), rank.all_reduce(5)
     (0, [0, 1, 2], 5)
     """
 
@@ -25,37 +25,37 @@ class OneRank:
 
     @property
     def local_world_size(self) -> int:
-        """The number of workers, as ``world_size``."""
+        """Number of workers, the same as ``world_size``."""
         return self.world_size
 
     def local_indices(self, num_items: int) -> list[int]:
-        """The items that belong to this rank: there is one, so all of them."""
+        """List the items of this rank, which are all of them."""
         return list(range(num_items))
 
-    def all_reduce(self, x: Some, op: Any = None, group: Any = None) -> Some:
-        """What it is given: one rank has nobody to add to it."""
+    def all_reduce(self, x: Value, op: Any = None, group: Any = None) -> Value:
+        """Return the input: there is nothing to add to it."""
         return x
 
-    def broadcast(self, x: Some, src: int = 0, group: Any = None) -> Some:
-        """What it is given."""
+    def broadcast(self, x: Value, src: int = 0, group: Any = None) -> Value:
+        """Return the input."""
         return x
 
     def all_gather(self, x: Any, group: Any = None) -> Any:
-        """What it is given with an axis of one rank in front."""
+        """Return the input with a leading axis of one rank."""
         return x[None]
 
     def all_gather_object(self, obj_list: list[Any], obj: Any, group: Any = None) -> None:
-        """Put the object in the first place."""
+        """Put the object in the first place of the list."""
         if obj_list:
             obj_list[0] = obj
 
     def broadcast_object_list(self, object_list: list[Any], src: int = 0, device: Any = None) -> list[Any]:
-        """What it is given."""
+        """Return the list."""
         return object_list
 
     def barrier(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: there is no other rank to wait for."""
 
     def get_backend(self) -> str:
-        """``dask``."""
+        """Return ``dask``."""
         return "dask"

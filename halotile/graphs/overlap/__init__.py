@@ -1,1 +1,1 @@
-"""``map_overlap`` on stored arrays, as Dask arrays. Jobs do not come by here."""
+"""Functions mapped over overlapping blocks of stored arrays."""

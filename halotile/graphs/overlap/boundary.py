@@ -1,4 +1,4 @@
-"""Depth and boundary as Dask users write them, turned into halos and rim rules, and back."""
+"""Conversion of Dask's depth and boundary arguments to halos and rim rules, and back."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from halotile.storage.rim import Rim
 NAMED_RULES = ("reflect", "nearest", "periodic")
 
 
-def for_each_array(given: Any, word: str, ndims: list[int]) -> list[list[Any]]:
-    """What was given for ``depth`` or ``boundary``, per array and axis; None where nothing was given.
+def for_each_array(value: Any, name: str, ndims: list[int]) -> list[list[Any]]:
+    """Return the entries of ``depth`` or ``boundary`` per array and axis; None for an axis without one.
 
-    A list has one entry for each array. A tuple counts axes from the first; a dict names them, from 0 or, below
-    it, from the last axis.
+    A list has one entry for each array. A tuple starts at the first axis; a dict names axes, negative ones
+    from the last.
 
     Examples
     --------
@@ -30,31 +30,31 @@ def for_each_array(given: Any, word: str, ndims: list[int]) -> list[list[Any]]:
     >>> for_each_array([1, (2, 3)], "depth", [1, 2])
     [[1], [2, 3]]
     """
-    if not isinstance(given, list):
-        given = [given] * len(ndims)
-    if len(given) != len(ndims):
+    if not isinstance(value, list):
+        value = [value] * len(ndims)
+    if len(value) != len(ndims):
         raise ConfigError(
-            f"{word} is a list of {len(given)} entries for {len(ndims)} arrays. Write an entry for each array, "
+            f"{name} is a list of {len(value)} entries for {len(ndims)} arrays. Write an entry for each array, "
             f"or a tuple for different axes."
         )
-    return [_for_each_axis(entry, word, ndim, max(ndims)) for entry, ndim in zip(given, ndims, strict=True)]
+    return [_for_each_axis(entry, name, ndim, max(ndims)) for entry, ndim in zip(value, ndims, strict=True)]
 
 
-def _for_each_axis(given: Any, word: str, ndim: int, most_axes: int) -> list[Any]:
-    if isinstance(given, tuple):
-        given = dict(enumerate(given))
-    if not isinstance(given, dict):
-        return [given] * ndim
-    if strangers := [axis for axis in given if axis not in range(-most_axes, most_axes)]:
+def _for_each_axis(value: Any, name: str, ndim: int, max_ndim: int) -> list[Any]:
+    if isinstance(value, tuple):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return [value] * ndim
+    if unknown := [axis for axis in value if axis not in range(-max_ndim, max_ndim)]:
         raise ConfigError(
-            f"{word} names the axes {strangers}, but the arrays have the axes {list(range(most_axes))}. Write those."
+            f"{name} names the axes {unknown}, but the arrays have the axes {list(range(max_ndim))}. Write those."
         )
-    named = {axis % ndim: entry for axis, entry in given.items() if axis in range(-ndim, ndim)}
+    named = {axis % ndim: entry for axis, entry in value.items() if axis in range(-ndim, ndim)}
     return [named.get(axis) for axis in range(ndim)]
 
 
 def as_halo(entries: list[Any]) -> Depth:
-    """Halo width (before, after) for each axis.
+    """Return the halo width (before, after) of each axis.
 
     Examples
     --------
@@ -72,14 +72,14 @@ def _as_pair(entry: Any) -> tuple[int, int]:
         pair = (-1, -1)
     if min(pair) < 0:
         raise ConfigError(
-            f"depth is {entry!r} for an axis: a halo is a count of pixels. Write an integer >= 0, "
-            "or a pair (before, after) of them."
+            f"depth is {entry!r} for an axis: it must be a number of pixels. Write an integer >= 0, "
+            "or a pair (before, after) of integers."
         )
     return pair
 
 
 def as_rim(entries: list[Any], dtype: np.dtype[Any]) -> Rim:
-    """The rim rule of each axis; constants become pixels of ``dtype``.
+    """Return the rim rule of each axis; constants become pixels of ``dtype``.
 
     Examples
     --------
@@ -100,37 +100,37 @@ def _rule(entry: Any) -> str:
     if isinstance(entry, str) and entry in NAMED_RULES:
         return entry
     raise ConfigError(
-        f"boundary is {entry!r}: no such rim rule. Write one of {', '.join(NAMED_RULES)}, none, or a number."
+        f"boundary is {entry!r}, which is not a rim rule. Write one of {', '.join(NAMED_RULES)}, none, or a number."
     )
 
 
 def _as_pixel(value: Any, dtype: np.dtype[Any]) -> Any:
-    """A constant as it stands in an array of ``dtype``, as a plain number."""
+    """Convert a constant to ``dtype`` and back to a Python number."""
     if dtype.kind in "iu" and value != value:
         raise ConfigError(f"boundary is {value!r}, which {dtype} pixels cannot hold. Write an integer.")
     try:
         return np.full((), value, dtype).item()
     except (OverflowError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"boundary is {value!r}, which {dtype} pixels cannot hold. Write one they can."
+            f"boundary is {value!r}, which {dtype} pixels cannot hold. Write a number that they can hold."
         ) from error
 
 
 def dask_depth(depth: Depth) -> dict[int, int | tuple[int, int]]:
-    """A halo in Dask's words."""
+    """Return a halo as Dask's depth argument."""
     return {axis: pair[0] if pair[0] == pair[1] else pair for axis, pair in enumerate(depth)}
 
 
 def dask_boundary(rim: Rim) -> dict[int, Any]:
-    """A rim rule in Dask's words.
+    """Return rim rules as Dask's boundary argument.
 
     Examples
     --------
     >>> dask_boundary(Rim(("cut", "reflect"), (0, 0)))
     {0: 'none', 1: 'reflect'}
     """
-    words = {"cut": "none"}
+    names = {"cut": "none"}
     return {
-        axis: value if rule == "constant" else words.get(rule, rule)
+        axis: value if rule == "constant" else names.get(rule, rule)
         for axis, (rule, value) in enumerate(zip(rim.rules, rim.values, strict=True))
     }

@@ -1,9 +1,9 @@
-"""A function mapped over overlapping blocks of stored arrays, one Dask task a block.
+"""Mapping of a function over overlapping blocks of stored arrays, one Dask task per block.
 
-Stock ``dask.array.map_overlap`` loads every block, cuts its edges off, sends them to the
-neighbours and glues them on: some fifteen tasks a block. A store can be read anywhere, so here each
-task reads its own core and halo, calls the function and trims: one Blockwise layer, in which nothing
-of the image stands and no block waits for another.
+Stock ``dask.array.map_overlap`` loads every block, cuts off its edges, sends them to the
+neighbours and concatenates them: some fifteen tasks per block. A store can be read anywhere, so here each
+task reads its own core and halo, calls the function and trims: one Blockwise layer, which holds no pixels
+and in which no block waits for another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from halotile.graphs.overlap.boundary import as_halo, as_rim, dask_boundary, das
 from halotile.graphs.overlap.windows import Chunks, Index, Windows, align, as_dask, chunks_of, open_store
 from halotile.storage.grid import Depth
 
-TAKEN_BY_DASK = frozenset({"func", "adjust_chunks", "new_axes", "concatenate"})
+RESERVED_BY_DASK = frozenset({"func", "adjust_chunks", "new_axes", "concatenate"})
 
 
 def map_overlap(
@@ -48,40 +48,40 @@ def map_overlap(
     enforce_ndim: bool = False,
     **kwargs: Any,
 ) -> da.Array:
-    """Map ``func`` over the blocks of arrays, each block seen with ``depth`` pixels more on every side.
+    """Map ``func`` over the blocks of arrays, each extended by ``depth`` pixels on every side.
 
-    The result is that of ``dask.array.map_overlap``, and lazy like it. When every array is a store, the
-    graph holds one task a block, which reads its own halo. Otherwise stock Dask does the work.
+    The result equals that of ``dask.array.map_overlap``, and is lazy as well. If every array is a store, the
+    graph has one task per block, which reads its own halo. Otherwise stock Dask is called.
 
     Parameters
     ----------
     func : callable
-        Called with one window of each array (an ndarray); returns an array. If it takes ``block_id`` or
-        ``block_info``, it is given them as ``dask.array.map_blocks`` does.
+        Called with one window of each array (an ndarray); returns an array. It gets ``block_id`` and
+        ``block_info`` as in ``dask.array.map_blocks`` if it has these parameters.
     *arrays : path, Source, zarr.Array, dask.array.Array or ndarray
-        Stores are paths, and whatever satisfies ``halotile.storage.rim.Readable``. They travel to the workers
-        by pickling, and must broadcast together.
+        Stores are paths, and objects that satisfy ``halotile.storage.rim.Readable``. They are pickled for the
+        workers, and must broadcast together.
     depth : int, tuple, dict or list, optional
-        Halo width in pixels: for all axes, for each axis, or by axis; a list has one entry for each array.
-        A pair ``(before, after)`` for an axis makes it asymmetric (in a tuple or dict; stores take any boundary
-        with it, dask arrays only 'none'). It may exceed the blocks, and the array, of a store. Axes below 0
-        count from the last, in ``boundary`` as well; stock Dask passes over them.
+        Halo width in pixels: for all axes, for each axis, or by axis; a list has one entry for each array. A
+        pair ``(before, after)`` for an axis makes it asymmetric (in a tuple or dict; stores take any boundary
+        with it, dask arrays only 'none'). It may exceed the blocks, and the array, of a store. Negative axes
+        count from the last, in ``boundary`` as well; stock Dask ignores them.
     boundary : str, number, tuple, dict or list, optional
-        What lies outside the array: 'reflect', 'periodic', 'nearest', a constant, or 'none' (the default; 'cut'
-        is the same): the window ends at the edge.
+        Pixels outside the array: 'reflect', 'periodic', 'nearest', a constant, or 'none' (the default; 'cut'
+        means the same): the window ends at the edge.
     trim : bool
-        Cut the halo off what ``func`` returns. False when ``func`` does so itself.
+        Cut the halo off the result of ``func``. False if ``func`` does so itself.
     align_arrays : bool
         Cut the blocks of several arrays finer until they match; False refuses arrays that do not match.
     allow_rechunk : bool
-        Whether dask arrays may be rechunked to fit the depth. Stores never need it.
+        Allow Dask arrays to be rechunked to fit the depth. Stores never need it.
     block : int or tuple, optional
         Block size of stores (anything ``dask.array`` takes as chunks); by default their own chunks.
     name, token, dtype, meta, chunks, drop_axis, new_axis, enforce_ndim
-        As in ``dask.array.map_blocks``. ``chunks`` tells the sizes that ``func`` returns, before the trim.
-        Along an axis that is dropped, stores need depth 0 or a single block: pixels would count twice.
+        As in ``dask.array.map_blocks``. ``chunks`` are the sizes that ``func`` returns, before the trim.
+        Along a dropped axis, stores need depth 0 or a single block: pixels would count twice.
     **kwargs
-        Passed on to ``func``. One that is named like a parameter above goes in by ``functools.partial``.
+        Passed on to ``func``. Bind a keyword with the name of a parameter above by ``functools.partial``.
 
     Returns
     -------
@@ -91,8 +91,8 @@ def map_overlap(
     Raises
     ------
     ConfigError
-        If depth, boundary, block or axes do not fit the arrays, or the arrays not one another; or if ``func``
-        takes no array of one pixel, from which its dtype is learnt, and no ``dtype`` is given.
+        If depth, boundary, block or axes do not fit the arrays, or the arrays do not fit each other; or if
+        ``dtype`` is left out and ``func`` fails on the array of one pixel that its dtype is inferred from.
     InputError
         If a path cannot be opened.
 
@@ -114,10 +114,8 @@ def map_overlap(
     if not callable(func):
         raise ConfigError(f"func is {func!r}: it cannot be called. Write map_overlap(function, array, ...).")
     if not arrays:
-        raise ConfigError(
-            "no array was given: there are no blocks to map. Write map_overlap(function, array, ...)."
-        )
-    if names := TAKEN_BY_DASK & kwargs.keys():
+        raise ConfigError("no array was given to map. Write map_overlap(function, array, ...).")
+    if names := RESERVED_BY_DASK & kwargs.keys():
         func = partial(func, **{key: kwargs.pop(key) for key in names})
     opened: list[Any] = [a if isinstance(a, da.Array | np.ndarray) else open_store(a) for a in arrays]
     ndims = [len(array.shape) for array in opened]
@@ -126,20 +124,16 @@ def map_overlap(
         as_rim(entries, array.dtype)
         for entries, array in zip(for_each_array(boundary, "boundary", ndims), opened, strict=True)
     ]
-    given = {
-        "dtype": dtype,
-        "meta": meta,
-        "chunks": chunks,
-        "name": name,
-        "token": token,
-        "new_axis": new_axis,
-    }
-    options = {word: value for word, value in given.items() if value is not None}
-    options |= {"drop_axis": _as_tuple(drop_axis), "enforce_ndim": enforce_ndim}
+    options: dict[str, Any] = {"drop_axis": _as_tuple(drop_axis), "enforce_ndim": enforce_ndim}
+    naming = {"name": name, "token": token}
+    output = {"dtype": dtype, "meta": meta, "chunks": chunks, "new_axis": new_axis}
+    options |= {key: value for key, value in (naming | output).items() if value is not None}
     if any(isinstance(array, da.Array | np.ndarray) for array in opened):
         if block is not None:
-            raise ConfigError(f"block is {block!r}: it is for stores. Call .rechunk() on the dask arrays.")
-        with _needing_dtype(func):
+            raise ConfigError(
+                f"block is {block!r}: it is for stores only. Call .rechunk() on the dask arrays."
+            )
+        with _explained_inference(func):
             return da.map_overlap(
                 func,
                 *map(as_dask, opened),
@@ -153,31 +147,31 @@ def map_overlap(
             )
     cuts = align([chunks_of(store, block, max(ndims)) for store in opened], align_arrays)
     stores = tuple(Windows(*parts) for parts in zip(opened, cuts, depths, rims, strict=True))
-    return _one_layer(func, stores, trim, options, kwargs)
+    return _map_stores(func, stores, trim, options, kwargs)
 
 
 @dataclass(frozen=True)
 class BlockTask:
-    """What one task does: read a window of each store, call the function, trim."""
+    """The work of one task: reading a window of each store, calling the function, and trimming."""
 
     func: Callable[..., Any]
     stores: tuple[Windows, ...]
     axes: tuple[int | None, ...]
-    """The input axis behind each output axis (of the store with most axes); None for a new one."""
+    """Input axis of each output axis (of the store with most axes); None for a new one."""
     trim: bool
     mapped_chunks: Chunks
-    stated_dtype: Any
-    """What the function is told of its dtype."""
+    dtype: Any
+    """The dtype in the function's ``block_info``."""
     enforce_ndim: bool
 
-    def __call__(self, *, words: Mapping[str, Any], block_id: Index) -> Any:
-        words = dict(words)
+    def __call__(self, *, kwargs: Mapping[str, Any], block_id: Index) -> Any:
+        kwargs = dict(kwargs)
         if has_keyword(self.func, "block_id"):
-            words["block_id"] = block_id
+            kwargs["block_id"] = block_id
         if has_keyword(self.func, "block_info"):
-            words["block_info"] = self.block_info(block_id)
+            kwargs["block_info"] = self.block_info(block_id)
         windows = (store.read(self.index_in(store, block_id)) for store in self.stores)
-        result = self.func(*windows, **words)
+        result = self.func(*windows, **kwargs)
         if self.enforce_ndim and getattr(result, "ndim", 0) != len(block_id):
             raise ConfigError(
                 f"{funcname(self.func)} returned an array of {getattr(result, 'ndim', 0)} axes, but the result has "
@@ -189,42 +183,39 @@ class BlockTask:
         return result[tuple(slice(before, -after or None) for before, after in halo)]
 
     def index_in(self, store: Windows, block_id: Index) -> Index:
-        """Which window of ``store`` belongs to an output block; axes of one block are broadcast."""
+        """Return the index of a store's window for an output block; axes of one block are broadcast."""
         place = {axis: i for axis, i in zip(self.axes, block_id, strict=True) if axis is not None}
-        first = _most_axes(self.stores) - len(store.chunks)
+        first = _max_ndim(self.stores) - len(store.chunks)
         return tuple(place[first + a] if len(sizes) > 1 else 0 for a, sizes in enumerate(store.chunks))
 
     def halos(self, axis: int) -> Depth:
-        """How much is trimmed from each output block along output axis ``axis``, before and after."""
+        """Return the widths to trim from each output block along an output axis, before and after."""
         number = len(self.mapped_chunks[axis])
-        behind = self.axes[axis]
-        if behind is None or not self.trim:
+        input_axis = self.axes[axis]
+        if input_axis is None or not self.trim:
             return ((0, 0),) * number
-        store, own = _leader(self.stores, behind)
+        store, own = _reference_store(self.stores, input_axis)
         return store.halos[own] if len(store.halos[own]) > 1 else store.halos[own] * number
 
     def block_info(self, block_id: Index) -> dict[int | None, dict[str, Any]]:
-        """What map_blocks tells a function about its block; locations count overlapping windows, as in Dask."""
+        """Return map_blocks' block_info for a block; locations refer to overlapping windows, as in Dask."""
         info: dict[int | None, dict[str, Any]] = {
             number: _location(store.lengths, self.index_in(store, block_id))
             for number, store in enumerate(self.stores)
         }
         shape = tuple(sizes[i] for sizes, i in zip(self.mapped_chunks, block_id, strict=True))
-        info[None] = _location(self.mapped_chunks, block_id) | {
-            "chunk-shape": shape,
-            "dtype": self.stated_dtype,
-        }
+        info[None] = _location(self.mapped_chunks, block_id) | {"chunk-shape": shape, "dtype": self.dtype}
         return info
 
 
-def _one_layer(
+def _map_stores(
     func: Callable[..., Any],
     stores: tuple[Windows, ...],
     trim: bool,
     options: dict[str, Any],
-    words: dict[str, Any],
+    kwargs: dict[str, Any],
 ) -> da.Array:
-    """The result as a single map_blocks over block numbers."""
+    """Return the result as a single map_blocks over block numbers."""
     name, token = options.pop("name", None), options.pop("token", None)
     enforce_ndim = options.pop("enforce_ndim")
     stores, kept = _drop(stores, options["drop_axis"])
@@ -234,27 +225,30 @@ def _one_layer(
         axes.insert(axis, None)
     overlaps = any(pair != (0, 0) for store in stores for pair in store.depth)
     if overlaps and not trim:
-        options.setdefault("chunks", tuple(1 if axis is None else _core_sizes(stores, axis) for axis in axes))
-    # Stock map_blocks on arrays shaped like the windows knows sizes, dtype and meta of what func returns.
+        sources = [None if axis is None else _reference_store(stores, axis) for axis in axes]
+        options.setdefault(
+            "chunks", tuple(1 if pair is None else pair[0].chunks[pair[1]] for pair in sources)
+        )
+    # Stock map_blocks on arrays shaped like the windows determines sizes, dtype and meta of the results.
     likes = [da.empty([sum(c) for c in s.lengths], chunks=s.lengths, dtype=s.source.dtype) for s in stores]
-    with _needing_dtype(func):
-        mapped = da.map_blocks(_without_block_info(func), *likes, **options, **words)
-    # As map_blocks does: the dtype as it was given, and only without any meta what was learnt.
-    told = options.get("dtype", None if "meta" in options else mapped.dtype)
-    task = BlockTask(func, stores, tuple(axes), trim and overlaps, mapped.chunks, told, enforce_ndim)
+    with _explained_inference(func):
+        mapped = da.map_blocks(_without_block_info(func), *likes, **options, **kwargs)
+    # As in map_blocks: the dtype as it was given, and the inferred one only without a meta.
+    dtype = options.get("dtype", None if "meta" in options else mapped.dtype)
+    task = BlockTask(func, stores, tuple(axes), trim and overlaps, mapped.chunks, dtype, enforce_ndim)
     return da.map_blocks(
         task,
-        words=words,
+        kwargs=kwargs,
         chunks=tuple(_trimmed(task, axis) for axis in range(len(axes))),
-        name=name or f"{token or funcname(func)}-{tokenize(task, words)}",
+        name=name or f"{token or funcname(func)}-{tokenize(task, kwargs)}",
         dtype=mapped.dtype,
         meta=mapped._meta,
     )
 
 
 @contextmanager
-def _needing_dtype(func: Callable[..., Any]) -> Iterator[None]:
-    """Say it in our words when Dask tries ``func`` on an array of one pixel, and it fails there."""
+def _explained_inference(func: Callable[..., Any]) -> Iterator[None]:
+    """Replace Dask's error if ``func`` fails on the array of one pixel that its dtype is inferred from."""
     try:
         yield
     except ValueError as error:
@@ -263,79 +257,75 @@ def _needing_dtype(func: Callable[..., Any]) -> Iterator[None]:
             raise
         cause = next((line for line in rest.splitlines() if line.strip("- ")), "no reason given")
         raise ConfigError(
-            f"dtype is not given, and {funcname(func)} does not take the array of one pixel from which it would be "
-            f'learnt: {cause}. Write the dtype that it returns, such as dtype="float32".'
+            f"dtype is not given, and {funcname(func)} fails on the array of one pixel from which it would be "
+            f'inferred: {cause}. Write the dtype that it returns, such as dtype="float32".'
         ) from error
 
 
 def _trimmed(task: BlockTask, axis: int) -> tuple[int, ...]:
-    """Block sizes of the result along one axis."""
+    """Return the block sizes of the result along one axis."""
     mapped, halos = task.mapped_chunks[axis], task.halos(axis)
     sizes = tuple(n - before - after for n, (before, after) in zip(mapped, halos, strict=True))
     if any(n < 0 for n in sizes):
         raise ConfigError(
             f"the function returns blocks of {mapped} along axis {axis}, too short to trim {halos} from them. "
-            "Write in chunks the sizes before the trim, or trim=False."
+            "Write chunks as the sizes before the trim, or trim=False."
         )
     return sizes
 
 
 def _drop(stores: tuple[Windows, ...], drop_axis: tuple[int, ...]) -> tuple[tuple[Windows, ...], list[int]]:
-    """The stores whole along the axes that the function drops, with the axes that are left."""
-    most = _most_axes(stores)
-    if any(not -most <= axis < most for axis in drop_axis):
-        raise ConfigError(
-            f"drop_axis is {drop_axis}, but the arrays have {most} axes. Write axes that they have."
-        )
-    dropped = {axis % most for axis in drop_axis}
+    """Merge the cores of the stores along dropped axes, and return them with the axes that are left."""
+    ndim = _max_ndim(stores)
+    if any(not -ndim <= axis < ndim for axis in drop_axis):
+        raise ConfigError(f"drop_axis is {drop_axis}, but the arrays have {ndim} axes. Write some of these.")
+    dropped = {axis % ndim for axis in drop_axis}
     merged = []
     for store in stores:
-        own = [axis - most + len(store.chunks) for axis in dropped if axis >= most - len(store.chunks)]
+        own = [axis - ndim + len(store.chunks) for axis in dropped if axis >= ndim - len(store.chunks)]
         for axis in own:
             if len(store.chunks[axis]) > 1 and store.depth[axis] != (0, 0):
                 raise ConfigError(
                     f"axis {axis} is dropped, but has {len(store.chunks[axis])} blocks that overlap by "
-                    f"{store.depth[axis]}: pixels would count twice. Write depth 0 or one block along it."
+                    f"{store.depth[axis]}: pixels would be counted twice. Write depth 0 or one block along it."
                 )
         merged.append(store.merge(own))
-    return tuple(merged), [axis for axis in range(most) if axis not in dropped]
+    return tuple(merged), [axis for axis in range(ndim) if axis not in dropped]
 
 
 def _new_axes(options: dict[str, Any], kept: int) -> tuple[int, ...] | None:
-    """The axes that the function adds; more chunks than axes mean new ones in front, as in map_blocks."""
+    """Return the axes that the function adds; more chunks than axes add leading ones, as in map_blocks."""
     if "new_axis" not in options and len(options.get("chunks", ())) > kept:
         return tuple(range(len(options["chunks"]) - kept))
     return _as_tuple(options.get("new_axis")) or None
 
 
 def _as_tuple(axes: int | Sequence[int] | None) -> tuple[int, ...]:
-    """One axis or several, as a tuple."""
+    """Return one or several axes as a tuple."""
     if axes is None:
         return ()
     return (axes,) if isinstance(axes, int) else tuple(axes)
 
 
-def _most_axes(stores: Sequence[Windows]) -> int:
+def _max_ndim(stores: Sequence[Windows]) -> int:
     return max(len(store.chunks) for store in stores)
 
 
-def _leader(stores: Sequence[Windows], axis: int) -> tuple[Windows, int]:
-    """The store that sets the blocks along an axis (the first with most axes that is not broadcast), its own axis."""
-    most = _most_axes(stores)
-    own = [(store, axis - most + len(store.chunks)) for store in stores]
+def _reference_store(stores: Sequence[Windows], axis: int) -> tuple[Windows, int]:
+    """Return the store that defines the blocks along an axis, with its own number of that axis.
+
+    It is the first store with most axes that is not broadcast.
+    """
+    ndim = _max_ndim(stores)
+    own = [(store, axis - ndim + len(store.chunks)) for store in stores]
     return max(
         ((store, a) for store, a in own if a >= 0),
         key=lambda pair: (pair[0].source.shape[pair[1]] > 1, len(pair[0].chunks)),
     )
 
 
-def _core_sizes(stores: Sequence[Windows], axis: int) -> tuple[int, ...]:
-    store, own = _leader(stores, axis)
-    return store.chunks[own]
-
-
 def _location(chunks: Chunks, index: Index) -> dict[str, Any]:
-    """One entry of Dask's block_info."""
+    """Return one entry of Dask's block_info."""
     starts = [sum(sizes[:i]) for sizes, i in zip(chunks, index, strict=True)]
     return {
         "shape": tuple(sum(sizes) for sizes in chunks),
@@ -346,7 +336,7 @@ def _location(chunks: Chunks, index: Index) -> dict[str, Any]:
 
 
 def _without_block_info(func: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with ``block_info`` hidden, for which Dask would build a dict for every block."""
+    """Hide the ``block_info`` parameter of a function, for which Dask would build a dict for every block."""
     if not has_keyword(func, "block_info"):
         return func
-    return lambda *windows, **words: func(*windows, **words)
+    return lambda *windows, **kwargs: func(*windows, **kwargs)

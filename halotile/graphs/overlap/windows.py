@@ -1,4 +1,4 @@
-"""A stored array cut into overlapping windows, one for each block of a Dask array."""
+"""Stored arrays cut into overlapping windows, one for each block of a Dask array."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Index = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Windows:
-    """A store cut into cores, each of which is read with its halo."""
+    """A store cut into cores that are read with their halos."""
 
     source: Readable
     chunks: Chunks
@@ -32,12 +32,12 @@ class Windows:
 
     @cached_property
     def edges(self) -> Chunks:
-        """Where the cores start along each axis, and after them where the last one stops."""
+        """Starts of the cores along each axis, followed by the end of the last one."""
         return tuple(tuple(accumulate(c, initial=0)) for c in self.chunks)
 
     @cached_property
     def halos(self) -> tuple[Depth, ...]:
-        """The halo (before, after) that each core along each axis really gets: a cut one ends at the edge."""
+        """The actual halo (before, after) of each core along each axis: a cut one ends at the array edge."""
         return tuple(
             tuple((min(before, a), min(after, edges[-1] - b)) for a, b in pairwise(edges))
             if rule == "cut"
@@ -54,18 +54,18 @@ class Windows:
         )
 
     def read(self, block_id: Index) -> Pixels:
-        """The pixels of one window."""
+        """Read one window."""
         start = tuple(edges[i] for edges, i in zip(self.edges, block_id, strict=True))
         stop = tuple(edges[i + 1] for edges, i in zip(self.edges, block_id, strict=True))
         return read_window(self.source, Region(start, stop).grow(self.depth), self.rim)
 
     def merge(self, axes: Sequence[int]) -> Windows:
-        """The same store with one core along each of ``axes``."""
+        """Return the same store with one core along each of ``axes``."""
         sizes = tuple((sum(c),) if axis in axes else c for axis, c in enumerate(self.chunks))
         return Windows(self.source, sizes, self.depth, self.rim)
 
     def __dask_tokenize__(self) -> object:
-        # A file that was overwritten must get new keys, or a scheduler may answer with the old result.
+        # A file that was overwritten must get new keys, or a scheduler may return the old result.
         fingerprint = getattr(self.source, "fingerprint", None)
         identity = fingerprint() if callable(fingerprint) else self.source
         return normalize_token(("halotile.Windows", identity, self.chunks, self.depth, self.rim))
@@ -76,60 +76,47 @@ class ZarrReadable:
     """An open Zarr array as a Readable."""
 
     array: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
-        return tuple(self.array.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
-        return dtype
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """Unit of decode, in pixels."""
-        return tuple(self.array.chunks)
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
+        """Read the pixels of ``region``."""
         return np.asarray(self.array[region.slices])
 
 
 def open_store(array: Any) -> Readable:
-    """The store behind a path, a Zarr array or a Readable."""
+    """Return the store of a path, a Zarr array or a Readable."""
     if isinstance(array, str | PathLike):
-        from halotile.storage.arrays import open_numbers
+        from halotile.storage.arrays import open_array
 
-        array = open_numbers(array)
+        array = open_array(array)
     elif type(array).__module__.partition(".")[0] == "zarr" and hasattr(array, "chunks"):
-        array = ZarrReadable(array)
-    if not all(hasattr(array, word) for word in ("shape", "dtype", "read")):
+        array = ZarrReadable(array, tuple(array.shape), np.dtype(array.dtype), tuple(array.chunks))
+    if not all(hasattr(array, name) for name in ("shape", "dtype", "read")):
         raise ConfigError(
             f"an array is a {type(array).__name__}: its blocks cannot be read. Write a path, a Readable, a zarr.Array, "
             "a NumPy array, or dask.array.from_array(it)."
         )
     if 0 in array.shape:
-        raise ConfigError(f"an array has shape {array.shape}: there are no pixels to map. Leave it out.")
+        raise ConfigError(f"an array has shape {array.shape}: no pixels to map. Leave the array out.")
     store: Readable = array
     return store
 
 
-def chunks_of(store: Readable, block: Any, most_axes: int) -> Chunks:
-    """Core sizes: ``block`` as given for the array with most axes, or the store's own chunks."""
+def chunks_of(store: Readable, block: Any, max_ndim: int) -> Chunks:
+    """Return the core sizes: ``block``, which is for the array with most axes, or the store's own chunks."""
     if block is None:
         stored = getattr(store, "chunks", None)
-        # A file without chunks names 1 on every axis: any block will do.
+        # A file without chunks reports 1 on every axis: any block size is as good.
         unchunked = getattr(store, "mapped", False) and max(stored or (1,)) == 1
         block = "auto" if unchunked or not stored else stored
     elif isinstance(block, tuple | list):
-        if len(block) != most_axes:
+        if len(block) != max_ndim:
             raise ConfigError(
-                f"block is {block!r}: it has {len(block)} entries for {most_axes} axes. Write one for each axis."
+                f"block is {block!r}: it has {len(block)} entries for {max_ndim} axes. Write one for each axis."
             )
-        block = tuple(block)[most_axes - len(store.shape) :]
+        block = tuple(block)[max_ndim - len(store.shape) :]
     sizes = block if isinstance(block, tuple) else (block,)
     if any(isinstance(size, int) and size < 1 and size != -1 for size in sizes):
         raise ConfigError(
@@ -137,15 +124,15 @@ def chunks_of(store: Readable, block: Any, most_axes: int) -> Chunks:
         )
     try:
         cut: Chunks = da.core.normalize_chunks(block, shape=store.shape, dtype=store.dtype)
-    except (ValueError, TypeError, NotImplementedError) as error:  # Dask's own words for bad chunks
+    except (ValueError, TypeError, NotImplementedError) as error:  # raised by Dask for bad chunks
         raise ConfigError(
-            f"block is {block!r}: an array of shape {store.shape} cannot be cut so ({error}). Write a size per axis."
+            f"block is {block!r}: an array of shape {store.shape} cannot be cut like that ({error}). Write a size per axis."
         ) from error
     return cut
 
 
 def align(cuts: Sequence[Chunks], refine: bool) -> list[Chunks]:
-    """The cuts made fine enough that all blocks match; arrays match from the last axis on, as in NumPy.
+    """Refine the cuts until all blocks match; axes are matched from the last, as in NumPy.
 
     Examples
     --------
@@ -155,25 +142,25 @@ def align(cuts: Sequence[Chunks], refine: bool) -> list[Chunks]:
     aligned = [list(cut) for cut in cuts]
     for back in range(1, max(map(len, cuts), default=0) + 1):
         members = [cut for cut in aligned if len(cut) >= back and sum(cut[-back]) > 1]
-        found = {cut[-back] for cut in members}
-        if len({sum(sizes) for sizes in found}) > 1:
+        axis_cuts = {cut[-back] for cut in members}
+        if len({sum(sizes) for sizes in axis_cuts}) > 1:
             raise ConfigError(
-                f"the arrays are {sorted(sum(sizes) for sizes in found)} pixels long along axis {-back}: they cannot "
+                f"the arrays are {sorted(map(sum, axis_cuts))} pixels long along axis {-back}: they cannot "
                 "be broadcast together. Give arrays of one length, or of length 1."
             )
-        if len(found) > 1 and not refine:
+        if len(axis_cuts) > 1 and not refine:
             raise ConfigError(
-                f"the arrays are cut into {sorted(found)} along axis {-back}, but align_arrays is False. "
+                f"the arrays are cut into {sorted(axis_cuts)} along axis {-back}, but align_arrays is False. "
                 "Write align_arrays=True, or one block= for all."
             )
-        edges = sorted({0}.union(*(accumulate(sizes) for sizes in found)))
+        edges = sorted({0}.union(*(accumulate(sizes) for sizes in axis_cuts)))
         for cut in members:
             cut[-back] = tuple(b - a for a, b in pairwise(edges))
     return [tuple(cut) for cut in aligned]
 
 
 def as_dask(array: Any) -> da.Array:
-    """A store, or an array in memory, as an ordinary Dask array."""
+    """Return a store, or an array in memory, as an ordinary Dask array."""
     if isinstance(array, da.Array):
         return array
     if isinstance(array, np.ndarray):

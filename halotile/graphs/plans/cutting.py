@@ -29,7 +29,7 @@ from halotile.graphs.plans.sizes import (
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable, Rim
-from halotile.storage.sharded.ome_metadata import packed
+from halotile.storage.sharded.ome_metadata import output_fields
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.inner_tiles import Tiling
@@ -76,7 +76,7 @@ def layout_of(
         axes=roles.axes,
         scale=tuple(s / f for s, f in zip(scale, factor, strict=True)),
         units=(None,) * added + tuple(source.units),
-        **packed(source.ome, roles.axes, scale=scale, factor=factor, channels=channels),
+        **output_fields(source.ome, roles.axes, scale=scale, factor=factor, channels=channels),
     )
 
 

@@ -18,15 +18,15 @@ from halotile.graphs.clusters.workers.fork_server import ensure_forks
 from halotile.graphs.jobs.sections import Run, Tile, parse_bytes
 from halotile.graphs.plans.receptive_field import DIFFER, Reach, rehearsed, resolve_reach
 from halotile.graphs.waiting import Report, report_if_slow
-from halotile.storage.cache import keep, recall
+from halotile.storage.cache import read_cached, write_cached
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.devices.device import is_out_of_memory, threads
+from halotile.tasks.devices.device import is_out_of_memory, torch_threads
 from halotile.tasks.devices.memory_limits import no_more_than_free
 from halotile.tasks.noise.draws import RandomImage
-from halotile.tasks.trials.bits import Uncomparable, tile_difference
-from halotile.tasks.trials.probe import check_own_code
-from halotile.tasks.trials.provenance import origin_of
+from halotile.tasks.trials.bits import ReferenceFailed, tile_difference
+from halotile.tasks.trials.probe import check_user_code
+from halotile.tasks.trials.provenance import build_digest
 from halotile.tasks.trials.user_code import loaded_code
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ def compared(
         for at_once in (True, False):
             try:
                 found = bounded(partial(_difference, sizes, at_once=at_once), title, run)
-            except (MemoryRefused, CodeEnded, Uncomparable) as error:
+            except (MemoryRefused, CodeEnded, ReferenceFailed) as error:
                 note = f"{UNCOMPARED}: {error}"
             else:
                 return replace(reach, difference=max(found, reach.difference))
@@ -161,13 +161,13 @@ def _told(call: Callable[[], T]) -> T:
 
 def _difference(task: DenoiseTask, *, at_once: bool) -> float:
     question = (task.grid, task.rim, task.roles, task.tiling, task.channels_last)
-    origin = origin_of(task.denoiser, "bits", *question)
-    if origin is not None and (known := recall(origin)) is not None:
+    origin = build_digest(task.denoiser, "bits", *question)
+    if origin is not None and (known := read_cached(origin)) is not None:
         return float(known)
     loaded = loaded_code()
     found = tile_difference(task, at_once=at_once)
     if origin is not None and loaded_code() == loaded:
-        keep(origin, found)
+        write_cached(origin, found)
     return found
 
 
@@ -184,13 +184,13 @@ def _tried(
         return Tried(code, _reach(denoiser, tile, image, probed, code, is_new))
     # What is imported only while it runs is not in the key: nothing is kept of it.
     loaded = loaded_code()
-    origin = origin_of(denoiser, code, tile.depth, tile.seams, image, probed, is_new)
-    if origin is not None and (known := recall(origin)) is not None:
+    origin = build_digest(denoiser, code, tile.depth, tile.seams, image, probed, is_new)
+    if origin is not None and (known := read_cached(origin)) is not None:
         return Tried(code, Reach.from_json(known))
-    with threads(min(cores_here(), MOST_THREADS)):
+    with torch_threads(min(cores_here(), MOST_THREADS)):
         reach = _reach(denoiser, tile, image, probed, code, is_new)
     if origin is not None and loaded_code() == loaded:
-        keep(origin, asdict(reach))
+        write_cached(origin, asdict(reach))
     return Tried(code, reach)
 
 
@@ -203,7 +203,7 @@ def _reach(
     is_new: bool,
 ) -> Reach:
     if code:
-        check_own_code(denoiser, len(image))
+        check_user_code(denoiser, len(image))
     known = (probed[0], probed[1]) if probed else None
     reach = resolve_reach(tile, denoiser, len(image), known)
     return rehearsed(tile, denoiser, reach, image) if code and is_new else reach

@@ -15,11 +15,8 @@ from halotile.graphs.jobs.kinds import kind_of as kind_of_job
 from halotile.graphs.jobs.sections import Cluster, Job, Run
 from halotile.graphs.rules.words import shown
 
-LOCAL_CUDA = "local-cuda"
 MOST_IO_THREADS = 8
 """Threads of a worker with a GPU that read and write beside it; more find no more to do."""
-SLURM_ALLOC = "slurm-alloc"
-OAR = "oar"
 
 
 def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.environ) -> str:
@@ -43,54 +40,31 @@ def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.en
         return run.device
     if cluster.gpus:
         return "cuda"
-    kind = kind_of(cluster, environment).name
-    gpus = kind == LOCAL_CUDA or (kind == SLURM_ALLOC and _each_has_one(run, environment))
-    return "cuda" if gpus else "cpu"
-
-
-def _each_has_one(run: Run, environment: Mapping[str, str]) -> bool:
-    """Whether no two workers would share a GPU of an allocation."""
-    if "SLURM_JOB_NODELIST" not in environment:
-        return False  # the cluster refuses to start
-    from halotile.graphs.clusters.launches.slurm_steps import slots_in, workers_in
-
-    workers = workers_in(environment, "cuda")[0] if run.workers == "auto" else run.count
-    return workers > 0 and all(slot.gpus >= slot.of for slot in slots_in(environment, workers))
+    return "cuda" if kind_of(cluster, environment).traits.gives_gpus(run, environment) else "cpu"
 
 
 def is_here(cluster: Cluster) -> bool:
     """Whether the workers are processes of this machine, which share its cores and memory."""
-    return kind_of(cluster).name in (DEFAULT, LOCAL_CUDA)
+    return kind_of(cluster).traits.is_here
 
 
 def cluster_for(requested: Cluster, device: str) -> Cluster:
     """The cluster of a job that this computes: GPUs that nobody asked for are left alone where they would have nothing to do."""
     spoken_for = requested.kind != AUTO or requested.gpus or os.environ.get(VARIABLE, AUTO) != AUTO
-    if device != "cpu" or spoken_for or kind_of(requested).name != LOCAL_CUDA:
+    if device != "cpu" or spoken_for or not kind_of(requested).traits.has_worker_per_gpu:
         return requested
     return replace(requested, kind=DEFAULT)
 
 
 def note_of_cluster(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
     """What is to be said of GPUs that a job has nothing for, and of CPUs that it leaves alone or does not ask for."""
-    return _note_of_gpus(job, cluster, device) + _note_of_cores(cluster)
-
-
-def _note_of_cores(cluster: Cluster) -> tuple[str, ...]:
-    """What is to be said of cores that come with a GPU, and are not asked for besides."""
-    come_with_it = cluster.gpus and cluster.cores > 1 and "resource_spec" not in cluster.options
-    if not come_with_it or kind_of(cluster).name != OAR:
-        return ()
-    return (
-        f"OAR gives a GPU with the cores that its site ties to it, so cluster.cores: {cluster.cores} is not asked for; "
-        "cluster.options: {resource_spec: ...} asks for something else",
-    )
+    return _note_of_gpus(job, cluster, device) + kind_of(cluster).traits.notes(cluster)
 
 
 def _note_of_gpus(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
     if cluster != job.cluster:
         return ("GPUs are left alone: nothing of this job computes on them",)
-    one_for_each = kind_of(cluster).name == LOCAL_CUDA
+    one_for_each = kind_of(cluster).traits.has_worker_per_gpu
     if device != "cpu":
         on_cpu = kind_of_job(job).on_cpu
         if not (one_for_each and on_cpu):
@@ -183,7 +157,7 @@ def check_device(run: Run, cluster: Cluster, device: str) -> None:
     if device == "cpu" or not is_here(cluster):
         return
     here = gpus_here()
-    if kind_of(cluster).name == LOCAL_CUDA:
+    if kind_of(cluster).traits.has_worker_per_gpu:
         chosen(cluster, here)
     if not here.names:
         raise ConfigError(

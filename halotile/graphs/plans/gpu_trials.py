@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from halotile.errors import HalotileError
-from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, kind_of
+from halotile.graphs.clusters.detection.cluster_kind import kind_of
 from halotile.graphs.clusters.detection.gpus import gpus_here
 from halotile.graphs.jobs.sections import Tile, TiledJob
-from halotile.graphs.plans.devices import LOCAL_CUDA, chosen
+from halotile.graphs.plans.devices import chosen
 from halotile.graphs.plans.sizes import Geometry, candidate_tiles, fit_tile
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoised_image import Denoised
@@ -247,7 +247,7 @@ def tuned_for(job: TiledJob, task: DenoiseTask, geometry: Geometry, *, compare: 
         here = gpus_here()
         if not here.names:
             raise NotTried(f"there is no GPU here to try them on ({here.why_none})")
-        if kind_of(job.cluster).name == LOCAL_CUDA:
+        if kind_of(job.cluster).traits.has_worker_per_gpu:
             environment["CUDA_VISIBLE_DEVICES"] = chosen(job.cluster, here)[0]
     return _in_a_process_of_its_own(job, task, _request(job, task, geometry, compare), environment)
 
@@ -260,7 +260,7 @@ def _request(job: TiledJob, task: DenoiseTask, geometry: Geometry, compare: bool
         tiles=tuple(dict.fromkeys(fit_tile(geometry, size, task.grid.block) for size in sizes)),
         batch=None if job.tile.batch == "auto" else job.tile.batch,
         # Workers of one machine that are not told of a GPU each all use the first.
-        sharing=job.run.count if kind_of(job.cluster).name == DEFAULT else 1,
+        sharing=job.run.count if kind_of(job.cluster).traits.gpus == "shared" else 1,
         layouts=job.tile.channels_last == "auto" and _has_layouts(task, geometry),
         compare=compare,
     )

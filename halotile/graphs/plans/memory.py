@@ -13,7 +13,7 @@ from itertools import product
 from halotile.errors import MemoryRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.clusters.detection.cgroups import cgroups_of
-from halotile.tasks.devices.pinned_buffers import COUNT
+from halotile.tasks.devices.streams import BUFFERS
 
 MIB = 1024**2
 IMPORTS_BYTES = 700 * MIB
@@ -204,8 +204,8 @@ def footprint(
     if gpu_bytes is not None:
         return Footprint(
             imports_bytes=IMPORTS_BYTES + gpu_bytes,
-            read_bytes=read * (1 + sides) + COUNT * pinned(read),
-            result_bytes=2 * result + COUNT * pinned(result),
+            read_bytes=read * (1 + sides) + BUFFERS * pinned(read),
+            result_bytes=2 * result + BUFFERS * pinned(result),
             tiles_bytes=0,
             **rest,
         )

@@ -13,7 +13,7 @@ from halotile.graphs.jobs.sections import Output
 from halotile.graphs.plans.receptive_field import Reach
 from halotile.graphs.plans.sizes import MOST_FILES
 from halotile.storage.arrays import Source
-from halotile.storage.disk.mounts import why_locks_are_local
+from halotile.storage.disk.mounts import local_lock_reason
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.roles import Roles
@@ -45,7 +45,7 @@ def notes_of(
 
 def note_of_locks(output: Path) -> tuple[str, ...]:
     """What to say of a file system on which a run does not keep those on other machines away from its output."""
-    why = why_locks_are_local(output)
+    why = local_lock_reason(output)
     return (
         (f"locks are not seen by other machines, so start one run of this output at a time. {why}",)
         if why

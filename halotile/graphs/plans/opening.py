@@ -22,14 +22,14 @@ from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.views import with_channel_axis
+from halotile.storage.views import ChannelAxis
 from halotile.tasks.denoisers.base import Denoiser, Leveled
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.finite import describe_range
 from halotile.tasks.noise.estimate import estimate_noise_level
 from halotile.tasks.options import description_of, import_from, job_key, required_keys
 from halotile.tasks.roles import Roles
-from halotile.tasks.trials.user_code import called
+from halotile.tasks.trials.user_code import qualified_name
 
 
 class Imports(Protocol):
@@ -126,7 +126,7 @@ def _as_json(value: Any) -> Any:
             "kwargs": _as_json(value.keywords),
         }
     if callable(value):
-        return called(value)
+        return qualified_name(value)
     if isinstance(value, Mapping):
         return {str(key): _as_json(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
@@ -163,7 +163,7 @@ def check_whole(path: str) -> None:
         ):
             continue
         with suppress(DamagedData, ResumeRefused):  # damaged, or of another version: nobody knows
-            journal = Journal.look(directory.journal_path)
+            journal = Journal.open_any(directory.journal_path)
             if left := journal.total - len(journal.done):
                 raise InputError(
                     f"{output} is the output of a run that has {left:,} of {counted(journal.total, 'block')} left to do. "
@@ -199,7 +199,7 @@ def assign_axes(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[Rol
                 f"{denoiser.title} takes {channels} channels, the image has axes {''.join(axes)!r} without c. "
                 "Name its channel axis with input.axes, or use a network of one channel."
             )
-        readable, axes = with_channel_axis(source), ("c", *axes)
+        readable, axes = ChannelAxis(source), ("c", *axes)
     channel = axes.index("c")
     if readable.shape[channel] != channels:
         raise InputError(

@@ -12,7 +12,7 @@ from halotile.storage.grid import Depth
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.trials.probe import check_ragged, probe
-from halotile.tasks.trials.rehearsal import refusal, rehearse
+from halotile.tasks.trials.rehearsal import rehearse, tiling_error
 
 DIFFER = "tiles differ from the whole image"
 """A note that begins so is kept with the run."""
@@ -118,6 +118,6 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ..
     found = rehearse(known, reach.depth, image, search=reach.probed is not None)
     if reach.probed is not None:
         if not found.agrees:
-            raise refusal(denoiser, found, image)
+            raise tiling_error(denoiser, found, image)
         reach = replace(reach, align=found.alignment, probed=(reach.probed[0], found.alignment))
     return replace(reach, difference=found.difference)

@@ -46,7 +46,7 @@ def begin(job: Job, request: PlanRequest) -> Begun:
     output = Path(os.path.abspath(job.place))
     check_parents(output)
     directory = RunDirectory(run_directory_of(output))
-    return Begun(output, directory, None if request.fresh else directory.whole_plan())
+    return Begun(output, directory, None if request.fresh else directory.read_valid_plan())
 
 
 @dataclass(frozen=True)

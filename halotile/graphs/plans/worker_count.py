@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.detection.batch_cores import slots_here
-from halotile.graphs.clusters.detection.cluster_kind import DEFAULT, kind_of
+from halotile.graphs.clusters.detection.cluster_kind import kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
-from halotile.graphs.clusters.detection.launchers import copy_of
 from halotile.graphs.jobs.sections import Auto, Cluster, Job, Run, parse_bytes
-from halotile.graphs.plans.devices import LOCAL_CUDA, SLURM_ALLOC, chosen, requested_by
+from halotile.graphs.plans.devices import chosen
 from halotile.graphs.plans.memory import IMPORTS_BYTES, machine_bytes, workers_that_fit
 
 USUAL = 2
@@ -55,29 +53,19 @@ def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str
     >>> workers_of(Run(), Cluster(kind="slurm"), "cpu")
     Count(workers=2, why='as many as are asked for: run.workers')
     """
-    kind = kind_of(cluster, environment).name
-    if kind == LOCAL_CUDA:
+    traits = kind_of(cluster, environment).traits
+    if traits.has_worker_per_gpu:
         return Count(len(chosen(cluster)), "one for each GPU")
     if isinstance(run.workers, int):
         return Count(run.workers)
-    if kind == DEFAULT:
+    if traits.is_here:
         return (
             _of_this_machine(run, environment)
             if device == "cpu"
             else Count(USUAL, "which share the first GPU")
         )
-    if kind == "ranks" and (copy := copy_of(environment)) is not None:
-        return Count(copy.size - 1, f"{copy.size} copies of the command, of which one is the driver")
-    if kind == SLURM_ALLOC and "SLURM_JOB_NODELIST" in environment:
-        from halotile.graphs.clusters.launches.slurm_steps import workers_in
-
-        count = Count(*workers_in(environment, device))
-        if not count.workers:
-            raise ConfigError(
-                f"{requested_by(run, cluster)}, and Slurm tells of no GPU in the allocation: with run.workers: auto there would be no worker. "
-                "Leave it out to compute on CPUs, or ask Slurm for GPUs (--gres=gpu:1); where Slurm does not count them, write run.workers."
-            )
-        return count
+    if found := traits.count_workers(run, cluster, device, environment):
+        return Count(*found)
     return Count(USUAL, "as many as are asked for: run.workers")
 
 
@@ -137,28 +125,11 @@ def no_more_than(
 
 
 def check_allocation(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse workers that may need more memory than an allocation has for them: Slurm would end the job.
+    """Refuse workers that may need more memory than their cluster has for them.
 
     Raises
     ------
     MemoryRefused
         With the figures, and what to write instead.
     """
-    if kind_of(cluster, environment).name != SLURM_ALLOC or "SLURM_JOB_NODELIST" not in environment:
-        return
-    from halotile.graphs.clusters.launches.slurm_steps import slots_in
-
-    wanted = parse_bytes(run.memory_per_worker)
-    nodes = {slot.node: slot for slot in slots_in(environment, run.count)}.values()
-    room = {slot.node: slot.memory_bytes // wanted for slot in nodes if slot.memory_bytes is not None}
-    tight = next((slot for slot in nodes if room.get(slot.node, slot.of) < slot.of), None)
-    if tight is None or tight.memory_bytes is None:
-        return
-    fit = sum(min(slot.of, room.get(slot.node, slot.of)) for slot in nodes)
-    raise MemoryRefused(
-        f"run.memory_per_worker is {run.memory_per_worker}, and {counted(tight.of, 'worker')} on {tight.node} may take "
-        f"{bytes_text(wanted * tight.of)}; the allocation has {bytes_text(tight.memory_bytes)} there. "
-        f"Write run.memory_per_worker: {tight.memory_bytes // tight.of // 2**20}MiB, "
-        + (f"run.workers: {fit}, " if fit else "")
-        + "or ask Slurm for more memory."
-    )
+    kind_of(cluster, environment).traits.check_memory(run, environment)

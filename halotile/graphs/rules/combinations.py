@@ -12,14 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from halotile.graphs.clusters.connection.addresses import host_of, is_loopback
-from halotile.graphs.clusters.detection.cluster_kind import ADDRESS
+from halotile.graphs.clusters.detection.cluster_kind import ADDRESS, AUTO, traits_of
 from halotile.graphs.jobs.base import Rule
 from halotile.graphs.jobs.sections import Auto, Cluster, Output, Run, Size, Tile
 from halotile.graphs.rules.words import shown
 from halotile.tasks.denoisers.base import Denoiser
-
-LACKING = {"htcondor": ("queue", "account", "walltime")}
-"""Keys of a cluster section that mean nothing to a kind."""
 
 Faults = Iterator[tuple[tuple[str | int, ...], str]]
 """Places of faults, and messages."""
@@ -80,7 +77,8 @@ def _multiple(size: Size | Auto, unit: Size | Auto, of: str, why: str) -> str | 
 def _scheduler_of_cluster(cluster: Cluster) -> Faults:
     """Where a running scheduler is, of which there is one."""
     given = [key for key in ("address", "scheduler_file") if getattr(cluster, key) is not None]
-    if cluster.kind not in ("auto", "scheduler"):
+    joins = traits_of(cluster.kind).joins
+    if cluster.kind != AUTO and not joins:
         for key in given:
             yield (
                 ("cluster", key),
@@ -88,7 +86,7 @@ def _scheduler_of_cluster(cluster: Cluster) -> Faults:
             )
     elif len(given) > 1:
         yield ("cluster", "address"), "is there twice, with scheduler_file; leave one of them out"
-    elif cluster.kind == "scheduler" and not given and ADDRESS not in os.environ:
+    elif joins and not given and ADDRESS not in os.environ:
         yield (
             ("cluster", "address"),
             "missing; write that of the running scheduler, such as tls://10.0.0.7:8786, or scheduler_file: FILE",
@@ -97,7 +95,7 @@ def _scheduler_of_cluster(cluster: Cluster) -> Faults:
 
 def _keys_of_cluster(cluster: Cluster) -> Faults:
     """What some batch systems have nothing of."""
-    for key in LACKING.get(cluster.kind, ()):
+    for key in traits_of(cluster.kind).ignored:
         if (value := getattr(cluster, key)) is not None:
             yield (
                 ("cluster", key),
@@ -107,13 +105,14 @@ def _keys_of_cluster(cluster: Cluster) -> Faults:
 
 def _gpus_of_cluster(cluster: Cluster) -> Faults:
     """Which GPUs are said on one machine, how many for each worker elsewhere."""
-    if cluster.kind == "local" and cluster.gpus:
+    gpus = traits_of(cluster.kind).gpus
+    if gpus == "shared" and cluster.gpus:
         yield (
             ("cluster", "gpus"),
             f"{shown(cluster.gpus)}, which is not for cluster local, whose workers share the first GPU if run.device is cuda; leave it out, or "
             "write kind: local-cuda",
         )
-    elif cluster.kind not in ("auto", "local-cuda") and not isinstance(cluster.gpus, int):
+    elif cluster.kind != AUTO and gpus == "number" and not isinstance(cluster.gpus, int):
         yield (
             ("cluster", "gpus"),
             f"{shown(cluster.gpus)}, which is for cluster local-cuda; cluster {cluster.kind} takes a number for each worker: write 1",
@@ -131,7 +130,7 @@ def _device_of_run(run: Run) -> Faults:
 
 def _encryption_of_cluster(cluster: Cluster) -> Faults:
     """Who may be without: nobody beyond loopback."""
-    remote = cluster.kind not in ("auto", "local", "local-cuda", "scheduler")
+    remote = cluster.kind != AUTO and traits_of(cluster.kind).is_remote
     address = cluster.address or ""
     if not cluster.tls and (remote or (address and not is_loopback(host_of(address)))):
         where = address or f"cluster {cluster.kind}"

@@ -265,7 +265,7 @@ class BlockPass:
         """Between answers: heed signals, sync the journal, tell how far it is."""
         if self.signals.requested and not stream.draining:
             stream.drain()
-            self.directory.ask_to_stop()
+            self.directory.request_stop()
             self.status.report(f"{self.signals.name}: finishing the blocks in flight, starting no more")
         if self.signals.hurried:
             self.untidy = True

@@ -78,7 +78,7 @@ def _strike(books: Books, journal: Journal, ledger: Ledger, grid: Grid) -> None:
         lost.update(
             damaged_among(journal.done, journal, path, books.layout, grid, image=image, thorough=False)
         )
-    journal.strike(sorted(lost))
+    journal.unmark(sorted(lost))
 
 
 def remove_books(folder: Path, name: str) -> None:

@@ -32,7 +32,7 @@ from halotile.graphs.runs.replacing import (
 )
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.waiting import log_line, patience_seconds, report_if_slow
-from halotile.storage.disk.durable import is_full, sweep_partials
+from halotile.storage.disk.durable import is_full, remove_partials
 from halotile.storage.disk.ownership import (
     metadata_problems,
     restore_metadata,
@@ -126,16 +126,16 @@ def look(plan: Plan) -> int:
         slot.directory.check_free()
     if not _resumable(slots):
         return 0
-    return sum(len(Journal.look(slot.directory.journal_path).done) for slot in slots)
+    return sum(len(Journal.open_any(slot.directory.journal_path).done) for slot in slots)
 
 
 def _open(slots: tuple[Slot, ...]) -> list[Journal]:
     first = slots[0].directory
     first.clear_stop()
-    BatchFiles(first).forget_end()
+    BatchFiles(first).clear_end()
     if _resumable(slots):
         for slot in slots:
-            sweep_partials(slot.path)
+            remove_partials(slot.path)
         _restore(slots[0].plan, first)
     else:
         _start_over(slots)
@@ -149,7 +149,7 @@ def _resumable(slots: tuple[Slot, ...]) -> bool:
     plan, first = slots[0].plan, slots[0].directory
     if plan.fresh:
         return False
-    previous = first.whole_plan()
+    previous = first.read_valid_plan()
     if previous is not None:
         check_same_job(plan, previous)
     if not all(slot.directory.journal_path.exists() for slot in slots):
@@ -173,7 +173,7 @@ def _check_nothing_done(slot: Slot) -> None:
     OutputRefused
         With what is done.
     """
-    done = len(Journal.look(slot.directory.journal_path).done)
+    done = len(Journal.open_any(slot.directory.journal_path).done)
     if done or slot.first.state_path.exists():
         what = f"{counted(done, 'block')} of it" if done else "scratch arrays"
         raise OutputRefused(
@@ -191,7 +191,7 @@ def _is_journal_of(slot: Slot) -> bool:
         When it is another job's.
     """
     directory = slot.directory
-    journal = Journal.look(directory.journal_path)
+    journal = Journal.open_any(directory.journal_path)
     if not journal.done:
         return False
     if (journal.fingerprint, journal.total) != (slot.fingerprint, len(slot.output.grid)):
@@ -205,7 +205,7 @@ def _is_journal_of(slot: Slot) -> bool:
 
 def _restore(plan: Plan, directory: RunDirectory) -> None:
     """Write down again what the directory has lost, or what may change from one run to the next."""
-    kept = directory.whole_plan() or {}
+    kept = directory.read_valid_plan() or {}
     now = kept_of(plan)
     if any(kept.get(part) != now[part] for part in ("identity", "same_inputs")):
         directory.write_plan(kept | now)

@@ -19,11 +19,11 @@ def record_cpu_kind(cpu_kind: str, directory: RunDirectory) -> str:
     directory : RunDirectory
         That of the run.
     """
-    known = (directory.whole_plan() or {}).get(KEY, [])
+    known = (directory.read_valid_plan() or {}).get(KEY, [])
     if cpu_kind in known:
         return ""
     with suppress(OSError):  # a full disk is reported where blocks are written
-        directory.remember(**{KEY: [*known, cpu_kind]})
+        directory.update_plan(**{KEY: [*known, cpu_kind]})
     if not known:
         return ""
     return (

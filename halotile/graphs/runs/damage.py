@@ -122,7 +122,7 @@ def image_digest(path: Path, layout: Layout, grid: Grid) -> bytes:
 
 def _threads_for(layout: Layout) -> int:
     """How many threads may each hold a whole shard."""
-    shard_bytes = math.prod(layout.form.counts) * layout.form.chunk_bytes
+    shard_bytes = math.prod(layout.form.counts) * layout.form.chain.nbytes
     return max(1, min(cores_here(), HELD_BYTES // shard_bytes))
 
 

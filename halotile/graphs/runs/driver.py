@@ -21,9 +21,9 @@ from halotile.graphs.runs.progress import Observer, Progress
 from halotile.graphs.runs.session import ClusterPass, Session
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import Status
-from halotile.storage.disk.durable import sweep_partials
+from halotile.storage.disk.durable import remove_partials
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.tasks.block import BadBlock
 
 
@@ -121,7 +121,7 @@ class _Driver:
             are = "is" if struck == 1 else "are"
             self.status.report(f"{counted(struck, 'block')} of the earlier run {are} damaged and done again")
 
-    def _check_earlier(self, earlier: Sequence[Runs]) -> None:
+    def _check_earlier(self, earlier: Sequence[RangeSet]) -> None:
         """Read every byte that earlier runs wrote, and do again what is damaged: a run that ends well made a whole output."""
         if not any(earlier):
             return
@@ -193,9 +193,9 @@ class _Driver:
             raise DiskRefused(describe_full_disk(self.plan, work.disk_error, self.held.done))
         if work.untidy:
             for output in self.plan.outputs:
-                sweep_partials(output.path)
+                remove_partials(output.path)
             if self.context.directory.state_path.is_dir():
-                sweep_partials(self.context.directory.state_path)
+                remove_partials(self.context.directory.state_path)
 
     def _progress(self, phase: str) -> Progress:
         if self.under_way is None:

@@ -16,11 +16,11 @@ from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.damage import damaged_blocks, output_grid
 from halotile.graphs.runs.signals import Signals
 from halotile.storage.disk.durable import GONE
-from halotile.storage.disk.ownership import REPLACE, metadata_problems, other_pixels
+from halotile.storage.disk.ownership import REPLACE, foreign_pixels_reason, metadata_problems
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.sharded.output import UNREADABLE
-from halotile.storage.stored_array import refusal, unreadable
+from halotile.storage.stored_array import read_error, unreadable_error
 
 LOOK_SECONDS = 5.0
 """How often the output's directory and the input are looked at."""
@@ -68,7 +68,7 @@ class HeldOutput:
         except GONE as error:
             what = f"was moved or removed ({error.strerror})"
         except OSError as error:
-            raise refusal(f"{path}: it cannot be looked at", error) from error
+            raise read_error(f"{path}: it cannot be looked at", error) from error
         raise OutputRefused(
             f"{path} {what}: not all of what is done lies there. Put it back and run again to go on, or run with --fresh "
             "to start over."
@@ -175,10 +175,12 @@ class HeldOutputs:
     def strike_all(self) -> None:
         """Take every block out of the journals."""
         for each in self.held:
-            each.journal.strike(list(each.journal.done))
+            each.journal.unmark(list(each.journal.done))
             each.journal.sync()
 
-    def strike_damaged(self, signals: Signals, *, thorough: bool, only: Sequence[Runs] | None = None) -> int:
+    def strike_damaged(
+        self, signals: Signals, *, thorough: bool, only: Sequence[RangeSet] | None = None
+    ) -> int:
         """Strike done blocks from the journals where outputs do not hold what was written; return how many there are.
 
         Parameters
@@ -187,7 +189,7 @@ class HeldOutputs:
             What may ask to stop meanwhile.
         thorough : bool
             Read every byte, not only the checksums in each file.
-        only : sequence of Runs, optional
+        only : sequence of RangeSet, optional
             Blocks of each output to look at; by default all that are done.
 
         Raises
@@ -203,7 +205,7 @@ class HeldOutputs:
             for each, numbers in zip(self.held, looked_at, strict=True)
         ]
         for each, damaged in zip(self.held, found, strict=True):
-            each.journal.strike(damaged)
+            each.journal.unmark(damaged)
         return sum(map(len, found))
 
     def _damaged(
@@ -224,7 +226,7 @@ class HeldOutputs:
                 yield number
 
         found = each.damaged(until_asked(), thorough=thorough)
-        if others := other_pixels(found, looked_at):
+        if others := foreign_pixels_reason(found, looked_at):
             raise OutputRefused(
                 f"{each.output.path} is not what this run wrote there: {others}. {REPLACE} "
                 f"{repair_command(self.plan)} does these blocks again in its place."
@@ -247,7 +249,7 @@ class HeldOutputs:
         """
         for each in self.held:
             self._wait_until_told(partial(self._check_output, each, signals))
-            each.journal.secure()
+            each.journal.ensure_durable()
 
     def _check_output(self, each: HeldOutput, signals: Signals) -> None:
         each.check_place()
@@ -259,13 +261,13 @@ class HeldOutputs:
             )
         found = self._damaged(each, each.journal.done, signals, thorough=False)
         if damaged := [number for number, lines in found.items() if UNREADABLE not in "".join(lines)]:
-            each.journal.strike(damaged)
+            each.journal.unmark(damaged)
             raise DamagedData(
                 f"after the run had written {output}, shards of {counted(len(damaged), 'block')} were changed or removed. "
                 "Leave them alone, and run again to do these blocks again."
             )
         for line, *_ in found.values():
-            raise unreadable(line)
+            raise unreadable_error(line)
 
     def _check_input(self) -> None:
         changed = [f"{source.path} {what}" for source in self.plan.sources if (what := source.change())]
@@ -273,7 +275,7 @@ class HeldOutputs:
             return
         doubtful = self._at_hand.done.copy()
         doubtful.discard(self._sure)
-        self._at_hand.strike(doubtful)
+        self._at_hand.unmark(doubtful)
         again = (
             f"; {_blocks(doubtful)} done since it was last found as it was, may be of either, and will be done again"
             if doubtful
@@ -291,12 +293,12 @@ def repair_command(plan: Plan) -> str:
     return f"`recon-cli verify {shlex.quote(str(plan.output))} --repair{imports}`"
 
 
-def _blocks(numbers: Runs) -> str:
+def _blocks(numbers: RangeSet) -> str:
     """How many these are, and which.
 
     Examples
     --------
-    >>> _blocks(Runs([3])), _blocks(Runs([1, 2, 5])), _blocks(Runs())
+    >>> _blocks(RangeSet([3])), _blocks(RangeSet([1, 2, 5])), _blocks(RangeSet())
     ('1 block (3) was', '3 blocks (1-2,5) were', 'no block was')
     """
     if not numbers:

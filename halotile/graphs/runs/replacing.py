@@ -14,12 +14,12 @@ from halotile.errors import DamagedData, HalotileError, OutputRefused
 from halotile.graphs.jobs.base import OutputArray
 from halotile.graphs.plans.plan import Plan, run_directory_of
 from halotile.graphs.runs.damage import damaged_blocks, written_of
-from halotile.storage.disk.ownership import REPLACE, find_stranger, other_pixels
+from halotile.storage.disk.ownership import REPLACE, find_foreign_entry, foreign_pixels_reason
 from halotile.storage.disk.place import check_path, check_place
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.sharded.output import Layout, open_output
 
 HOW = ("version", "run", "cluster", "allow_import", "import_folder")
@@ -101,7 +101,7 @@ def check_replaceable(slot: Slot) -> None:
         With what to write to replace it.
     """
     own = _is_own(slot)
-    stranger = find_stranger(slot.path, _layout_there(slot)) if own else ""
+    stranger = find_foreign_entry(slot.path, _layout_there(slot)) if own else ""
     check_place(str(slot.path), overwrite=True, key=slot.output.key, may_lack_metadata=own and not stranger)
     if slot.output.overwrite:
         return
@@ -132,7 +132,7 @@ def _layout_there(slot: Slot) -> Layout:
 
 def _written_there(slot: Slot) -> tuple[Layout, Grid] | None:
     """Return layout and blocks of an output as the run directory keeps them; None where it keeps none."""
-    kept, place = slot.first.whole_plan(), slot.plan.outputs.index(slot.output)
+    kept, place = slot.first.read_valid_plan(), slot.plan.outputs.index(slot.output)
     written = written_of(kept) if kept else []
     return written[place] if place < len(written) else None
 
@@ -145,18 +145,18 @@ def check_pixels(slot: Slot) -> None:
     OutputRefused
         With what to write to replace it.
     """
-    kept, written = slot.first.whole_plan(), _written_there(slot)
+    kept, written = slot.first.read_valid_plan(), _written_there(slot)
     if slot.output.overwrite or kept is None or written is None:
         return
     layout, grid = written
-    found, done = dict[int, list[str]](), Runs()
+    found, done = dict[int, list[str]](), RangeSet()
     owner = journal_fingerprint(kept["fingerprint"], slot.plan.outputs.index(slot.output))
     with suppress(HalotileError, FileNotFoundError):  # without a journal nobody knows
         journal = Journal.open(slot.directory.journal_path, owner, len(grid), read_only=True)
         done = journal.done
         blocks = map(grid.block_at, done)
         found = dict(damaged_blocks(slot.path, layout, blocks, journal.digest, thorough=False))
-    if others := other_pixels(found, len(done)):
+    if others := foreign_pixels_reason(found, len(done)):
         raise OutputRefused(f"{slot.path} is not what the run wrote there: {others}. {REPLACE}")
 
 
@@ -170,7 +170,7 @@ def _is_own(slot: Slot) -> bool:
     except DamagedData:
         asked = None
     if asked is None:
-        return (slot.first.whole_plan() or {}).get("fingerprint") == plan.fingerprint
+        return (slot.first.read_valid_plan() or {}).get("fingerprint") == plan.fingerprint
     return _what_is_made(plan, asked) == _what_is_made(plan, plan.documents.asked)
 
 

@@ -155,7 +155,7 @@ class Status:
         self.batch = batch
         self.report(f"memory ran out on a worker: {batch} tiles at once there, in place of {before}")
         with suppress(OSError):  # a full disk is reported where blocks are written
-            self.directory.remember(batch=batch)
+            self.directory.update_plan(batch=batch)
 
     def note_cpu_kind(self, cpu_kind: str) -> None:
         """Warn once where workers of several kinds share a run."""

@@ -22,7 +22,7 @@ from halotile.storage.disk.ownership import metadata_problems, restore_metadata
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.sharded.output import Layout, open_output
 
 
@@ -34,7 +34,7 @@ class Verdict:
     checked: int
     problems: tuple[str, ...]
     repaired: int
-    undone: Runs = field(default_factory=Runs)
+    undone: RangeSet = field(default_factory=RangeSet)
     """Blocks that the run has not done, or has given up: there is nothing to check."""
     repairable: bool = True
     """Whether there is a run directory, which says by what job it was written."""
@@ -121,7 +121,7 @@ class _Written:
     directory: RunDirectory
     owner: str
     """Fingerprint of its journal."""
-    done: Runs
+    done: RangeSet
     damaged: dict[int, list[str]]
     prefix: str = ""
 
@@ -156,9 +156,9 @@ def _total(written: Iterable[_Written]) -> int:
     return sum(len(each.grid) for each in written)
 
 
-def _undone(written: Iterable[_Written]) -> Runs:
+def _undone(written: Iterable[_Written]) -> RangeSet:
     """Return the blocks that are not done; those of further outputs are numbered on from the first."""
-    undone, before = Runs(), 0
+    undone, before = RangeSet(), 0
     for each in written:
         undone.add(before + number for number in each.done.complement(len(each.grid)))
         before += len(each.grid)
@@ -171,7 +171,7 @@ def _plan_of(directory: RunDirectory) -> dict[str, Any] | None:
         return directory.read_plan()
     except DamagedData:
         with suppress(FileNotFoundError):
-            Journal.look(directory.journal_path)
+            Journal.open_any(directory.journal_path)
         raise
 
 
@@ -191,7 +191,7 @@ def _repair(
         for each in written:
             restore_metadata(each.path, each.layout)
             with Journal.open(each.directory.journal_path, each.owner, len(each.grid)) as journal:
-                journal.strike(each.damaged)
+                journal.unmark(each.damaged)
     run(plan, observer=observer)
 
 

@@ -84,7 +84,7 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         _holders[self.token] = self.directory
         import_from(self.import_folder)
         prepare_process(threads=1)
-        IO_THREADS.employ(self.task.io_threads)
+        IO_THREADS.resize(self.task.io_threads)
         runner = BlockRunner(self.task)
         runner.stages.check()
         return runner

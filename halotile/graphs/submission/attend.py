@@ -1,4 +1,4 @@
-"""A submitted run inside its batch job: it goes on where the last attempt ended, and asks for another one in time."""
+"""A submitted run inside its batch job: it goes on where the last attempt ended, and requests another job in time."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from halotile.storage.run_directory.directory import RunDirectory
 
 END_SECONDS = 40
 SILENCE_SECONDS = 3600.0
-"""An output that is held for so long without a word of whoever holds it is not waited for any more."""
+"""An output whose holder is silent for so long is not waited for any more."""
 TIME_IS_UP = "SIGUSR1"
-"""What the batch system sends before it ends a job."""
+"""Signal of the batch system before it ends a job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What was submitted.
+    """A submitted run.
 
     Parameters
     ----------
     job : mapping
-        The job, as a run directory keeps one.
+        The job, in the form of a run directory.
     options : mapping
-        What the command said besides: fresh, same_input, allow_import.
+        Further options of the command: fresh, same_input, allow_import.
     submitted_from : str
-        The machine where it was.
+        The machine that it was submitted from.
     submitted : float
-        When it was (Unix time).
+        Time of the submission (Unix time).
     notice_seconds : float
-        How long before its time is up a job of it is told.
+        Seconds from the signal that its time is up to the end of a job.
     number : str
         The batch job's number.
     attempts : int
-        How often it has begun.
+        Number of attempts so far.
     began : float
-        When the last attempt began.
+        Begin of the last attempt.
     """
 
     job: dict[str, Any]
@@ -58,19 +58,19 @@ class Submission:
     began: float = 0.0
 
     def keep(self, files: BatchFiles) -> None:
-        """Write it down."""
+        """Write it into the run directory."""
         files.write(asdict(self))
 
 
 def submission_in(run: RunDirectory) -> Submission:
-    """What a run directory was submitted as.
+    """Read the submission of a run directory.
 
     Raises
     ------
     ConfigError
-        When it was not.
+        When it was not submitted.
     DamagedData
-        When what was written down of it cannot be understood.
+        When the record cannot be understood.
     """
     record = BatchFiles(run).read()
     if record is None:
@@ -79,7 +79,7 @@ def submission_in(run: RunDirectory) -> Submission:
         return Submission(**record)
     except TypeError:
         raise DamagedData(
-            f"{run.path}: what it was submitted as is damaged. Submit it again: `recon-cli submit CONFIG`."
+            f"{run.path}: the record of its submission is damaged. Submit it again: `recon-cli submit CONFIG`."
         ) from None
 
 
@@ -101,34 +101,34 @@ def check_not_waiting(run: RunDirectory) -> None:
 
 
 def submit(submission: Submission, script: str, run: RunDirectory) -> Submission:
-    """Hand a run to Slurm; everything about it lies in its run directory.
+    """Submit a run to Slurm; all of its files are in its run directory.
 
     Raises
     ------
     ConfigError
         When a batch job of this run is waiting or running already.
     ClusterFailed
-        When Slurm does not take it.
+        When Slurm refuses it.
     """
     files = BatchFiles(run)
     is_new = not run.path.exists()
     run.create()
-    with run.lock():  # of two at once, one finds the other's batch job
+    with run.lock():  # of two submissions at once, one finds the other's batch job
         check_not_waiting(run)
         before = files.state()
-        files.forget_end()
+        files.clear_end()
         files.write_script(script)
         files.log_path.touch(mode=0o600)
         submission.keep(files)
         try:
-            made = replace(submission, number=slurm.submit(files.script_path))
+            submitted = replace(submission, number=slurm.submit(files.script_path))
         except ClusterFailed:
             files.restore(before)
             if is_new:
                 run.disk.remove_tree(run.path)
             raise
-        made.keep(files)
-    return made
+        submitted.keep(files)
+    return submitted
 
 
 def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
@@ -137,14 +137,14 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     Parameters
     ----------
     run : RunDirectory
-        Where it lies.
+        Its run directory.
     go : callable
         ``go(submission, fresh)`` runs it.
 
     Raises
     ------
     Stopped
-        When its time was up, or a machine that was lost holds its output; it has been asked for again.
+        When its time was up, or a machine that was lost holds its output; another job has been requested.
     OutputInUse
         When another driver is at work on its output.
     ClusterFailed
@@ -152,11 +152,11 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     """
     files = BatchFiles(run)
     before = submission_in(run)
-    # Slurm puts jobs back for reasons of its own too, and a job that was resubmitted has another number.
+    # Slurm requeues jobs for reasons of its own too, and a job that was resubmitted has another number.
     number = os.environ.get("SLURM_JOB_ID", before.number)
     begun = replace(before, attempts=before.attempts + 1, number=number, began=time.time())
     begun.keep(files)
-    files.forget_end()
+    files.clear_end()
     try:
         with drains_within(drain_seconds(begun.notice_seconds)):
             go(begun, begun.options["fresh"] and not _has_begun(run, begun.submitted))
@@ -164,38 +164,38 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
         if stopped.requested_by != TIME_IS_UP:
             raise
         if isinstance(stopped.__cause__, OutputInUse):
-            _leave_held(stopped.__cause__, begun, run)
+            _retry_later(stopped.__cause__, begun, run)
         if not _done_since(run, begun.began):
-            reason = "its time was up before anything was done, so it is not asked for again: write a longer cluster.walltime"
+            reason = "its time was up before anything was done, so no other job is requested: write a longer cluster.walltime"
             files.mark_end(reason)
             raise ClusterFailed(reason) from stopped
-        ignore_signals()  # who is put back is told to end
-        _ask_again(begun, files)
+        ignore_signals()  # a requeue ends this process with a signal
+        _request_again(begun, files)
         raise
-    except OutputInUse as held:
-        _leave_held(held, begun, run)
+    except OutputInUse as in_use:
+        _retry_later(in_use, begun, run)
     except BaseException as error:
         files.mark_end(ended_by(error))
         raise
     files.mark_end(None)
 
 
-def _leave_held(held: OutputInUse, submission: Submission, run: RunDirectory) -> NoReturn:
-    """End an attempt that did not get its output: who holds it may be lost, and another attempt find it free."""
+def _retry_later(in_use: OutputInUse, submission: Submission, run: RunDirectory) -> NoReturn:
+    """End an attempt that did not get its output: if its holder is lost, another attempt may find it free."""
     files = BatchFiles(run)
-    heard = (run.read_status() or {}).get("updated", 0.0)
-    if heard > submission.began:  # another driver is at work there: it is its run
-        raise held
-    if time.time() - max(heard, submission.submitted) > SILENCE_SECONDS:
-        files.mark_end(ended_by(held))
-        raise held
+    updated = (run.read_status() or {}).get("updated", 0.0)
+    if updated > submission.began:  # another driver is at work there: it is its run
+        raise in_use
+    if time.time() - max(updated, submission.submitted) > SILENCE_SECONDS:
+        files.mark_end(ended_by(in_use))
+        raise in_use
     ignore_signals()
-    _ask_again(submission, files)
-    raise Stopped(f"{held} Nothing has been heard of it, so this job is asked for again.") from held
+    _request_again(submission, files)
+    raise Stopped(f"{in_use} Its holder has been silent, so this job is requested again.") from in_use
 
 
 def drain_seconds(notice_seconds: float) -> float:
-    """How long the blocks in flight may take: what is left is for the workers to end, and for another attempt to be asked for.
+    """Time for the blocks in flight: the rest is for the workers to end, and to request another attempt.
 
     Examples
     --------
@@ -206,18 +206,18 @@ def drain_seconds(notice_seconds: float) -> float:
 
 
 def _has_begun(run: RunDirectory, since: float) -> bool:
-    """Whether a run has had its output for itself since then: what --fresh asks for is done once."""
+    """Return True if a run has had its output for itself since then: the effect of --fresh happens once."""
     return any(event.get("event") == "begin" and event.get("time", 0) > since for event in run.read_events())
 
 
 def _done_since(run: RunDirectory, began: float) -> int:
-    """Blocks that an attempt has done."""
+    """Number of blocks that an attempt has done."""
     status = run.read_status() or {}
     return int(status["done"]) - int(status["resumed"]) if status.get("updated", 0) > began else 0
 
 
-def _ask_again(submission: Submission, files: BatchFiles) -> None:
-    """The same job once more; where jobs may not be put back, another one.
+def _request_again(submission: Submission, files: BatchFiles) -> None:
+    """Requeue the same job; where jobs may not be requeued, submit another one.
 
     Raises
     ------
@@ -230,6 +230,6 @@ def _ask_again(submission: Submission, files: BatchFiles) -> None:
         try:
             replace(submission, number=slurm.submit(files.script_path)).keep(files)
         except ClusterFailed as error:
-            reason = f"it has to go on in another job, and can be neither put back ({refused}) nor submitted again ({error})"
+            reason = f"it has to go on in another job, and can be neither requeued ({refused}) nor submitted again ({error})"
             files.mark_end(f"{reason}: `recon-cli submit` goes on")
             raise ClusterFailed(f"{reason}.") from error

@@ -19,10 +19,10 @@ from halotile.graphs.jobs.sections import Cluster, Job, parse_bytes
 from halotile.storage.run_directory.names import LOG
 
 NOTICE_SECONDS = 120
-"""How long before its time is up the job is told."""
+"""Seconds from the signal that its time is up to the end of a job."""
 _SIGNAL = re.compile(r"--signal[=\s]\s*(\S+)")
-_TOLD = re.compile(r"[BR]*B[BR]*:(?:SIG)?(?:USR1|10)@(\d+)")
-"""What the batch shell is told, of which the second number counts."""
+_DRAINS = re.compile(r"[BR]*B[BR]*:(?:SIG)?(?:USR1|10)@(\d+)")
+"""A signal to the batch shell that drains a run; the number is its notice in seconds."""
 _CONFIGURED = {
     "queue": "queue",
     "account": "account",
@@ -31,22 +31,22 @@ _CONFIGURED = {
     "directives": "job-extra-directives",
     "directives_skip": "job-directives-skip",
 }
-"""Keys of a cluster section, by what dask-jobqueue calls them."""
+"""Keys of a cluster section with their names in dask-jobqueue's configuration."""
 DRIVER_BYTES = 2**30
-"""What the machine with the driver needs besides: which one that is, nobody knows before."""
+"""Memory for the driver, on each machine: which one it will be is not known before."""
 
 
 def batch_script(job: Job, run: Path, umask: int) -> str:
-    """What is submitted to Slurm.
+    """The script that is submitted to Slurm.
 
     Parameters
     ----------
     job : Job
-        Its ``run`` and ``cluster`` say what is asked for.
+        Its ``run`` and ``cluster`` sections determine the directives.
     run : Path
         The run directory.
     umask : int
-        Who may not do what with the output, as the shell has it that submits.
+        The mask of file permissions, as in the shell that submits.
 
     Returns
     -------
@@ -66,21 +66,21 @@ def batch_script(job: Job, run: Path, umask: int) -> str:
         "--time": cluster.walltime,
         "--partition": cluster.queue,
         "--account": cluster.account,
-        # To the script itself, which has become the driver: it drains, and asks for another go.
+        # To the script itself, which has become the driver: it drains, and requests another job.
         "--signal": f"B:USR1@{NOTICE_SECONDS}",
         "--requeue": "",
         # A node that dies takes its own workers, and no others.
         "--no-kill": "",
     }
     lines = [_line(key, str(value)) for key, value in requested.items() if value is not None]
-    kept = [line for line in lines if not any(skip in line for skip in cluster.directives_skip)]
+    lines = [line for line in lines if not any(skip in line for skip in cluster.directives_skip)]
     return "\n".join(
         [
             "#!/bin/bash",
-            *(f"#SBATCH {line}" for line in [*kept, *cluster.directives]),
+            *(f"#SBATCH {line}" for line in [*lines, *cluster.directives]),
             f"umask {umask:03o}",
             *cluster.prologue,
-            # In the place of the shell, which would hear of a signal only once its command has ended.
+            # In the place of the shell, which would handle a signal only once its command has ended.
             f"exec {shlex.join([sys.executable, '-P', '-m', 'halotile', 'attend', str(run)])}",
             "",
         ]
@@ -88,16 +88,16 @@ def batch_script(job: Job, run: Path, umask: int) -> str:
 
 
 def check_walltime(cluster: Cluster) -> None:
-    """Refuse a walltime whose end would be told before anything is done.
+    """Refuse a walltime whose notice would come before anything is done.
 
     Raises
     ------
     ConfigError
-        When it is that short.
+        When it is so short.
     """
     cluster = with_configured(cluster, _configured())
     for directive in cluster.directives:
-        if (requested := _SIGNAL.search(directive)) and not _TOLD.fullmatch(requested[1]):
+        if (requested := _SIGNAL.search(directive)) and not _DRAINS.fullmatch(requested[1]):
             raise ConfigError(
                 f"cluster.directives has {directive}, and a run drains when USR1 comes to the batch shell. Write "
                 '"--signal=B:USR1@60", with the seconds that its blocks take.'
@@ -112,7 +112,7 @@ def check_walltime(cluster: Cluster) -> None:
 
 
 def notice_seconds(cluster: Cluster) -> int:
-    """How long before its time is up a job is told.
+    """Seconds from the signal that its time is up to the end of a job with this cluster section.
 
     Examples
     --------
@@ -121,12 +121,12 @@ def notice_seconds(cluster: Cluster) -> int:
     """
     directives = with_configured(cluster, _configured()).directives
     requested = [match[1] for directive in directives if (match := _SIGNAL.search(directive))]
-    told = _TOLD.fullmatch(requested[-1]) if requested else None
-    return int(told[1]) if told else NOTICE_SECONDS
+    drains = _DRAINS.fullmatch(requested[-1]) if requested else None
+    return int(drains[1]) if drains else NOTICE_SECONDS
 
 
-def with_configured(cluster: Cluster, known: Mapping[str, Any]) -> Cluster:
-    """A cluster section with what the user's ``jobqueue.yaml`` says where the job says nothing.
+def with_configured(cluster: Cluster, configured: Mapping[str, Any]) -> Cluster:
+    """A cluster section with the settings of the user's ``jobqueue.yaml`` for keys that the job leaves out.
 
     Examples
     --------
@@ -134,15 +134,17 @@ def with_configured(cluster: Cluster, known: Mapping[str, Any]) -> Cluster:
     >>> found.queue, found.account, found.prologue
     ('mine', 'phys', ('a',))
     """
-    told: dict[str, Any] = {key: known.get(theirs) for key, theirs in _CONFIGURED.items()}
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in told.items() if value}
-    said = {key for key in values if getattr(cluster, key) != getattr(Cluster(), key)}
-    kept: Any = {key: value for key, value in values.items() if key not in said}
-    return dataclasses.replace(cluster, **kept)
+    default = Cluster()
+    settings: dict[str, Any] = {}
+    for key, name in _CONFIGURED.items():
+        value = configured.get(name)
+        if value and getattr(cluster, key) == getattr(default, key):
+            settings[key] = tuple(value) if isinstance(value, list) else value
+    return dataclasses.replace(cluster, **settings)
 
 
 def _configured() -> Mapping[str, Any]:
-    """What ``jobqueue.yaml`` says; not what dask-jobqueue itself would take for granted, such as half an hour."""
+    """The settings of ``jobqueue.yaml``, without dask-jobqueue's own defaults, such as half an hour."""
     found: Mapping[str, Any] = dask.config.collect().get("jobqueue", {}).get("slurm", {})
     return found
 

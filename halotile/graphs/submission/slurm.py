@@ -1,4 +1,4 @@
-"""The commands of Slurm's that a submitted run needs, each as a function."""
+"""Slurm commands for submitted runs, each as a function."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from halotile.graphs.clusters.launches.slurm_commands import answer_of, queued
 
 
 def submit(script: Path) -> str:
-    """Submit a script; the number of the job.
+    """Submit a script and return the number of the job.
 
     Raises
     ------
     ClusterFailed
-        With Slurm's words when it does not take it.
+        With Slurm's message when it refuses it.
     """
     if not shutil.which("sbatch"):
         raise ClusterFailed(
@@ -37,7 +37,7 @@ def requeue(job: str) -> None:
 
 
 def cancel(job: str) -> None:
-    """End a job, whatever it does.
+    """End a job in any state.
 
     Raises
     ------
@@ -48,12 +48,12 @@ def cancel(job: str) -> None:
 
 
 def state_of(job: str) -> str | None:
-    """How a job stands, such as ``PENDING (BeginTime)``; None when it is over.
+    """State of a job, such as ``PENDING (BeginTime)``; None when it is over.
 
     Raises
     ------
     ClusterFailed
         When Slurm does not answer.
     """
-    told = queued([job]).get(job)
-    return with_reason(*told) if told else None
+    state = queued([job]).get(job)
+    return with_reason(*state) if state else None

@@ -1,4 +1,4 @@
-"""Which requests a dashboard answers: those under a name that its user was told."""
+"""A filter for requests to a dashboard: it answers those under the name in its link, and under the names of loopback."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from tornado.routing import Matcher, Rule, RuleRouter
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 LEFT_OUT = {"sitemap.json", "exceptions", "individual-exceptions", "hardware"}
-"""Dask's list of its pages, which fails on ours; tracebacks, which name folders; and what has workers measure their disks."""
+"""Dask's list of its pages, which fails on halotile's page; tracebacks, which name folders; and the page that has workers measure their disks."""
 
 
 def answer_allowed_only(scheduler: Any, link: str | None) -> None:
     """Answer only requests to, and from pages under, the names of loopback and of the link; others get a 404.
 
-    A web page of anybody's may reach what listens on loopback: under a name of its own that leads here (DNS rebinding), or by
-    a websocket, which says whose page it is from. Some of Dask's pages are left out for everybody.
+    Any web page in the browser may reach a server on loopback: under a name of its own that leads here (DNS rebinding), or by
+    a websocket, whose Origin names the page. Some of Dask's pages are left out for everybody.
 
     Parameters
     ----------
     scheduler : distributed.Scheduler
-        Whose dashboard it is.
+        The scheduler that serves the dashboard.
     link : str, optional
-        The address of the dashboard that the user is told.
+        The address of the dashboard as it is reported to the user.
     """
-    told = Faults((*LOOPBACK_NAMES, urlsplit(link or "").hostname))
-    scheduler.http_server.request_callback = RuleRouter([Rule(told, scheduler.http_application)])
+    allowed = AllowedHosts((*LOOPBACK_NAMES, urlsplit(link or "").hostname))
+    scheduler.http_server.request_callback = RuleRouter([Rule(allowed, scheduler.http_application)])
 
 
-class Faults(Matcher):
+class AllowedHosts(Matcher):
     """Matches requests to and from some hosts.
 
     Parameters
@@ -43,7 +43,7 @@ class Faults(Matcher):
         self.names = names
 
     def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
-        """No arguments for whom it leads to; None where it does not match."""
+        """Return no arguments for a request that is answered, None for others."""
         origin = request.headers.get("Origin", f"//{request.host}").partition("//")[2]
         hosts = {request.host_name, split_host_and_port(origin.lower())[0]}
         answered = hosts.issubset(self.names) and LEFT_OUT.isdisjoint(request.path.split("/"))

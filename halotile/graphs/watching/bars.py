@@ -1,6 +1,6 @@
-"""The bars of Dask's dashboard count the blocks of the job, by phase and by what is done to a block.
+"""Bars of Dask's dashboard that count the blocks of the job, by phase and by stage.
 
-A stream lets go of its tasks at once, so the scheduler forgets them, and the dashboard's own bar
+A stream releases its tasks at once, so the scheduler forgets them, and the dashboard's own bar
 would only ever show the handful in flight. A group without tasks stands in for the blocks that are done and for
 those still to come. A task reads its blocks, computes them and writes them, so that no pixels pass between tasks; bars
 without any task of their own count the blocks that went through each of these stages.
@@ -23,25 +23,25 @@ Key = tuple[str, int, int]
 
 
 def show_blocks(client: Client, phase: str, *, done: int, total: int, stages: Sequence[str] = ()) -> None:
-    """Let the dashboard's bars of a phase count blocks, of which some are done already."""
+    """Have the dashboard's bars of a phase count blocks, of which some are done already."""
     with suppress(Exception):  # a run goes on without its bars
         bar = BlockBar(phase, done, total, stages)
         client.sync(client.register_plugin, bar, callback_timeout=RPC_SECONDS)
 
 
 class BlockBar(SchedulerPlugin):  # type: ignore[misc]
-    """Counts the blocks of one phase where the dashboard looks.
+    """Counts the blocks of one phase in the task groups that the dashboard reads.
 
-    The dashboard reads what Dask does not promise to keep. Should that move, the bars are lost and nothing else.
+    These are no public interface of Dask. Should they change, the bars are lost and nothing else.
 
     Parameters
     ----------
     phase : str
         Prefix of the tasks' keys; the bar has its name.
     done, total : int
-        Blocks that are done already, and all of them.
+        Number of blocks that are done already, and of all blocks.
     stages : sequence of str
-        What else is done to a block: names of more bars.
+        Stages of a block besides the phase: names of more bars.
     """
 
     def __init__(self, phase: str, done: int, total: int, stages: Sequence[str] = ()) -> None:
@@ -52,13 +52,13 @@ class BlockBar(SchedulerPlugin):  # type: ignore[misc]
         self.stages = [stage for stage in stages if stage != phase]
 
     def start(self, scheduler: Any) -> None:
-        """Begin to count on this scheduler, in the place of an earlier run."""
+        """Begin to count on this scheduler, and replace the bar of an earlier run."""
         scheduler.plugins.pop(self.name, None)
         self.scheduler = scheduler
         self.groups: dict[str, TaskGroup] = {}
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """A task of the phase has another state: its key says how many blocks it has."""
+        """Count a task of the phase that changes its state: its key has its number of blocks."""
         if key_split(key) != self.phase:
             return
         with suppress(Exception):
@@ -97,7 +97,7 @@ class BlockBar(SchedulerPlugin):  # type: ignore[misc]
 
 
 def group_of(phase: str, iteration: int | None = None) -> str:
-    """The group of the tasks of a sweep: each iteration is one, and all of them have the phase's prefix.
+    """The task group of a pass: each iteration is one, and all of them have the phase's prefix.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def group_of(phase: str, iteration: int | None = None) -> str:
 
 
 def task_key(group: str, serial: int, blocks: int) -> Key:
-    """The key of a task of so many blocks.
+    """The key of a task of ``blocks`` blocks.
 
     Examples
     --------
@@ -119,5 +119,5 @@ def task_key(group: str, serial: int, blocks: int) -> Key:
 
 
 def blocks_of(key: Key) -> int:
-    """How many blocks a task with this key has."""
+    """Number of blocks of a task with this key."""
     return key[-1]

@@ -1,8 +1,8 @@
-"""The blocks of a sweep as a small map: how far each one is, how long it took.
+"""A small map of the blocks of a pass: the state and the duration of each.
 
 An image may have a million blocks, and nobody can see as many at once. The map has at most :data:`EDGE` cells on
-an edge; a cell sums up the blocks that lie in it. What is kept is a byte for each block and some numbers for each
-cell, so a change costs what changed, and a look at the map costs the same for any number of blocks.
+an edge; a cell sums up the blocks that lie in it. It keeps a byte for each block and some numbers for each cell, so the cost of
+an update grows with the number of changed blocks, and the cost of the map does not grow with the number of blocks.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Numbers = NDArray[np.intp]
 EDGE = 128
 """Cells along an edge of the map, at most."""
 STATES = ("todo", "running", "done", "retried", "quarantined")
-"""What a block can be. One that is retried failed, and is not done yet."""
+"""States of a block. One that is retried has failed, and is not done yet."""
 WAITING, RUNNING, DONE, RETRIED, QUARANTINED = range(len(STATES))
 _FIRST_SEEN = (QUARANTINED, RETRIED, RUNNING)
-"""What is seen of a cell in which blocks differ: what is rarer, and matters more, comes first."""
+"""The states that a cell shows before others where its blocks differ: rarer and more important ones first."""
 FILLED = 9
-"""How full a cell is, where all of its blocks are done."""
+"""Value of ``filled`` for a cell whose blocks are all done."""
 LEVELS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """Durations from the shortest to the longest, on a logarithmic scale."""
 UNKNOWN = "."
@@ -32,12 +32,12 @@ UNKNOWN = "."
 
 
 class Board:
-    """How far every block of a sweep is.
+    """The state of every block of a pass.
 
     Parameters
     ----------
     counts : tuple of int
-        Blocks along each axis of the image. The last two axes that are cut are those of the map; others are summed
+        Numbers of blocks along each axis of the image. The last two axes that are cut are those of the map; others are summed
         over.
     done : iterable of range
         Blocks that are done already.
@@ -65,26 +65,26 @@ class Board:
         self._edges = [min(EDGE, counts[axis]) for axis in self.axes]
         self.rows, self.columns = self._edges if len(self._edges) == 2 else (1, *self._edges)
         self._state = np.zeros(math.prod(counts), np.uint8)
-        for run in done:
-            self._state[run.start : run.stop] = DONE
+        for numbers in done:
+            self._state[numbers.start : numbers.stop] = DONE
         self._state[list(quarantined)] = QUARANTINED
         cells = self._cells_of(np.arange(self._state.size))
         size = self.rows * self.columns
         self._blocks = np.bincount(cells, minlength=size)
-        self._held = np.stack(
+        self._totals = np.stack(
             [np.bincount(cells[self._state == s], minlength=size) for s in range(len(STATES))]
         )
         self._seconds = np.zeros(size)
         self._timed = np.zeros(size, np.intp)
 
     def mark(self, numbers: Iterable[int], state: int, seconds: Mapping[int, float] | None = None) -> None:
-        """These blocks are in another state; ``seconds`` is how long each of them took."""
+        """Change the state of blocks; ``seconds`` are their durations."""
         which = _array(numbers)
         cells = self._cells_of(which)
         np.subtract.at(
-            self._held.reshape(-1), self._state[which].astype(np.intp) * self._blocks.size + cells, 1
+            self._totals.reshape(-1), self._state[which].astype(np.intp) * self._blocks.size + cells, 1
         )
-        np.add.at(self._held[state], cells, 1)
+        np.add.at(self._totals[state], cells, 1)
         self._state[which] = state
         if seconds:
             timed = self._cells_of(_array(seconds))
@@ -92,27 +92,27 @@ class Board:
             np.add.at(self._timed, timed, 1)
 
     def counted(self, in_flight: Iterable[int] = ()) -> dict[str, int]:
-        """How many blocks are in each state; ``in_flight`` are those that the workers have at hand."""
-        held = self._held.sum(axis=1)
+        """Number of blocks in each state; ``in_flight`` are those that the workers are processing."""
+        totals = self._totals.sum(axis=1)
         running = int(np.count_nonzero(self._state[_array(in_flight)] == WAITING))
-        held[WAITING] -= running
-        held[RUNNING] += running
-        return {name: int(count) for name, count in zip(STATES, held, strict=True)}
+        totals[WAITING] -= running
+        totals[RUNNING] += running
+        return {name: int(count) for name, count in zip(STATES, totals, strict=True)}
 
     def cells(self, in_flight: Iterable[int] = ()) -> dict[str, Any]:
         """The map, row by row: a character for each cell.
 
-        ``states`` is the place in :data:`STATES` of what is seen of a cell, ``filled`` how much of it is done in ninths,
-        ``seconds`` how long its blocks took, between ``least`` and ``most``, as a place in :data:`LEVELS`.
+        ``states`` is the index in :data:`STATES` of the state that a cell shows, ``filled`` the part of it that is done in ninths,
+        ``seconds`` the duration of its blocks, between ``least`` and ``most``, as an index in :data:`LEVELS`.
         """
         which = _array(in_flight)
         running = np.bincount(
             self._cells_of(which[self._state[which] == WAITING]), minlength=self.rows * self.columns
         )
-        done = self._held[DONE]
+        done = self._totals[DONE]
         seen = np.where(done == self._blocks, DONE, WAITING)
         for state in reversed(_FIRST_SEEN):
-            seen[(running if state == RUNNING else self._held[state]) > 0] = state
+            seen[(running if state == RUNNING else self._totals[state]) > 0] = state
         return {
             "rows": self.rows,
             "columns": self.columns,
@@ -127,7 +127,7 @@ class Board:
         if not timed.any():
             return {"least": None, "most": None, "seconds": UNKNOWN * timed.size}
         means = np.maximum(self._seconds[timed] / self._timed[timed], 1e-6)
-        least, most = _apart(float(means.min()), float(means.max()))
+        least, most = _separated(float(means.min()), float(means.max()))
         scale = math.log(most / least)
         levels = np.full(timed.size, len(LEVELS))
         levels[timed] = np.rint(np.log(means / least) / scale * (len(LEVELS) - 1))
@@ -144,8 +144,8 @@ class Board:
         return cells if len(places) == 1 else cells + places[0] * self.columns
 
 
-def _apart(least: float, most: float) -> tuple[float, float]:
-    """Two durations at least a factor of two apart: what is nearly the same looks the same."""
+def _separated(least: float, most: float) -> tuple[float, float]:
+    """Move two durations at least a factor of two apart: durations that are nearly equal look equal."""
     middle = math.sqrt(least * most)
     return min(least, middle / math.sqrt(2)), max(most, middle * math.sqrt(2))
 

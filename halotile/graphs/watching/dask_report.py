@@ -1,4 +1,4 @@
-"""Dask's own report of a run, kept in its directory: what each worker did when, and what the machine did."""
+"""Dask's performance report of a run, kept in its directory."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from distributed import Client
 
 TASKS = 5000
-"""The last so many tasks are in the report: some 150 bytes each."""
+"""Number of the last tasks that are in the report: some 150 bytes each."""
 REPORT_SECONDS = 20.0
-"""How long it may take. With all of its tasks it takes half a second."""
+"""Time that it may take. With all of its tasks it takes half a second."""
 CODE = "Run by halotile. Every task is a handful of blocks; config.json, beside this report, says what was done to them."
 
 
 def keep_tasks(scheduler: Any) -> None:
-    """Have a scheduler note when its last tasks began and ended, unless it does."""
-    with suppress(Exception):  # the report is lost, and no more
+    """Have a scheduler record its last tasks, unless it does."""
+    with suppress(Exception):  # the report is lost, and nothing else
         if TaskStreamPlugin.name not in scheduler.plugins:
             scheduler.add_plugin(TaskStreamPlugin(scheduler, maxlen=TASKS))
 
 
 def write_report(client: Client, directory: RunDirectory, began: float) -> None:
-    """Write the report of what a cluster did since ``began`` (Unix time). Whatever goes wrong costs the report."""
+    """Write the report of a cluster since ``began`` (Unix time). An error costs the report, and nothing else."""
     if client.status != "running":
         return
     with suppress(Exception):
@@ -36,7 +36,7 @@ def write_report(client: Client, directory: RunDirectory, began: float) -> None:
             start=began,
             last_count=0,
             code=CODE,
-            mode="inline",  # it is read where there may be no network
+            mode="inline",  # its reader may have no network
             callback_timeout=REPORT_SECONDS,
         )
         directory.write_report(html)

@@ -1,4 +1,4 @@
-"""The figures of a job for Prometheus, on the page where Dask has its own."""
+"""The figures of a job for Prometheus, on the same page as Dask's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ COUNTERS = {
     "retries": ("retried", "Times that a block of this run was tried again"),
 }
 GAUGES = {
-    "blocks_planned": ("total", "Blocks of the whole job, each counted once for every sweep"),
-    "blocks_finished": ("done", "Blocks done so far, each counted once for every sweep"),
+    "blocks_planned": ("total", "Blocks of the whole job, each counted once for every pass"),
+    "blocks_finished": ("done", "Blocks done so far, each counted once for every pass"),
     "peak_memory_bytes": ("peak_memory_bytes", "The most memory that a worker has had"),
     "device_peak_bytes": ("device_peak_bytes", "The most memory that a worker has held on its GPU"),
     "eta_seconds": ("eta_seconds", "Time left at the rate so far"),
@@ -31,14 +31,14 @@ class Metrics:
 
     Parameters
     ----------
-    told : callable
-        Gives what is known of the job.
+    message : callable
+        Returns the last message of the job.
     """
 
-    def __init__(self, told: Callable[[], Mapping[str, Any]]) -> None:
-        self.told = told
+    def __init__(self, message: Callable[[], Mapping[str, Any]]) -> None:
+        self.message = message
         self._registry: Any = None
-        # Not there, of another release, or another job's figures are there already.
+        # It is not installed, has another interface, or serves another job's figures already.
         with suppress(Exception):
             from prometheus_client import REGISTRY
 
@@ -46,32 +46,32 @@ class Metrics:
             self._registry = REGISTRY
 
     def end(self) -> None:
-        """Tell nothing any more."""
+        """Remove the figures."""
         registry, self._registry = self._registry, None
         with suppress(Exception):
             if registry is not None:
                 registry.unregister(self)
 
     def describe(self) -> Iterator[Any]:
-        """Names are given with the figures."""
+        """Describe nothing in advance: names come with the figures."""
         return iter(())
 
     def collect(self) -> Iterator[Any]:
         """The figures now."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        told = self.told()
-        progress = told.get("progress", {})
+        message = self.message()
+        progress = message.get("progress", {})
         for name, (key, text) in COUNTERS.items():
             yield CounterMetricFamily(f"{PREFIX}_{name}", text, value=progress.get(key, 0))
         for name, (key, text) in GAUGES.items():
             if progress.get(key) is not None:
                 yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value=progress[key])
-        if iterations := told.get("curve", {}).get("iteration"):
+        if iterations := message.get("curve", {}).get("iteration"):
             yield GaugeMetricFamily(
                 f"{PREFIX}_iteration", "Iterations of the solver so far", value=iterations[-1]
             )
-        blocks = GaugeMetricFamily(f"{PREFIX}_blocks", "Blocks of the sweep at hand", labels=["state"])
-        for state, count in told.get("blocks", {}).items():
+        blocks = GaugeMetricFamily(f"{PREFIX}_blocks", "Blocks of the current pass", labels=["state"])
+        for state, count in message.get("blocks", {}).items():
             blocks.add_metric([state], count)
         yield blocks

@@ -1,7 +1,7 @@
-"""A page of ours on the scheduler's dashboard: ``/halotile`` shows the job, ``/halotile.json`` tells it.
+"""The page of the job on the scheduler's dashboard: ``/halotile``, with its data at ``/halotile.json``.
 
 The scheduler keeps nothing but the last message of the driver, and serves it: so the page is the same where the scheduler
-lives in the driver and where it was joined, and what goes wrong with a page stays there.
+lives in the driver and where it was joined, and an error in a page does not reach the driver.
 """
 
 from __future__ import annotations
@@ -23,27 +23,26 @@ from halotile.graphs.watching.metrics import Metrics
 
 NAME = "halotile-page"
 TOPIC = "halotile"
-"""Of the messages from the driver."""
+"""Topic of the messages from the driver."""
 CLIENT = "client"
-"""Which driver a message is from."""
+"""Key of a message with the driver that it is from."""
 ADDRESS = "halotile"
 WAIT_SECONDS = 5.0
-"""How long a browser is kept waiting for news."""
+"""Time after which a browser gets an answer without news."""
 HTML = Path(__file__).with_name("page.html")
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    # The page brings all that it needs. Whatever a name in a message may hold, nothing else is loaded or run.
+    # The page contains all that it needs. Nothing else is loaded or run, whatever a message contains.
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
 }
 
 
 class JobPage(SchedulerPlugin):  # type: ignore[misc]
-    """Serves what the driver tells of its job.
+    """Serves the messages of the driver.
 
-    ``start`` uses what Dask does not promise to keep. Should that move, it raises: registering the page fails, and the run
-    goes on without.
+    ``start`` uses internals of Dask. Should they change, it raises: registering the page fails, and the run goes on without.
 
     Parameters
     ----------
@@ -55,16 +54,16 @@ class JobPage(SchedulerPlugin):  # type: ignore[misc]
 
     def __init__(self, client: str) -> None:
         self.client = client
-        self.told: dict[str, Any] = {}
+        self.message: dict[str, Any] = {}
         self.over = False
-        self.heard = 0.0
+        self.updated = 0.0
         self.serial = f"{uuid.uuid4().hex[:8]}-0"
-        """Of the last message."""
+        """Serial of the last message."""
 
     def start(self, scheduler: Any) -> None:
-        """Take the place of an earlier run's page, or be the first."""
+        """Add the page to the dashboard, or replace an earlier run's."""
         self.scheduler = scheduler
-        self.heard = time.monotonic()
+        self.updated = time.monotonic()
         self.news = asyncio.Event()
         earlier = scheduler.plugins.pop(NAME, None)
         if earlier is None:
@@ -72,63 +71,59 @@ class JobPage(SchedulerPlugin):  # type: ignore[misc]
         else:
             earlier.end()
         keep_tasks(scheduler)
-        self.metrics = Metrics(lambda: self.told)
+        self.metrics = Metrics(lambda: self.message)
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Hear of the job."""
+        """Receive a message of a driver."""
         if topic != TOPIC:
             return
         message = dict(msg)
-        teller = message.pop(CLIENT, self.client)
-        if teller != self.client and self.over and not message.get("over"):
-            self._turn_to(teller)
-        if teller != self.client or self.over:
+        sender = message.pop(CLIENT, self.client)
+        if sender != self.client and self.over and not message.get("over"):
+            # Another run on the same scheduler goes on: it is shown from now on.
+            self.client, self.over = sender, False
+            self.metrics = Metrics(lambda: self.message)
+        if sender != self.client or self.over:
             return
-        self.told = message
-        self.heard = time.monotonic()
+        self.message = message
+        self.updated = time.monotonic()
         if message.get("over"):
             self.end()
         self._wake()
         with suppress(Exception):  # else Dask keeps many of them
             self.scheduler._broker.truncate(TOPIC)
 
-    def _turn_to(self, client: str) -> None:
-        """Another run on the same scheduler goes on: it is shown from now on."""
-        self.client = client
-        self.over = False
-        self.metrics = Metrics(lambda: self.told)
-
     def remove_client(self, scheduler: Any, client: str) -> None:
-        """The driver may end without a word."""
+        """End with the driver, which may be killed."""
         if client == self.client:
             self.end()
 
     async def close(self) -> None:
-        """The scheduler ends."""
+        """End with the scheduler."""
         self.end()
 
     def end(self) -> None:
-        """The job is over: what was told last stays to be seen."""
+        """Mark the job as over: its last message stays on the page."""
         self.over = True
         self.metrics.end()
         self._wake()
 
     def _wake(self) -> None:
-        """Answer those who wait for news."""
+        """Answer the browsers that wait for news."""
         name, _, count = self.serial.partition("-")
         self.serial = f"{name}-{int(count) + 1}"
         self.news.set()
         self.news = asyncio.Event()
 
     def to_json(self) -> bytes:
-        """What was told last, with what the scheduler itself knows."""
+        """The last message, with the scheduler's own figures."""
         own = {
             "serial": self.serial,
             "over": self.over,
             "workers_now": len(self.scheduler.workers),
-            "silent_seconds": time.monotonic() - self.heard,
+            "silent_seconds": time.monotonic() - self.updated,
         }
-        return json.dumps(self.told | own, allow_nan=False).encode()
+        return json.dumps(self.message | own, allow_nan=False).encode()
 
 
 def application(scheduler: Any) -> Application:
@@ -138,24 +133,24 @@ def application(scheduler: Any) -> Application:
     return Application([page, job], compress_response=True)
 
 
-class _Quiet(RequestHandler):
+class _Handler(RequestHandler):
     def set_default_headers(self) -> None:
         for name, value in HEADERS.items():
             self.set_header(name, value)
 
 
-class _Page(_Quiet):
+class _Page(_Handler):
     def get(self) -> None:
         self.set_header("Content-Type", "text/html; charset=utf-8")
         self.write(HTML.read_bytes())
 
 
-class _Job(_Quiet):
+class _Job(_Handler):
     def initialize(self, scheduler: Any) -> None:
         self.scheduler = scheduler
 
     async def get(self) -> None:
-        """At once, or once there is something else than what was seen: the last message comes just before the end."""
+        """Answer at once, or wait for another message than the one that was seen: the last one comes just before the end."""
         page = self.scheduler.plugins[NAME]
         if self.get_query_argument("seen", "") == page.serial:
             with suppress(TimeoutError):

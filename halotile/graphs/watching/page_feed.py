@@ -17,7 +17,7 @@ from halotile.graphs.jobs.sections import parse_bytes
 from halotile.graphs.watching.board import DONE, QUARANTINED, RETRIED, Board
 from halotile.graphs.watching.page import ADDRESS, CLIENT, TOPIC, JobPage
 from halotile.storage.grid import Grid
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.tasks.block import Receipt
 
 if TYPE_CHECKING:
@@ -82,7 +82,9 @@ class Watch:
             return f"{cluster.dashboard.rpartition('/')[0]}/{ADDRESS}"
         return cluster.dashboard
 
-    def begin(self, grid: Grid, *, done: Runs, quarantined: Collection[int], phase: str, title: str) -> None:
+    def begin(
+        self, grid: Grid, *, done: RangeSet, quarantined: Collection[int], phase: str, title: str
+    ) -> None:
         """Another sweep over all blocks, of which some are done."""
         if self.client is None:
             return

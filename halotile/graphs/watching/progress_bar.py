@@ -14,11 +14,11 @@ from halotile.graphs.runs.progress import Observer, Progress
 
 @contextmanager
 def progress_shown(observer: Observer | None) -> Iterator[Observer | None]:
-    """The observer that is given; without one a bar, where somebody can see it."""
+    """Yield the observer; without one a bar, at a terminal or in a notebook."""
     if observer is not None or not (_in_notebook() or sys.stderr.isatty()):
         yield observer
         return
-    bar = _kind_of_bar()(unit=" blocks", dynamic_ncols=True, smoothing=0)
+    bar = _bar_class()(unit=" blocks", dynamic_ncols=True, smoothing=0)
     try:
         yield lambda progress: _show(bar, progress)
     finally:
@@ -41,9 +41,9 @@ def _in_notebook() -> bool:
     return shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell"
 
 
-def _kind_of_bar() -> type[tqdm]:
-    """One of widgets in notebooks that have them, of text elsewhere."""
+def _bar_class() -> type[tqdm]:
+    """A bar of widgets in notebooks that have them, of text elsewhere."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there are no widgets
+        warnings.simplefilter("ignore")  # about missing widgets
         from tqdm.auto import tqdm as kind
     return kind  # type: ignore[no-any-return]

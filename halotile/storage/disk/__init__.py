@@ -1,1 +1,1 @@
-"""Paths and durable writes on the local disk. No array is known here."""
+"""Path checks, mounts and durable writes on the local file system."""

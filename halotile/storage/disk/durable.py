@@ -1,11 +1,11 @@
-"""The one seam through which everything durable is written.
+"""Durable writes to the local file system.
 
-A file that :meth:`Disk.write_file` returned from survives a power cut, under its own name and whole:
-its bytes are written beside it, fsynced, renamed into place, and the directory is fsynced. A crash on
-the way leaves at most a ``<name>.<random>.partial``, which :func:`sweep_partials` removes.
+After :meth:`Disk.write_file` returns, the file survives a power cut, complete and under its own name:
+its bytes are written to a file beside it and fsynced, that file is renamed, and the directory is fsynced. A crash in between
+leaves at most a ``<name>.<random>.partial``, which :func:`remove_partials` removes.
 
-The single-underscore methods are the system calls, one each. Nothing else in this package writes, so
-a test that overrides them sees, or loses, every operation there is.
+The methods with a leading underscore at the end of the class each wrap one system call. Nothing else in this package writes, so
+a test that overrides them can observe, or drop, every operation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Buffer = bytes | bytearray | memoryview
 Buffers = Sequence[Buffer]
 
 GONE = (FileNotFoundError, NotADirectoryError)
-"""Errors of the system that say for sure that nothing is there; others may be over at another look."""
+"""System errors that prove that a file is absent; others may be temporary."""
 
 _IOV_MAX = 1024
 _NOT_FOR_DIRECTORIES = {errno.EINVAL, errno.ENOTSUP}
@@ -32,21 +32,21 @@ _FILES_IN_FLIGHT = 32
 
 
 class Disk:
-    """Writes files so that they survive a power cut. It has no state, so it pickles."""
+    """Writes that survive a power cut. It has no state, so it can be pickled."""
 
     def write_file(self, path: Path, buffers: Buffers, *, mode: int = 0o666, sync: bool = True) -> int:
-        """Put a whole file at ``path``, in place of what stood there.
+        """Write a complete file to ``path``, replacing an existing one atomically.
 
         Parameters
         ----------
         path : Path
-            Where the file goes; its directory exists.
+            Path of the file; its directory exists.
         buffers : sequence of bytes-like
             The contents, one after the other; they are not joined in memory.
         mode : int
-            Permissions, from which the umask is taken away.
+            Permissions, before the umask is applied.
         sync : bool
-            Whether the file is durable on return. Without, it is still replaced in one step.
+            True: the file is durable on return. False: it is still replaced atomically.
 
         Returns
         -------
@@ -56,19 +56,19 @@ class Disk:
         Raises
         ------
         OSError
-            When the disk is full or fails; ``path`` is then as it was.
+            When the disk is full or fails; ``path`` is then unchanged.
         """
         return self.write_files([(path, buffers)], mode=mode, sync=sync)
 
     def write_files(
         self, files: Iterable[tuple[Path, Buffers]], *, mode: int = 0o666, sync: bool = True
     ) -> int:
-        """Put many whole files in place; like :meth:`write_file`, with one fsync for each directory.
+        """Write several complete files, like :meth:`write_file`, with one fsync for each directory.
 
-        ``files`` is drawn from lazily: contents are made when they are written and dropped after.
+        ``files`` is consumed lazily, so that only the contents of one file are in memory at a time.
         """
         total = 0
-        directories: dict[Path, None] = {}
+        directories: set[Path] = set()
         pending: list[tuple[Path, Path, int]] = []
         try:
             for path, buffers in files:
@@ -76,41 +76,41 @@ class Disk:
                 fd = self._open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
                 pending.append((partial, path, fd))
                 total += self._write_all(fd, buffers)
-                directories[path.parent] = None
+                directories.add(path.parent)
                 if len(pending) == _FILES_IN_FLIGHT:
-                    self._settle(pending, sync)
-            self._settle(pending, sync)
+                    self._publish(pending, sync)
+            self._publish(pending, sync)
         finally:
-            self._abandon(pending)
+            self._discard(pending)
         if sync:
-            for directory in directories:
+            for directory in sorted(directories):
                 self.sync_directory(directory)
         return total
 
     def append(self, path: Path, data: bytes) -> None:
-        """Add to the end of an existing file; durable after :meth:`sync`."""
+        """Append to an existing file; durable after :meth:`sync`."""
         with self._opened(path, os.O_WRONLY | os.O_APPEND) as fd:
             self._write_all(fd, [data])
 
     def overwrite(self, path: Path, data: bytes) -> None:
-        """Put other contents into a file in place: a full disk takes them where they are no longer. Not durable, and not in one step."""
+        """Overwrite a file in place, which works on a full disk when the file does not grow. Neither durable nor atomic."""
         with self._opened(path, os.O_WRONLY) as fd:
             self._write_all(fd, [data])
             self._truncate(fd, len(data))
 
     def truncate(self, path: Path, size: int) -> None:
-        """Cut a file off after ``size`` bytes; durable on return."""
+        """Truncate a file to ``size`` bytes; durable on return."""
         with self._opened(path, os.O_WRONLY) as fd:
             self._truncate(fd, size)
             self._fsync(fd)
 
     def sync(self, path: Path) -> None:
-        """Make what was written to a file durable."""
+        """Make earlier writes to a file durable."""
         with self._opened(path, os.O_WRONLY) as fd:
             self._fsync(fd)
 
     def sync_directory(self, path: Path) -> None:
-        """Make the entries of a directory durable: files created, renamed and removed in it."""
+        """Make the entries of a directory durable: creations, renames and removals."""
         with self._opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             try:
                 self._fsync(fd)
@@ -119,9 +119,9 @@ class Disk:
                     raise
 
     def make_directory(self, path: Path, mode: int = 0o777, *, parents: bool = True) -> None:
-        """Make a directory, and with ``parents`` those above it that are missing; durable on return.
+        """Create a directory, and with ``parents`` its missing parents; durable on return.
 
-        One that exists already is made durable too: whoever made it may not have come that far.
+        An existing directory is made durable too, because its creator may not have done so yet.
         """
         if parents and not path.parent.exists():
             self.make_directory(path.parent)
@@ -130,21 +130,21 @@ class Disk:
         self.sync_directory(path.parent)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, if it is there; durable on return."""
+        """Remove a file if it exists; durable on return."""
         with suppress(FileNotFoundError):
             self._unlink(path)
             self.sync_directory(path.parent)
 
     def remove_tree(self, path: Path, *, last: Sequence[str] = ()) -> None:
-        """Remove a directory and all that is in it; symlinks are removed, never followed.
+        """Remove a directory and its contents; symlinks are removed, never followed.
 
         Parameters
         ----------
         path : Path
             The directory.
         last : sequence of str
-            Names directly in it that outlive all others, also through a power cut: a tree that is half
-            removed can still be told by them.
+            Names of files directly in it to remove last, even across a power cut: a partly removed tree can still be
+            recognized by them.
         """
         keep = [path / name for name in last if (path / name).is_file()]
         for entry in list(os.scandir(path)):
@@ -165,8 +165,8 @@ class Disk:
             self._remove_entry(inner)
         self._rmdir(Path(entry.path))
 
-    def _settle(self, pending: list[tuple[Path, Path, int]], sync: bool) -> None:
-        """Give written files their names. All are written before the first fsync: one commit serves many."""
+    def _publish(self, pending: list[tuple[Path, Path, int]], sync: bool) -> None:
+        """Rename written files to their final names. All are written before the first fsync, so one commit covers many."""
         while pending:
             partial, path, fd = pending[0]
             if sync:
@@ -175,14 +175,14 @@ class Disk:
             pending.pop(0)
             os.close(fd)
 
-    def _abandon(self, pending: list[tuple[Path, Path, int]]) -> None:
+    def _discard(self, pending: list[tuple[Path, Path, int]]) -> None:
         for partial, _, fd in pending:
             os.close(fd)
             with suppress(OSError):
                 self._unlink(partial)
 
     def _write_all(self, fd: int, buffers: Buffers) -> int:
-        """Write every buffer, whatever the system takes at once."""
+        """Write every buffer, with as many system calls as needed."""
         queue = [memoryview(buffer).cast("B") for buffer in buffers if len(buffer)]
         total = sum(map(len, queue))
         first = 0
@@ -204,7 +204,7 @@ class Disk:
             os.close(fd)
 
     def _open(self, path: Path, flags: int, mode: int) -> int:
-        # A folder may be a symlink: it is only opened to be synced.
+        # Directories may be symlinks: they are only opened for fsync.
         follow = 0 if flags & os.O_DIRECTORY else os.O_NOFOLLOW
         return os.open(path, flags | follow | os.O_CLOEXEC, mode)
 
@@ -231,18 +231,18 @@ class Disk:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether an error says that no room is left, on the disk or in one's share of it."""
+    """Return True when an error means a full disk or an exhausted quota."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 DISK = Disk()
-"""The disk of this machine."""
+"""The default instance."""
 
 
-def sweep_partials(root: Path, disk: Disk = DISK) -> int:
-    """Remove the ``*.partial`` files that killed writers left under ``root``; symlinks are not followed.
+def remove_partials(root: Path, disk: Disk = DISK) -> int:
+    """Remove the ``*.partial`` files of killed writers under ``root`` and return their number; symlinks are not followed.
 
-    Only for a directory that nobody is writing to. Returns how many there were.
+    No process may be writing to the directory.
     """
     count = 0
     for folder, _, files in os.walk(root):

@@ -1,4 +1,4 @@
-"""What the mounts of this machine say of locks: on some file systems those of one machine are not seen on another."""
+"""Detection of mounts whose file locks are not visible on other machines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Mount:
     Parameters
     ----------
     point : Path
-        Where it is mounted.
+        Mount point.
     kind : str
-        Its type, such as ``nfs4``.
+        Type, such as ``nfs4``.
     options : frozenset of str
-        How it is mounted.
+        Mount options.
     """
 
     point: Path
@@ -30,55 +30,59 @@ class Mount:
 
 
 def mount_of(path: Path) -> Mount | None:
-    """The mount that a path lies on; None where the system does not tell."""
+    """The mount that contains a path; None when the system does not list its mounts."""
     try:
         lines = MOUNTS.read_text(errors="replace").splitlines()
     except OSError:
         return None
-    whole = path.resolve()
-    # The last one counts: it lies over the others at the same place.
-    around = [mount for mount in map(_mount, lines) if mount and whole.is_relative_to(mount.point)]
-    return max(reversed(around), key=lambda mount: len(mount.point.parts), default=None)
+    resolved = path.resolve()
+    mounts = [mount for mount in map(_parse_mount, lines) if mount and resolved.is_relative_to(mount.point)]
+    # The last mount at a mount point hides the earlier ones.
+    return max(reversed(mounts), key=lambda mount: len(mount.point.parts), default=None)
 
 
-def _mount(line: str) -> Mount | None:
-    """One line of mountinfo.
+def _parse_mount(line: str) -> Mount | None:
+    """The mount in one line of mountinfo.
 
     Source: Linux, ``Documentation/filesystems/proc.rst``, section 3.5.
 
     Examples
     --------
-    >>> mount = _mount("36 35 98:0 / /my\\\\040data rw,noatime shared:1 - lustre 10.0.0.1@tcp:/fs rw,localflock")
+    >>> mount = _parse_mount("36 35 98:0 / /my\\\\040data rw,noatime shared:1 - lustre 10.0.0.1@tcp:/fs rw,localflock")
     >>> str(mount.point), mount.kind, sorted(mount.options)
     ('/my data', 'lustre', ['localflock', 'noatime', 'rw'])
     """
     before, dash, after = line.partition(" - ")
-    own, theirs = before.split(" "), after.split(" ")
-    if not dash or len(own) < 6 or len(theirs) < 3:
+    fields, super_fields = before.split(" "), after.split(" ")
+    if not dash or len(fields) < 6 or len(super_fields) < 3:
         return None
-    point = re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), own[4])
-    return Mount(Path(point), theirs[0], frozenset([*own[5].split(","), *theirs[2].split(",")]))
+    point = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[4])
+    return Mount(
+        Path(point), super_fields[0], frozenset([*fields[5].split(","), *super_fields[2].split(",")])
+    )
 
 
-def why_locks_are_local(path: Path) -> str | None:
-    """Why another machine does not see the locks of this one, and what to do about it; None where it does, as far as is known."""
+def local_lock_reason(path: Path) -> str | None:
+    """Explain why other machines do not see the locks of this one, with a remedy; None when no reason is known."""
     mount = mount_of(path)
     if mount is None:
         return None
-    place, options = f"{mount.kind} at {mount.point}", mount.options
+    name, options = f"{mount.kind} at {mount.point}", mount.options
     if mount.kind == "lustre" and "localflock" in options:
-        return f"{place} is mounted with localflock: mount it with flock"
+        return f"{name} is mounted with localflock: mount it with flock"
     if mount.kind.startswith("nfs"):
         for option in ("nolock", "local_lock=all", "local_lock=flock"):
             if option in options:
-                return f"{place} is mounted with {option}: mount it without"
-    if mount.kind == "beegfs" and not _beegfs_locks(options):
-        return f"{place} is not known to have tuneUseGlobalFileLocks = true in its client's configuration: set it"
+                return f"{name} is mounted with {option}: mount it without"
+    if mount.kind == "beegfs" and not _has_global_beegfs_locks(options):
+        return (
+            f"{name} is not known to have tuneUseGlobalFileLocks = true in its client's configuration: set it"
+        )
     return None
 
 
-def _beegfs_locks(options: frozenset[str]) -> bool:
-    """Whether the configuration of BeeGFS's client, which the mount names, has locks that all machines see."""
+def _has_global_beegfs_locks(options: frozenset[str]) -> bool:
+    """Return True when the BeeGFS client configuration that the mount names has global file locks."""
     file = next((option.partition("=")[2] for option in options if option.startswith("cfgFile=")), "")
     try:
         return bool(_GLOBAL_ON_BEEGFS.search(Path(file).read_text()))

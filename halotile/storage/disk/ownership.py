@@ -1,9 +1,9 @@
-"""What stands at an output's place: the run's own, the run's own but damaged, or somebody else's.
+"""Checks of whether files at an output's path are the run's own, damaged, or foreign.
 
-One rule for whoever asks: what is missing or cannot be read is the run's own, damaged; what is whole and not what the run wrote is
-somebody else's. So it is with metadata, which may be those of another array; with files, which may have no place in the output;
-and with pixels. A few whole shards of another place or time were swapped or put back, and are damage: only where they are more than
-half of what is done do they make another result. Attributes beside those that the run wrote are its user's, and no damage.
+One rule applies throughout: missing or unreadable data are the run's own, damaged; intact data that the run did not write are
+foreign. This holds for metadata, which may describe another array; for files, which may not belong in the output;
+and for pixels. A few intact shards with other pixels were swapped or restored from elsewhere, and count as damage: only when they
+are more than half of the finished blocks is the output another result. Attributes that the user added are not damage.
 """
 
 from __future__ import annotations
@@ -17,62 +17,62 @@ from typing import Any
 
 from halotile.errors import OutputRefused
 from halotile.storage.disk.durable import DISK, GONE, PARTIAL, Disk
+from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
 from halotile.storage.sharded.layout import Layout
-from halotile.storage.sharded.marks import MARKS, METADATA
-from halotile.storage.sharded.output import OTHER
-from halotile.storage.stored_array import refusal
+from halotile.storage.sharded.output import FOREIGN_PIXELS
+from halotile.storage.stored_array import read_error
 
 REPLACE = "Move it away, or run with --fresh and output.overwrite: true to replace it."
-_KIND = ("node_type", "shape", "data_type", "chunk_grid", "codecs")
-"""What another array has otherwise. Whatever else differs is damage."""
+_IDENTIFYING_KEYS = ("node_type", "shape", "data_type", "chunk_grid", "codecs")
+"""Keys that differ in the metadata of another array. Any other difference is damage."""
 
 
 def metadata_problems(root: str | Path, layout: Layout) -> list[str]:
-    """What is damaged of the metadata of an output: one line for each file.
+    """Describe the damaged metadata files of an output, one line for each.
 
     Raises
     ------
     OutputRefused
-        When they are those of another array or group.
+        When the metadata describe another array or group.
     InputUnreadable
-        When the system does not give them.
+        When the system cannot read them.
     """
     lines = []
-    for file, ours, found in _documents(root, layout):
-        if other := _of_another(file, ours, found):
-            raise OutputRefused(f"{root} is not what the run wrote there: {other}. {REPLACE}")
-        if not _holds(found, ours):
+    for file, written, present in _documents(root, layout):
+        if reason := _foreign_reason(file, written, present):
+            raise OutputRefused(f"{root} is not what the run wrote there: {reason}. {REPLACE}")
+        if not _contains(present, written):
             what = "not what the run wrote" if file.is_file() else "missing"
             lines.append(f"metadata: {file} is {what}")
     return lines
 
 
 def restore_metadata(root: str | Path, layout: Layout, disk: Disk = DISK) -> None:
-    """Write the metadata anew that are damaged, with the attributes of the user's that can be read; durable on return.
+    """Rewrite damaged metadata, keeping the user's readable attributes; durable on return.
 
     Raises
     ------
     OutputRefused
-        Where a directory stands in place of such a file.
+        When there is a directory in place of a metadata file.
     InputUnreadable
-        When the system does not give one.
+        When the system cannot read a file.
     """
-    for file, ours, found in _documents(root, layout):
-        if _holds(found, ours):
+    for file, written, present in _documents(root, layout):
+        if _contains(present, written):
             continue
         if file.is_dir():
             raise OutputRefused(f"{file} is a directory, where the run wrote a file. Move it elsewhere.")
-        ours["attributes"] |= _users_attributes(ours, found)
+        written["attributes"] |= _user_attributes(written, present)
         disk.make_directory(file.parent)
-        disk.write_file(file, [json.dumps(ours, indent=2).encode()])
+        disk.write_file(file, [json.dumps(written, indent=2).encode()])
 
 
-def find_stranger(root: str | Path, layout: Layout) -> str:
-    """Something at an output's place that no run wrote there, in words; empty where all but the pixels is the run's own."""
-    for file, ours, found in _documents(root, layout):
-        if other := _of_another(file, ours, found):
-            return other
-        if attributes := _users_attributes(ours, found):
+def find_foreign_entry(root: str | Path, layout: Layout) -> str:
+    """Describe something at an output's path that no run wrote, other than pixels; empty when there is nothing."""
+    for file, written, present in _documents(root, layout):
+        if reason := _foreign_reason(file, written, present):
+            return reason
+        if attributes := _user_attributes(written, present):
             return f"{file} has attributes that no run wrote ({', '.join(attributes)})"
     shard = re.compile(re.escape(f"{layout.array_path(root)}/c") + r"/\d+" * len(layout.shape))
     own = {str(Path(root, name)) for name in layout.documents()}
@@ -83,24 +83,24 @@ def find_stranger(root: str | Path, layout: Layout) -> str:
     return ""
 
 
-def other_pixels(problems: Mapping[int, list[str]], done: int) -> str:
-    """That the pixels are of another result, in words; empty where they are the run's own, however damaged.
+def foreign_pixels_reason(problems: Mapping[int, list[str]], done: int) -> str:
+    """Explain why the pixels belong to another result; empty when they are the run's own, even if damaged.
 
     Parameters
     ----------
     problems : mapping
-        Of blocks, by their numbers: see :func:`halotile.storage.sharded.output.check_block`.
+        Problems of the blocks, by number: see :func:`halotile.storage.sharded.output.check_block`.
     done : int
-        How many blocks were looked at.
+        Number of blocks that were checked.
 
     Examples
     --------
-    >>> other_pixels({0: [f"a.zarr/c/0: {OTHER}"], 1: ["a.zarr/c/1: cut short"]}, 2)
+    >>> foreign_pixels_reason({0: [f"a.zarr/c/0: {FOREIGN_PIXELS}"], 1: ["a.zarr/c/1: cut short"]}, 2)
     ''
-    >>> other_pixels({0: [f"a.zarr/c/0: {OTHER}"], 1: [f"a.zarr/c/1: {OTHER}"]}, 3)
+    >>> foreign_pixels_reason({0: [f"a.zarr/c/0: {FOREIGN_PIXELS}"], 1: [f"a.zarr/c/1: {FOREIGN_PIXELS}"]}, 3)
     '2 of the 3 blocks that are done are whole there, with other pixels'
     """
-    others = sum(lines[0].endswith(OTHER) for lines in problems.values())
+    others = sum(lines[0].endswith(FOREIGN_PIXELS) for lines in problems.values())
     if 2 * others <= done:
         return ""
     return f"{others:,} of the {done:,} blocks that are done are whole there, with other pixels"
@@ -109,50 +109,57 @@ def other_pixels(problems: Mapping[int, list[str]], done: int) -> str:
 def _documents(
     root: str | Path, layout: Layout
 ) -> Iterator[tuple[Path, dict[str, Any], dict[str, Any] | None]]:
-    """Each file of metadata, what the run wrote into it, and what can be read of it."""
+    """Each metadata file with the document that the run wrote and the one that is there; None: missing or damaged."""
     for name, content in layout.documents().items():
         file = Path(root, name)
-        yield file, json.loads(content), _read(file)
+        yield file, json.loads(content), _read_document(file)
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def _read_document(file: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(_bytes_of(file))
+        document = json.loads(_read_bytes(file))
     except (*GONE, IsADirectoryError, ValueError):
         return None
     except OSError as error:
-        raise refusal(f"{file}: it cannot be read", error) from error
-    return found if isinstance(found, dict) else None
+        raise read_error(f"{file}: it cannot be read", error) from error
+    return document if isinstance(document, dict) else None
 
 
-def _bytes_of(file: Path) -> bytes:
+def _read_bytes(file: Path) -> bytes:
+    """Read a file; a function of its own for tests to replace."""
     return file.read_bytes()
 
 
-def _of_another(file: Path, ours: Mapping[str, Any], found: Mapping[str, Any] | None) -> str:
-    """What makes metadata those of another array or group, in words; empty where they are the run's own."""
-    if found is None:
-        old = (file.with_name(mark) for mark in MARKS if mark != METADATA)
-        return next((f"{mark} is of another Zarr" for mark in old if mark.is_file()), "")
-    for key in _KIND:
-        if key in ours and key in found and not _holds(found[key], ours[key]):
-            return f"{file} has {key} {json.dumps(found[key])}, and the run wrote {json.dumps(ours[key])}"
+def _foreign_reason(file: Path, written: Mapping[str, Any], present: Mapping[str, Any] | None) -> str:
+    """Explain why metadata belong to another array or group; empty when they are the run's own."""
+    if present is None:
+        v2_files = (file.with_name(name) for name in ZARR_FILES if name != ZARR_JSON)
+        return next((f"{v2_file} is of another Zarr" for v2_file in v2_files if v2_file.is_file()), "")
+    for key in _IDENTIFYING_KEYS:
+        if key in written and key in present and not _contains(present[key], written[key]):
+            return (
+                f"{file} has {key} {json.dumps(present[key])}, and the run wrote {json.dumps(written[key])}"
+            )
     return ""
 
 
-def _users_attributes(ours: Mapping[str, Any], found: Mapping[str, Any] | None) -> dict[str, Any]:
-    attributes = (found or {}).get("attributes")
+def _user_attributes(written: Mapping[str, Any], present: Mapping[str, Any] | None) -> dict[str, Any]:
+    attributes = (present or {}).get("attributes")
     if not isinstance(attributes, dict):
         return {}
-    return {name: value for name, value in attributes.items() if name not in ours["attributes"]}
+    return {name: value for name, value in attributes.items() if name not in written["attributes"]}
 
 
-def _holds(found: Any, ours: Any) -> bool:
-    """Whether all that the run wrote is there: programs that set an attribute write the whole file anew, and add to it."""
-    if isinstance(ours, dict):
-        return isinstance(found, dict) and all(
-            key in found and _holds(found[key], value) for key, value in ours.items()
+def _contains(present: Any, written: Any) -> bool:
+    """Return True when everything written is present: programs that set an attribute rewrite and extend the whole file."""
+    if isinstance(written, dict):
+        return isinstance(present, dict) and all(
+            key in present and _contains(present[key], value) for key, value in written.items()
         )
-    if isinstance(ours, list):
-        return isinstance(found, list) and len(found) == len(ours) and all(map(_holds, found, ours))
-    return bool(found == ours) or repr(found) == repr(ours)  # NaN is not equal to itself
+    if isinstance(written, list):
+        return (
+            isinstance(present, list)
+            and len(present) == len(written)
+            and all(map(_contains, present, written))
+        )
+    return bool(present == written) or repr(present) == repr(written)  # NaN is not equal to itself

@@ -1,4 +1,4 @@
-"""Whether an output may be made at a path, and what stands there be replaced."""
+"""Path checks for inputs, outputs and run directories."""
 
 from __future__ import annotations
 
@@ -11,33 +11,56 @@ from tempfile import TemporaryFile
 
 from halotile.errors import OutputRefused
 from halotile.storage.disk.durable import PARTIAL
-from halotile.storage.sharded.marks import MARKS, METADATA
+
+ZARR_JSON = "zarr.json"
+ZARR_FILES = (ZARR_JSON, ".zgroup", ".zarray")
+"""Metadata files, one of which every Zarr has at its root."""
+
+
+def broken_link(path: str | os.PathLike[str]) -> str:
+    """Describe the broken symlink in a path; empty when there is none.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / "scans").symlink_to("moved")
+    >>> broken_link(folder / "scans" / "a.npy").removeprefix(f"{folder}/")
+    'scans is a link to moved, where nothing is'
+    >>> broken_link(folder / "a.npy")
+    ''
+    """
+    whole = Path(path)
+    for part in (whole, *whole.parents):
+        if os.path.exists(part):
+            return ""
+        if os.path.islink(part):
+            return f"{part} is a link to {os.readlink(part)}, where nothing is"
+    return ""
 
 
 def check_path(path: str | Path, key: str = "output.path") -> None:
-    """Refuse a path that a symlink turns into another, or that a file stands in the way of.
+    """Refuse an output path that resolves to another path through a symlink, or that cannot be created.
 
     Parameters
     ----------
     path : path
-        As it was written: made absolute, it would have lost the ``..`` behind a symlink.
+        The path as written: making it absolute would lose a ``..`` behind a symlink.
     key : str
-        What the job calls it.
+        Key of the path in the job.
 
     Raises
     ------
     OutputRefused
-        Saying where it leads.
+        With the obstacle.
     """
     root = Path(path)
-    if not root.name:
-        raise OutputRefused(f"{key} is {root}: that is no name for an output. Write one in that folder.")
     if root.is_symlink():
         raise OutputRefused(f"{key} is {root}, a symlink to {os.readlink(root)}. Write where it leads.")
     check_parents(root, key)
     if array := next(filter(_is_array, root.parents), None):
         raise OutputRefused(
-            f"{key} is {root}: {array} is a Zarr array, and what lies in its folder goes with it. "
+            f"{key} is {root}: {array} is a Zarr array, and everything in its folder belongs to it. "
             "Write a path beside it."
         )
     check_dots(root, key)
@@ -58,25 +81,25 @@ def check_dots(path: str | Path, key: str = "output.path") -> None:
 
 
 def check_parents(path: str | Path, key: str = "output.path") -> None:
-    """Refuse a path that cannot come to be, because what it would lie in is no folder, not there, or not to be written in.
+    """Refuse a path that cannot be created, because its parent is no folder, does not exist, or is not writable.
 
     Raises
     ------
     OutputRefused
-        Saying what stands in the way.
+        With the obstacle.
     """
     root = Path(path)
     if not root.name:
-        raise OutputRefused(f"{key} is {root}: that is no name for an output. Write one in that folder.")
+        raise OutputRefused(f"{key} is {root}: the path names no output. Write a name in that folder.")
     for parent in root.parents:
         if not os.path.lexists(parent) or parent.is_dir():
             continue
-        # A symlink that leads nowhere, or in a circle, is none either.
+        # This includes a symlink that is broken or part of a loop.
         what = "a symlink that leads to no directory" if parent.is_symlink() else "a file"
         raise OutputRefused(
             f"{key} is {root}: {parent} is {what}, so nothing can be made in it. Write another path."
         )
-    # A misspelt folder would otherwise fill a disk that nobody looks at.
+    # A misspelt folder must not be created: it could fill a disk unnoticed.
     if not root.parent.is_dir():
         raise OutputRefused(
             f"{key} is {root}: there is no folder {root.parent}. "
@@ -88,13 +111,13 @@ def check_parents(path: str | Path, key: str = "output.path") -> None:
         )
 
 
-def check_entry(directory: Path) -> None:
-    """Refuse a run directory that this user may not enter: they are made for their owners alone.
+def check_access(directory: Path) -> None:
+    """Refuse a run directory that this user may not enter: run directories are private to their owners.
 
     Raises
     ------
     OutputRefused
-        Naming its owner.
+        With its owner.
     """
     if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
         raise OutputRefused(
@@ -104,31 +127,31 @@ def check_entry(directory: Path) -> None:
 
 
 def check_owner(directory: Path) -> None:
-    """Refuse a run directory that another user made, who could steer the run; none is no fault.
+    """Refuse a run directory that another user created, who could control the run; a missing one is accepted.
 
     Raises
     ------
     OutputRefused
-        Naming its owner.
+        With its owner.
     """
     if not directory.exists() or (owner := directory.stat().st_uid) == os.geteuid():
         return
-    # Some file systems have one owner for all that is made on a machine.
-    with suppress(PermissionError), TemporaryFile(dir=directory) as ours:
-        if os.fstat(ours.fileno()).st_uid == owner:
+    # Some file systems report one owner for everything that a machine creates.
+    with suppress(PermissionError), TemporaryFile(dir=directory) as file:
+        if os.fstat(file.fileno()).st_uid == owner:
             return
     raise OutputRefused(
-        f"{directory} is where this run would keep its journal, and another user (number {owner}) made it, who could steer "
+        f"{directory} is where this run would keep its journal, and another user (number {owner}) made it, who could control "
         "the run. Move it away, or write another output.path."
     )
 
 
 def _is_array(folder: Path) -> bool:
-    """Whether a folder is a Zarr array. A group may hold other things."""
+    """Return True for a Zarr array. A group may contain other files."""
     if (folder / ".zarray").is_file():
         return True
     try:
-        return bool(json.loads((folder / METADATA).read_bytes()).get("node_type") == "array")
+        return bool(json.loads((folder / ZARR_JSON).read_bytes()).get("node_type") == "array")
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -141,23 +164,23 @@ def check_place(
     remedy: str = "output.overwrite: true",
     may_lack_metadata: bool = False,
 ) -> None:
-    """Refuse a place where no output can be made; nothing is touched.
+    """Refuse a path where no output can be created; nothing is changed.
 
     Parameters
     ----------
     path : path
-        As it was written.
+        The path as written.
     overwrite : bool
-        Whether a Zarr that stands there may be removed. Anything that is not a Zarr may not.
+        True: an existing Zarr may be removed. Anything that is not a Zarr may not.
     key, remedy : str
-        What the job calls the path, and how it says that it may be replaced.
+        Key of the path in the job, and the option that permits replacement.
     may_lack_metadata : bool
-        Whether all that stands there is known to be a run's, also without the files that tell a Zarr.
+        True: everything there is known to belong to a run, even without Zarr metadata files.
 
     Raises
     ------
     OutputRefused
-        When the path goes through a symlink, or what stands there has to stay.
+        When the path contains a symlink, or existing data must not be removed.
     """
     root = Path(path)
     check_path(root, key)
@@ -169,23 +192,23 @@ def check_place(
 
 
 def _check_removable(root: Path, key: str, may_lack_metadata: bool) -> None:
-    """Only a Zarr that holds nothing but its own may be removed."""
+    """Refuse to remove anything but a Zarr without foreign files."""
     here = root.resolve()
-    for name, place in (("home directory", Path(os.path.expanduser("~"))), ("working directory", Path.cwd())):
-        if place.resolve().is_relative_to(here):
+    for name, path in (("home directory", Path(os.path.expanduser("~"))), ("working directory", Path.cwd())):
+        if path.resolve().is_relative_to(here):
             raise OutputRefused(f"{key} is {root}: it holds your {name}, and is not removed.")
     if not root.is_dir():
-        raise OutputRefused(f"{key} is {root}: a file stands there, not a Zarr. Write another path.")
-    is_known = may_lack_metadata or any((root / mark).is_file() for mark in MARKS)
+        raise OutputRefused(f"{key} is {root}: it is a file, not a Zarr. Write another path.")
+    is_known = may_lack_metadata or any((root / name).is_file() for name in ZARR_FILES)
     if not is_known and not all(entry.endswith(PARTIAL) for entry in os.listdir(root)):
         raise OutputRefused(
-            f"{key} is {root}: it is no Zarr (none of {', '.join(MARKS)} in it), and is not removed. "
+            f"{key} is {root}: it is no Zarr (none of {', '.join(ZARR_FILES)} in it), and is not removed. "
             "Write another path."
         )
     for folder, folders, files in os.walk(root):
-        for name in (*folders, *files):
-            if os.path.islink(os.path.join(folder, name)):
+        for entry in (os.path.join(folder, name) for name in (*folders, *files)):
+            if os.path.islink(entry):
                 raise OutputRefused(
-                    f"{key} is {root}: {os.path.join(folder, name)} is a symlink, so not all of it is its own. "
+                    f"{key} is {root}: {entry} is a symlink, so that it has contents elsewhere. "
                     "Remove it by hand, or write another path."
                 )

@@ -1,1 +1,1 @@
-"""One file for each file format that can be read; a user's package adds more by entry point."""
+"""Readers of file formats, one module each; packages add more by entry points."""

@@ -1,6 +1,6 @@
-"""The other files that an HDF5 dataset is read from: those of links, the sources of virtual datasets, and raw ones.
+"""The other files that an HDF5 dataset is read from: link targets, sources of virtual datasets, and raw files.
 
-Each is looked for where HDF5 looks: ``H5Pset_virtual_prefix``, ``H5Pset_efile_prefix`` and ``H5Lcreate_external`` in its reference manual.
+The search follows HDF5's: ``H5Pset_virtual_prefix``, ``H5Pset_efile_prefix`` and ``H5Lcreate_external`` in its reference manual.
 """
 
 from __future__ import annotations
@@ -18,63 +18,63 @@ from typing import Any, NamedTuple
 from halotile.errors import InputError
 
 _MOST_OPENED = 1_000
-"""Files and datasets that are looked into for the files that they name in turn. It ends circles, too."""
+"""Maximum number of files and datasets that are searched for references, which also ends cycles."""
 _UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError)
-"""What h5py raises for a file or a dataset that it cannot open: HDF5 reads fill values there."""
+"""Exceptions of h5py for a file or a dataset that it cannot open, from which HDF5 reads fill values."""
 _SAME = "."
 _NUMBER = re.compile("%([%b])")
 """In names of sources, ``%b`` is the number of a block, and ``%%`` is ``%``."""
 
 
 class _Reference(NamedTuple):
-    """What a dataset says of another file that it is read from."""
+    """A reference from a dataset to another file that it is read from."""
 
     file: str
-    """Its name; ``.``: the same file. That of a source may have ``%b``, and all have ``%%`` for ``%``."""
+    """Its name, with ``%%`` for ``%``; ``.``: the same file. The name of a source may contain ``%b``."""
     dataset: str | None
-    """Name of the dataset in it, in the same spelling; None: raw numbers."""
+    """Name of the dataset in it, with the same escapes; None: raw data."""
     variable: str
-    """What HDF5 looks at in the environment for the folders to try first."""
+    """Environment variable with the folders that HDF5 tries first."""
 
 
 def other_files(file: Any, path: str, dataset: str) -> list[str]:
-    """Real paths of the other files that a dataset is read from, as far as they are there.
+    """Real paths of the existing other files that a dataset is read from.
 
     Parameters
     ----------
     file : h5py.File
-        The file that it was asked for in, open.
+        The open file that contains the dataset.
     path : str
-        Absolute path of that.
+        Absolute path of that file.
     dataset : str
         Name of the dataset there.
     """
     own = os.path.realpath(path)
-    found: set[str] = set()
-    seen = {(path, _escaped(dataset))}
+    others: set[str] = set()
+    seen = {(path, _escape(dataset))}
     waiting = deque(seen)
     while waiting:
         place, name = waiting.popleft()
-        for reference in _looked_into(file if os.path.realpath(place) == own else None, place, name):
-            for other, inside in _places(reference, place):
-                found.add(os.path.realpath(other))
+        for reference in _references_in(file if os.path.realpath(place) == own else None, place, name):
+            for other, inside in _resolve(reference, place):
+                others.add(os.path.realpath(other))
                 if inside is not None and (other, inside) not in seen and len(seen) < _MOST_OPENED:
                     seen.add((other, inside))
                     waiting.append((other, inside))
-    return sorted(found - {own})
+    return sorted(others - {own})
 
 
 def check_raw_files(dataset: Any, path: str) -> None:
-    """Refuse a dataset of raw numbers in files that are not where HDF5 looks for them.
+    """Refuse a dataset whose raw data are in files that HDF5 does not find.
 
     Raises
     ------
     InputError
-        With the file, and how to have it found.
+        With the file, and a remedy.
     """
     for name in (os.fsdecode(name) for name, _, _ in dataset.external or ()):
-        reference = _Reference(_escaped(name), None, "HDF5_EXTFILE_PREFIX")
-        if any(_places(reference, path)):
+        reference = _Reference(_escape(name), None, "HDF5_EXTFILE_PREFIX")
+        if any(_resolve(reference, path)):
             continue
         beside = os.path.join(os.path.dirname(path), name)
         remedy = (
@@ -88,44 +88,44 @@ def check_raw_files(dataset: Any, path: str) -> None:
         )
 
 
-def _looked_into(file: Any | None, place: str, name: str) -> tuple[_Reference, ...]:
-    """What a dataset of a file says of others; of the file that was asked for, what cannot be read is an error."""
+def _references_in(file: Any | None, path: str, name: str) -> tuple[_Reference, ...]:
+    """The references of a dataset in the open file, where errors are raised, or in the file at ``path``, where they are not."""
     if file is not None:
         return tuple(_references(file, name))
     with suppress(*_UNREADABLE):
-        facts = os.stat(place)
-        return _references_of(place, name, facts.st_size, facts.st_mtime_ns)
+        status = os.stat(path)
+        return _references_at(path, name, status.st_size, status.st_mtime_ns)
     return ()
 
 
 @lru_cache(maxsize=4 * _MOST_OPENED)
-def _references_of(place: str, name: str, size_bytes: int, mtime_ns: int) -> tuple[_Reference, ...]:
-    """The same of a file that is not open; it is opened again only when it was changed."""
+def _references_at(path: str, name: str, size_bytes: int, mtime_ns: int) -> tuple[_Reference, ...]:
+    """The references of a dataset in the file at ``path``, which is reopened only after a change."""
     import h5py
 
-    with h5py.File(place, "r") as file:
+    with h5py.File(path, "r") as file:
         return tuple(_references(file, name))
 
 
 def _references(file: Any, name: str) -> Iterator[_Reference]:
     if not _is_numbered(name):
-        yield from _references_below(file, _filled(name, ""))
+        yield from _references_below(file, _fill_number(name, ""))
         return
     for number in itertools.count():
-        numbered = _filled(name, str(number))
+        numbered = _fill_number(name, str(number))
         if os.fsencode(numbered) not in file:
             return
         yield from _references_below(file, numbered)
 
 
 def _references_below(file: Any, name: str) -> Iterator[_Reference]:
-    """Go down to a dataset, up to the first link: what that leads to is a reference of its own."""
+    """Descend to a dataset, or to the first link on the way, whose target is a reference of its own."""
     import h5py
 
     node = file
     words = [word for word in name.split("/") if word not in ("", ".")]
     for depth, word in enumerate(words, 1):
-        # In bytes, for names need not be UTF-8.
+        # In bytes, because names need not be UTF-8.
         link = node.get(os.fsencode(word), getlink=True) if isinstance(node, h5py.Group) else None
         if link is None:
             return
@@ -137,81 +137,81 @@ def _references_below(file: Any, name: str) -> Iterator[_Reference]:
             target = "/".join([*words[: depth - 1], target])
         linked = link.filename if isinstance(link, h5py.ExternalLink) else _SAME
         inside = "/".join([target, *words[depth:]])
-        yield _Reference(_escaped(os.fsdecode(linked)), _escaped(inside), "HDF5_EXT_PREFIX")
+        yield _Reference(_escape(os.fsdecode(linked)), _escape(inside), "HDF5_EXT_PREFIX")
         return
     if isinstance(node, h5py.Dataset):
         yield from _sources(node)
 
 
 def _sources(dataset: Any) -> Iterator[_Reference]:
-    """The files of a virtual dataset, or of raw numbers."""
+    """The files of a virtual dataset, or of raw data."""
     for source in dataset.virtual_sources() if dataset.is_virtual else ():
         yield _Reference(os.fsdecode(source.file_name), os.fsdecode(source.dset_name), "HDF5_VDS_PREFIX")
     for name, _, _ in dataset.external or ():
-        yield _Reference(_escaped(os.fsdecode(name)), None, "HDF5_EXTFILE_PREFIX")
+        yield _Reference(_escape(os.fsdecode(name)), None, "HDF5_EXTFILE_PREFIX")
 
 
-def _places(reference: _Reference, place: str) -> Iterator[tuple[str, str | None]]:
-    """Paths of the files that a reference in the file at ``place`` means, with the name of the dataset there."""
+def _resolve(reference: _Reference, place: str) -> Iterator[tuple[str, str | None]]:
+    """Paths of the files that a reference in the file at ``place`` stands for, with the name of the dataset there."""
     if reference.file == _SAME:
         yield place, reference.dataset
         return
-    ways = list(_ways(reference, place))
-    for number in sorted(_numbers(ways)) if _is_numbered(reference.file) else [None]:
-        files = (os.path.join(folder, _filled(name, number or "")) for folder, name in ways)
-        there = next(filter(os.path.isfile, files), None)
-        if there is not None:
+    candidates = list(_candidates(reference, place))
+    for number in sorted(_numbers(candidates)) if _is_numbered(reference.file) else [None]:
+        files = (os.path.join(folder, _fill_number(name, number or "")) for folder, name in candidates)
+        existing = next(filter(os.path.isfile, files), None)
+        if existing is not None:
             inside = reference.dataset
             if number is not None and inside is not None:
-                inside = _escaped(_filled(inside, number))
-            yield os.path.abspath(there), inside
+                inside = _escape(_fill_number(inside, number))
+            yield os.path.abspath(existing), inside
 
 
-def _ways(reference: _Reference, place: str) -> Iterator[tuple[str, str]]:
-    """The folders where HDF5 looks for a file, in its order, with the name of the file there; no folder: that of the process."""
+def _candidates(reference: _Reference, place: str) -> Iterator[tuple[str, str]]:
+    """Folder and file name of each place that HDF5 searches, in order; an empty folder is the working directory."""
     name, here = reference.file, os.path.dirname(place)
-    given = os.environ.get(reference.variable, "").replace("${ORIGIN}", here)
-    if reference.dataset is None:  # raw numbers: not beside the file, unless the variable says so
-        yield given, name
+    prefix = os.environ.get(reference.variable, "").replace("${ORIGIN}", here)
+    if reference.dataset is None:  # raw data: not beside the file, unless the variable names its folder
+        yield prefix, name
         return
     if os.path.isabs(name):
         yield "", name
         name = os.path.basename(name)
-    for folder in (*filter(None, given.split(":")), here, "", os.path.dirname(os.path.realpath(place))):
+    for folder in (*filter(None, prefix.split(":")), here, "", os.path.dirname(os.path.realpath(place))):
         yield folder, name
 
 
-def _numbers(ways: list[tuple[str, str]]) -> set[str]:
-    """The numbers for which there is a file of a numbered name."""
-    found = set()
-    for folder, name in ways:
-        wild, exact = "", ""
-        for at, text in enumerate(_NUMBER.split(name)):  # text, sign, text, sign, ..., text
-            if at % 2 and text == "b":
-                wild += "*"
+def _numbers(candidates: list[tuple[str, str]]) -> set[str]:
+    """The block numbers for which a file exists."""
+    numbers = set()
+    for folder, name in candidates:
+        wildcard, exact = "", ""
+        for position, text in enumerate(_NUMBER.split(name)):  # text, escape, text, escape, ..., text
+            if position % 2 and text == "b":
+                wildcard += "*"
                 exact += "(?P=number)" if "(?P<number>" in exact else "(?P<number>0|[1-9][0-9]*)"
             else:
-                wild, exact = wild + glob.escape(text), exact + re.escape(text)
-        files = glob.iglob(wild, root_dir=folder or None)
-        found |= {match["number"] for file in files if (match := re.fullmatch(exact, file))}
-    return found
+                wildcard, exact = wildcard + glob.escape(text), exact + re.escape(text)
+        files = glob.iglob(wildcard, root_dir=folder or None)
+        numbers |= {match["number"] for file in files if (match := re.fullmatch(exact, file))}
+    return numbers
 
 
 def _is_numbered(name: str) -> bool:
     return "b" in _NUMBER.findall(name)
 
 
-def _filled(name: str, number: str) -> str:
-    """A name with a number for ``%b``.
+def _fill_number(name: str, number: str) -> str:
+    """Replace ``%b`` by a number, and ``%%`` by ``%``.
 
     Examples
     --------
-    >>> _filled("run-%b-of-100%%.h5", "7")
+    >>> _fill_number("run-%b-of-100%%.h5", "7")
     'run-7-of-100%.h5'
     """
-    return _NUMBER.sub(lambda found: number if found[1] == "b" else "%", name)
+    return _NUMBER.sub(lambda match: number if match[1] == "b" else "%", name)
 
 
-def _escaped(name: str) -> str:
-    """A plain name in the spelling of numbered ones."""
+def _escape(name: str) -> str:
+    """Escape the ``%`` of a plain name."""
     return name.replace("%", "%%")

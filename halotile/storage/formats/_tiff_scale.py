@@ -1,4 +1,4 @@
-"""The physical size of a TIFF's pixels, from OME-XML, ImageJ's description or the resolution tags."""
+"""Physical pixel sizes in TIFF files, from OME-XML, ImageJ's description or the resolution tags."""
 
 from __future__ import annotations
 
@@ -7,32 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
-_UNITS = {
-    "µm": "micrometer",
-    "μm": "micrometer",
-    "um": "micrometer",
-    "micron": "micrometer",
-    "microns": "micrometer",
-    "\\u00B5m": "micrometer",
-    "nm": "nanometer",
-    "pm": "picometer",
-    "mm": "millimeter",
-    "cm": "centimeter",
-    "m": "meter",
-    "Å": "angstrom",
-    "ms": "millisecond",
-    "s": "second",
-    "sec": "second",
-    "min": "minute",
-}
+_UNITS = dict.fromkeys(("µm", "μm", "um", "micron", "microns", "\\u00B5m"), "micrometer") | {
+    "nm": "nanometer", "pm": "picometer", "mm": "millimeter", "cm": "centimeter", "m": "meter", "Å": "angstrom",
+    "ms": "millisecond", "s": "second", "sec": "second", "min": "minute",
+}  # fmt: skip
 _CENTIMETER = 3
 
 Sizes = dict[str, tuple[float, str | None]]
-"""Axis letter to size of a pixel and its unit."""
+"""Pixel size and unit for each axis letter."""
 
 
 def pixel_sizes(file: Any, series: int) -> Sizes:
-    """What the file says of its pixels' size; axes it does not speak of are left out."""
+    """The pixel sizes that the file states; other axes are left out."""
     if file.is_ome:
         return _from_ome(file.ome_metadata, series)
     if file.is_imagej:
@@ -41,7 +27,7 @@ def pixel_sizes(file: Any, series: int) -> Sizes:
 
 
 def _from_ome(xml: str, series: int) -> Sizes:
-    """PhysicalSizeX and the like of one image in OME-XML, micrometers where no unit stands."""
+    """PhysicalSizeX and similar attributes of one image in OME-XML; the default unit is micrometers."""
     try:
         images = [e for e in ElementTree.fromstring(xml) if e.tag.endswith("}Image") or e.tag == "Image"]
         pixels = next(e for e in images[series] if e.tag.endswith("Pixels")).attrib
@@ -53,13 +39,13 @@ def _from_ome(xml: str, series: int) -> Sizes:
 
 
 def _size(pixels: Mapping[str, str], name: str, unit: str) -> tuple[float, str | None] | None:
-    """One attribute and its unit."""
+    """The value and unit of one attribute."""
     size = _length(pixels.get(name))
     return None if size is None else (size, _unit(pixels.get(f"{name}Unit", unit)))
 
 
 def _length(value: Any) -> float | None:
-    """A number that can be a size; None for all else that a file may hold there."""
+    """A positive finite number; None for any other value."""
     try:
         size = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -68,26 +54,26 @@ def _length(value: Any) -> float | None:
 
 
 def _from_imagej(file: Any) -> Sizes:
-    """Resolution tags in the unit that ImageJ's description names; spacing and frame interval beside them."""
-    said = file.imagej_metadata or {}
-    unit = _unit(str(said.get("unit", "")))
+    """Sizes from the resolution tags, in the unit of ImageJ's description, and from its spacing and frame interval."""
+    description = file.imagej_metadata or {}
+    unit = _unit(str(description.get("unit", "")))
     if unit is None:
         return {}
     sizes = _resolution(file, unit, 1.0)
-    for axis, word, its in (("z", "spacing", unit), ("t", "finterval", "second")):
-        if (size := _length(said.get(word))) is not None:
-            sizes[axis] = (size, its)
+    for axis, key, axis_unit in (("z", "spacing", unit), ("t", "finterval", "second")):
+        if (size := _length(description.get(key))) is not None:
+            sizes[axis] = (size, axis_unit)
     return sizes
 
 
 def _from_tags(file: Any) -> Sizes:
-    """Resolution tags in pixels per centimeter. Those per inch are about printing, and are left aside."""
+    """Sizes from resolution tags in pixels per centimeter. Those per inch concern printing, and are ignored."""
     tag = file.pages[0].tags.get("ResolutionUnit")
     return _resolution(file, "micrometer", 1e4) if tag is not None and tag.value == _CENTIMETER else {}
 
 
 def _resolution(file: Any, unit: str, length: float) -> Sizes:
-    """Pixel sizes from the two resolution tags, which are fractions of pixels per ``length``."""
+    """Pixel sizes from the two resolution tags, which are fractions in pixels per ``length``."""
     sizes: Sizes = {}
     for axis in "xy":
         tag = file.pages[0].tags.get(f"{axis.upper()}Resolution")
@@ -98,6 +84,6 @@ def _resolution(file: Any, unit: str, length: float) -> Sizes:
 
 
 def _unit(text: str) -> str | None:
-    """The unit's name in OME-Zarr; a word that is not known stays as it is."""
+    """The name of a unit in OME-Zarr; unknown units are unchanged."""
     word = text.strip()
     return _UNITS.get(word, word) if word and word not in ("pixel", "pixels", "none") else None

@@ -1,12 +1,12 @@
-"""What a file format gives: a source, which is an array in a file.
+"""The interface of file formats.
 
-A format is one module. It has two functions::
+A format is one module with two functions::
 
-    claims(path: Path) -> bool                            cheap: looks at a name or a few bytes
-    open(path, *, level, dataset, axes) -> Source         raises InputError where it cannot be used
+    claims(path: Path) -> bool                            cheap: looks at the name or the first bytes
+    open(path, *, level, dataset, axes) -> Source         raises InputError when the file cannot be used
 
-Most formats write a reader, which has a ``header`` and ``read(region)``, and let
-:class:`halotile.storage.stored_array.StoredArray` carry it over process borders.
+Most formats define a reader with a ``header`` and ``read(region)``, and leave the transfer between processes to
+:class:`halotile.storage.stored_array.StoredArray`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,16 +26,16 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.storage.sharded.ome_metadata import OmeImage
 
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
-"""Types of pixels that can be read."""
+"""Pixel types that can be read."""
 
-_NUMBERS = "biufcmM"
-"""Kinds of types with which arrays that need not be images are computed."""
+_NUMERIC_KINDS = "biufcmM"
+"""NumPy kinds of arrays that need not be images."""
 
 
 class Source(Readable, Protocol):
-    """An array that lies in a file or store.
+    """An array in a file or store.
 
-    It pickles as its path and options, and opens again on the other side. ``read`` may be called from
+    It is pickled as its path and options, and reopened when unpickled. ``read`` may be called from
     several threads.
     """
 
@@ -44,60 +45,50 @@ class Source(Readable, Protocol):
     @property
     def axes(self) -> tuple[str, ...]:
         """One lower-case letter for each axis, such as ``("c", "y", "x")``."""
-        ...
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """How the pixels are stored, in pixels; 1 on every axis where any pixel can be read by itself."""
-        ...
+        """Chunk shape in pixels; 1 along every axis when pixels can be read individually."""
 
     @property
     def shards(self) -> tuple[int, ...] | None:
-        """How the pixels are divided into files, in pixels; None where they are all in one."""
-        ...
+        """Shape of the part in each file, in pixels; None when all pixels are in one file."""
 
     @property
     def mapped(self) -> bool:
-        """Whether a part of a chunk is read without decoding the rest."""
-        ...
+        """True when part of a chunk can be read without decoding the rest."""
 
     @property
     def scale(self) -> tuple[float, ...]:
         """Physical size of a pixel along each axis; 1.0 where it is unknown."""
-        ...
 
     @property
     def units(self) -> tuple[str | None, ...]:
         """Unit of ``scale`` for each axis, such as ``"micrometer"``."""
-        ...
 
     @property
     def ome(self) -> OmeImage | None:
-        """What OME metadata say besides axes, scale and units; None where there are no such metadata."""
-        ...
+        """OME metadata other than axes, scale and units; None when the file has no OME metadata."""
 
     def __getitem__(self, index: Any) -> Pixels:
         """The pixels at integers and slices of step 1, as in NumPy."""
-        ...
 
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the data, as JSON values: cheap, never reads pixels."""
-        ...
+        """JSON values that identify the data: cheap, never reads pixels."""
 
     def change(self) -> str:
-        """What has become of it since it was opened, in words; empty where nothing has. Cheap, never reads pixels.
+        """Describe the change of the file since it was opened; empty when there is none. Cheap, never reads pixels.
 
         Raises
         ------
         InputUnreadable
-            When the system does not tell: another look may.
+            When the system cannot read the file's state; another attempt may succeed.
         """
-        ...
 
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of an array before any pixel is read."""
+    """Properties of an array that are known before any pixel is read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
@@ -106,7 +97,7 @@ class Header:
     scale: tuple[float, ...]
     units: tuple[str | None, ...]
     identity: Mapping[str, Any]
-    """What else the fingerprint holds."""
+    """Additional entries of the fingerprint."""
     mapped: bool = False
     ome: OmeImage | None = None
     shards: tuple[int, ...] | None = None
@@ -127,22 +118,22 @@ def make_header(
     shards: Sequence[int] | None = None,
     image: bool = True,
 ) -> Header:
-    """A header of an array that halotile can read.
+    """The validated header of an array.
 
-    Without ``image`` it need be none: it may hold numbers of any type, on any axes, which stay unnamed.
+    With ``image=False`` the array need not be an image: it may have any numeric type and any axes, which have no names.
 
     Raises
     ------
     InputError
-        For a type of pixels, a shape or axes that cannot be used.
+        For an unsupported pixel type, shape or axes.
     """
     pixels = tuple(int(n) for n in shape)
     native = np.dtype(dtype).newbyteorder("=")
     if image:
         _refuse_dtype(native)
         _refuse_shape(pixels)
-    elif native.kind not in _NUMBERS:
-        raise InputError(f"it holds {native}, which are no numbers. Convert them first.")
+    elif native.kind not in _NUMERIC_KINDS:
+        raise InputError(f"its type is {native}, which is not numeric. Convert it first.")
     return Header(
         shape=pixels,
         dtype=native,
@@ -158,22 +149,22 @@ def make_header(
 
 
 def _refuse_shape(shape: tuple[int, ...]) -> None:
-    """Raise for a shape that no image has."""
+    """Raise for a shape that is not an image's."""
     if len(shape) < 2:
         raise InputError(f"the array's shape is {shape}: an image has at least the axes y and x. Reshape it.")
     if 0 in shape:
-        raise InputError(f"the array's shape is {shape}: an axis without pixels leaves nothing to do.")
+        raise InputError(f"the array's shape is {shape}: an axis has length 0. Write an array with pixels.")
 
 
 def _refuse_dtype(dtype: np.dtype[np.generic]) -> None:
-    """Raise for a type that is no number, or that float computation cannot hold."""
+    """Raise for a type that is not a real number, or that floats cannot represent."""
     if dtype.name in DTYPES:
         return
     advice = "Convert it first."
     if dtype.kind == "c":
         advice = "Write its real and imaginary parts, or magnitude and phase, as channels."
     elif dtype.kind in "iu":
-        advice = "Its values are computed as floats, which cannot hold them all: convert it to int32 or float64 first."
+        advice = "Computation uses floats, which cannot represent all its values: convert it to int32 or float64 first."
     raise InputError(
         f"the pixels are of type {dtype}, which cannot be used. {advice} Readable: {', '.join(DTYPES)}."
     )
@@ -184,27 +175,29 @@ class Reader(Protocol):
 
     @property
     def header(self) -> Header:
-        """What is known of the array."""
-        ...
+        """Properties of the array."""
 
     def read(self, region: Region) -> Pixels:
         """The pixels of a region inside the array, in any byte order and memory layout."""
-        ...
 
 
-def file_identity(path: str) -> dict[str, Any]:
-    """Size in bytes and time of change in nanoseconds of a file."""
+def starts_with(path: Path, *signatures: bytes, offsets: Sequence[int] = (0,)) -> bool:
+    """Return True when a file has one of the signatures, which have the same length, at one of the offsets."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return any(os.pread(file.fileno(), len(signatures[0]), offset) in signatures for offset in offsets)
+
+
+def file_identity(path: str, others: Sequence[str] = ()) -> dict[str, Any]:
+    """Size in bytes and modification time in nanoseconds of a file, and of the other files that hold its pixels."""
     status = os.stat(path)
-    return {"size_bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
-
-
-def identity_of(others: Sequence[str]) -> dict[str, Any]:
-    """The same of the other files that hold pixels of an image, by their paths; nothing where there are none."""
-    return {"files": {path: file_identity(path) for path in others}} if others else {}
+    identity = {"size_bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+    return identity | ({"files": {other: file_identity(other) for other in others}} if others else {})
 
 
 def refuse_option(kind: str, reason: str, **options: Any) -> None:
-    """Raise for options that this format has no use for: they would be ignored silently."""
+    """Raise for options that this format does not support, rather than ignore them silently."""
     for name, value in options.items():
         if value:
             raise InputError(f"{name} is {value!r}, but {reason}. Leave {name} out for a {kind} file.")

@@ -1,4 +1,4 @@
-"""OME-Zarr 0.4 and 0.5 groups: one resolution level of a multiscale image."""
+"""Resolution levels of OME-Zarr 0.4 and 0.5 images."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import Any
 from halotile.errors import InputError
 from halotile.storage.formats import zarr as plain
 from halotile.storage.formats.base import Header, Source, make_header
-from halotile.storage.grid import Region
-from halotile.storage.rim import Pixels
 from halotile.storage.run_directory.checksummed_lines import digest
 from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero
 from halotile.storage.stored_array import StoredArray
 
 
 def claims(path: Path) -> bool:
-    """Whether the attributes at the root of a Zarr describe a multiscale image."""
+    """Return True when the attributes at the root of a Zarr describe a multiscale image."""
     if not (path.is_dir() or path.suffix == ".zip"):
         return False
     new = plain.read_document(path, "zarr.json")
@@ -26,14 +24,14 @@ def claims(path: Path) -> bool:
     return isinstance(attributes, dict) and bool(plain.ome_attributes(attributes).get("multiscales"))
 
 
-def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001 - what every format has
-    """One level of an OME-Zarr image; with ``dataset``, that array of the group and nothing else."""
+def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001 - common to all formats
+    """Open one level of an OME-Zarr image; with ``dataset``, that array of the group."""
     if dataset is not None:
         return plain.open(path, level=level, dataset=dataset, axes=axes)
     return StoredArray(path, "ome", OmeReader, level=level, axes=axes)
 
 
-class OmeReader:
+class OmeReader(plain.ArrayReader):
     """An open level of an OME-Zarr image."""
 
     def __init__(self, path: str, *, level: int, axes: str | None) -> None:
@@ -42,9 +40,9 @@ class OmeReader:
         image = _first_image(attributes.get("multiscales"))
         entry = _level_entry(image, level)
         array = plain.choose_array(group, entry["path"])
-        named, units = _axis_words(image.get("axes"), len(array.shape))
-        scale, translation = _place(image, entry, len(array.shape))
-        self.pixels = plain.ArrayPixels(path, array)
+        named, units = _axis_names(image.get("axes"), len(array.shape))
+        scale, translation = _coordinates(image, entry, len(array.shape))
+        super().__init__(path, array)
         self.header: Header = make_header(
             array.shape,
             array.dtype,
@@ -54,22 +52,14 @@ class OmeReader:
             shards=array.shards or array.chunks,
             scale=scale,
             units=units,
-            identity={"level": level, "multiscales": digest(image), **self.pixels.identity()},
-            mapped=self.pixels.mapped,
-            ome=OmeImage(
-                translation,
-                _text(image.get("name")),
-                checked_omero(attributes.get("omero")),
-            ),
+            identity={"level": level, "multiscales": digest(image), **self.identity()},
+            mapped=self.mapped,
+            ome=OmeImage(translation, _text(image.get("name")), checked_omero(attributes.get("omero"))),
         )
-
-    def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
-        return self.pixels.read(region)
 
 
 def _first_image(multiscales: Any) -> Mapping[str, Any]:
-    """The first image of a group, checked as far as it is used here."""
+    """The first image of a group, after validation of its levels."""
     image: Any = multiscales[0] if isinstance(multiscales, list) and multiscales else None
     entries = image.get("datasets") if isinstance(image, dict) else None
     if isinstance(entries, list) and all(
@@ -91,12 +81,12 @@ def _level_entry(image: Mapping[str, Any], level: int) -> Mapping[str, Any]:
     raise InputError(f"level is {level}, but this image has no such level. Write one of: {known or 'none'}.")
 
 
-def _axis_words(entries: Any, count: int) -> tuple[Sequence[str | None] | None, Sequence[str | None] | None]:
+def _axis_names(entries: Any, count: int) -> tuple[Sequence[str | None] | None, Sequence[str | None] | None]:
     """Name and unit of each axis; entries are dictionaries since 0.4, and were plain names in 0.3."""
     if not isinstance(entries, list) or len(entries) != count:
         return None, None
-    described = [entry if isinstance(entry, dict) else {"name": entry} for entry in entries]
-    return [_axis_name(axis) for axis in described], [_text(axis.get("unit")) for axis in described]
+    axes = [entry if isinstance(entry, dict) else {"name": entry} for entry in entries]
+    return [_axis_name(axis) for axis in axes], [_text(axis.get("unit")) for axis in axes]
 
 
 def _text(value: Any) -> str | None:
@@ -104,43 +94,43 @@ def _text(value: Any) -> str | None:
 
 
 def _axis_name(axis: Mapping[str, Any]) -> str:
-    """A plain letter where the name is one, else the kind of axis where that is plain."""
+    """The name of an axis, or its type when that identifies a longer name."""
     name = str(axis.get("name", ""))
     return str(axis["type"]) if len(name) != 1 and axis.get("type") in ("time", "channel") else name
 
 
-def _place(
+def _coordinates(
     image: Mapping[str, Any], entry: Mapping[str, Any], count: int
 ) -> tuple[list[float], tuple[float, ...]]:
-    """Size of a pixel of one level, and place of its first one: the level's own steps, then the whole image's.
+    """Pixel size of one level and position of its first pixel, by the transformations of the level, then of the image.
 
-    The place is empty where no step tells it.
+    The position is empty without any translation.
     """
-    scale, place, told = [1.0] * count, [0.0] * count, False
+    scale, position, is_known = [1.0] * count, [0.0] * count, False
     for holder in (entry, image):
-        for kind, numbers in _steps(holder, count):
+        for kind, numbers in _transformations(holder, count):
             if kind == "scale":
                 scale = [a * b for a, b in zip(scale, numbers, strict=True)]
-                place = [a * b for a, b in zip(place, numbers, strict=True)]
+                position = [a * b for a, b in zip(position, numbers, strict=True)]
             else:
-                place, told = [a + b for a, b in zip(place, numbers, strict=True)], True
-    return scale, tuple(place) if told else ()
+                position, is_known = [a + b for a, b in zip(position, numbers, strict=True)], True
+    return scale, tuple(position) if is_known else ()
 
 
-def _steps(holder: Mapping[str, Any], count: int) -> Iterator[tuple[str, list[float]]]:
-    """Scales and translations in their order; those of another number of axes, and other kinds, are left out."""
+def _transformations(holder: Mapping[str, Any], count: int) -> Iterator[tuple[str, list[float]]]:
+    """Scales and translations in order, without those of another number of axes or of other types."""
     steps = holder.get("coordinateTransformations") or []
     try:
         for step in steps:
             kind = step.get("type")
             numbers = step.get(kind) if kind in ("scale", "translation") else None
             if isinstance(numbers, list) and len(numbers) == count:
-                lengths = [float(number) for number in numbers]
-                if not all(map(math.isfinite, lengths)):
+                values = [float(number) for number in numbers]
+                if not all(map(math.isfinite, values)):
                     raise ValueError
-                yield kind, lengths
+                yield kind, values
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise InputError(
-            f"its coordinateTransformations are {steps!r:.200}: OME-Zarr wants a list of scales and translations, each with a "
+            f"its coordinateTransformations are {steps!r:.200}: OME-Zarr requires a list of scales and translations, each with a "
             f"number for each of the {count} axes. Repair the attributes, or write dataset: the path of an array inside."
         ) from None

@@ -1,1 +1,1 @@
-"""Images for people: planes, PNG, TIFF. Nothing here is read back by a run."""
+"""Export of images as PNG and TIFF."""

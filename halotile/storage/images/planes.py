@@ -1,4 +1,4 @@
-"""An image of any number of axes as planes of y and x, grey or in colour."""
+"""Two-dimensional planes, grey or in colour, of an image with any number of axes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 
 WINDOW_BYTES = 32 * 2**20
-"""How much is read at once, unless one chunk is more."""
+"""Maximum size of one read, unless a single chunk is larger."""
 
 
 @dataclass(frozen=True)
 class Planes:
-    """A part of an image, plane after plane.
+    """The planes of an image, or of a part of it.
 
     Examples
     --------
@@ -34,17 +34,17 @@ class Planes:
 
     source: Source
     at: Mapping[str, int]
-    """The place along each axis that is not looped over."""
+    """The index along each axis that is fixed."""
     window: Region
-    """The rows and columns that are shown."""
+    """The rows and columns of the part."""
     colour: bool
-    """Whether the channels are red, green, blue (and opacity), and not images of their own."""
+    """True: the channels are red, green, blue (and opacity). False: each channel is a plane of its own."""
 
     @property
     def loops(self) -> tuple[str, ...]:
         """The axes that are looped over."""
-        kept = {"y", "x", *self.at} | ({"c"} if self.colour else set())
-        return tuple(axis for axis in self.source.axes if axis not in kept)
+        others = {"y", "x", *self.at} | ({"c"} if self.colour else set())
+        return tuple(axis for axis in self.source.axes if axis not in others)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Planes:
 
     @property
     def samples(self) -> int:
-        """Numbers in one pixel: 1 when grey, 3 or 4 in colour."""
+        """Values per pixel: 1 for grey, 3 or 4 in colour."""
         return _along(self.source, "c") if self.colour else 1
 
     @property
@@ -73,24 +73,24 @@ class Planes:
         Parameters
         ----------
         index : tuple of int
-            The plane: a place along each of ``loops``.
+            The plane: an index along each of ``loops``.
         part : Region
-            Rows and columns, counted from the start of ``window``.
+            Rows and columns, relative to the start of ``window``.
         """
-        rows, columns = zip(part.start, part.stop, strict=True)
-        (top, left), places = self.window.start, {**self.at, **dict(zip(self.loops, index, strict=True))}
-        spans = {axis: (place, place + 1) for axis, place in places.items()}
-        spans |= {"y": (rows[0] + top, rows[1] + top), "x": (columns[0] + left, columns[1] + left)}
-        spans |= {"c": (0, self.samples)} if self.colour else {}
-        start, stop = zip(*(spans[axis] for axis in self.source.axes), strict=True)
-        last = ("y", "x", "c") if self.colour else ("y", "x")
         axes = self.source.axes
+        indices = {**self.at, **dict(zip(self.loops, index, strict=True))}
+        spans = {axis: (position, position + 1) for axis, position in indices.items()}
+        shown = part.shift(self.window.start)
+        spans |= dict(zip("yx", zip(shown.start, shown.stop, strict=True), strict=True))
+        spans |= {"c": (0, self.samples)} if self.colour else {}
+        start, stop = zip(*(spans[axis] for axis in axes), strict=True)
+        last = ("y", "x", "c") if self.colour else ("y", "x")
         order = [axes.index(axis) for axis in axes if axis not in last] + [axes.index(axis) for axis in last]
         pixels = self.source.read(Region(start, stop)).transpose(order)
         return pixels.reshape(*part.shape, self.samples) if self.colour else pixels.reshape(part.shape)
 
     def parts(self) -> Iterator[Region]:
-        """The plane in parts of whole chunks (of the image), row by row, each of a bounded size."""
+        """Divide the plane into parts of whole chunks of the image, row by row, each of a bounded size."""
         height, width = self.shape
         (top, left), (rows, columns) = self.window.start, self.chunk()
         limit = max(1, WINDOW_BYTES // self.pixel_bytes)
@@ -101,7 +101,7 @@ class Planes:
                 yield Region((y0, x0), (y1, x1))
 
     def chunk(self) -> tuple[int, int]:
-        """Rows and columns of the unit of decode."""
+        """Rows and columns of a chunk."""
         sizes = dict(zip(self.source.axes, self.source.chunks, strict=True))
         return min(sizes["y"], _along(self.source, "y")), min(sizes["x"], _along(self.source, "x"))
 
@@ -114,25 +114,25 @@ def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) 
     source : Source
         The image.
     at : mapping of str to int
-        A place along axes other than y and x, such as ``{"t": 0, "c": 1}``.
+        An index along axes other than y and x, such as ``{"t": 0, "c": 1}``.
     region : Region or None
         Rows and columns of the part; None: all.
 
     Raises
     ------
     ConfigError
-        When there is no such axis, place or region.
+        When there is no such axis, index or region.
     """
     loops = [axis for axis in source.axes if axis not in ("y", "x")]
-    for axis, place in at.items():
+    for axis, index in at.items():
         if axis not in loops:
             raise ConfigError(
-                f"--plane {axis}={place}: the image's axes are {''.join(source.axes)}. "
-                f"Write axes of {', '.join(loops) or 'a image that has more than y and x'}."
+                f"--plane {axis}={index}: the image's axes are {''.join(source.axes)}. "
+                f"Write axes of {', '.join(loops) or 'an image that has more than y and x'}."
             )
-        if not 0 <= place < _along(source, axis):
+        if not 0 <= index < _along(source, axis):
             raise ConfigError(
-                f"--plane {axis}={place}: the image has {_along(source, axis)} along {axis}. "
+                f"--plane {axis}={index}: the image has {_along(source, axis)} along {axis}. "
                 f"Write 0 to {_along(source, axis) - 1}."
             )
     whole = Region.whole((_along(source, "y"), _along(source, "x")))
@@ -140,13 +140,13 @@ def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) 
         (y0, x0), (y1, x1) = region.start, region.stop
         raise ConfigError(
             f"--region {y0}:{y1},{x0}:{x1}: the image has {whole.shape[0]} rows and {whole.shape[1]} columns. "
-            "Write a part of it, as first row:last row,first column:last column, the last not included."
+            "Write a part of it, as first row:last row,first column:last column, excluding the last ones."
         )
     return Planes(source, dict(at), region or whole, "c" not in at and _is_colour(source))
 
 
 def _is_colour(source: Source) -> bool:
-    """Whether the channels look like red, green and blue: three or four that lie side by side, or are bytes."""
+    """Return True when the channels look like red, green and blue: three or four that are interleaved, or bytes."""
     if "c" not in source.axes or _along(source, "c") not in (3, 4):
         return False
     return source.axes[-1] == "c" or source.dtype == np.uint8
@@ -157,7 +157,7 @@ def _along(source: Source, axis: str) -> int:
 
 
 def _cuts(first: int, length: int, step: int) -> Iterator[tuple[int, int]]:
-    """A span cut at the multiples of ``step``, counted from its start at ``first``.
+    """Cut a span that starts at ``first`` at multiples of ``step``; the parts are relative to its start.
 
     Examples
     --------

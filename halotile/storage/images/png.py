@@ -1,4 +1,4 @@
-"""A plane of any size drawn as a small PNG."""
+"""PNG previews of planes of any size."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from halotile.storage.rim import Pixels
 Means = NDArray[np.float32]
 """Shape (rows, columns, samples); NaN where no pixel was finite."""
 Tick = Callable[[float], None]
-"""Called with the part that is done, 0 to 1."""
+"""Called with the finished fraction, 0 to 1."""
 
 MOST_PIXELS = 64 * 2**20
-"""What a PNG may have in all: it is made in memory."""
+"""Limit on the pixels of a PNG, which is built in memory."""
 TAILS = (0.1, 99.9)
-"""Percentiles of the reduced image that become black and white."""
+"""Percentiles of the reduced image that are drawn black and white."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _RGB = 0, 2
 _UP = 2
@@ -34,16 +34,16 @@ _GAP_PIXELS = 8
 
 @dataclass(frozen=True)
 class Drawing:
-    """What was drawn."""
+    """Properties of a written PNG."""
 
     shape: tuple[int, int]
     """Height and width of the PNG in pixels."""
     step: int
     """Edge in pixels of the squares that were averaged."""
     low: float
-    """What is black."""
+    """Value drawn as black."""
     high: float
-    """What is white."""
+    """Value drawn as white."""
 
 
 def write_png(
@@ -56,20 +56,20 @@ def write_png(
 ) -> Drawing:
     """Draw the first plane of one or more images side by side, all with the same contrast.
 
-    Pixels that are not finite are left out of the means; where there is nothing else, it is black.
+    Means ignore pixels that are not finite; squares without finite pixels are black.
 
     Parameters
     ----------
     path : Path
         The PNG, 8-bit grey or RGB.
     planes : sequence of Planes
-        The images, of one shape.
+        The images, of the same shape.
     edge : int or None
-        Longest side of each, in pixels; None: as many as the image has.
+        Longest side of each image in the PNG, in pixels; None: full resolution.
     values : (float, float), optional
-        What is black and white; by default the darkest and brightest 0.1 % are cut off.
+        Values drawn as black and white; by default the darkest and brightest 0.1 % are clipped.
     tick : callable
-        Told of the progress.
+        Progress callback.
 
     Raises
     ------
@@ -80,23 +80,23 @@ def write_png(
     shape = tuple(-(-n // step) for n in planes[0].shape)
     if shape[0] * shape[1] * len(planes) > MOST_PIXELS:
         raise ConfigError(
-            f"{path}: {shape[0]} x {shape[1]} pixels, {len(planes)} side by side, are more than a PNG is good for "
+            f"{path}: {shape[0]} x {shape[1]} pixels, {len(planes)} side by side, exceed the limit for a PNG "
             f"({MOST_PIXELS:,}). Write a smaller --region or --size, or a name that ends in .tif."
         )
-    means = [reduced(p, step, _nth(tick, n, len(planes))) for n, p in enumerate(planes)]
+    means = [block_means(image, step, _share(tick, n, len(planes))) for n, image in enumerate(planes)]
     low, high = values or contrast(means)
-    drawn = _side_by_side([_bytes(mean, low, high) for mean in means])
+    drawn = _side_by_side([_to_bytes(mean, low, high) for mean in means])
     DISK.write_file(path, encode_png(drawn))
     return Drawing((drawn.shape[0], drawn.shape[1]), step, low, high)
 
 
-def _nth(tick: Tick, number: int, count: int) -> Tick:
-    """Progress of one of several."""
+def _share(tick: Tick, number: int, count: int) -> Tick:
+    """Progress callback for one of several images."""
     return lambda done: tick((number + done) / count)
 
 
-def reduced(planes: Planes, step: int, tick: Tick = lambda _: None) -> Means:
-    """The first plane as the means of squares of ``step`` pixels; those at the far edges of what there is."""
+def block_means(planes: Planes, step: int, tick: Tick = lambda _: None) -> Means:
+    """Means of the first plane over squares of ``step`` pixels, which are smaller at the far edges."""
     height, width = planes.shape
     samples = min(planes.samples, 3)
     sums = np.zeros((-(-height // step), -(-width // step), samples))
@@ -105,10 +105,10 @@ def reduced(planes: Planes, step: int, tick: Tick = lambda _: None) -> Means:
     for part in planes.parts():
         pixels = planes.read(first, part).reshape(*part.shape, -1)[..., :samples]
         rows, columns = (_squares(a, b, step) for a, b in zip(part.start, part.stop, strict=True))
-        place = (slice(rows.first, rows.last), slice(columns.first, columns.last))
-        total, count = _sum(pixels, rows, columns)
-        sums[place] += total
-        counts[place] += count
+        target = (slice(rows.first, rows.last), slice(columns.first, columns.last))
+        total, count = _sum_finite(pixels, rows, columns)
+        sums[target] += total
+        counts[target] += count
         tick(part.stop[0] / height)
     with np.errstate(invalid="ignore"):
         return (sums / counts).astype(np.float32)
@@ -116,12 +116,12 @@ def reduced(planes: Planes, step: int, tick: Tick = lambda _: None) -> Means:
 
 @dataclass(frozen=True)
 class _Squares:
-    """The squares that a span of rows or columns falls into."""
+    """The squares that a span of rows or columns covers."""
 
     first: int
     last: int
     starts: NDArray[np.intp]
-    """Where in the span each begins."""
+    """Start of each square, relative to the span."""
     sizes: NDArray[np.intp]
 
 
@@ -131,16 +131,18 @@ def _squares(start: int, stop: int, step: int) -> _Squares:
     return _Squares(first, last, starts, np.diff(starts, append=stop - start))
 
 
-def _sum(pixels: Pixels, rows: _Squares, columns: _Squares) -> tuple[NDArray[np.float64], NDArray[Any]]:
+def _sum_finite(
+    pixels: Pixels, rows: _Squares, columns: _Squares
+) -> tuple[NDArray[np.float64], NDArray[Any]]:
     """The sum and number of the finite pixels in each square."""
-    total = _added(pixels, rows, columns)
+    total = _sum(pixels, rows, columns)
     if np.isfinite(total).all():
         return total, np.multiply.outer(rows.sizes, columns.sizes)[..., None]
-    known = np.isfinite(pixels)
-    return _added(np.where(known, pixels, 0), rows, columns), _added(known, rows, columns)
+    finite = np.isfinite(pixels)
+    return _sum(np.where(finite, pixels, 0), rows, columns), _sum(finite, rows, columns)
 
 
-def _added(pixels: Pixels, rows: _Squares, columns: _Squares) -> NDArray[np.float64]:
+def _sum(pixels: Pixels, rows: _Squares, columns: _Squares) -> NDArray[np.float64]:
     with np.errstate(invalid="ignore", over="ignore"):
         down = np.add.reduceat(pixels, rows.starts, axis=0, dtype=np.float64)
         across: NDArray[np.float64] = np.add.reduceat(down, columns.starts, axis=1)
@@ -148,9 +150,9 @@ def _added(pixels: Pixels, rows: _Squares, columns: _Squares) -> NDArray[np.floa
 
 
 def contrast(images: Sequence[Means]) -> tuple[float, float]:
-    """What is black and white: percentiles of the image whose span is smallest.
+    """The values drawn as black and white: percentiles of the image with the smallest range.
 
-    Of a noisy image and a clean one that is the clean one: in the span of the noise, it would look pale.
+    Of a noisy and a clean image that is the clean one, which would look pale over the range of the noise.
     """
     spans = []
     for image in images:
@@ -160,16 +162,16 @@ def contrast(images: Sequence[Means]) -> tuple[float, float]:
     return min((span for span in spans if span[0] < span[1]), key=lambda s: s[1] - s[0], default=spans[0])
 
 
-def _bytes(image: Means, low: float, high: float) -> NDArray[np.uint8]:
-    """The image in 256 steps from black to white; one of a single value is grey."""
+def _to_bytes(image: Means, low: float, high: float) -> NDArray[np.uint8]:
+    """Map ``low`` to ``high`` to 0 to 255; a constant image becomes grey."""
     with np.errstate(invalid="ignore", over="ignore"):
-        part = (image.astype(np.float64) - low) / (high - low) if high > low else image * 0.0 + 0.5
-    level = np.nan_to_num(np.clip(part, 0, 1), nan=0.0) * 255
+        fraction = (image.astype(np.float64) - low) / (high - low) if high > low else image * 0.0 + 0.5
+    level = np.nan_to_num(np.clip(fraction, 0, 1), nan=0.0) * 255
     return level.round().astype(np.uint8)
 
 
 def _side_by_side(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """The images in one row, parted by white."""
+    """The images in one row, separated by white."""
     samples = max(p.shape[-1] for p in images)
     height, width = images[0].shape[:2]
     gap = np.full((height, _GAP_PIXELS, samples), 255, np.uint8)
@@ -180,7 +182,7 @@ def _side_by_side(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 
 
 def encode_png(pixels: NDArray[np.uint8]) -> list[bytes]:
-    """A PNG file of pixels of shape (rows, columns, 1 or 3), as buffers.
+    """Encode pixels of shape (rows, columns, 1 or 3) as a PNG file, as a list of buffers.
 
     Source: Portable Network Graphics specification, third edition, W3C 2025.
 

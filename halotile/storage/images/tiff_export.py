@@ -1,6 +1,6 @@
-"""An image of any size written as a tiled TIFF that every viewer opens.
+"""Export of images of any size as tiled TIFF files that common viewers open.
 
-The values stay as they are. The file is compressed with deflate, which needs no package beside
+Pixel values are preserved. The file is compressed with deflate, which needs no package besides
 tifffile; its metadata are OME-XML, with the resolution in the plain TIFF tags as well.
 """
 
@@ -24,32 +24,29 @@ from halotile.storage.images.png import Tick
 from halotile.storage.rim import Pixels
 
 TILE = 256
-"""Edge of a tile in pixels; TIFF wants a multiple of 16."""
+"""Edge of a tile in pixels; TIFF requires a multiple of 16."""
 _CLASSIC_BYTES = 4_000_000_000
-"""Beyond this, offsets of 32 bits are not enough."""
+"""Limit for a classic TIFF with 32-bit offsets."""
 _BUFFER_BYTES = 16 * 2**20
 _THREADS = 2
-_CENTIMETERS = {
-    "angstrom": 1e-8, "picometer": 1e-10, "nanometer": 1e-7, "micrometer": 1e-4,
-    "millimeter": 0.1, "centimeter": 1.0, "meter": 100.0,
+_UNITS = {
+    "angstrom": ("Å", 1e-8), "picometer": ("pm", 1e-10), "nanometer": ("nm", 1e-7), "micrometer": ("µm", 1e-4),
+    "millimeter": ("mm", 0.1), "centimeter": ("cm", 1.0), "meter": ("m", 100.0),
 }  # fmt: skip
-_SYMBOLS = {
-    "angstrom": "Å", "picometer": "pm", "nanometer": "nm", "micrometer": "µm",
-    "millimeter": "mm", "centimeter": "cm", "meter": "m",
-}  # fmt: skip
+"""Symbol and length in centimeters of each unit."""
 
 
 def write_tiff(path: Path, planes: Planes, *, tick: Tick = lambda _: None) -> int:
-    """Write every plane at full resolution; a file that stands at ``path`` is replaced when all is written.
+    """Write every plane at full resolution; an existing file at ``path`` is replaced at the end.
 
     Parameters
     ----------
     path : Path
-        The TIFF, a BigTIFF where more than 4 GB may come.
+        The TIFF; a BigTIFF when it may exceed 4 GB.
     planes : Planes
-        The image. float16 is written as float32 and bool as 0 and 255, which viewers know.
+        The image. float16 is written as float32 and bool as 0 and 255, which viewers support.
     tick : callable
-        Told of the part that is done, 0 to 1.
+        Progress callback, called with the finished fraction, 0 to 1.
 
     Returns
     -------
@@ -77,7 +74,7 @@ def write_tiff(path: Path, planes: Planes, *, tick: Tick = lambda _: None) -> in
             photometric="rgb" if planes.colour else "minisblack",
             planarconfig="contig" if planes.colour else None,
             compression="zlib",
-            # tifffile alone writes this predictor for integers only.
+            # Without imagecodecs, tifffile supports this predictor for integers only.
             predictor=dtype.kind in "iu",
             maxworkers=_THREADS,
             buffersize=_BUFFER_BYTES,
@@ -98,13 +95,13 @@ def _tiles(planes: Planes, dtype: np.dtype[Any], tick: Tick) -> Iterator[Pixels]
     for number, index in enumerate(itertools.product(*map(range, planes.counts))):
         for part in _bands(planes):
             pixels = planes.read(index, part).astype(dtype, copy=False)
-            # Told before: tifffile does not ask for what comes after the last tile.
+            # Before the yield, because tifffile does not resume the generator after the last tile.
             tick((number + part.stop[0] / planes.shape[0]) / total)
-            yield from _cut(pixels * dtype.type(highest) if highest > 1 else pixels)
+            yield from _cut_tiles(pixels * dtype.type(highest) if highest > 1 else pixels)
 
 
 def _bands(planes: Planes) -> Iterator[Region]:
-    """A plane in parts of whole tiles: rows of tiles as high as a chunk, or pieces of one row of tiles."""
+    """Divide a plane into parts of whole tiles: rows of tiles as high as a chunk, or segments of one row of tiles."""
     height, width = planes.shape
     tiles = max(1, WINDOW_BYTES // (TILE * TILE * planes.pixel_bytes))
     across = -(-width // TILE)
@@ -114,26 +111,27 @@ def _bands(planes: Planes) -> Iterator[Region]:
         yield Region((top, left), (min(top + rows, height), min(left + columns, width)))
 
 
-def _cut(pixels: Pixels) -> Iterator[Pixels]:
-    """Tiles, row by row; those at the far edges are shorter."""
+def _cut_tiles(pixels: Pixels) -> Iterator[Pixels]:
+    """Tiles, row by row; those at the far edges are smaller."""
     height, width = pixels.shape[:2]
     for top, left in itertools.product(range(0, height, TILE), range(0, width, TILE)):
         yield pixels[top : top + TILE, left : left + TILE]
 
 
 def _known_sizes(planes: Planes) -> dict[str, tuple[float, str]]:
-    """Size of a pixel and its unit along the axes of space where both are known."""
+    """Size of a pixel and its unit along the spatial axes where both are known."""
     source = planes.source
     entries = zip(source.axes, source.scale, source.units, strict=True)
-    return {a: (size, unit) for a, size, unit in entries if a in "zyx" and unit in _CENTIMETERS and size > 0}
+    return {a: (size, unit) for a, size, unit in entries if a in "zyx" and unit in _UNITS and size > 0}
 
 
 def _physical_sizes(planes: Planes) -> dict[str, Any]:
     """Pixel sizes as OME-XML attributes."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for axis, (size, unit) in _known_sizes(planes).items():
-        found |= {f"PhysicalSize{axis.upper()}": size, f"PhysicalSize{axis.upper()}Unit": _SYMBOLS[unit]}
-    return found
+        name = f"PhysicalSize{axis.upper()}"
+        attributes |= {name: size, f"{name}Unit": _UNITS[unit][0]}
+    return attributes
 
 
 def _resolution(planes: Planes) -> dict[str, Any]:
@@ -141,13 +139,13 @@ def _resolution(planes: Planes) -> dict[str, Any]:
     known = _known_sizes(planes)
     if not {"y", "x"} <= set(known):
         return {}
-    per = [1 / (size * _CENTIMETERS[unit]) for size, unit in (known["x"], known["y"])]
-    return {"resolution": tuple(per), "resolutionunit": "CENTIMETER"}
+    resolution = tuple(1 / (size * _UNITS[unit][1]) for size, unit in (known["x"], known["y"]))
+    return {"resolution": resolution, "resolutionunit": "CENTIMETER"}
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A file beside ``path`` that takes its name when all went well, and is removed when not."""
+    """Yield a path beside ``path`` to write to; rename the file on success, and remove it on failure."""
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         yield partial

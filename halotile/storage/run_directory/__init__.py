@@ -1,1 +1,1 @@
-"""The directory beside an output: journal, checkpoints, locks, status. No pixels."""
+"""The run directory beside an output: journal, checkpoints, locks and status."""

@@ -1,4 +1,4 @@
-"""What an iteration leaves besides its images: the state it ends in, and the sums of the blocks of the next."""
+"""Solver states between iterations, and sums over the blocks of the iteration in progress."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Any
 
 from halotile.errors import DamagedData
 from halotile.storage.disk.durable import DISK, Disk
-from halotile.storage.run_directory.checksummed_lines import opened, sealed
+from halotile.storage.run_directory.checksummed_lines import with_checksum, without_checksum
 
 _MODE = 0o600
 
 BlockSums = Mapping[str, list[float]]
-"""The sums over one block: for each name, one number for each of its shards."""
+"""The sums over one block: for each name, one value for each of its shards."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a solver, replaced in one step.
+    """The file with the state of a solver, replaced atomically.
 
     Parameters
     ----------
     path : Path
-        Where it is kept; the directory exists.
+        Path of the file; its directory exists.
     disk : Disk
-        What writes it.
+        Disk to write with.
 
     Examples
     --------
@@ -46,8 +46,8 @@ class Checkpoint:
     disk: Disk = DISK
 
     def write(self, state: Mapping[str, Any]) -> None:
-        """Keep a state in place of the one before; durable on return."""
-        self.disk.write_file(self.path, [sealed(json.dumps(state).encode())], mode=_MODE)
+        """Replace the state; durable on return."""
+        self.disk.write_file(self.path, [with_checksum(json.dumps(state).encode())], mode=_MODE)
 
     def read(self) -> dict[str, Any] | None:
         """The state, or None when there is none.
@@ -58,7 +58,7 @@ class Checkpoint:
             When it cannot be read.
         """
         try:
-            content = opened(self.path.read_bytes())
+            content = without_checksum(self.path.read_bytes())
         except FileNotFoundError:
             return None
         if content is None:
@@ -68,18 +68,17 @@ class Checkpoint:
 
 
 class Ledger:
-    """The sums of the blocks of one sweep, in a file that only grows.
+    """The sums over the blocks of one pass, in an append-only file with one line for each block.
 
-    A line is one block's. A line that is damaged never happened: a block that is marked as done and has no line here
-    is done again. What is entered is durable after :meth:`sync`; a new file is not, before its directory is: without it all is done
-    again.
+    A damaged line is ignored: a block that is marked as done and has no line here is repeated.
+    Entries are durable after :meth:`sync`, but a new file only after its directory is synced; without it all blocks are repeated.
 
     Parameters
     ----------
     path : Path
-        The file; it is made when it is not there.
+        The file, which is created if it does not exist.
     disk : Disk
-        What writes it.
+        Disk to write with.
 
     Examples
     --------
@@ -100,11 +99,11 @@ class Ledger:
         self._replay()
 
     def enter(self, sums: Mapping[int, BlockSums]) -> None:
-        """Note the sums of some blocks."""
-        lines = [sealed(json.dumps([number, dict(values)]).encode()) for number, values in sums.items()]
+        """Add the sums of some blocks."""
+        lines = [with_checksum(json.dumps([n, dict(values)]).encode()) for n, values in sums.items()]
         if not lines:
             return
-        # What a full disk took of a line stays apart from the next.
+        # A line break separates the next line from one that a full disk took in part.
         start, self._torn, self._dirty = b"\n" if self._torn else b"", True, True
         self.disk.append(self.path, start + b"".join(lines))
         self._torn = False
@@ -121,11 +120,7 @@ class Ledger:
         with contextlib.suppress(FileNotFoundError):
             data = self.path.read_bytes()
         lines = io.BytesIO(data).readlines()
-        contents = [opened(line) for line in lines]
-        for content in contents:
-            if content is not None:
-                number, sums = json.loads(content)
-                self.sums[number] = sums
-        if None in contents or not self.path.exists():
-            whole = [line for line, content in zip(lines, contents, strict=True) if content is not None]
-            self.disk.write_file(self.path, whole, mode=_MODE, sync=False)
+        valid = [line for line in lines if without_checksum(line) is not None]
+        self.sums.update(json.loads(without_checksum(line) or b"") for line in valid)
+        if len(valid) < len(lines) or not self.path.exists():
+            self.disk.write_file(self.path, valid, mode=_MODE, sync=False)

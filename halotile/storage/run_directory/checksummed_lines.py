@@ -1,4 +1,4 @@
-"""Checksums of text: of a JSON value, and in lines, ``<crc32c of the rest> <rest>``, of which one that is cut short is told from a whole one."""
+"""Checksums of JSON values and of lines, ``<crc32c of the rest> <rest>``, which reveal truncated lines."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def digest(document: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def sealed(content: bytes) -> bytes:
-    """A line with this content, which has no line break.
+def with_checksum(content: bytes) -> bytes:
+    """A line with a checksum of the content, which contains no line break.
 
     Examples
     --------
-    >>> sealed(b"+0-31")
+    >>> with_checksum(b"+0-31")
     b'b9645eac +0-31\\n'
-    >>> opened(sealed(b"+0-31")), opened(sealed(b"+0-31")[:-3])
+    >>> without_checksum(with_checksum(b"+0-31")), without_checksum(with_checksum(b"+0-31")[:-3])
     (b'+0-31', None)
     """
     return b"%08x %s\n" % (google_crc32c.value(content), content)
 
 
-def opened(line: bytes) -> bytes | None:
-    """The content of a line; None where it is not whole."""
+def without_checksum(line: bytes) -> bytes | None:
+    """The content of a line; None when its checksum does not match."""
     content = line[9:-1]
-    return content if line == sealed(content) else None
+    return content if line == with_checksum(content) else None

@@ -1,62 +1,46 @@
-"""The directory of a run: what it was asked, how far it is, and who may write.
+"""The directory of a run: its job, plan, progress and locks.
 
-Only the owner may enter it: it names paths, and whoever can write it can steer a resumed run. The locks
-are ``flock``: the system lets go of them when a process dies, however it dies.
+It is private to its owner, because it names paths, and whoever can write it can control a resumed run. The locks
+are ``flock`` locks, which the system releases when a process dies for any reason.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefused
-from halotile.storage.disk.durable import DISK, PARTIAL, Disk, is_full, sweep_partials
-from halotile.storage.disk.place import check_entry, check_owner
-from halotile.storage.run_directory import plausible
+from halotile.storage.disk.durable import DISK, PARTIAL, Disk, is_full, remove_partials
+from halotile.storage.disk.place import check_access, check_owner
+from halotile.storage.run_directory import names, validation
 from halotile.storage.run_directory.checksummed_lines import digest
 from halotile.storage.run_directory.locks import acquire, describe, flock, never, read_holder, write_holder
-from halotile.storage.run_directory.names import (
-    CONFIG,
-    EVENTS,
-    ITERATIONS,
-    JOB,
-    JOURNAL,
-    LOCK,
-    NAMES,
-    PLAN,
-    PRIMARY,
-    REPORT,
-    STATE,
-    STATUS,
-    STOP,
-    WORKERS,
-    WRITTEN,
-)
 
 _SEAL = "digest"
 _DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 LOCK_SECONDS = 0.5
-"""Longer than :meth:`RunDirectory.is_running` holds the lock to see whether it is free."""
+"""Default waiting time for the lock, longer than :meth:`RunDirectory.is_running` holds it to check whether it is free."""
+_PROGRESS = (names.PLAN, names.JOURNAL, names.STATUS, names.EVENTS)
+_ADVICE = "Run with --fresh to start over."
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """One run directory. Nothing is made before :meth:`lock` or :meth:`create`.
+    """A run directory. Nothing is created before :meth:`lock` or :meth:`create`.
 
     Parameters
     ----------
     path : Path
         The directory.
     disk : Disk
-        What writes in it.
+        Disk to write with.
     """
 
     path: Path
@@ -64,55 +48,55 @@ class RunDirectory:
 
     @property
     def job_path(self) -> Path:
-        """The job as it was asked for."""
-        return self.path / JOB
+        """Path of the job as requested."""
+        return self.path / names.JOB
 
     @property
     def plan_path(self) -> Path:
-        """The plan."""
-        return self.path / PLAN
+        """Path of the plan."""
+        return self.path / names.PLAN
 
     @property
     def journal_path(self) -> Path:
-        """The journal of blocks."""
-        return self.path / JOURNAL
+        """Path of the journal of blocks."""
+        return self.path / names.JOURNAL
 
     @property
     def status_path(self) -> Path:
-        """How far the run is."""
-        return self.path / STATUS
+        """Path of the progress of the run."""
+        return self.path / names.STATUS
 
     @property
     def events_path(self) -> Path:
-        """What happened."""
-        return self.path / EVENTS
+        """Path of the events."""
+        return self.path / names.EVENTS
 
     @property
     def iterations_path(self) -> Path:
-        """What a solver's iterations came to, one JSON object a line."""
-        return self.path / ITERATIONS
+        """Path of the results of a solver's iterations, one JSON object per line."""
+        return self.path / names.ITERATIONS
 
     @property
     def state_path(self) -> Path:
-        """A folder for what a solver keeps between two iterations."""
-        return self.path / STATE
+        """Path of the folder of a solver's state between two iterations."""
+        return self.path / names.STATE
 
     def exists(self) -> bool:
-        """Whether a run was begun here."""
-        return (self.path / LOCK).is_file()
+        """Return True when a run was started here."""
+        return (self.path / names.LOCK).is_file()
 
     def claims_output(self) -> bool:
-        """Whether the output beside it is, or was about to be, the work of a run of ours."""
-        check_entry(self.path)
+        """Return True when a run of halotile wrote, or was about to write, the output beside the directory."""
+        check_access(self.path)
         return any(path.is_file() for path in (self.job_path, self.plan_path, self.journal_path))
 
     def create(self) -> None:
-        """Make the directory, for its owner alone; durable on return.
+        """Create the directory, private to its owner; durable on return.
 
         Raises
         ------
         OutputRefused
-            When something else stands there, or another user made it.
+            When there is something else at the path, or another user created the directory.
         """
         self.check_place()
         self.disk.make_directory(self.path, _DIRECTORY_MODE)
@@ -120,52 +104,43 @@ class RunDirectory:
         self.path.chmod(_DIRECTORY_MODE)
 
     def check_place(self) -> None:
-        """Refuse a path where something stands that no run made.
+        """Refuse a path with anything that is not a run directory.
 
         Raises
         ------
         OutputRefused
-            When that is so.
+            With the reason.
         """
-        check_entry(self.path)
-        if self.path.is_symlink() or (self.path.exists() and not self._is_ours()):
+        check_access(self.path)
+        if self.path.is_symlink() or (self.path.exists() and not self._is_run_directory()):
             raise OutputRefused(
-                f"{self.path} is where this run would keep its journal, and something that no run made stands there. "
+                f"{self.path} is where this run would keep its journal, but something that no run made is there already. "
                 "Move it away, or write another output.path."
             )
         check_owner(self.path)
         self.check_files()
 
     def check_files(self) -> None:
-        """Refuse a run directory with a directory where a file belongs, or the reverse.
+        """Refuse a run directory with a directory in place of a file, or the reverse.
 
         Raises
         ------
         OutputRefused
-            Naming the first, or when it is closed to this user.
+            With the first such path, or when this user may not enter the directory.
         """
-        check_entry(self.path)
-        for name in sorted(NAMES):
-            path, folder = self.path / name, name in (STATE, WORKERS)
+        check_access(self.path)
+        for name in sorted(names.NAMES):
+            path, folder = self.path / name, name in (names.STATE, names.WORKERS)
             if path.exists() and path.is_dir() != folder:
-                stands, wanted = ("a file", "a directory") if folder else ("a directory", "a file")
+                actual, expected = ("a file", "a directory") if folder else ("a directory", "a file")
                 raise OutputRefused(
-                    f"{path} is {stands}, and a run keeps {wanted} there. Move it away, and run again."
+                    f"{path} is {actual}, and a run keeps {expected} there. Move it away, and run again."
                 )
 
     def forget(self) -> None:
-        """Remove what is known of the run, the plan first; the job stays, it claims the output."""
-        for path in (
-            self.plan_path,
-            self.journal_path,
-            self.status_path,
-            self.events_path,
-            self.iterations_path,
-            self.path / WRITTEN,
-            self.path / REPORT,
-            self.path / PRIMARY,
-        ):
-            self.disk.remove(path)
+        """Remove the records of the run, beginning with the plan; the job stays, because it claims the output."""
+        for name in (*_PROGRESS, names.ITERATIONS, names.WRITTEN, names.REPORT, names.PRIMARY):
+            self.disk.remove(self.path / name)
         self.forget_state()
 
     def forget_state(self) -> None:
@@ -174,12 +149,12 @@ class RunDirectory:
             self.disk.remove_tree(self.state_path)
 
     def write_job(self, job: dict[str, Any]) -> None:
-        """Keep the job; durable on return."""
+        """Write the job; durable on return."""
         self._write(self.job_path, job)
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Keep the configuration with every size decided; durable on return."""
-        self._write(self.path / CONFIG, config)
+        """Write the configuration with all sizes resolved; durable on return."""
+        self._write(self.path / names.CONFIG, config)
 
     def read_job(self) -> dict[str, Any] | None:
         """The job, or None when there is none. Raises DamagedData when it cannot be read."""
@@ -187,76 +162,76 @@ class RunDirectory:
 
     def write_primary(self, path: Path) -> None:
         """Point to the directory that keeps the run, where this one lies beside a further output; durable on return."""
-        self._write(self.path / PRIMARY, {"run": str(path)})
+        self._write(self.path / names.PRIMARY, {"run": str(path)})
 
     def read_primary(self) -> str | None:
         """The directory that keeps the run, where this one lies beside a further output of it."""
-        with contextlib.suppress(DamagedData):
-            run = (self._read(self.path / PRIMARY) or {}).get("run")
+        with suppress(DamagedData):
+            run = (self._read(self.path / names.PRIMARY) or {}).get("run")
             return run if isinstance(run, str) else None
         return None
 
     def write_plan(self, plan: dict[str, Any]) -> None:
-        """Keep the plan, under a checksum: much is built on what it says. Durable on return."""
+        """Write the plan, with a checksum because the run depends on it; durable on return."""
         self._write(self.plan_path, plan | {_SEAL: digest(plan)})
 
-    def remember(self, **found: Any) -> None:
-        """Add to the plan what was found on the way; durable on return."""
-        if plan := self.whole_plan():
-            self.write_plan(plan | found)
+    def update_plan(self, **values: Any) -> None:
+        """Add values determined during the run to the plan; durable on return."""
+        if plan := self.read_valid_plan():
+            self.write_plan(plan | values)
 
     def read_plan(self) -> dict[str, Any] | None:
-        """The plan, or None when there is none. Raises DamagedData when it is not as it was written."""
+        """The plan, or None when there is none. Raises DamagedData when it differs from what was written."""
         plan = self._read(self.plan_path)
         if plan is not None and plan.pop(_SEAL, None) != digest(plan):
-            raise self._damaged(self.plan_path)
+            raise DamagedData(f"{self.plan_path} is damaged. {_ADVICE}")
         return plan
 
-    def whole_plan(self) -> dict[str, Any] | None:
-        """The plan, or None when there is none that can be read: the journal tells whose it is."""
-        with contextlib.suppress(DamagedData):
+    def read_valid_plan(self) -> dict[str, Any] | None:
+        """The plan, or None when there is no readable one: the journal also identifies its plan."""
+        with suppress(DamagedData):
             return self.read_plan()
         return None
 
     def write_status(self, status: dict[str, Any]) -> None:
-        """Replace the status in one step. It is not fsynced: the journal is what counts."""
+        """Replace the status atomically. It is not fsynced, because the journal is authoritative."""
         data = json.dumps(status).encode()
         try:
-            self.disk.write_file(self.status_path, [data], mode=FILE_MODE, sync=False)
+            self._write_text(names.STATUS, data)
         except OSError as error:
             if not is_full(error):
                 raise
-            self.disk.overwrite(self.status_path, data)  # that it is full is to be told as well
+            self.disk.overwrite(self.status_path, data)  # the status must also be able to report a full disk
 
     def read_status(self) -> dict[str, Any] | None:
-        """The status, or None when there is none that can be read: a power cut may have cost it. What it tells of is of its kind."""
-        with contextlib.suppress(DamagedData):
-            status = self._read(self.status_path)
-            return status if plausible.fits(status or {}, plausible.STATUS) else None
+        """The status, or None when there is no valid one: a power cut may have damaged it."""
+        check_access(self.path)
+        with suppress(DamagedData):
+            return validation.read_object(self.status_path, _ADVICE, validation.STATUS)
         return None
 
     def append_event(self, event: dict[str, Any]) -> None:
-        """Add a line to the events; not fsynced."""
+        """Append a line to the events; not fsynced."""
         if not self.events_path.exists():
-            self.disk.write_file(self.events_path, [b""], mode=FILE_MODE, sync=False)
-        self.disk.append(self.events_path, json.dumps(event).encode() + b"\n")
+            self._write_text(names.EVENTS, b"")
+        self.disk.append(self.events_path, _json_lines([event]))
 
     def write_iterations(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Replace what is told of a solver's iterations; not fsynced."""
-        self.disk.write_file(self.iterations_path, [_json_lines(rows)], mode=FILE_MODE, sync=False)
+        """Replace the results of a solver's iterations; not fsynced."""
+        self._write_text(names.ITERATIONS, _json_lines(rows))
 
     def append_iteration(self, row: Mapping[str, Any]) -> None:
-        """Add an iteration to it."""
+        """Append the results of an iteration."""
         self.disk.append(self.iterations_path, _json_lines([row]))
 
-    def write_written(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Tell which iterations led to the image that is about to be written; durable on return."""
-        self._write(self.path / WRITTEN, {"iterations": list(rows)})
+    def write_output_iterations(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Record the iterations that led to the image about to be written; durable on return."""
+        self._write(self.path / names.WRITTEN, {"iterations": list(rows)})
 
-    def read_written(self) -> list[dict[str, Any]]:
-        """The iterations that led to the image that the output holds; none before it was begun."""
-        with contextlib.suppress(DamagedData):
-            rows = (self._read(self.path / WRITTEN) or {}).get("iterations")
+    def read_output_iterations(self) -> list[dict[str, Any]]:
+        """The iterations that led to the image in the output; empty before it was started."""
+        with suppress(DamagedData):
+            rows = (self._read(self.path / names.WRITTEN) or {}).get("iterations")
             if isinstance(rows, list) and all(
                 isinstance(row, dict) and isinstance(row.get("iteration"), int) for row in rows
             ):
@@ -265,15 +240,15 @@ class RunDirectory:
 
     def write_report(self, html: str) -> None:
         """Replace Dask's report of the run; not fsynced."""
-        self.disk.write_file(self.path / REPORT, [html.encode()], mode=FILE_MODE, sync=False)
+        self._write_text(names.REPORT, html.encode())
 
     def read_events(self) -> Iterator[dict[str, Any]]:
-        """The events in order; lines that cannot be read, or are no objects, are left out."""
+        """The events in order, without unreadable lines and values that are not objects."""
         if not self.events_path.exists():
             return
         with self.events_path.open("rb") as file:
             for line in file:
-                with contextlib.suppress(ValueError, RecursionError):
+                with suppress(ValueError, RecursionError):
                     if isinstance(event := json.loads(line), dict):
                         yield event
 
@@ -281,53 +256,60 @@ class RunDirectory:
     def lock(
         self, patience_seconds: float = LOCK_SECONDS, cut_short: Callable[[], bool] = never
     ) -> Iterator[None]:
-        """Be the one driver of this run, for the length of the context.
+        """Be the only driver of this run inside the context.
 
         Parameters
         ----------
         patience_seconds : float
-            How long another driver is waited for.
+            Maximum time to wait for another driver.
         cut_short : callable
-            Whether it is to be waited for no longer.
+            Callback that returns True to end the wait early.
 
         Raises
         ------
         OutputInUse
-            When another driver is: the message says which.
+            When there is another driver, with its description.
         OutputRefused
-            When something else stands at the path.
+            When there is something else at the path.
         """
         self.create()
-        fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
-        try:
+        with self._lock_file(os.O_RDWR | os.O_CREAT) as fd:
             if not acquire(fd, patience_seconds, cut_short):
                 raise self._in_use(read_holder(fd))
-            write_holder(fd)
-            sweep_partials(self.path, self.disk)
-            yield
-        except OSError as error:
-            if isinstance(error, HalotileError) or self._holds(fd):
-                raise
-            raise OutputRefused(
-                f"{self.path} was moved or removed while its run was at work ({error}), and with it the journal of what is done. "
-                "Put it back and run again to go on, or run with output.overwrite: true to start over."
-            ) from error
+            try:
+                write_holder(fd)
+                remove_partials(self.path, self.disk)
+                yield
+            except OSError as error:
+                if isinstance(error, HalotileError) or self._is_lock_file(fd):
+                    raise
+                raise OutputRefused(
+                    f"{self.path} was moved or removed during its run ({error}), and with it the journal. "
+                    "Put it back and run again to continue, or run with output.overwrite: true to start over."
+                ) from error
+
+    @contextmanager
+    def _lock_file(self, flags: int) -> Iterator[int]:
+        """Open the lock file."""
+        fd = os.open(self.path / names.LOCK, flags | os.O_NOFOLLOW, FILE_MODE)
+        try:
+            yield fd
         finally:
             os.close(fd)
 
-    def _holds(self, fd: int) -> bool:
-        """Whether the lock that is held is the one that stands here."""
-        with contextlib.suppress(OSError):
-            return os.path.samestat(os.fstat(fd), os.stat(self.path / LOCK))
+    def _is_lock_file(self, fd: int) -> bool:
+        """Return True when the open file is the lock file in the directory."""
+        with suppress(OSError):
+            return os.path.samestat(os.fstat(fd), os.stat(self.path / names.LOCK))
         return False
 
     def check_free(self) -> None:
-        """Refuse a directory that another driver holds.
+        """Refuse a directory that is locked by another driver.
 
         Raises
         ------
         OutputInUse
-            When one does: the message says which.
+            With a description of the driver.
         """
         if (holder := self.is_running()) is not None:
             raise self._in_use(holder)
@@ -339,72 +321,54 @@ class RunDirectory:
         )
 
     def is_running(self) -> dict[str, Any] | None:
-        """The driver that runs here now, as ``pid``, ``host`` and ``started`` (Unix time); None if none does."""
-        try:
-            fd = os.open(self.path / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return None
-        try:
-            flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return read_holder(fd)
-        finally:
-            os.close(fd)
+        """The driver that runs here now, as ``pid``, ``host`` and ``started`` (Unix time); None if there is none."""
+        with suppress(FileNotFoundError), self._lock_file(os.O_RDONLY) as fd:
+            try:
+                flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return read_holder(fd)
         return None
 
-    def ask_to_stop(self) -> None:
-        """Ask the workers, also those yet to start, to begin no further block. A full disk may cost it."""
-        with contextlib.suppress(OSError):
-            self.disk.write_file(self.path / STOP, [b""], mode=FILE_MODE, sync=False)
+    def request_stop(self) -> None:
+        """Ask all workers, including future ones, to start no further block. A full disk may prevent it."""
+        with suppress(OSError):
+            self._write_text(names.STOP, b"")
 
     def is_stopping(self) -> bool:
-        """Whether workers are to begin no further block."""
-        return (self.path / STOP).exists()
+        """Return True when workers are to start no further block."""
+        return (self.path / names.STOP).exists()
 
     def clear_stop(self) -> None:
-        """Let workers begin blocks."""
-        self.disk.remove(self.path / STOP)
+        """Allow workers to start blocks."""
+        self.disk.remove(self.path / names.STOP)
 
     def driver(self) -> dict[str, Any]:
-        """The driver that took the lock last, as ``pid``, ``host`` and ``started``; empty when none ever did."""
-        try:
-            fd = os.open(self.path / LOCK, os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return {}
-        try:
+        """The last driver that took the lock, as ``pid``, ``host`` and ``started``; empty when there was none."""
+        with suppress(FileNotFoundError), self._lock_file(os.O_RDONLY) as fd:
             return read_holder(fd)
-        finally:
-            os.close(fd)
+        return {}
 
-    def _is_ours(self) -> bool:
+    def _is_run_directory(self) -> bool:
         if not self.path.is_dir():
             return False
         if self.exists():
             return True
-        # The lock itself is not fsynced: after a power cut the other files may stand there without it, the job first.
-        names = {name for name in os.listdir(self.path) if not name.endswith(PARTIAL)}
-        return names <= NAMES and (
-            bool({JOB, PRIMARY} & names) or not names & {PLAN, JOURNAL, STATUS, EVENTS}
+        # The lock file is not fsynced: after a power cut the other files may exist without it, the job first.
+        files = {name for name in os.listdir(self.path) if not name.endswith(PARTIAL)}
+        return files <= names.NAMES and (
+            bool({names.JOB, names.PRIMARY} & files) or files.isdisjoint(_PROGRESS)
         )
 
     def _write(self, path: Path, value: dict[str, Any]) -> None:
         self.disk.write_file(path, [json.dumps(value, indent=2).encode()], mode=FILE_MODE)
 
-    def _read(self, path: Path) -> dict[str, Any] | None:
-        check_entry(self.path)
-        try:
-            value = json.loads(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (ValueError, RecursionError, IsADirectoryError):
-            value = None
-        if not isinstance(value, dict):
-            raise self._damaged(path)
-        return value
+    def _write_text(self, name: str, text: bytes) -> None:
+        """Replace a file atomically, without fsync."""
+        self.disk.write_file(self.path / name, [text], mode=FILE_MODE, sync=False)
 
-    @staticmethod
-    def _damaged(path: Path) -> DamagedData:
-        return DamagedData(f"{path} is damaged. Run with --fresh to start over.")
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        check_access(self.path)
+        return validation.read_object(path, _ADVICE)
 
 
 def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:

@@ -1,12 +1,12 @@
-"""The journal: which blocks of a run are done, with digests of what was written, in a file that only grows.
+"""The journal of a run: an append-only file of the finished blocks, with digests of the written shards.
 
-Every line is ``<crc32c of the rest> <rest>``. The first says whose journal it is; each other one adds
-(``+0-31,40 <digests>``) or takes out (``-7``) a few blocks. The digests are those of the blocks in ascending order, in
+Every line is ``<crc32c of the rest> <rest>``. The first identifies the plan; each of the others adds
+(``+0-31,40 <digests>``) or removes (``-7``) a few blocks. The digests are those of the blocks in ascending order, in
 base64. A million blocks marked in batches take 5.5 MB.
 
-A block may be marked only when its shards are durable. Marks are not fsynced one by one: a mark lost in a
-power cut repeats a block, nothing more. A line that is cut short at the end is one that never
-happened. A damaged line further up makes every mark after it doubtful: those blocks are done again.
+A block may be marked only when its shards are durable. Marks are not fsynced individually: if a power cut loses a mark, its
+block is repeated. A truncated last line is ignored. A damaged line before the end makes every later mark unreliable:
+those blocks are repeated.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, DamagedData, ResumeRefused
 from halotile.storage.disk.durable import DISK, Disk
-from halotile.storage.run_directory.checksummed_lines import opened, sealed
-from halotile.storage.run_directory.number_ranges import Runs
+from halotile.storage.run_directory.checksummed_lines import with_checksum, without_checksum
+from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.sharded.shards import DIGEST_BYTES, digest_of
 
 VERSION = 2
 MOST_DIGESTS = 2**28
-"""Blocks times images. Each block is a file at least: no run gets through so many, so a line that tells of more is damaged.
-What is set aside for their digests, a gigabyte at most, is then to be had."""
+"""Maximum number of blocks times images. Each block is at least one file, so no run has more, and a line with more is damaged.
+It limits the memory for digests to a gigabyte."""
 _MODE = 0o600
 
 
 class _Entry(NamedTuple):
-    """A line after the first."""
+    """The content of a line after the first."""
 
     sign: bytes
-    numbers: Runs
+    numbers: RangeSet
     digests: bytes = b""
 
     def to_line(self) -> bytes:
         digests = b" " + base64.b64encode(self.digests) if self.digests else b""
-        return sealed(self.sign + self.numbers.to_text().encode() + digests)
+        return with_checksum(self.sign + self.numbers.to_text().encode() + digests)
 
 
 class Journal:
-    """The blocks of one run that are done. Make one with :meth:`create` or :meth:`open`.
+    """The finished blocks of one run. Use :meth:`create` or :meth:`open` to get one.
 
     Attributes
     ----------
-    done : Runs
-        Numbers of the blocks that are done.
+    done : RangeSet
+        Numbers of the finished blocks.
     warning : str
-        What was wrong with the file when it was opened; empty when nothing was.
+        Description of the damage found when the file was opened; empty when there was none.
 
     Examples
     --------
@@ -64,20 +64,21 @@ class Journal:
     >>> path = Path(tempfile.mkdtemp()) / "journal"
     >>> with Journal.create(path, "a1b2", total=9) as journal:
     ...     journal.mark({0: b"wave", 1: b"edge", 5: b"dark"})
-    ...     journal.strike([1])
+    ...     journal.unmark([1])
     >>> with Journal.open(path, "a1b2", total=9) as journal:
     ...     journal.done.complement(9), journal.digest(5)
-    (Runs('1-4,6-8'), b'dark')
+    (RangeSet('1-4,6-8'), b'dark')
     """
 
     def __init__(
         self, path: Path, header: bytes, total: int, images: int, disk: Disk, *, read_only: bool
     ) -> None:
         self.path = path
-        self.done = Runs()
+        self.total = total
+        """Number of blocks in the plan."""
+        self.done = RangeSet()
         self.warning = ""
         self._header = header
-        self._total = total
         self._digests = np.zeros((total, images * DIGEST_BYTES), np.uint8)
         self._disk = disk
         self._read_only = read_only
@@ -97,36 +98,36 @@ class Journal:
         images: int = 1,
         sync: bool = True,
     ) -> Journal:
-        """Start an empty journal, in place of one that may stand there.
+        """Create an empty journal, replacing an existing one.
 
         Parameters
         ----------
         path : Path
-            Where the file goes; its directory exists.
+            Path of the file; its directory exists.
         fingerprint : str
-            Digest of the plan that it belongs to.
+            Digest of the plan.
         total : int
             Number of blocks in the plan.
         disk : Disk
-            What writes it.
+            Disk to write with.
         images : int
             Number of images that a block is written to, each with a digest.
         sync : bool
-            Whether it is durable on return.
+            True: the file is durable on return.
 
         Raises
         ------
         ConfigError
-            For more than :data:`MOST_DIGESTS`.
+            When there are more than :data:`MOST_DIGESTS`.
         """
         if total * images > MOST_DIGESTS:
             raise ConfigError(
                 f"the plan has {total:,} blocks, and a run of more than {MOST_DIGESTS // images:,} is refused. "
                 "Write a larger output.shard and tile.block."
             )
-        header = sealed(json.dumps(_owner_of(fingerprint, total, images)).encode())
+        header = with_checksum(json.dumps(_header_values(fingerprint, total, images)).encode())
         journal = cls(path, header, total, images, disk, read_only=False)
-        journal._write_anew(sync=sync)
+        journal._rewrite(sync=sync)
         return journal
 
     @classmethod
@@ -140,7 +141,7 @@ class Journal:
         images: int = 1,
         read_only: bool = False,
     ) -> Journal:
-        """Go on with a journal. With ``read_only`` nothing is written: another process may be adding to it.
+        """Open an existing journal. With ``read_only`` nothing is written: another process may be appending to it.
 
         Raises
         ------
@@ -151,17 +152,17 @@ class Journal:
         """
         data = path.read_bytes()
         header = data[: data.find(b"\n") + 1]
-        _check_owner(path, header, _owner_of(fingerprint, total, images))
+        _check_header(path, header, _header_values(fingerprint, total, images))
         journal = cls(path, header, total, images, disk, read_only=read_only)
         journal._inode = path.stat().st_ino
         journal._replay(data)
         if not read_only:
-            journal._mend(len(data))
+            journal._repair(len(data))
         return journal
 
     @classmethod
-    def look(cls, path: Path) -> Journal:
-        """A journal that is only read, whosever it is: its :attr:`fingerprint` and :attr:`total` tell.
+    def open_any(cls, path: Path) -> Journal:
+        """Open the journal of any plan for reading: see its :attr:`fingerprint` and :attr:`total`.
 
         Raises
         ------
@@ -169,54 +170,49 @@ class Journal:
             When its first line cannot be read.
         """
         with path.open("rb") as file:
-            owner = _owner(path, file.readline())
-        del owner["journal"]
-        return cls.open(path, **owner, read_only=True)
+            values = _parse_header(path, file.readline())
+        del values["journal"]
+        return cls.open(path, **values, read_only=True)
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the plan that it belongs to."""
-        return str(_owner(self.path, self._header)["fingerprint"])
-
-    @property
-    def total(self) -> int:
-        """Number of blocks in that plan."""
-        return self._total
+        """Digest of the plan."""
+        return str(_parse_header(self.path, self._header)["fingerprint"])
 
     def digest(self, number: int, image: int = 0) -> bytes:
-        """Digest of a block that is done, as it was written to one of the images."""
+        """Digest of a finished block in one of the images."""
         return bytes(self._of_image(image)[number])
 
     def image_digest(self, image: int) -> bytes:
-        """Digest of an image of which every block is done."""
+        """Digest of an image whose blocks are all finished."""
         return digest_of([self._of_image(image).tobytes()])
 
     def _of_image(self, image: int) -> NDArray[np.uint8]:
         return self._digests[:, image * DIGEST_BYTES : (image + 1) * DIGEST_BYTES]
 
     def mark(self, digests: Mapping[int, bytes]) -> None:
-        """Note blocks as done: one line, durable after :meth:`sync`.
+        """Record blocks as done: one line, durable after :meth:`sync`.
 
-        Each has the digest of what was written of it; of several images those, one after the other.
+        ``digests`` has the digest of each block; those of several images are concatenated.
         """
-        self._note(_Entry(b"+", Runs(digests), b"".join(digests[number] for number in sorted(digests))))
+        self._record(_Entry(b"+", RangeSet(digests), b"".join(digests[number] for number in sorted(digests))))
 
-    def strike(self, numbers: Iterable[int]) -> None:
-        """Note these blocks as still to do; durable on return."""
-        self._note(_Entry(b"-", Runs(numbers)))
+    def unmark(self, numbers: Iterable[int]) -> None:
+        """Record these blocks as not done; durable on return."""
+        self._record(_Entry(b"-", RangeSet(numbers)))
         self.sync()
 
     def sync(self) -> None:
         """Make every line durable."""
         if self._dirty:
-            self.secure()
+            self.ensure_durable()
 
-    def secure(self) -> None:
-        """Make every line durable, also where somebody else wrote to the file or removed it since: then it is written anew."""
-        if self._is_as_written():
+    def ensure_durable(self) -> None:
+        """Make every line durable; rewrite the file if another process has changed or removed it."""
+        if self._is_unchanged():
             self._disk.sync(self.path)
         else:
-            self._write_anew()
+            self._rewrite()
         self._dirty = False
 
     def close(self) -> None:
@@ -229,31 +225,31 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.sync()
 
-    def _note(self, entry: _Entry) -> None:
+    def _record(self, entry: _Entry) -> None:
         if self._read_only:
-            raise io.UnsupportedOperation(f"{self.path} was opened to be read only")
+            raise io.UnsupportedOperation(f"{self.path} was opened read-only")
         if not entry.numbers:
             return
-        if not self._fits(entry):
+        if not self._is_valid(entry):
             blocks, size = entry.numbers.to_text(), len(entry.digests)
             raise IndexError(
-                f"blocks {blocks} with {size} bytes of digests, in a journal of {self._total} blocks"
+                f"blocks {blocks} with {size} bytes of digests, in a journal of {self.total} blocks"
             )
         self._append(entry.to_line())
         self._apply(entry)
 
-    def _fits(self, entry: _Entry) -> bool:
-        """Whether every block is one of the plan's, with its digests where it is marked."""
-        # The ranges first: a damaged line may tell of more numbers than len() can count.
-        if any(run.stop > self._total for run in entry.numbers.ranges()) or not entry.numbers:
+    def _is_valid(self, entry: _Entry) -> bool:
+        """Return True when every block is in the plan, with its digests where it is marked."""
+        # Ranges are checked first, because a damaged line may contain more numbers than len() can return.
+        if any(numbers.stop > self.total for numbers in entry.numbers.ranges()) or not entry.numbers:
             return False
-        wanted = len(entry.numbers) * self._digests.shape[1] if entry.sign == b"+" else 0
-        return len(entry.digests) == wanted
+        expected = len(entry.numbers) * self._digests.shape[1] if entry.sign == b"+" else 0
+        return len(entry.digests) == expected
 
     def _append(self, line: bytes) -> None:
-        """Add a line. One that the disk took in part is cut off again, at the latest before the next."""
+        """Append a line. A partly written line is truncated before the next one."""
         if self._torn:
             self._disk.truncate(self.path, self._size)
             self._torn = False
@@ -274,34 +270,32 @@ class Journal:
         self._digests[np.fromiter(entry.numbers, int, len(entry.numbers))] = rows
 
     def _replay(self, data: bytes) -> None:
-        """Take over the lines of the file; the last one may be torn."""
+        """Apply the lines of the file; the last one may be incomplete."""
         lines = io.BytesIO(data[len(self._header) :]).readlines()
-        broken = None
-        for place, line in enumerate(lines):
-            entry = _parse(line)
-            if entry is not None and not self._fits(entry):
-                entry = None
-            if entry is None and broken is None:
-                broken = place
-            if entry is not None and (broken is None or entry.sign == b"-"):
+        first_damaged = None
+        for position, line in enumerate(lines):
+            entry = _parse_entry(line)
+            if entry is None or not self._is_valid(entry):
+                first_damaged = position if first_damaged is None else first_damaged
+            elif first_damaged is None or entry.sign == b"-":
                 self._apply(entry)
-            if broken is None:
+            if first_damaged is None:
                 self._size += len(line)
-        if broken is not None and broken < len(lines) - 1:
+        if first_damaged is not None and first_damaged < len(lines) - 1:
             self.warning = (
-                f"{self.path}: line {broken + 2} is damaged. Blocks marked after it are done again; "
+                f"{self.path}: line {first_damaged + 2} is damaged. Blocks marked after it are done again; "
                 "`recon-cli verify` checks the others."
             )
 
-    def _mend(self, size: int) -> None:
-        """Bring the file into a state that can be added to."""
+    def _repair(self, size: int) -> None:
+        """Remove damaged lines, so that lines can be appended."""
         if self.warning:
-            self._write_anew()
+            self._rewrite()
         elif size > self._size:
             self._disk.truncate(self.path, self._size)
 
-    def _write_anew(self, *, sync: bool = True) -> None:
-        """Put a file with what is known in place of whatever stands there."""
+    def _rewrite(self, *, sync: bool = True) -> None:
+        """Replace the file by one with the present state."""
         digests = self._digests[np.fromiter(self.done, int, len(self.done))].tobytes()
         lines = [self._header, _Entry(b"+", self.done, digests).to_line()]
         self._size = self._disk.write_file(
@@ -310,53 +304,53 @@ class Journal:
         self._inode = self.path.stat().st_ino
         self._torn = False
 
-    def _is_as_written(self) -> bool:
+    def _is_unchanged(self) -> bool:
         with suppress(FileNotFoundError):
-            now = self.path.stat()
-            return (now.st_ino, now.st_size) == (self._inode, self._size)
+            status = self.path.stat()
+            return (status.st_ino, status.st_size) == (self._inode, self._size)
         return False
 
 
-def _owner_of(fingerprint: str, total: int, images: int) -> dict[str, Any]:
+def _header_values(fingerprint: str, total: int, images: int) -> dict[str, Any]:
     return {"journal": VERSION, "fingerprint": fingerprint, "total": total, "images": images}
 
 
-def _check_owner(path: Path, header: bytes, expected: Mapping[str, Any]) -> None:
-    owner = _owner(path, header)
-    if owner != expected:
-        listed = ", ".join(f"{key} {owner.get(key)} (here {expected[key]})" for key in expected)
+def _check_header(path: Path, header: bytes, expected: Mapping[str, Any]) -> None:
+    values = _parse_header(path, header)
+    if values != expected:
+        listed = ", ".join(f"{key} {values.get(key)} (here {expected[key]})" for key in expected)
         raise ResumeRefused(
             f"{path} belongs to another job: {listed}. "
             "Run the job that it belongs to, or start over with --fresh and output.overwrite: true."
         )
 
 
-def _owner(path: Path, header: bytes) -> dict[str, Any]:
-    """What the first line says."""
+def _parse_header(path: Path, header: bytes) -> dict[str, Any]:
+    """The values in the first line."""
     try:
-        owner = dict(json.loads(opened(header) or b"{}"))
+        values = dict(json.loads(without_checksum(header) or b"{}"))
     except (ValueError, TypeError, RecursionError):
-        owner = {}
-    if owner.get("journal", VERSION) != VERSION:
+        values = {}
+    if values.get("journal", VERSION) != VERSION:
         raise ResumeRefused(
-            f"{path} was written by another version of halotile (journal {owner['journal']}, here {VERSION}). "
-            "Go on with that version, or start over with --fresh (and output.overwrite: true where that says that it is another job's)."
+            f"{path} was written by another version of halotile (journal {values['journal']}, here {VERSION}). "
+            "Continue with that version, or start over with --fresh (and output.overwrite: true if it belongs to another job)."
         )
-    kinds = {key: type(value) for key, value in owner.items()}
+    types = {key: type(value) for key, value in values.items()}
     expected = {"journal": int, "fingerprint": str, "total": int, "images": int}
-    sound = kinds == expected and owner["total"] >= 0 and owner["images"] >= 1
-    if not sound or owner["total"] * owner["images"] > MOST_DIGESTS:
+    valid = types == expected and values["total"] >= 0 and values["images"] >= 1
+    if not valid or values["total"] * values["images"] > MOST_DIGESTS:
         raise DamagedData(f"{path}: its first line is damaged. Run with --fresh to start over.")
-    return owner
+    return values
 
 
-def _parse(line: bytes) -> _Entry | None:
-    """What a line notes; None when it is damaged."""
-    content = opened(line) or b""
+def _parse_entry(line: bytes) -> _Entry | None:
+    """The content of a line; None when it is damaged."""
+    content = without_checksum(line) or b""
     sign, (numbers, _, digests) = content[:1], content[1:].partition(b" ")
     if sign not in (b"+", b"-"):
         return None
     try:
-        return _Entry(sign, Runs.from_text(numbers.decode()), base64.b64decode(digests, validate=True))
+        return _Entry(sign, RangeSet.from_text(numbers.decode()), base64.b64decode(digests, validate=True))
     except ValueError:  # also binascii.Error and UnicodeDecodeError
         return None

@@ -1,4 +1,4 @@
-"""File locks that the system lets go of when a process dies, and the word about who holds one."""
+"""File locks that the system releases when a process dies, and records of their holders."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 from halotile.errors import OutputRefused
-from halotile.storage.run_directory.plausible import HOLDER, fits
+from halotile.storage.run_directory.validation import HOLDER, fits
 
 _POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 2.0
-_WITHOUT = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-"""What a file system answers that has no locks, or whose server has none left."""
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+"""Errors of a file system without locks, or whose server has run out of them."""
 
 
 def never() -> bool:
-    """Whether a wait is cut short that nothing cuts short."""
+    """Default ``cut_short`` callback, which never ends a wait early."""
     return False
 
 
@@ -32,26 +32,26 @@ def flock(fd: int, operation: int) -> None:
     Raises
     ------
     BlockingIOError
-        When it is held by somebody else.
+        When another process holds it.
     OutputRefused
         On a file system without locks.
     """
     try:
         fcntl.flock(fd, operation)
     except OSError as error:
-        if error.errno not in _WITHOUT:
+        if error.errno not in _NO_LOCKS:
             raise
-        where = "the run directory"
+        path = "the run directory"
         with contextlib.suppress(OSError):
-            where = os.readlink(f"/proc/self/fd/{fd}")
+            path = os.readlink(f"/proc/self/fd/{fd}")
         raise OutputRefused(
-            f"{where} cannot be locked ({error.strerror}), and without a lock two runs could write one "
+            f"{path} cannot be locked ({error.strerror}), and without a lock two runs could write one "
             "output. Mount that file system with locks (Lustre: -o flock), or write an output.path on another."
         ) from error
 
 
 def acquire(fd: int, timeout_seconds: float, cut_short: Callable[[], bool] = never) -> bool:
-    """Try for an exclusive lock until the time is over, or until the wait is ``cut_short``; the longer it takes, the less often."""
+    """Poll for an exclusive lock until the timeout, or until ``cut_short`` returns True; the polling interval grows with time."""
     began = time.monotonic()
     while True:
         try:
@@ -66,14 +66,14 @@ def acquire(fd: int, timeout_seconds: float, cut_short: Callable[[], bool] = nev
 
 
 def write_holder(fd: int) -> None:
-    """Put down that this process holds a lock."""
+    """Record this process as the holder of a lock."""
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": time.time()}
     os.ftruncate(fd, 0)
     os.pwrite(fd, json.dumps(holder).encode(), 0)
 
 
 def read_holder(fd: int) -> dict[str, Any]:
-    """Who holds a lock. It may not have come to write it down."""
+    """The recorded holder of a lock; empty when it has not been written yet."""
     with contextlib.suppress(ValueError, RecursionError):
         holder = json.loads(os.pread(fd, 4096, 0))
         if isinstance(holder, dict) and holder.keys() >= HOLDER.keys() and fits(holder, HOLDER):
@@ -82,7 +82,7 @@ def read_holder(fd: int) -> dict[str, Any]:
 
 
 def describe(holder: dict[str, Any]) -> str:
-    """A holder for a message."""
+    """Describe a holder for an error message."""
     if not holder:
         return "another run"
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.get("started", 0)))

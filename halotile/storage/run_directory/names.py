@@ -1,24 +1,24 @@
 """Names of the files in a run directory.
 
 ==============  ===============================================================
-``job.json``    the job as it was asked for; the first file, it claims the output
-``config.json``  the same job as a configuration with every size decided
-``plan.json``   the plan and its fingerprint; the last file, without it nothing resumes
-``journal``     which blocks are done
-``status.json`` how far the run is, replaced about once a second
-``events.jsonl``  what happened, one JSON object a line
-``iterations.jsonl``  what each iteration of a solver came to
-``performance.html``  Dask's report of the run, where its dashboard was on
-``written.json``  the iterations up to the one whose image the output holds
+``job.json``    the job as requested; the first file to be written, it claims the output
+``config.json``  the same job as a configuration with all sizes resolved
+``plan.json``   the plan and its fingerprint; the last file to be written, without it nothing resumes
+``journal``     the finished blocks
+``status.json`` the progress of the run, replaced about once a second
+``events.jsonl``  events, one JSON object per line
+``iterations.jsonl``  results of each iteration of a solver
+``performance.html``  Dask's report of the run, if its dashboard was on
+``written.json``  the iterations up to the one whose image is in the output
 ``state``       a solver's images and numbers between two iterations
 ``lock``        held by the driver while it runs
 ``workers.lock``  held by every worker while it lives
-``workers/``    what workers on other machines printed, and while they live their certificates
-``batch.json``  the batch job that it was submitted as: its number, and what was asked
-``batch.sh``    the script of that, and ``batch.log`` what it printed
-``finished``, ``failed``  how it ended, as a mark for other programs; the second says why
-``primary.json``  beside a further output of a run: the run directory, beside the first
-``stop``        there while a run ends early: workers begin no further block
+``workers/``    output of workers on other machines, and their certificates while they live
+``batch.json``  the batch job: its number and its request
+``batch.sh``    the batch script, and ``batch.log`` its output
+``finished``, ``failed``  the end of the run, as a mark for other programs; the second contains the reason
+``primary.json``  beside a further output of a run: path of the run directory, which lies beside the first
+``stop``        exists while a run ends early: workers start no further block
 ==============  ===============================================================
 """
 

@@ -1,28 +1,29 @@
-"""A set of whole numbers kept as runs: a million members in a row cost as much as one."""
+"""A set of integers stored as ranges: a million consecutive members cost as much as one."""
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 
-class Runs:
-    """A set of integers >= 0, stored as sorted half-open runs that neither touch nor overlap.
+class RangeSet:
+    """A set of integers >= 0, stored as sorted half-open ranges that neither touch nor overlap.
 
     Parameters
     ----------
     numbers : iterable of int
-        Its first members. A ``range`` is one run, whatever its length.
+        Initial members. A ``range`` is added in one step.
 
     Examples
     --------
-    >>> done = Runs(range(32))
+    >>> done = RangeSet(range(32))
     >>> done.add([40, 33, 32])
     >>> done.discard([7])
     >>> done, len(done), 7 in done
-    (Runs('0-6,8-33,40'), 34, False)
+    (RangeSet('0-6,8-33,40'), 34, False)
     >>> done.complement(50)
-    Runs('7,34-39,41-49')
+    RangeSet('7,34-39,41-49')
     """
 
     __slots__ = ("_count", "_starts", "_stops")
@@ -34,82 +35,78 @@ class Runs:
         self.add(numbers)
 
     @classmethod
-    def from_text(cls, text: str) -> Runs:
-        """The set that :meth:`to_text` wrote.
+    def from_text(cls, text: str) -> RangeSet:
+        """The set written by :meth:`to_text`.
 
         Raises
         ------
         ValueError
-            When the text is anything else than numbers and ``first-last`` pairs between commas.
+            Unless the text consists of numbers and ``first-last`` pairs, separated by commas.
 
         Examples
         --------
-        >>> len(Runs.from_text("0-31,40"))
+        >>> len(RangeSet.from_text("0-31,40"))
         33
         """
-        runs = cls()
+        numbers = cls()
         for part in text.split(",") if text else ():
             first, dash, last = part.partition("-")
             if not (first.isdecimal() and (last.isdecimal() if dash else not last)):
                 raise ValueError(f"{part!r} is neither a number nor first-last, as in 0-31,40")
-            runs._add(int(first), int(last or first) + 1)
-        return runs
+            numbers._add(int(first), int(last or first) + 1)
+        return numbers
 
     def to_text(self) -> str:
         """The set as compact text, such as ``0-31,40``."""
         return ",".join(str(r.start) if len(r) == 1 else f"{r.start}-{r.stop - 1}" for r in self.ranges())
 
     def ranges(self) -> Iterator[range]:
-        """The runs in order."""
+        """The ranges in order."""
         return map(range, self._starts, self._stops)
 
     def add(self, numbers: Iterable[int]) -> None:
-        """Put these numbers in."""
-        for start, stop in _grouped(numbers):
+        """Add these numbers."""
+        for start, stop in _bounds(numbers):
             self._add(start, stop)
 
     def discard(self, numbers: Iterable[int]) -> None:
-        """Take these numbers out, where they are in."""
-        for start, stop in _grouped(numbers):
+        """Remove those of these numbers that are members."""
+        for start, stop in _bounds(numbers):
             self._discard(start, stop)
 
-    def complement(self, total: int) -> Runs:
+    def complement(self, total: int) -> RangeSet:
         """The numbers of ``range(total)`` that are not in the set."""
-        rest = Runs(range(total))
-        for run in self.ranges():
-            rest._discard(run.start, run.stop)
+        rest = RangeSet(range(total))
+        rest.discard(self)
         return rest
 
-    def copy(self) -> Runs:
-        """A set of its own with the same members."""
-        twin = Runs()
-        twin._starts, twin._stops, twin._count = self._starts[:], self._stops[:], self._count
-        return twin
+    def copy(self) -> RangeSet:
+        """An independent copy."""
+        return RangeSet(self)
 
     def __contains__(self, number: object) -> bool:
         if not isinstance(number, int):
             return False
-        place = bisect_right(self._starts, number) - 1
-        return place >= 0 and number < self._stops[place]
+        position = bisect_right(self._starts, number) - 1
+        return position >= 0 and number < self._stops[position]
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[int]:
-        for run in self.ranges():
-            yield from run
+        return itertools.chain.from_iterable(self.ranges())
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Runs):
+        if not isinstance(other, RangeSet):
             return NotImplemented
         return self._starts == other._starts and self._stops == other._stops
 
     def __repr__(self) -> str:
-        return f"Runs({self.to_text()!r})"
+        return f"RangeSet({self.to_text()!r})"
 
     def _add(self, start: int, stop: int) -> None:
         if start < 0:
-            raise ValueError(f"{start} is below 0: the set holds numbers from 0 on")
+            raise ValueError(f"{start} is below 0: members are integers >= 0")
         if start >= stop:
             return
         low = bisect_left(self._stops, start)
@@ -127,32 +124,20 @@ class Runs:
         if low >= high:
             return
         first, last = self._starts[low], self._stops[high - 1]
-        pieces = [(a, b) for a, b in ((first, start), (stop, last)) if a < b]
-        self._put(low, high, [a for a, _ in pieces], [b for _, b in pieces])
+        rest = [(a, b) for a, b in ((first, start), (stop, last)) if a < b]
+        self._put(low, high, [a for a, _ in rest], [b for _, b in rest])
 
     def _put(self, low: int, high: int, starts: list[int], stops: list[int]) -> None:
-        """Replace the runs ``low`` to ``high`` by others."""
+        """Replace the ranges ``low`` to ``high`` by others."""
         self._count += sum(stops) - sum(starts) - sum(self._stops[low:high]) + sum(self._starts[low:high])
         self._starts[low:high] = starts
         self._stops[low:high] = stops
 
 
-def _grouped(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Numbers in any order as half-open runs."""
+def _bounds(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Numbers in any order as sorted half-open ranges."""
     if isinstance(numbers, range) and numbers.step == 1:
-        yield numbers.start, numbers.stop
-        return
-    if isinstance(numbers, Runs):
-        yield from list(zip(numbers._starts, numbers._stops, strict=True))
-        return
-    start = stop = None
-    for number in sorted(numbers):
-        if start is None or stop is None:
-            start, stop = number, number + 1
-        elif number <= stop:
-            stop = max(stop, number + 1)
-        else:
-            yield start, stop
-            start, stop = number, number + 1
-    if start is not None and stop is not None:
-        yield start, stop
+        return [(numbers.start, numbers.stop)]
+    if isinstance(numbers, RangeSet):
+        return list(zip(numbers._starts, numbers._stops, strict=True))
+    return [(number, number + 1) for number in sorted(numbers)]

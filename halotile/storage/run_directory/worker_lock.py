@@ -1,4 +1,4 @@
-"""The lock that every worker holds while it may write to an output: a new driver waits until the last has let go of it."""
+"""The lock that every worker holds while it may write to an output: a new driver waits until all have released it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from halotile.storage.run_directory.directory import FILE_MODE, RunDirectory
 from halotile.storage.run_directory.locks import acquire, describe, flock, never
 from halotile.storage.run_directory.names import WORKERS_LOCK
 
-_held: dict[Path, int] = {}
-_guard = threading.Lock()
+_descriptors: dict[Path, int] = {}
+"""File descriptors of the locks that this process holds."""
+_mutex = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -28,63 +29,66 @@ class WorkerLock:
     Parameters
     ----------
     run : RunDirectory
-        Where it lies.
+        Directory of the lock file.
     """
 
     run: RunDirectory
 
+    @property
+    def path(self) -> Path:
+        """Absolute path of the lock file."""
+        return Path(os.path.abspath(self.run.path / WORKERS_LOCK))
+
     def hold(self, driver: dict[str, Any] | None = None) -> None:
-        """Show that this process may write to the output, until it ends or lets go. May be called again.
+        """Take the lock, which shows that this process may write to the output, until it ends or releases it. May be repeated.
 
         Parameters
         ----------
         driver : dict, optional
-            The :meth:`RunDirectory.driver` that it works for.
+            The :meth:`RunDirectory.driver` that the process works for.
 
         Raises
         ------
         OutputRefused
-            When another driver has begun in the meantime: it has looked for workers already, and saw none.
+            When another driver has started since: it has already checked for workers, and found none.
         """
-        path = Path(os.path.abspath(self.run.path / WORKERS_LOCK))
-        with _guard:
-            if path in _held:
+        with _mutex:
+            if self.path in _descriptors:
                 return
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
             flock(fd, fcntl.LOCK_SH)
-            now = self.run.driver()
-            if driver is not None and now != driver:
+            current = self.run.driver()
+            if driver is not None and current != driver:
                 os.close(fd)
                 raise OutputRefused(
-                    f"{self.run.path}: this worker belongs to {describe(driver)}, and {describe(now)} has the run now. "
-                    "Nothing is to be done; the worker ends."
+                    f"{self.run.path}: this worker belongs to {describe(driver)}, and {describe(current)} has the run now. "
+                    "No action is needed; the worker ends."
                 )
             os.write(fd, f"{os.getpid()} on {socket.gethostname()}\n".encode())
-            _held[path] = fd
+            _descriptors[self.path] = fd
 
     def release(self) -> None:
-        """Let go of the lock: this process will write nothing more to the output."""
-        with _guard:
-            fd = _held.pop(Path(os.path.abspath(self.run.path / WORKERS_LOCK)), None)
-            if fd is not None:
+        """Release the lock: this process will not write to the output any more."""
+        with _mutex:
+            if (fd := _descriptors.pop(self.path, None)) is not None:
                 os.close(fd)
 
     def wait_for_all(self, timeout_seconds: float, cut_short: Callable[[], bool] = never) -> None:
-        """Wait until no worker of an earlier driver is left that could still write.
+        """Wait until no worker of an earlier driver can write any more.
 
         Parameters
         ----------
         timeout_seconds : float
-            How long they are waited for.
+            Maximum waiting time.
         cut_short : callable
-            Whether they are to be waited for no longer.
+            Callback that returns True to end the wait early.
 
         Raises
         ------
         OutputInUse
-            When some still live after that.
+            When some are still alive after that.
         """
-        fd = os.open(self.run.path / WORKERS_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
         began = time.monotonic()
         try:
             if not acquire(fd, timeout_seconds, cut_short):
@@ -92,7 +96,7 @@ class WorkerLock:
                 waited = min(timeout_seconds, time.monotonic() - began)
                 raise OutputInUse(
                     f"workers of an earlier run still hold {self.run.path} after {waited:.3g} s; "
-                    f"these have been seen there: processes {seen}. End them, then run again."
+                    f"processes seen there: {seen}. End them, then run again."
                 )
             os.ftruncate(fd, 0)
         finally:

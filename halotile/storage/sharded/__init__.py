@@ -1,1 +1,1 @@
-"""Sharded Zarr arrays: metadata, codecs, reading regions, writing whole shards."""
+"""Sharded Zarr arrays: metadata, codecs, readers, and writing of whole shards."""

@@ -1,4 +1,4 @@
-"""How the stored bytes of one Zarr chunk become pixels."""
+"""Decoding of the stored bytes of a Zarr chunk into pixels."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from numpy.typing import NDArray
 from halotile.errors import DamagedData
 from halotile.storage.rim import Pixels
 
-# Blosc's own threads hold the GIL and fight with ours.
+# Blosc's own thread pool is shared by the whole process, locked, and holds the GIL. Without it, calls are independent.
 numcodecs.blosc.use_threads = False
 
 Bytes = NDArray[np.uint8]
 
 COMPRESSORS = ("blosc", "zstd", "gzip")
-"""Compressors of Zarr v3 that are understood here."""
+"""Supported compressors of Zarr v3."""
 CHECKSUM_BYTES = 4
 _ORDERS: dict[str, Literal["<", ">"]] = {"little": "<", "big": ">"}
 _BLOSC_HEADER_BYTES = 16
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER_BYTES = 18
-"""At most."""
+"""Maximum size of a zstd frame header."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """How the bytes of one chunk become pixels."""
+    """The codecs of a chunk."""
 
     shape: tuple[int, ...]
     stored: np.dtype[np.generic]
@@ -50,7 +50,7 @@ class Chain:
 
     @property
     def raw(self) -> bool:
-        """Whether the stored bytes are the pixels."""
+        """True when the stored bytes are the pixels."""
         return self.compressor is None and not self.checked
 
     def decode(self, data: Bytes) -> Pixels:
@@ -62,7 +62,7 @@ class Chain:
             When the checksum or the length is wrong, or the bytes do not decompress.
         """
         if self.checked:
-            data = checked_bytes(data)
+            data = verify_checksum(data)
         if self.compressor is not None:
             data = self._decompress(data)
         if len(data) != self.nbytes:
@@ -75,12 +75,12 @@ class Chain:
         if self.compressor.codec_id == "zstd":
             self._refuse_zstd_length(data)
         try:
-            return np.frombuffer(self._inflated(data), np.uint8)
-        except Exception as error:  # every codec has errors of its own
+            return np.frombuffer(self._decompress_bounded(data), np.uint8)
+        except Exception as error:  # every codec raises different types
             raise DamagedData(f"{self.compressor.codec_id} cannot decompress it ({error})") from error
 
-    def _inflated(self, data: Bytes) -> Any:
-        """What was compressed, or little more than a chunk of it: a few bytes can stand for all the memory of a machine."""
+    def _decompress_bounded(self, data: Bytes) -> Any:
+        """Decompress little more than one chunk at most: a few damaged bytes could expand to fill the memory."""
         if self.compressor.codec_id == "gzip":
             with gzip.GzipFile(fileobj=io.BytesIO(data.data)) as file:
                 return file.read(self.nbytes + 1)
@@ -93,10 +93,10 @@ class Chain:
         return self.compressor.decode(data, np.empty(self.nbytes, np.uint8))
 
     def _refuse_zstd_length(self, data: Bytes) -> None:
-        # Where it is less than there is room for, numcodecs leaves the rest as it was.
-        named = _zstd_length(data.tobytes()[:_ZSTD_HEADER_BYTES])
-        if named is not None and named != self.nbytes:
-            raise DamagedData(f"its header names {named} bytes of pixels instead of {self.nbytes}")
+        # If the content is shorter than the buffer, numcodecs leaves the rest uninitialized.
+        length = _zstd_length(data.tobytes()[:_ZSTD_HEADER_BYTES])
+        if length is not None and length != self.nbytes:
+            raise DamagedData(f"its header names {length} bytes of pixels instead of {self.nbytes}")
 
     def _refuse_blosc_lengths(self, data: Bytes) -> None:
         # Blosc trusts the lengths in its header: wrong ones would make it read past the buffer.
@@ -110,7 +110,7 @@ class Chain:
 
 
 def _zstd_length(header: bytes) -> int | None:
-    """The length that the header of a zstd frame names, if it does.
+    """The content length in the header of a zstd frame; None when it is absent.
 
     Source: RFC 8878, 3.1.1.1.
 
@@ -122,14 +122,14 @@ def _zstd_length(header: bytes) -> int | None:
     if len(header) < 5 or header[:4] != _ZSTD_MAGIC:
         raise DamagedData("it does not begin as a zstd frame does")
     flags = header[4]
-    alone = flags >> 5 & 1  # a single segment: it has a length in place of a window
-    width = (alone, 2, 4, 8)[flags >> 6]
-    start = 6 - alone + (0, 1, 2, 4)[flags & 3]
+    single_segment = flags >> 5 & 1  # then there is no window descriptor, and always a length
+    width = (single_segment, 2, 4, 8)[flags >> 6]
+    start = 6 - single_segment + (0, 1, 2, 4)[flags & 3]
     return int.from_bytes(header[start : start + width], "little") + 256 * (width == 2) if width else None
 
 
-def checked_bytes(data: Bytes) -> Bytes:
-    """The bytes before a trailing crc32c, which must be right."""
+def verify_checksum(data: Bytes) -> Bytes:
+    """Return the bytes before a trailing crc32c after verifying it."""
     if len(data) < CHECKSUM_BYTES:
         raise DamagedData(f"it is cut short: {len(data)} bytes")
     body, stored = data[:-CHECKSUM_BYTES], data[-CHECKSUM_BYTES:].tobytes()
@@ -141,7 +141,7 @@ def checked_bytes(data: Bytes) -> Bytes:
 def parse_chain(
     codecs: Sequence[Mapping[str, Any]], shape: tuple[int, ...], native: np.dtype[np.generic]
 ) -> Chain | None:
-    """The chain of v3 codecs: bytes, then at most one compressor, then at most one crc32c; else None."""
+    """The chain for v3 codecs: bytes, then at most one compressor, then at most one crc32c; None for others."""
     codecs = list(codecs)
     if not codecs or codecs[0].get("name") != "bytes":
         return None

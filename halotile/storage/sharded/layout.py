@@ -1,4 +1,4 @@
-"""The layout of an output: shape, shards, axes, as a value that turns into Zarr metadata and back."""
+"""Layouts of outputs: shape, shards and axes, convertible to and from Zarr metadata."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.storage.disk.durable import GONE
+from halotile.storage.disk.place import ZARR_JSON
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded import ome_metadata
-from halotile.storage.sharded.marks import METADATA
 from halotile.storage.sharded.shards import LEVELS, ShardFormat
-from halotile.storage.stored_array import refusal
+from halotile.storage.stored_array import read_error
 
 DTYPES = ("uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
-"""Types that an output can have."""
+"""Supported output types."""
+_LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
+_CRC32C = {"name": "crc32c"}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Everything about an output but its pixels and its path.
+    """All properties of an output except its pixels and its path.
 
     Parameters
     ----------
     shape, shard, chunk : tuple of int
         Shapes of the array, of one file and of one inner chunk, in pixels. A shard is a multiple of the
-        chunk on each axis; it may reach past the end of the array.
+        chunk on each axis; it may extend past the end of the array.
     dtype : str
         One of :data:`DTYPES`.
     codec : str
@@ -42,21 +44,21 @@ class Layout:
     scale : tuple of float
         Size of a pixel along each axis, in ``units``.
     units : tuple of (str or None)
-        Such as ``micrometer``.
+        Units such as ``micrometer``.
     ome : bool
-        Whether the array is level 0 of an OME-Zarr 0.5 group, or stands by itself.
+        True: the array is level 0 of an OME-Zarr 0.5 group. False: it is a plain Zarr array.
     translation : tuple of float
-        Place of the first pixel along each axis, in ``units``; empty: not told. This and what follows stand
+        Position of the first pixel along each axis, in ``units``; empty: unknown. This and the following fields are stored
         in OME-Zarr metadata only.
     name : str or None
         Name of the image.
     omero : mapping or None
-        How viewers show its channels.
+        Display settings of its channels.
 
     Raises
     ------
     ConfigError
-        When the parts do not fit together.
+        When the fields are inconsistent.
     """
 
     shape: tuple[int, ...]
@@ -77,7 +79,7 @@ class Layout:
         if len({len(part) for part in parts}) != 1:
             raise ConfigError(
                 f"shape {self.shape}, shard {self.shard}, chunk {self.chunk}, axes {self.axes}, scale {self.scale} "
-                f"and units {self.units} name different numbers of axes. Write one entry for each axis."
+                f"and units {self.units} have different numbers of axes. Write one entry for each axis."
             )
         if any(n < 1 for n in self.shape):
             raise ConfigError(f"shape is {self.shape}: an axis without pixels cannot be written.")
@@ -89,52 +91,51 @@ class Layout:
 
     @cached_property
     def form(self) -> ShardFormat:
-        """How one shard is laid out."""
+        """Format of a shard."""
         return ShardFormat(self.shard, self.chunk, self.dtype, self.codec)
 
     @cached_property
     def grid(self) -> Grid:
-        """The shards: their cores are what is inside the array."""
+        """The grid of shards, whose cores are clipped to the array."""
         return Grid(self.shape, self.shard, ((0, 0),) * len(self.shape))
 
     def array_path(self, root: str | Path) -> Path:
-        """Where the array lies, in an output at ``root``."""
+        """Path of the array in an output at ``root``."""
         return Path(root, ome_metadata.LEVEL) if self.ome else Path(root)
 
     def shard_path(self, root: str | Path, index: tuple[int, ...]) -> Path:
-        """File of the shard at a position of the grid."""
+        """Path of the shard at a grid position."""
         return self.array_path(root) / self.shard_name(index)
 
     @staticmethod
     def shard_name(index: tuple[int, ...]) -> str:
-        """The same below the array."""
+        """Path of a shard relative to the array."""
         return "/".join(["c", *map(str, index)])
 
     @property
     def size_bytes(self) -> int:
-        """Size without compression: the most it can take, but for a few checksums."""
-        shards = math.prod(-(-n // s) for n, s in zip(self.shape, self.shard, strict=True))
-        return shards * math.prod(self.shard) * np.dtype(self.dtype).itemsize
+        """Size without compression: the maximum, apart from a few checksums."""
+        return self.files * math.prod(self.shard) * np.dtype(self.dtype).itemsize
 
     @property
     def files(self) -> int:
-        """How many files hold the pixels: one for each shard."""
+        """Number of files with pixels: one for each shard."""
         return len(self.grid)
 
     @property
     def inodes(self) -> int:
-        """Files and folders, those of metadata included."""
-        counts = [-(-n // s) for n, s in zip(self.shape, self.shard, strict=True)]
+        """Number of files and folders, including metadata."""
+        counts = self.grid.counts
         folders = 2 + sum(math.prod(counts[:depth]) for depth in range(1, len(counts)))
         return self.files + folders + 2 * (1 + self.ome)
 
     def check_whole_shards(self, region: Region) -> None:
-        """Refuse a region that does not start and stop on shard borders, or the array's end.
+        """Refuse a region that does not start and stop on shard borders or at the end of the array.
 
         Raises
         ------
         ConfigError
-            Naming the axis, the shard and lengths that would do.
+            With the axis, the shard length and valid lengths.
         """
         if not region.size or not region.inside(Region.whole(self.shape)):
             raise ConfigError(f"block {region} is empty or not inside the output's shape {self.shape}.")
@@ -148,25 +149,24 @@ class Layout:
                 )
 
     def documents(self) -> dict[str, bytes]:
-        """The metadata files by their path in the output; the one at the top comes first."""
-        if not self.ome:
+        """The metadata files by their path in the output, beginning with the one at the root."""
+        if self.ome:
+            image = ome_metadata.OmeImage(self.translation, self.name, self.omero)
+            attributes = ome_metadata.group_attributes(self.axes, self.scale, self.units, image)
+            group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+            documents = {ZARR_JSON: group, f"{ome_metadata.LEVEL}/{ZARR_JSON}": self._array_document({})}
+        else:
             sizes = {"scale": list(self.scale), "units": list(self.units)}
-            return {METADATA: _to_bytes(self._array_document({"halotile": sizes}))}
-        image = ome_metadata.OmeImage(self.translation, self.name, self.omero)
-        attributes = ome_metadata.group_attributes(self.axes, self.scale, self.units, image)
-        group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-        return {
-            METADATA: _to_bytes(group),
-            f"{ome_metadata.LEVEL}/{METADATA}": _to_bytes(self._array_document({})),
-        }
+            documents = {ZARR_JSON: self._array_document({"halotile": sizes})}
+        return {name: json.dumps(document, indent=2).encode() for name, document in documents.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """The layout as plain values."""
+        """The layout as JSON values."""
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Layout:
-        """The layout that :meth:`to_json` wrote; fields that an older one lacks have their defaults.
+        """The layout written by :meth:`to_json`; fields that an older version lacks get their defaults.
 
         Examples
         --------
@@ -174,17 +174,25 @@ class Layout:
         >>> Layout.from_json(layout.to_json()) == layout
         True
         """
-        parts: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        return cls(**parts)
+        fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        return cls(**fields)
 
     def _array_document(self, attributes: dict[str, Any]) -> dict[str, Any]:
-        little = {"name": "bytes", "configuration": {"endian": "little"}}
-        crc = {"name": "crc32c"}
-        inner = [self._bytes_codec(), *self._compression(), crc]
+        itemsize = np.dtype(self.dtype).itemsize
+        codecs: list[dict[str, Any]] = [_LITTLE_ENDIAN if itemsize > 1 else {"name": "bytes"}]
+        if self.codec != "none":
+            options = {
+                "cname": self.codec,
+                "clevel": LEVELS[self.codec],
+                "shuffle": "shuffle",
+                "typesize": itemsize,
+                "blocksize": 0,
+            }
+            codecs.append({"name": "blosc", "configuration": options})
         sharding = {
             "chunk_shape": list(self.chunk),
-            "codecs": inner,
-            "index_codecs": [little, crc],
+            "codecs": [*codecs, _CRC32C],
+            "index_codecs": [_LITTLE_ENDIAN, _CRC32C],
             "index_location": "end",
         }
         return {
@@ -200,37 +208,20 @@ class Layout:
             "attributes": attributes,
         }
 
-    def _bytes_codec(self) -> dict[str, Any]:
-        if np.dtype(self.dtype).itemsize == 1:
-            return {"name": "bytes"}
-        return {"name": "bytes", "configuration": {"endian": "little"}}
-
-    def _compression(self) -> list[dict[str, Any]]:
-        if self.codec == "none":
-            return []
-        options = {
-            "cname": self.codec,
-            "clevel": LEVELS[self.codec],
-            "shuffle": "shuffle",
-            "typesize": np.dtype(self.dtype).itemsize,
-            "blocksize": 0,
-        }
-        return [{"name": "blosc", "configuration": options}]
-
 
 def read_layout(root: str | Path) -> Layout:
-    """The layout of an output that stands at ``root``.
+    """The layout of the output at ``root``.
 
     Raises
     ------
     InputError
-        When no Zarr stands there, or one that was laid out by another program.
+        When there is no Zarr, or one that another program created.
     DamagedData
         When its metadata cannot be read.
     """
-    top = _read_document(Path(root, METADATA))
+    top = _read_document(Path(root, ZARR_JSON))
     ome = top.get("node_type") == "group"
-    array = _read_document(Path(root, ome_metadata.LEVEL, METADATA)) if ome else top
+    array = _read_document(Path(root, ome_metadata.LEVEL, ZARR_JSON)) if ome else top
     try:
         layout = _from_documents(top, array, ome)
         ours = layout._array_document({}) == {**array, "attributes": {}}
@@ -248,9 +239,9 @@ def _from_documents(top: dict[str, Any], array: dict[str, Any], ome: bool) -> La
     sharding = array["codecs"][0]["configuration"]
     compression = [codec for codec in sharding["codecs"] if codec["name"] == "blosc"]
     if ome:
-        words = ome_metadata.read_attributes(top["attributes"])
+        fields = ome_metadata.read_attributes(top["attributes"])
     else:
-        words = {word: tuple(array["attributes"]["halotile"][word]) for word in ("scale", "units")}
+        fields = {key: tuple(array["attributes"]["halotile"][key]) for key in ("scale", "units")}
     return Layout(
         shape=tuple(array["shape"]),
         dtype=array["data_type"],
@@ -259,7 +250,7 @@ def _from_documents(top: dict[str, Any], array: dict[str, Any], ome: bool) -> La
         codec=compression[0]["configuration"]["cname"] if compression else "none",
         axes=tuple(array["dimension_names"]),
         ome=ome,
-        **words,
+        **fields,
     )
 
 
@@ -271,13 +262,9 @@ def _read_document(path: Path) -> dict[str, Any]:
             f"{path} is not there: {path.parent} is no Zarr v3. Write the path of one."
         ) from None
     except OSError as error:
-        raise refusal(f"{path}: it cannot be read", error) from error
+        raise read_error(f"{path}: it cannot be read", error) from error
     except ValueError as error:
         raise DamagedData(f"{path} is damaged: {error}. Restore it from a copy.") from None
     if not isinstance(document, dict):
-        raise DamagedData(f"{path} is damaged: it holds no object. Restore it from a copy.")
+        raise DamagedData(f"{path} is damaged: it holds no JSON object. Restore it from a copy.")
     return document
-
-
-def _to_bytes(document: dict[str, Any]) -> bytes:
-    return json.dumps(document, indent=2).encode()

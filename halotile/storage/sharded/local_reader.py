@@ -1,7 +1,7 @@
-"""Reads regions of a Zarr array in a local directory straight from its chunk files.
+"""Direct reading of regions from the chunk files of a Zarr array in a local directory.
 
-zarr-python spends several times the CPU time of a memory map on every chunk. Where the codecs
-are the plain ones, this module reads the same bits without it:
+zarr-python spends several times the CPU time of a memory map on every chunk. For common codecs,
+this module reads the same bits without it:
 
 ====== ==========================================================================================
 layout codecs
@@ -10,8 +10,8 @@ v3     bytes, then none or one of blosc, zstd, gzip, then none or crc32c; the sa
 v2     compressor null, blosc, zstd, gzip or zlib; no filters; C order
 ====== ==========================================================================================
 
-Raw chunks are memory-mapped, so a halo touches only the rows it needs; the inner chunks of a shard
-are fetched one by one. For everything else :func:`open_local` returns None.
+Raw chunks are memory-mapped, so that a halo touches only the rows it needs; the inner chunks of a shard
+are read individually. For all other layouts :func:`open_local` returns None.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from halotile.storage.sharded.codec_chain import (
     COMPRESSORS,
     Bytes,
     Chain,
-    checked_bytes,
     parse_chain,
+    verify_checksum,
 )
 
 _V2_COMPRESSORS = (*COMPRESSORS, "zlib")
@@ -49,7 +49,7 @@ _ENTRY_BYTES = 16
 
 
 def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArray | None:
-    """The array in ``folder``, where its layout is simple enough to be read directly.
+    """Open the array in ``folder`` if its layout is supported.
 
     Parameters
     ----------
@@ -58,12 +58,12 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
     dtype : numpy dtype
         Type of a pixel.
     fill : scalar or None
-        What a missing chunk reads as; None: zero.
+        Value of missing chunks; None: zero.
 
     Returns
     -------
     LocalArray or None
-        None: leave it to zarr-python.
+        None: unsupported; use another reader.
     """
     native = dtype.newbyteorder("=")
     if native.kind not in "biuf":
@@ -77,7 +77,7 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the inner chunks lie in a shard."""
+    """Layout of the inner chunks of a shard."""
 
     shape: tuple[int, ...]
     """Shape of a shard in pixels."""
@@ -93,7 +93,8 @@ class Sharding:
             raise DamagedData(f"the shard is cut short: {size_bytes} bytes, its index alone has {nbytes}")
         data = _pread(file, nbytes, size_bytes - nbytes if self.index_at_end else 0)
         try:
-            return (checked_bytes(data) if self.index_checked else data).view("<u8").reshape(*self.counts, 2)
+            data = verify_checksum(data) if self.index_checked else data
+            return data.view("<u8").reshape(*self.counts, 2)
         except DamagedData as error:
             raise DamagedData(f"the shard's index: {error}") from error
 
@@ -107,13 +108,8 @@ class LocalArray:
     fill: Any
     chain: Chain
     key: Callable[[tuple[int, ...]], str]
-    """Name of the file of a chunk or shard, by its index."""
+    """File name of a chunk or shard, by its index."""
     sharding: Sharding | None = None
-
-    @property
-    def file_shape(self) -> tuple[int, ...]:
-        """Shape of what one file holds, in pixels."""
-        return self.sharding.shape if self.sharding else self.chain.shape
 
     def read(self, region: Region) -> Pixels:
         """The pixels of a region inside the array.
@@ -121,23 +117,24 @@ class LocalArray:
         Raises
         ------
         DamagedData
-            With the file, when what it holds cannot be right.
+            When a file is damaged, with its name.
         """
         pixels = np.empty(region.shape, self.native)
 
-        def read(piece: tuple[tuple[int, ...], Region, tuple[slice, ...]]) -> None:
-            index, part, target = piece
+        def read(cell: tuple[tuple[int, ...], Region, tuple[slice, ...]]) -> None:
+            index, part, target = cell
             path = self.document.parent / self.key(index)
             try:
                 self._read_file(path, part, pixels[target])
             except DamagedData as error:
                 raise DamagedData(f"chunk file {self.key(index)}: {error}") from error
 
-        IO_THREADS.all(read, pieces(region, self.file_shape))
+        file_shape = self.sharding.shape if self.sharding else self.chain.shape
+        IO_THREADS.run_all(read, split_region(region, file_shape))
         return pixels
 
     def _read_file(self, path: Path, part: Region, out: Pixels) -> None:
-        """Fill ``out`` with a part of what one file holds."""
+        """Fill ``out`` with part of the pixels in one file."""
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
@@ -156,7 +153,7 @@ class LocalArray:
             os.close(file)
 
     def _mapped(self, file: int, size_bytes: int) -> Pixels:
-        """The pixels of a raw chunk; only those that are used will be read."""
+        """The pixels of a raw chunk, memory-mapped."""
         if size_bytes != self.chain.nbytes:
             raise DamagedData(f"it holds {size_bytes} bytes of pixels instead of {self.chain.nbytes}")
         mapped = mmap.mmap(file, size_bytes, access=mmap.ACCESS_READ)
@@ -165,7 +162,7 @@ class LocalArray:
     def _read_shard(self, file: int, size_bytes: int, part: Region, out: Pixels) -> None:
         assert self.sharding is not None
         index = self.sharding.read_index(file, size_bytes)
-        for inner, inner_part, target in pieces(part, self.chain.shape):
+        for inner, inner_part, target in split_region(part, self.chain.shape):
             offset, nbytes = (int(n) for n in index[inner])
             if offset == _ABSENT and nbytes == _ABSENT:
                 out[target] = self.fill
@@ -179,38 +176,38 @@ class LocalArray:
 
 
 def refuse_lost_array(document: Path) -> None:
-    """Raise where the metadata are gone: a missing chunk is fill value, but a disk that went away is no image of it.
+    """Raise when the metadata file is gone: a missing chunk stands for the fill value only while the array exists.
 
     Raises
     ------
     DamagedData
-        Naming the metadata.
+        With the path of the metadata.
     """
     if not document.exists():
-        raise DamagedData(f"{document} is gone, so a missing file means nothing")
+        raise DamagedData(f"{document} is gone, so a missing chunk file does not stand for fill values")
 
 
-def pieces(
+def split_region(
     region: Region, cell: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], Region, tuple[slice, ...]]]:
-    """A region cut by a regular grid: cell index, part in the cell's coordinates, place in the region.
+    """Split a region by a regular grid into (cell index, part relative to the cell, slices of the region).
 
     Examples
     --------
-    >>> for piece in pieces(Region((3,), (9,)), (4,)):
-    ...     print(*piece)
+    >>> for part in split_region(Region((3,), (9,)), (4,)):
+    ...     print(*part)
     (0,) Region(start=(3,), stop=(4,)) (slice(0, 1, None),)
     (1,) Region(start=(0,), stop=(4,)) (slice(1, 5, None),)
     (2,) Region(start=(0,), stop=(1,)) (slice(5, 6, None),)
     """
-    axes = [_along(*axis) for axis in zip(region.start, region.stop, cell, strict=True)]
-    for places in itertools.product(*axes):
-        index, starts, stops, targets = zip(*places, strict=True) if places else ((), (), (), ())
+    axes = [_split_axis(*axis) for axis in zip(region.start, region.stop, cell, strict=True)]
+    for parts in itertools.product(*axes):
+        index, starts, stops, targets = zip(*parts, strict=True) if parts else ((), (), (), ())
         yield index, Region(starts, stops), targets
 
 
-def _along(start: int, stop: int, cell: int) -> list[tuple[int, int, int, slice]]:
-    """The same along one axis: for each cell its index, where the part starts and stops in it, and its place."""
+def _split_axis(start: int, stop: int, cell: int) -> list[tuple[int, int, int, slice]]:
+    """Split one axis: for each cell its index, start and stop relative to the cell, and the slice of the region."""
     if start == stop:
         return []
     bounds = [start, *range((start // cell + 1) * cell, stop, cell), stop]
@@ -221,7 +218,7 @@ def _along(start: int, stop: int, cell: int) -> list[tuple[int, int, int, slice]
 
 
 def _pread(file: int, nbytes: int, offset: int) -> Bytes:
-    """Bytes of a file; one call may return fewer than asked for, and never more than 2 GiB."""
+    """Bytes of a file; repeated calls are needed because one may return fewer, and never more than 2 GiB."""
     data = os.pread(file, nbytes, offset)
     while len(data) < nbytes:
         more = os.pread(file, nbytes - len(data), offset + len(data))
@@ -234,7 +231,7 @@ def _pread(file: int, nbytes: int, offset: int) -> Bytes:
 def _parse_v3(
     document: Path, metadata: Mapping[str, Any], native: np.dtype[np.generic], fill: Any
 ) -> LocalArray | None:
-    """An array from zarr.json."""
+    """The array described by a zarr.json; None when it is not supported."""
     grid, keys = metadata.get("chunk_grid", {}), metadata.get("chunk_key_encoding", {})
     if grid.get("name") != "regular" or metadata.get("storage_transformers"):
         return None
@@ -269,7 +266,7 @@ def _parse_sharding(
 def _parse_v2(
     document: Path, metadata: Mapping[str, Any], native: np.dtype[np.generic], fill: Any
 ) -> LocalArray | None:
-    """An array from .zarray."""
+    """The array described by a .zarray; None when it is not supported."""
     compressor = metadata.get("compressor")
     if metadata.get("filters") or metadata.get("order") != "C":
         return None
@@ -282,10 +279,9 @@ def _parse_v2(
 
 
 def _key_of(encoding: str, separator: str | None) -> Callable[[tuple[int, ...]], str] | None:
-    """How chunk files are named: ``c/0/1`` in v3, ``0.1`` in v2, by default."""
-    prefix = {"default": "c", "v2": ""}.get(encoding)
-    if prefix is None:
+    """The naming of chunk files, by default ``c/0/1`` in v3 and ``0.1`` in v2; None when it is unknown."""
+    if encoding not in ("default", "v2"):
         return None
-    between = separator or ("/" if prefix else ".")
-    start = prefix + between if prefix else ""
-    return lambda index: start + between.join(map(str, index))
+    joint = separator or ("/" if encoding == "default" else ".")
+    start = f"c{joint}" if encoding == "default" else ""
+    return lambda index: start + joint.join(map(str, index))

@@ -20,38 +20,39 @@ _WINDOW = ("start", "end", "min", "max")
 
 @dataclass(frozen=True)
 class OmeImage:
-    """What the OME metadata of an image say besides axes, scale and units."""
+    """OME metadata of an image other than axes, scale and units."""
 
     translation: tuple[float, ...] = ()
-    """Physical place of the first pixel along each axis; empty where it is not told."""
+    """Physical position of the first pixel along each axis; empty if unknown."""
     name: str | None = None
     omero: Mapping[str, Any] | None = None
-    """How viewers show the channels: their labels, colours and windows."""
+    """Display settings of the channels: labels, colours and windows."""
 
 
 def fits(axes: Sequence[str]) -> bool:
-    """Whether OME-Zarr can hold these axes: it wants time, then channel, then two or three of space.
+    """Return True when OME-Zarr permits these axes: time, then channel, then two or three spatial axes.
 
     Examples
     --------
     >>> fits("tczyx"), fits("yxc")
     (True, False)
     """
-    types = [_TYPES.get(axis, "") for axis in axes]
-    ordered = sorted(types, key=lambda kind: kind == "space")
-    timely = "time" not in types or types[0] == "time"
-    others = sum(kind in ("channel", "") for kind in types)
-    return (
-        types.count("space") in (2, 3)
-        and types == ordered
-        and timely
-        and types.count("time") <= 1
-        and others <= 1
+    types = [_TYPES.get(axis, "other") for axis in axes]
+    while types and types[-1] == "space":
+        types.pop()
+    spatial = len(axes) - len(types)
+    return spatial in (2, 3) and types in (
+        [],
+        ["time"],
+        ["channel"],
+        ["other"],
+        ["time", "channel"],
+        ["time", "other"],
     )
 
 
 def order(axes: Sequence[str]) -> tuple[int, ...]:
-    """The order in which OME-Zarr can hold these axes; as they are, where it can hold them in none.
+    """The order in which OME-Zarr permits these axes; unchanged when no order is permitted.
 
     Examples
     --------
@@ -59,26 +60,26 @@ def order(axes: Sequence[str]) -> tuple[int, ...]:
     ((1, 0, 2, 3), (2, 0, 1), (0, 2, 1, 3, 4), (0, 1, 2, 3))
     """
     ranks = {"t": 0, "z": 2, "y": 3, "x": 4}
-    wanted = tuple(sorted(range(len(axes)), key=lambda place: ranks.get(axes[place], 1)))
-    return wanted if fits([axes[place] for place in wanted]) else tuple(range(len(axes)))
+    wanted = tuple(sorted(range(len(axes)), key=lambda axis: ranks.get(axes[axis], 1)))
+    return wanted if fits([axes[axis] for axis in wanted]) else tuple(range(len(axes)))
 
 
 def check_axes(axes: tuple[str, ...]) -> None:
-    """Refuse axes that OME-Zarr cannot hold.
+    """Refuse axes that OME-Zarr does not permit.
 
     Raises
     ------
     ConfigError
-        When they do not fit.
+        With the permitted axes.
     """
     if not fits(axes):
         raise ConfigError(
-            f"axes are {','.join(axes)}: OME-Zarr {VERSION} wants t, then c (or one axis of another name), "
+            f"axes are {','.join(axes)}: OME-Zarr {VERSION} requires t, then c (or one axis of another name), "
             "then two or three of z, y, x. Reorder the axes, or write a plain Zarr."
         )
 
 
-def packed(
+def output_fields(
     image: OmeImage | None,
     axes: tuple[str, ...],
     *,
@@ -86,24 +87,24 @@ def packed(
     factor: Sequence[int],
     channels: int | None,
 ) -> dict[str, Any]:
-    """What an output keeps of the OME metadata of its input, as fields of its layout.
+    """The layout fields of an output that preserve the OME metadata of its input.
 
     Parameters
     ----------
-    image : OmePicture or None
-        The input's.
+    image : OmeImage or None
+        Metadata of the input.
     axes : tuple of str
-        The output's; the input may lack those in front.
+        Axes of the output; the input may lack the leading ones.
     scale : sequence of float
         Size of an input pixel along each axis of the output.
     factor : sequence of int
-        Output pixels for each input pixel along each axis.
+        Number of output pixels for each input pixel along each axis.
     channels : int or None
         Length of the output's channel axis, if it has one.
 
     Examples
     --------
-    >>> carried(OmePicture((5.0, 5.0), "cells"), ("y", "x"), scale=(1.0, 1.0), factor=(2, 2), channels=None)
+    >>> output_fields(OmeImage((5.0, 5.0), "cells"), ("y", "x"), scale=(1.0, 1.0), factor=(2, 2), channels=None)
     {'ome': True, 'translation': (4.75, 4.75), 'name': 'cells', 'omero': None}
     """
     if image is None or not fits(axes):
@@ -111,27 +112,24 @@ def packed(
     shown = len(image.omero["channels"]) if image.omero else None
     return {
         "ome": True,
-        "translation": _moved(image.translation, scale, factor),
+        "translation": _scaled_translation(image.translation, scale, factor),
         "name": image.name,
         "omero": image.omero if shown == (channels or 1) else None,
     }
 
 
-def _moved(
+def _scaled_translation(
     translation: tuple[float, ...], scale: Sequence[float], factor: Sequence[int]
 ) -> tuple[float, ...]:
-    """The place of the first pixel when every pixel is cut into ``factor``: a translation is of pixel centres."""
+    """The position of the first pixel's centre after every pixel was divided into ``factor`` pixels."""
     if not translation and all(f == 1 for f in factor):
         return ()
-    known = (0.0,) * (len(scale) - len(translation)) + translation
-    return tuple(t - s * (f - 1) / (2 * f) for t, s, f in zip(known, scale, factor, strict=True))
+    padded = (0.0,) * (len(scale) - len(translation)) + translation
+    return tuple(t - s * (f - 1) / (2 * f) for t, s, f in zip(padded, scale, factor, strict=True))
 
 
 def checked_omero(omero: Any) -> Mapping[str, Any] | None:
-    """The ``omero`` attribute, where it is what OME-Zarr asks for; None otherwise.
-
-    Its version is left out: since 0.5 the group alone has one.
-    """
+    """The ``omero`` attribute without its version, which belongs to the group since 0.5; None when it is invalid."""
     channels = omero.get("channels") if isinstance(omero, dict) else None
     if not isinstance(channels, list) or not channels or not all(map(_is_channel, channels)):
         return None
@@ -139,7 +137,7 @@ def checked_omero(omero: Any) -> Mapping[str, Any] | None:
 
 
 def _is_channel(channel: Any) -> bool:
-    """Whether a channel has a colour and a window."""
+    """Return True when a channel has a colour and a window."""
     if not isinstance(channel, dict) or not isinstance(channel.get("window"), dict):
         return False
     ends = [channel["window"].get(word) for word in _WINDOW]
@@ -153,7 +151,7 @@ def group_attributes(
     units: tuple[str | None, ...],
     image: OmeImage | None = None,
 ) -> dict[str, Any]:
-    """The attributes of the group: its axes, the size of a pixel along each, and what ``image`` says.
+    """The attributes of the group: axes, pixel sizes and the metadata of ``image``.
 
     Examples
     --------
@@ -177,7 +175,7 @@ def group_attributes(
 
 
 def read_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a layout, from what :func:`group_attributes` made."""
+    """The layout fields in attributes made by :func:`group_attributes`."""
     ome = attributes["ome"]
     multiscale = ome["multiscales"][0]
     steps = {step["type"]: step for step in multiscale["datasets"][0]["coordinateTransformations"]}

@@ -1,17 +1,17 @@
-"""The output of a run: a sharded Zarr v3 array that only whole shards are written to.
+"""Outputs of runs: sharded Zarr v3 arrays that are written in whole shards.
 
-One shard is one file and has one writer. The metadata is written as JSON by hand, so that its fsyncs are
-ours; zarr-python, tensorstore and OME-Zarr viewers read it.
+Each shard is a file with a single writer. The metadata are written directly as JSON, so that halotile controls the
+fsyncs; zarr-python, tensorstore and OME-Zarr viewers can read them.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
 from halotile.storage.disk.durable import DISK, GONE, Buffers, Disk
-from halotile.storage.disk.place import check_place
+from halotile.storage.disk.place import ZARR_FILES, check_place
 from halotile.storage.grid import Region
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.sharded.layout import Layout, read_layout
-from halotile.storage.sharded.marks import MARKS
 from halotile.storage.sharded.shards import (
     digest_of,
     encode_shard,
@@ -47,39 +46,39 @@ __all__ = [
 
 open_output = read_layout
 UNREADABLE = "the shard cannot be read"
-"""The problem of a shard that the system may give at another look."""
-OTHER = "whole, but not what the run wrote there: a shard of another place or time"
-"""The problem of shards that somebody else may have written."""
+"""Problem of a shard that another attempt may be able to read."""
+FOREIGN_PIXELS = "whole, but not what the run wrote there: a shard of another place or time"
+"""Problem of intact shards with unexpected pixels."""
 
 
 def create_output(path: str | Path, layout: Layout, disk: Disk = DISK, *, overwrite: bool = False) -> None:
-    """Make an empty output; durable on return.
+    """Create an empty output; durable on return.
 
     Parameters
     ----------
     path : path
-        Where the Zarr goes. Parents that are missing are made.
+        Path of the Zarr. Missing parents are created.
     layout : Layout
-        What it looks like.
-    overwrite : bool
-        Remove a Zarr that stands there. Anything that is not a Zarr stays.
+        Layout of the output.
     disk : Disk
-        What writes it.
+        Disk to write with.
+    overwrite : bool
+        Remove an existing Zarr. Anything that is not a Zarr is never removed.
 
     Raises
     ------
     OutputRefused
-        When something stands at ``path`` that may not be removed; nothing was touched.
+        When existing data at ``path`` may not be removed; nothing was changed.
     """
     root = Path(path)
     check_place(root, overwrite=overwrite)
     if os.path.lexists(root):
-        disk.remove_tree(root, last=MARKS)
+        disk.remove_tree(root, last=ZARR_FILES)
     create_metadata(root, layout, disk)
 
 
 def create_metadata(path: str | Path, layout: Layout, disk: Disk = DISK) -> None:
-    """Write the metadata of an output, the file at the top first; durable on return."""
+    """Write the metadata of an output, beginning with the file at the root; durable on return."""
     root = Path(path)
     for name, content in layout.documents().items():
         disk.make_directory((root / name).parent)
@@ -87,7 +86,7 @@ def create_metadata(path: str | Path, layout: Layout, disk: Disk = DISK) -> None
 
 
 class WrittenBlock(NamedTuple):
-    """What the shards of a block take, and their digest."""
+    """Size and digest of the shards of a block."""
 
     size_bytes: int
     digest: bytes
@@ -95,16 +94,16 @@ class WrittenBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes whole shards of an output. Travels to workers: it holds no open files.
+    """Writer of whole shards of an output. It has no open files, so it can be sent to workers.
 
     Parameters
     ----------
     path : path
-        The output, as given to :func:`create_output`.
+        The output, as passed to :func:`create_output`.
     layout : Layout
         Its layout.
     disk : Disk
-        What writes.
+        Disk to write with.
     """
 
     path: str | Path
@@ -118,9 +117,9 @@ class ShardWriter:
         Parameters
         ----------
         region : Region
-            Starts on shard borders; stops on them or at the array's end.
+            Region that starts on shard borders, and stops on them or at the end of the array.
         pixels : ndarray
-            Pixels of that shape; :func:`to_dtype` makes them the output's dtype.
+            Pixels of that shape; :func:`to_dtype` converts them to the output's dtype.
 
         Returns
         -------
@@ -132,40 +131,39 @@ class ShardWriter:
         ConfigError
             When the region is not a whole number of shards, or the pixels have another shape.
         InputError
-            When a NaN would have to become an integer.
+            When NaN would have to be converted to an integer.
         OSError
-            When the disk is full or fails, or the output is gone: only the folders of shards are made in it. Shards
-            that stood there are whole, old or new.
+            When the disk is full or fails, or the output is gone: only folders of shards are created. Existing
+            shards remain complete, either old or new.
         """
         self.layout.check_whole_shards(region)
         if pixels.shape != region.shape:
             raise ConfigError(f"pixels of shape {pixels.shape} do not fill {region} of shape {region.shape}.")
         digests: list[bytes] = []
-        with closing(self._encoded(region, pixels, digests)) as files:
+        with closing(self._encode(region, pixels, digests)) as files:
             size_bytes = self.disk.write_files(files)
         return WrittenBlock(size_bytes, digest_of(digests))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_durable": set()}
 
-    def _encoded(
+    def _encode(
         self, region: Region, pixels: NDArray[Any], digests: list[bytes]
     ) -> Generator[tuple[Path, Buffers], None, None]:
-        def encoded(shard: tuple[tuple[int, ...], Region]) -> tuple[Path, Buffers]:
+        def encode(shard: tuple[tuple[int, ...], Region]) -> tuple[Path, Buffers]:
             index, inside = shard
             part = to_dtype(pixels[inside.relative_to(region).slices], self.layout.dtype)
             return self.layout.shard_path(self.path, index), encode_shard(part, self.layout.form)
 
-        for path, buffers in IO_THREADS.each(encoded, _shards_of(self.layout, region)):
+        for path, buffers in IO_THREADS.map(encode, _shards_of(self.layout, region)):
             self._make_directory(path.parent)
             digests.append(encoded_digest(buffers))
             yield path, buffers
 
     def _make_directory(self, path: Path) -> None:
-        """Make a directory of shards durable, from the array downwards, once for each process.
+        """Make a directory of shards, and its parents below the array, durable once per process.
 
-        That it exists does not say that it would survive a power cut: another worker may be about to
-        fsync it.
+        An existing directory may not survive a power cut yet, because another worker may not have fsynced it.
         """
         if path == self.layout.array_path(self.path) or (path in self._durable and path.exists()):
             return
@@ -177,12 +175,11 @@ class ShardWriter:
 def check_block(
     path: str | Path, layout: Layout, region: Region, digest: bytes | None = None, *, thorough: bool = True
 ) -> list[str]:
-    """Read every shard that a region touches and check it; one line for each problem.
+    """Check every shard that a region overlaps; returns one line for each problem.
 
-    A shard has to be there, of the size that its index says, with every chunk that lies in the array,
-    and every checksum has to match: that of the index alone, at the end of the file, where it is not
-    to be ``thorough``. All of them have to be those whose ``digest`` the writer told: whole shards of another place or
-    time are not.
+    A shard must exist with the size given by its index, contain every chunk inside the array,
+    and match its checksums; with ``thorough=False`` only the checksum of the index at the end of the file is verified.
+    Together the shards must match the writer's ``digest``, which detects intact shards from elsewhere.
 
     Examples
     --------
@@ -198,37 +195,37 @@ def check_block(
     >>> [problem.removeprefix(folder) for problem in check_block(folder, layout, left, b"else")]
     ['/c/0: whole, but not what the run wrote there: a shard of another place or time']
     """
-    problems, found = inspect_block(path, layout, region, thorough=thorough)
-    if digest is None or problems or found == digest:
+    problems, actual = inspect_block(path, layout, region, thorough=thorough)
+    if digest is None or problems or actual == digest:
         return problems
     first, *more = (layout.shard_path(path, index) for index, _ in _shards_of(layout, region))
     one_of = f" or one of {len(more)} beside it" if more else ""
-    return [f"{first}{one_of}: {OTHER}"]
+    return [f"{first}{one_of}: {FOREIGN_PIXELS}"]
 
 
 def inspect_block(
     path: str | Path, layout: Layout, region: Region, *, thorough: bool
 ) -> tuple[list[str], bytes]:
-    """The problems of the shards that a region touches, and where there are none the digest of what is stored."""
+    """The problems of the shards that a region overlaps, and the digest of their contents if there are none."""
     problems, digests = [], []
     array = layout.array_path(path)
     for index, inside in _shards_of(layout, region.clip(Region.whole(layout.shape))):
         file = f"{array}/{layout.shard_name(index)}"
-        found, digest = _inspect_shard(file, layout, inside.shape, thorough)
-        problems += [f"{file}: {problem}" for problem in found]
+        shard_problems, digest = _inspect_shard(file, layout, inside.shape, thorough)
+        problems += [f"{file}: {problem}" for problem in shard_problems]
         digests.append(digest)
     return problems, digest_of(digests)
 
 
 def to_dtype(pixels: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
-    """Pixels in the dtype of an output, clipped to what it can hold. Integers are rounded half to even, never wrapped.
+    """Convert pixels to the dtype of an output, clipped to its range. Integers are rounded half to even, never wrapped.
 
-    NaN and the infinities stay in floats. Returns the same array when nothing is to be done.
+    Floats keep NaN and infinities. Returns the same array when no conversion is needed.
 
     Raises
     ------
     InputError
-        When a NaN would have to become an integer.
+        When NaN would have to be converted to an integer.
 
     Examples
     --------
@@ -248,7 +245,7 @@ def to_dtype(pixels: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
 
 
 def _narrow(pixels: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
-    """Floats that are no larger than the largest one; what was infinite before stays so."""
+    """Convert floats, clipped to the finite range of the type; infinities stay infinite."""
     with np.errstate(over="ignore"):
         floats: NDArray[Any] = pixels.astype(target)
     if np.can_cast(pixels.dtype, target):
@@ -260,43 +257,38 @@ def _narrow(pixels: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _round(pixels: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
-    # The limits of an integer type need more digits than a narrow float has.
-    digits = np.float64 if target.itemsize > 2 else np.float32
-    whole: NDArray[Any] = np.rint(pixels, dtype=np.promote_types(pixels.dtype, digits))
-    if np.isnan(whole.max()):
+    # A narrow float cannot represent the limits of an integer type.
+    wide = np.float64 if target.itemsize > 2 else np.float32
+    rounded: NDArray[Any] = np.rint(pixels, dtype=np.promote_types(pixels.dtype, wide))
+    if np.isnan(rounded.max()):
         raise InputError(
-            f"a pixel is NaN, and the output is {target}, which has none. "
-            "Mend the image, or write output.dtype: float32."
+            f"a pixel is NaN, and the output is {target}, which has no NaN. "
+            "Replace the NaN pixels, or write output.dtype: float32."
         )
     limits = np.iinfo(target)
-    return np.clip(whole, limits.min, limits.max, out=whole).astype(target)
+    return np.clip(rounded, limits.min, limits.max, out=rounded).astype(target)
 
 
 def _common_limits(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[int, int]:
     if source.kind == "b":
         return 0, 1
-    ours, theirs = np.iinfo(target), np.iinfo(source)
-    return max(ours.min, theirs.min), min(ours.max, theirs.max)
-
-
-def _part(content: bytes, count: int, place: int) -> bytes:
-    return content[place : place + count]
+    a, b = np.iinfo(target), np.iinfo(source)
+    return max(a.min, b.min), min(a.max, b.max)
 
 
 def _shards_of(layout: Layout, region: Region) -> Iterator[tuple[tuple[int, ...], Region]]:
-    """Position of each shard that a region touches, with what of the shard lies in the array."""
-    first = tuple(a // edge for a, edge in zip(region.start, layout.shard, strict=True))
-    stop = tuple(-(-b // edge) for b, edge in zip(region.stop, layout.shard, strict=True))
-    for offset in np.ndindex(tuple(b - a for a, b in zip(first, stop, strict=True))):
-        index = tuple(a + i for a, i in zip(first, offset, strict=True))
-        start = tuple(i * edge for i, edge in zip(index, layout.shard, strict=True))
-        yield index, Region(start, tuple(map(min, map(add, start, layout.shard), layout.shape)))
+    """Grid position of each shard that a region overlaps, with the part of the shard inside the array."""
+    ranges = (
+        range(a // s, -(-b // s)) for a, b, s in zip(region.start, region.stop, layout.shard, strict=True)
+    )
+    for index in itertools.product(*ranges):
+        yield index, layout.grid.core_at(index)
 
 
 def _inspect_shard(
     file: str, layout: Layout, shape: tuple[int, ...], thorough: bool
 ) -> tuple[list[str], bytes]:
-    """The problems of a shard; its digest, where there are none: for that, four bytes of each chunk are read, or there already."""
+    """The problems of a shard, and its digest if there are none, for which four bytes of each chunk are read."""
     form = layout.form
     try:
         with open(file, "rb", buffering=0) as shard:
@@ -307,10 +299,10 @@ def _inspect_shard(
             content = shard.read()
             if problems := list(find_problems(content, form, shape)):
                 return problems, b""
-            return inspect_index(content, size, partial(_part, content), form, shape)
+            return inspect_index(content, size, lambda n, offset: content[offset : offset + n], form, shape)
     except GONE:
         return ["the shard is missing"], b""
     except IsADirectoryError:
-        return ["a directory stands in place of the shard"], b""
+        return ["there is a directory in place of the shard"], b""
     except OSError as error:
         return [f"{UNREADABLE}: {error.strerror}"], b""

@@ -1,10 +1,10 @@
-"""One shard file of a Zarr v3 array, encoded and decoded without zarr-python's machinery per chunk.
+"""Encoding and checking of the shard files of a Zarr v3 array, without zarr-python's overhead per chunk.
 
-A shard holds its inner chunks one after the other, each compressed and followed by its crc32c, then an
+A shard contains its inner chunks one after the other, each compressed and followed by its crc32c, then an
 index of (offset, length) for every chunk, then the crc32c of the index: the ``sharding_indexed`` codec.
-Every chunk that overlaps the array is written, also one that equals the fill value: a missing chunk
-would read as fill value, and nobody could tell it from a lost one. Blosc and crc32c let go of the
-interpreter's lock, so threads encode and decode side by side.
+Every chunk that overlaps the array is written, even if it equals the fill value: a missing chunk
+reads as the fill value, so that it could not be distinguished from a lost one. Blosc and crc32c release
+the GIL, so threads encode and decode in parallel.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, DamagedData
 from halotile.storage.disk.durable import Buffer
-
-# Blosc's own thread pool is one for the whole process, behind a lock. Without it each call stands alone.
-blosc.use_threads = False
+from halotile.storage.sharded.codec_chain import Chain
 
 LEVELS = {"lz4": 5, "zstd": 3}
-"""Compression level of each Blosc codec. Past these, time grows and files hardly shrink."""
+"""Compression level of each Blosc codec. Higher levels take more time and hardly reduce the size."""
 CODECS = (*LEVELS, "none")
 
 DIGEST_BYTES = _CRC_BYTES = 4
@@ -38,12 +36,12 @@ Pixels = NDArray[Any]
 
 @dataclass(frozen=True)
 class ShardFormat:
-    """How one shard of an array is laid out.
+    """Format of a shard of an array.
 
     Parameters
     ----------
     shard, chunk : tuple of int
-        Shape of a shard and of an inner chunk, in pixels; the one is a multiple of the other.
+        Shape of a shard and of an inner chunk, in pixels; the first is a multiple of the second.
     dtype : str
         Name of the NumPy dtype of a pixel.
     codec : str
@@ -68,12 +66,12 @@ class ShardFormat:
 
     @cached_property
     def stored(self) -> np.dtype[Any]:
-        """The dtype as it is stored: little endian."""
+        """The stored dtype: little endian."""
         return np.dtype(self.dtype).newbyteorder("<")
 
     @cached_property
     def fill(self) -> float | int:
-        """Value of pixels that nobody wrote: NaN, or 0 for integers."""
+        """Value of unwritten pixels: NaN, or 0 for integers."""
         return float("nan") if self.stored.kind == "f" else 0
 
     @cached_property
@@ -86,54 +84,45 @@ class ShardFormat:
         """Size of the index with its checksum."""
         return 16 * math.prod(self.counts) + _CRC_BYTES
 
-    @property
-    def chunk_bytes(self) -> int:
-        """Size of one decoded chunk."""
-        return math.prod(self.chunk) * self.stored.itemsize
+    @cached_property
+    def chain(self) -> Chain:
+        """The codecs of an inner chunk."""
+        compressor = None if self.codec == "none" else blosc.Blosc()
+        return Chain(self.chunk, self.stored, compressor, checked=True)
 
-    def place(self, index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """Where a chunk lies in a shard of which only ``shape`` is inside the array."""
-        return tuple(
-            slice(i * c, min((i + 1) * c, n)) for i, c, n in zip(index, self.chunk, shape, strict=True)
-        )
-
-    def holds(self, index: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-        """Whether a chunk overlaps that part."""
-        return all(i * c < n for i, c, n in zip(index, self.chunk, shape, strict=True))
-
-    def held(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """The chunks that do, as a part of the index."""
-        return tuple(slice(-(-n // c)) for n, c in zip(shape, self.chunk, strict=True))
+    def written_counts(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Number of chunks along each axis that overlap the first ``shape`` pixels of a shard."""
+        return tuple(-(-n // c) for n, c in zip(shape, self.chunk, strict=True))
 
 
 def encode_shard(pixels: Pixels, form: ShardFormat) -> list[Buffer]:
-    """The file of one shard, as buffers to be written one after the other.
+    """Encode a shard as buffers to be written one after the other.
 
     Parameters
     ----------
     pixels : ndarray
         The pixels of the shard, in the format's dtype; smaller than the shard at the end of the array.
     form : ShardFormat
-        How the shard is laid out.
+        Format of the shard.
 
     Examples
     --------
     >>> form = ShardFormat((4, 4), (2, 2), "uint16", "lz4")
     >>> pixels = np.arange(12, dtype="uint16").reshape(4, 3)
     >>> file = b"".join(encode_shard(pixels, form))
-    >>> decode_shard(file, form)[:4, :3].tolist() == pixels.tolist()
+    >>> decode_chunk(file, read_index(file, form), (1, 0), form).tolist() == pixels[2:, :2].tolist()
     True
     """
     buffers: list[Buffer] = []
     table = np.full((*form.counts, 2), _EMPTY, "<u8")
     offset = 0
     scratch = np.empty(form.chunk, form.stored)
-    for index in np.ndindex(form.counts):
-        if not form.holds(index, pixels.shape):
-            continue
-        part = pixels[form.place(index, pixels.shape)]
+    for index in np.ndindex(form.written_counts(pixels.shape)):
+        part = pixels[tuple(slice(i * c, (i + 1) * c) for i, c in zip(index, form.chunk, strict=True))]
         if part.shape != form.chunk or part.dtype != form.stored or form.codec != "none":
-            _fill_chunk(scratch, part, form)
+            if part.shape != form.chunk:
+                scratch[...] = form.fill
+            scratch[tuple(slice(n) for n in part.shape)] = part
             part = scratch
         data = _compress(part, form)
         table[index] = offset, len(data) + _CRC_BYTES
@@ -143,33 +132,15 @@ def encode_shard(pixels: Pixels, form: ShardFormat) -> list[Buffer]:
     return [*buffers, footer, _crc(footer)]
 
 
-def decode_shard(file: bytes, form: ShardFormat) -> Pixels:
-    """All pixels of a shard, those past the end of the array as fill value.
-
-    Raises
-    ------
-    DamagedData
-        When the file is cut short, or a checksum does not match.
-    """
-    pixels = np.full(form.shard, form.fill, form.stored)
-    table = read_index(file, form)
-    for index in np.ndindex(form.counts):
-        if int(table[(*index, 0)]) != _EMPTY:
-            pixels[form.place(index, form.shard)] = decode_chunk(file, table, index, form)
-    return pixels
-
-
 def find_problems(file: bytes, form: ShardFormat, shape: tuple[int, ...]) -> Iterator[str]:
-    """What is wrong with the file of a shard of which ``shape`` is inside the array: one line each."""
+    """Describe each problem of the file of a shard whose first ``shape`` pixels are inside the array."""
     try:
         table = read_index(file, form)
     except DamagedData as error:
         yield str(error)
         return
     end = 0
-    for index in np.ndindex(form.counts):
-        if not form.holds(index, shape):
-            continue
+    for index in np.ndindex(form.written_counts(shape)):
         try:
             decode_chunk(file, table, index, form)
         except DamagedData as error:
@@ -181,29 +152,29 @@ def find_problems(file: bytes, form: ShardFormat, shape: tuple[int, ...]) -> Ite
 
 
 def digest_of(parts: Iterable[Buffer]) -> bytes:
-    """The digest of a shard, of its checksums in their order; of a block, of its shards; of an image, of its blocks."""
+    """The digest of a shard from its checksums in order, of a block from its shards, or of an image from its blocks."""
     return _crc(b"".join(parts))
 
 
 def encoded_digest(buffers: Sequence[Buffer]) -> bytes:
-    """The digest of a shard that :func:`encode_shard` made."""
+    """The digest of a shard encoded by :func:`encode_shard`."""
     return digest_of(buffers[1::2])
 
 
 def inspect_index(
     end: bytes, size: int, read: Callable[[int, int], bytes], form: ShardFormat, shape: tuple[int, ...]
 ) -> tuple[list[str], bytes]:
-    """What the index at the ``end`` of a shard file of ``size`` bytes tells of it: the problems, and where there are none its digest.
+    """Check a shard file of ``size`` bytes by the index at its ``end``; returns the problems, and the digest if there are none.
 
-    Of the chunks no more is read than their checksums: other bytes of the file are ``read(size, place)``.
+    Only the checksums of the chunks are read, with ``read(nbytes, offset)``.
 
     Examples
     --------
     >>> form = ShardFormat((4, 4), (2, 2), "uint16", "lz4")
     >>> buffers = encode_shard(np.ones((4, 3), "uint16"), form)
     >>> file = b"".join(buffers)
-    >>> def read(size, place):
-    ...     return file[place : place + size]
+    >>> def read(nbytes, offset):
+    ...     return file[offset : offset + nbytes]
     >>> inspect_index(file, len(file), read, form, (4, 3)) == ([], encoded_digest(buffers))
     True
     """
@@ -211,12 +182,12 @@ def inspect_index(
         table = read_index(end, form)
     except DamagedData as error:
         return [str(error)], b""
-    chunks = table[form.held(shape)].reshape(-1, 2).tolist()
+    chunks = table[tuple(map(slice, form.written_counts(shape)))].reshape(-1, 2).tolist()
     if any(offset == _EMPTY for offset, _ in chunks):
         return ["a chunk is not in the file"], b""
     stops = [offset + length for offset, length in chunks]
     if max(stops) != size - form.index_bytes:
-        return [f"the file has {size} bytes, and its index tells of another size"], b""
+        return [f"the file has {size} bytes, and its index gives another size"], b""
     checksums = [read(_CRC_BYTES, stop - _CRC_BYTES) for stop in stops]
     return [], digest_of([*checksums, end[-_CRC_BYTES:]])
 
@@ -227,7 +198,7 @@ def read_index(file: bytes, form: ShardFormat) -> NDArray[np.uint64]:
     Raises
     ------
     DamagedData
-        When the file is too short for it, or its checksum does not match.
+        When the file is too short, or the checksum does not match.
     """
     if len(file) < form.index_bytes:
         raise DamagedData(
@@ -240,32 +211,22 @@ def read_index(file: bytes, form: ShardFormat) -> NDArray[np.uint64]:
 
 
 def decode_chunk(file: bytes, table: NDArray[np.uint64], index: tuple[int, ...], form: ShardFormat) -> Pixels:
-    """One inner chunk, whole.
+    """The complete pixels of an inner chunk.
 
     Raises
     ------
     DamagedData
-        When it is not there, cut short, or its checksum does not match.
+        When it is missing or truncated, or its checksum does not match.
     """
     offset, length = (int(n) for n in table[index])
     if offset == _EMPTY:
         raise DamagedData(f"chunk {index} is not in the file")
-    if length < _CRC_BYTES or offset + length > len(file):
+    if offset + length > len(file):
         raise DamagedData(f"chunk {index} is cut short: bytes {offset} to {offset + length} of {len(file)}")
-    data = file[offset : offset + length - _CRC_BYTES]
-    if _crc(data) != file[offset + length - _CRC_BYTES : offset + length]:
-        raise DamagedData(f"the checksum of chunk {index} does not match")
-    raw = _decompress(data, index, form)
-    if len(raw) != form.chunk_bytes:
-        raise DamagedData(f"chunk {index} decodes to {len(raw)} bytes, not {form.chunk_bytes}")
-    return np.frombuffer(raw, form.stored).reshape(form.chunk)
-
-
-def _fill_chunk(chunk: Pixels, part: Pixels, form: ShardFormat) -> None:
-    """Lay pixels into a chunk, with fill value around them at the end of the array."""
-    if part.shape != form.chunk:
-        chunk[...] = form.fill
-    chunk[tuple(slice(n) for n in part.shape)] = part
+    try:
+        return form.chain.decode(np.frombuffer(file, np.uint8)[offset : offset + length])
+    except DamagedData as error:
+        raise DamagedData(f"chunk {index}: {error}") from error
 
 
 def _compress(chunk: Pixels, form: ShardFormat) -> bytes:
@@ -275,16 +236,6 @@ def _compress(chunk: Pixels, form: ShardFormat) -> bytes:
         chunk, form.codec.encode(), LEVELS[form.codec], blosc.SHUFFLE, 0, chunk.itemsize
     )
     return packed
-
-
-def _decompress(data: bytes, index: tuple[int, ...], form: ShardFormat) -> bytes:
-    if form.codec == "none":
-        return data
-    try:
-        raw: bytes = blosc.decompress(data)
-    except (RuntimeError, ValueError) as error:
-        raise DamagedData(f"chunk {index} does not decompress: {error}") from error
-    return raw
 
 
 def _crc(data: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""Reads regions of a Zarr array in a local directory with tensorstore, where that is installed.
+"""Reading of regions of a Zarr array in a local directory with tensorstore, if it is installed.
 
-It is for what :mod:`halotile.storage.sharded.local_reader` leaves aside: transposed chunks or F order, chains of
-compressors, shards in shards. There it fetches a window in a part of zarr-python's time, the same bits.
-Filters and codecs that it does not know, it leaves to zarr-python.
+It serves layouts that :mod:`halotile.storage.sharded.local_reader` does not support: transposed chunks or F order, chains of
+compressors, nested shards. It reads the same bits in a fraction of zarr-python's time.
+zarr-python reads arrays with other filters and codecs.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from halotile.storage.sharded.local_reader import refuse_lost_array
 
 _DRIVERS = {"zarr.json": "zarr3", ".zarray": "zarr"}
 _UNCHECKED = ("bz2", "gzip", "zlib")
-"""Compressors of Zarr v2 whose checksum, which comes last, tensorstore does not read."""
+"""Compressors of Zarr v2 whose trailing checksum tensorstore does not read."""
 _DAMAGE = ("DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "OUT_OF_RANGE")
-"""How tensorstore's messages begin when bytes do not decode; others tell of the system."""
+"""Prefixes of tensorstore's messages for bytes that cannot be decoded; others are system errors."""
 
 
 def open_tensor(
     folder: Path, shape: tuple[int, ...], dtype: np.dtype[np.generic], fill: Any
 ) -> TensorArray | None:
-    """The array in ``folder``, where tensorstore is installed and takes it to be what zarr-python does.
+    """Open the array in ``folder`` if tensorstore is installed and agrees with zarr-python on shape, type and fill value.
 
     Parameters
     ----------
@@ -43,18 +43,18 @@ def open_tensor(
     dtype : numpy dtype
         Type of a pixel.
     fill : scalar or None
-        What a missing chunk reads as; None: zero.
+        Value of missing chunks; None: zero.
 
     Returns
     -------
     TensorArray or None
-        None: leave it to zarr-python.
+        None: use zarr-python.
     """
     native = dtype.newbyteorder("=")
     document = next((folder / name for name in _DRIVERS if (folder / name).is_file()), None)
     if document is None or native.kind not in "biuf" or not _usable():
         return None
-    store = _opened(document)
+    store = _open(document)
     if store is None or (store.shape, store.dtype.numpy_dtype) != (shape, native):
         return None
     same_fill = _bits(store.fill_value, native) == _bits(fill, native)
@@ -66,22 +66,22 @@ def _bits(fill: Any, native: np.dtype[np.generic]) -> bytes:
 
 
 def _usable() -> bool:
-    # tensorstore ends a forked child that uses what its parent has used.
+    # tensorstore aborts a forked child that uses it after its parent did.
     return importlib.util.find_spec("tensorstore") is not None and _first_process() == os.getpid()
 
 
 @lru_cache
 def _first_process() -> int:
-    """The process that came here first; a forked child inherits its answer."""
+    """Number of the first process that called this; a forked child inherits the cached value."""
     return os.getpid()
 
 
-def _opened(document: Path) -> Any:
-    """tensorstore's view of an array; None where it does not understand the metadata."""
+def _open(document: Path) -> Any:
+    """tensorstore's view of an array; None when it does not support the metadata."""
     import tensorstore
 
-    place = {"driver": "file", "path": f"{document.parent}/"}
-    spec = {"driver": _DRIVERS[document.name], "kvstore": place}
+    kvstore = {"driver": "file", "path": f"{document.parent}/"}
+    spec = {"driver": _DRIVERS[document.name], "kvstore": kvstore}
     try:
         store = tensorstore.open(spec, open=True, read=True).result()
     except ValueError:
@@ -92,7 +92,7 @@ def _opened(document: Path) -> Any:
 
 @dataclass(frozen=True)
 class TensorArray:
-    """A Zarr array that tensorstore reads."""
+    """A Zarr array that is read with tensorstore."""
 
     document: Path
     store: Any
@@ -103,7 +103,7 @@ class TensorArray:
         Raises
         ------
         DamagedData
-            With the file, when what it holds does not decode.
+            When a file cannot be decoded, with its name.
         """
         try:
             pixels: Pixels = self.store[region.slices].read().result()

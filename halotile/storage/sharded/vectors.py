@@ -1,4 +1,4 @@
-"""The stored images of a solver's state: a few copies of each, written in turns."""
+"""Stored images of a solver's state, with a few copies of each that are written in rotation."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata
 class Vectors:
     """The images of one solver in one folder.
 
-    Those of iteration k lie in copy ``k`` modulo the number of copies: a sweep never writes what it reads.
+    Those of iteration k are in copy ``k`` modulo the number of copies, so that a pass never writes the copy it reads.
 
     Parameters
     ----------
     folder : Path
-        Where they lie.
+        Folder of the images.
     layout : Layout
-        That of each.
+        Layout of each image.
     copies : mapping of str to int
-        How many copies there are of each.
+        Number of copies of each image.
     disk : Disk
-        What writes.
+        Disk to write with.
     """
 
     folder: Path
@@ -36,42 +36,42 @@ class Vectors:
     disk: Disk = DISK
 
     def path(self, name: str, iteration: int) -> Path:
-        """Where an image of an iteration lies."""
+        """Path of an image of an iteration."""
         return self.folder / f"{name}.{iteration % self.copies[name]}"
 
     def create(self) -> None:
-        """Make every copy, empty where it is not there yet."""
+        """Create the copies that do not exist yet."""
         for path in self.paths():
             create_metadata(path, self.layout, self.disk)
 
     def aside(self, name: str) -> Path:
-        """Where an image lies that is not written over."""
+        """Path of the image that was set aside."""
         return self.folder / f"{name}.aside"
 
     def set_aside(self, name: str, iteration: int) -> None:
-        """Take the image of an iteration out of the turns; where that was done already, nothing."""
+        """Remove the image of an iteration from the rotation, unless that was done already."""
         if not self.aside(name).exists():
             self.path(name, iteration).rename(self.aside(name))
         create_metadata(self.path(name, iteration), self.layout, self.disk)
 
     def forget_aside(self, name: str) -> None:
-        """Remove what was set aside."""
+        """Remove the image that was set aside."""
         shutil.rmtree(self.aside(name), ignore_errors=True)
 
     def paths(self) -> Iterator[Path]:
-        """Where all copies lie."""
+        """Paths of all copies."""
         for name, count in self.copies.items():
             yield from (self.path(name, copy) for copy in range(count))
 
     def open(self, name: str, iteration: int) -> Source:
-        """An image of an iteration, to read."""
+        """Open an image of an iteration for reading."""
         return open_source(self.path(name, iteration))
 
     def writer(self, name: str, iteration: int) -> ShardWriter:
-        """What writes an image of an iteration."""
+        """Writer of an image of an iteration."""
         return ShardWriter(self.path(name, iteration), self.layout, self.disk)
 
     @property
     def size_bytes(self) -> int:
-        """What all of them take at most."""
+        """Maximum size of all copies."""
         return self.layout.size_bytes * sum(self.copies.values())

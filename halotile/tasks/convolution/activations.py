@@ -1,9 +1,9 @@
-"""Activations that give a pixel the same bits wherever it lies in its window.
+"""Activations with the same bits for a pixel wherever it lies in its window.
 
-torch computes an elementwise function on whole vectors of the CPU, and what is left over at the end of a
+torch computes an elementwise function on whole vectors of the CPU, and the remainder at the end of a
 tensor one by one, by another formula: a sigmoid, or anything made of exponentials, may differ there in its last bit.
-In a window, that end is a pixel that may be kept. So what is left over is computed once more, as part of a whole vector.
-This is for one thread, which is what a worker has: several would each have an end of their own.
+The end of a window may be part of the result. So the remainder is computed once more, as part of a whole vector.
+This is for one thread, as in a worker: several threads would each have a remainder.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 VECTORS = 64
-"""A multiple of the numbers that torch takes at once on any processor."""
+"""A multiple of the vector length of torch on any CPU."""
 
-_PLACED = ("out", "memory_format")
-"""Arguments that say how the result lies in memory: copies, which need no care."""
+_LAYOUT_ARGUMENTS = ("out", "memory_format")
+"""Arguments of copies, which compute nothing."""
 
 
 class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
-    """While this is on, elementwise functions on the CPU compute the end of a tensor as its rest.
+    """A mode in which elementwise functions on the CPU compute the end of a tensor like the rest.
 
     Examples
     --------
@@ -35,19 +35,19 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: torch would import its compiler at the first operation, which takes each process a second."""
+        """False: torch would import its compiler at the first operation, which takes a second in each process."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation of torch."""
+        """Run one torch operation."""
         kwargs = kwargs or {}
-        if torch.Tag.pointwise not in func.tags or not kwargs.keys().isdisjoint(_PLACED):
+        if torch.Tag.pointwise not in func.tags or not kwargs.keys().isdisjoint(_LAYOUT_ARGUMENTS):
             return func(*args, **kwargs)
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         if len(tensors) == 1 and _has_gaps(tensors[0]):
             return self._without_gaps(func, args, kwargs, tensors[0])
         layouts = {_layout(tensor) for tensor in tensors}
-        ends = [_end(tensor) for tensor in tensors]  # before one of them may be written over
+        ends = [_end(tensor) for tensor in tensors]  # before one of them may be overwritten
         result = func(*args, **kwargs)
         into = _flat(result) if isinstance(result, torch.Tensor) else None
         if into is None or layouts != {_layout(result)}:
@@ -60,7 +60,7 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def _without_gaps(self, func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> Any:
-        """The same on a copy: torch computes a tensor with gaps row by row, each with an end of its own."""
+        """Run the operation on a copy: torch computes a tensor with gaps row by row, each row with its own end."""
         dense = tensor.contiguous(memory_format=_format_of(tensor))
         again = [dense if arg is tensor else arg for arg in args]
         with self:
@@ -69,27 +69,27 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _has_gaps(tensor: torch.Tensor) -> bool:
-    """Whether floats of the CPU lie in memory with others between them: a part of an image, say."""
+    """Return whether a float tensor on the CPU has gaps in memory, such as a part of an image."""
     if tensor.device.type != "cpu" or not tensor.is_floating_point() or not tensor.numel():
         return False
     return not torch.ops.aten.is_non_overlapping_and_dense(tensor)
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Shape and steps in memory; along an axis of one number there is no step."""
-    steps = (step if n > 1 else 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.shape, *steps)
+    """Shape and strides, without the strides of axes of length 1."""
+    strides = (stride if n > 1 else 0 for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.shape, *strides)
 
 
 def _format_of(tensor: torch.Tensor) -> torch.memory_format:
-    """Channels last where the channels of a pixel lie together, as in the image that it is a part of."""
+    """Memory format of a tensor with gaps: channels last if the channels of a pixel are adjacent."""
     if tensor.dim() == 4 and tensor.stride(1) == 1 and tensor.shape[1] > 1:
         return torch.channels_last
     return torch.contiguous_format
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The numbers of a tensor in the order of memory; None where they have gaps, or are no floats of the CPU."""
+    """The elements of a tensor in memory order; None if it has gaps, or is not a float tensor on the CPU."""
     if tensor.device.type != "cpu" or not tensor.is_floating_point():
         return None
     dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
@@ -97,30 +97,30 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _end(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What may be left over at the end of a tensor, copied and filled up to whole vectors.
+    """A copy of the remainder at the end of a tensor, padded to whole vectors.
 
-    Where the tensor is not contiguous (channels last, say), neither is the copy: another library may take those that are.
+    If the tensor is not contiguous (channels last, say), neither is the copy: another library may compute contiguous ones.
     """
     flat = _flat(tensor)
     if flat is None:
         return None
     end = flat[len(flat) - len(flat) % VECTORS :]
-    filled = torch.cat([end, end.new_ones(VECTORS - len(end))])
-    return filled if tensor.is_contiguous() else filled.view(1, VECTORS // 2, 1, 2).permute(0, 3, 1, 2)
+    padded = torch.cat([end, end.new_ones(VECTORS - len(end))])
+    return padded if tensor.is_contiguous() else padded.view(1, VECTORS // 2, 1, 2).permute(0, 3, 1, 2)
 
 
 class SteadyNetwork(torch.nn.Module):  # type: ignore[misc]
-    """A network whose activations are computed so, on the CPU."""
+    """A network that runs in :class:`SteadyElementwise` on the CPU."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, batch: torch.Tensor, *more: Any) -> Any:
-        """The network's result."""
+        """Return the network's result."""
         if batch.device.type != "cpu":
             return self.network(batch, *more)
-        # What a network compiles of itself runs as it is written: in a kernel of its own no operation is seen.
+        # Compiled parts of a network run uncompiled: the mode sees no operations inside a compiled kernel.
         has_compiler = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
         with torch.compiler.set_stance("force_eager") if has_compiler else nullcontext(), SteadyElementwise():
             return self.network(batch, *more)

@@ -1,9 +1,9 @@
 """Correlation of images with small kernels, by torch's convolution of many channels.
 
 A convolution from one channel to one leaves seven eighths of a vector unit idle. So a patch of
-neighbouring output pixels is computed as the channels of one, with the kernel shifted to each place in the
+neighbouring output pixels is computed as the channels of one output pixel, with the kernel shifted to each place in the
 patch: the same products are added in the same order, with zeros between them, and the result has the bits of the
-plain convolution in a tenth of its time. It has them for any window, so tiles agree with the whole.
+plain convolution in a tenth of its time. This holds for any window, so tiles agree with the whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PATCH_COLUMNS = 8
 LONG_KERNEL = 9
-"""From so many rows on, patches of four rows are faster than patches of two."""
+"""Number of rows from which on patches of four rows are faster than patches of two."""
 
 
 def correlate(images: torch.Tensor, kernels: torch.Tensor, step: int = 1) -> torch.Tensor:
@@ -26,11 +26,11 @@ def correlate(images: torch.Tensor, kernels: torch.Tensor, step: int = 1) -> tor
     Parameters
     ----------
     images : tensor, shape (n, m, height, width)
-        Windows, as wide as they are needed: nothing is padded.
+        Windows with the pixels that the kernel needs around the result: nothing is padded.
     kernels : tensor, shape (m, rows, columns)
         One kernel for each channel.
     step : int
-        Every so manieth pixel of the result is computed.
+        Stride of the result.
 
     Returns
     -------
@@ -51,21 +51,20 @@ def correlate(images: torch.Tensor, kernels: torch.Tensor, step: int = 1) -> tor
     height, width = (images.shape[2] - rows) // step + 1, (images.shape[3] - columns) // step + 1
     padding = (0, -width % across * step, 0, -height % down * step)
     images = torch.nn.functional.pad(images, padding)
-    alone = is_few(images)  # goes to another routine of torch, two at once do not
+    alone = is_few(images)  # one such image goes to another routine of torch, two do not
     patches = torch.nn.functional.conv2d(
         images.repeat(2, 1, 1, 1) if alone else images,
         shifted(kernels, down, across, step),
         stride=(down * step, across * step),
     )
     patches = patches[:1] if alone else patches
-    laid_out = patches.unflatten(1, (down, across)).permute(0, 3, 1, 4, 2)
-    return laid_out.reshape(len(patches), patches.shape[2] * down, patches.shape[3] * across)[
-        :, :height, :width
-    ]
+    result = patches.unflatten(1, (down, across)).permute(0, 3, 1, 4, 2)
+    result = result.reshape(len(patches), patches.shape[2] * down, patches.shape[3] * across)
+    return result[:, :height, :width]
 
 
 def shifted(kernels: torch.Tensor, down: int, across: int, step: int) -> torch.Tensor:
-    """The kernel at every place of a patch: shape (places, m, rows of a patch's window, columns)."""
+    """The kernels shifted to every place of a patch: shape (places, m, rows of the patch's window, columns)."""
     count, rows, columns = kernels.shape
     window = rows + (down - 1) * step, columns + (across - 1) * step
     places = kernels.new_zeros(down, across, count, *window)
@@ -76,7 +75,7 @@ def shifted(kernels: torch.Tensor, down: int, across: int, step: int) -> torch.T
 
 
 def _summed(images: torch.Tensor, kernels: torch.Tensor, step: int) -> torch.Tensor:
-    """The same by sums over shifted slices: in double precision torch's convolution depends on the window."""
+    """Correlate by sums over shifted slices: in double precision the bits of torch's convolution depend on the window."""
     count, rows, columns = kernels.shape
     height, width = (images.shape[2] - rows) // step + 1, (images.shape[3] - columns) // step + 1
     total = images.new_zeros(len(images), height, width)

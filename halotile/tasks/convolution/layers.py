@@ -14,16 +14,16 @@ NO_MARGIN: Margin = ((0, 0), (0, 0))
 
 
 class ConvolutionStack(torch.nn.Module, CoreModel):  # type: ignore[misc]
-    """``sign`` times a stack of convolutions that pad with zeros, added to the image; without it if 0.
+    """A stack of convolutions that pad with zeros, added to the image, subtracted from it, or alone.
 
     Parameters
     ----------
     sizes : sequence of int
-        Channels before the first convolution, between them, and after the last.
+        Channels before the first convolution, after each, and after the last.
     bias : bool
-        Whether the convolutions have one.
+        Whether the convolutions have a bias.
     sign : {-1, 0, 1}
-        What the result of the stack is multiplied with before the image is added; 0 adds nothing.
+        1 adds the result of the stack to the image, -1 subtracts it, 0 returns it alone.
     """
 
     def __init__(self, sizes: Sequence[int], *, bias: bool, sign: int) -> None:
@@ -34,24 +34,24 @@ class ConvolutionStack(torch.nn.Module, CoreModel):  # type: ignore[misc]
         self.sign = sign
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        """The stack on whole windows."""
+        """Apply the stack to whole windows."""
         return self.core(batch, NO_MARGIN)
 
     def core(self, batch: torch.Tensor, margin: Margin) -> torch.Tensor:
-        """The stack on windows less their margins: where a margin is as wide as the stack is deep, nothing
-        is padded on that axis, and every convolution computes two pixels less than the one before."""
+        """Apply the stack to windows without their margins: along an axis whose margin is as wide as the stack is deep,
+        nothing is padded, and every convolution computes two pixels less than the one before."""
         rows, columns = (min(pair) >= len(self.layers) for pair in margin)
         padding = (int(not rows), int(not columns))
         signal = batch
         for layer in self.layers[:-1]:
             signal = torch.relu_(convolve(layer, signal, padding))
         signal = convolve(self.layers[-1], signal, padding)
-        gone = len(self.layers) * rows, len(self.layers) * columns
-        wanted = [
-            slice(before - less, size - after - less)
-            for (before, after), less, size in zip(margin, gone, batch.shape[2:], strict=True)
+        lost = len(self.layers) * rows, len(self.layers) * columns
+        core = [
+            slice(before - n, size - after - n)
+            for (before, after), n, size in zip(margin, lost, batch.shape[2:], strict=True)
         ]
-        signal = signal[:, :, *wanted]
+        signal = signal[:, :, *core]
         if self.sign == 0:
             return signal
         (top, _), (left, _) = margin

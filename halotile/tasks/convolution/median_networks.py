@@ -1,10 +1,10 @@
-"""Medians by minimum and maximum only: exchange networks over shifted slices.
+"""Medians by minimum and maximum only: sorting networks over shifted slices.
 
-The window is sorted along one axis after the other. Each sort is shared by all windows that lie
-along the axes still to come, and after the last one the ranks are known to grow along every axis:
-an entry with more than half of the window on one side of it cannot be the median. Those left are
-thinned out by dropping the least and the greatest of just over half of them, again and again.
-Only the exchanges whose result is used are kept.
+The window is sorted along one axis after the other. Each sort is shared by all windows along
+the remaining axes, and after the last one the ranks are known to grow along every axis:
+an entry with more than half of the window on one side of it cannot be the median. The remaining candidates are
+reduced by dropping the least and the greatest of just over half of them, again and again.
+Exchanges whose result is not used are dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MedianNetwork:
     Examples
     --------
     >>> network = median_network(3, 2)
-    >>> sum(kind != "shift" for kind, _, _ in network.kept.values())
+    >>> sum(kind != "shift" for kind, _, _ in network.used.values())
     20
     """
 
@@ -38,17 +38,17 @@ class MedianNetwork:
     result: int = 0
 
     def add(self, kind: str, one: int, other: int) -> int:
-        """Write a step down; its result is the value of this number."""
+        """Append a step; returns the number of its result."""
         self.steps.append((kind, one, other))
         return len(self.steps)
 
-    def exchange(self, prefetch: list[int], low: int, high: int) -> None:
-        """Put the lesser of two lanes first."""
-        one, other = prefetch[low], prefetch[high]
-        prefetch[low], prefetch[high] = self.add("min", one, other), self.add("max", one, other)
+    def exchange(self, values: list[int], low: int, high: int) -> None:
+        """Put the lesser of two values first."""
+        one, other = values[low], values[high]
+        values[low], values[high] = self.add("min", one, other), self.add("max", one, other)
 
     @cached_property
-    def kept(self) -> dict[int, Step]:
+    def used(self) -> dict[int, Step]:
         """The steps whose result is used, by the number of that result."""
         wanted = {self.result}
         for number in range(len(self.steps), 0, -1):
@@ -59,9 +59,9 @@ class MedianNetwork:
 
     @cached_property
     def last_uses(self) -> dict[int, list[int]]:
-        """Which values are not needed any more after a step."""
+        """For each step, the values that are not needed after it."""
         last: dict[int, int] = {}
-        for number, (kind, one, other) in self.kept.items():
+        for number, (kind, one, other) in self.used.items():
             last[one] = number
             if kind != "shift":
                 last[other] = number
@@ -71,11 +71,11 @@ class MedianNetwork:
         return ends
 
     def __call__(self, source: torch.Tensor) -> torch.Tensor:
-        """The median of every window that fits into ``source``."""
+        """Return the median of every window that lies in ``source``."""
         import torch
 
         values = {0: source}
-        for number, (kind, one, other) in self.kept.items():
+        for number, (kind, one, other) in self.used.items():
             if kind == "shift":
                 axis, offset = divmod(other, self.size)
                 length = values[one].shape[axis + 2] - self.size + 1
@@ -90,38 +90,38 @@ class MedianNetwork:
 
 @cache
 def median_network(size: int, axes: int) -> MedianNetwork:
-    """The network for windows of ``size`` pixels along each of so many axes."""
+    """The network for windows of ``size`` pixels along each axis."""
     network = MedianNetwork(size)
     ranks: dict[tuple[int, ...], int] = {(): 0}
     for axis in range(axes):
         ranks = {
             (*rank, place): value
             for rank, source in ranks.items()
-            for place, value in enumerate(_sorted_prefetch(network, source, axis))
+            for place, value in enumerate(_sorted_shifts(network, source, axis))
         }
     candidates = [value for rank, value in ranks.items() if _may_be_median(rank, size)]
     network.result = _select_middle(network, candidates)
     return network
 
 
-def _sorted_prefetch(network: MedianNetwork, source: int, axis: int) -> list[int]:
-    """The pixels at every offset along an axis, sorted."""
-    prefetch = [network.add("shift", source, axis * network.size + offset) for offset in range(network.size)]
+def _sorted_shifts(network: MedianNetwork, source: int, axis: int) -> list[int]:
+    """Sort the pixels at every offset along an axis."""
+    values = [network.add("shift", source, axis * network.size + offset) for offset in range(network.size)]
     for end, place in itertools.product(range(network.size - 1, 0, -1), range(network.size - 1)):
         if place < end:
-            network.exchange(prefetch, place, place + 1)
-    return prefetch
+            network.exchange(values, place, place + 1)
+    return values
 
 
 def _may_be_median(rank: tuple[int, ...], size: int) -> bool:
-    """Whether neither too many pixels are known to be below nor above the one of this rank."""
+    """Return whether at most half of the pixels are known to be below, and above, the one of this rank."""
     half = size ** len(rank) // 2 + 1
     below, above = math.prod(i + 1 for i in rank), math.prod(size - i for i in rank)
     return bool(max(below, above) <= half)
 
 
 def _select_middle(network: MedianNetwork, candidates: list[int]) -> int:
-    """Drop the least and the greatest of just over half of what is left, until one is left."""
+    """Drop the least and the greatest of just over half of the candidates, until one is left."""
     pool, rest = candidates[: len(candidates) // 2 + 2], candidates[len(candidates) // 2 + 2 :]
     while len(pool) > 1:
         _extremes_outward(network, pool)

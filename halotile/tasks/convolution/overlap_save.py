@@ -1,15 +1,15 @@
 """Correlation of images with kernels by Fourier transforms of overlapping cells (overlap-save).
 
-The cells are laid over the plane once and for all: along each axis they end 32 pixels before and after every multiple of
-1024, and in the middle between. A region is computed with all of the cells that it touches, each by the same
+The cells have fixed places in the plane: along each axis their edges lie 32 pixels before and after every multiple of
+1024, and halfway between. A region is computed from all cells that it touches, each by the same
 transform of the same pixels, so any region has the bits of the whole. A core of 1024 or 2048 pixels, on a
-multiple of 1024 and with a halo of up to 32, ends on cells: against cells that are laid out for the region it costs
-3 to 27 % more (11 % in the middle of eight cases). Other regions compute, and read, up to a cell more on each side.
-Where that is too much, cells of equal length are laid over the region itself, and its bits are those of this region.
+multiple of 1024 and with a halo of up to 32, ends on cell edges: compared to cells cut for the region it costs
+3 to 27 % more (median of eight cases: 11 %). Other regions compute, and read, up to a cell more on each side.
+Where that is too much, the region itself is cut into cells of equal length, and its bits depend on the region.
 
 In single precision the result is within 6e-7 of the exact one, relative to its largest value, for kernels of 3 to 61
-rows; the direct sum is within 3e-7 at 5 x 5 and 2e-6 at 31 x 31. A pixel that is not finite spoils the cells that see
-it, not only the kernel's neighbourhood.
+rows; the direct sum is within 3e-7 at 5 x 5 and 2e-6 at 31 x 31. A pixel that is not finite spoils whole cells,
+not only the neighbourhood of the kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -25,15 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Engine = Literal["auto", "direct", "fft"]
-"""How a convolution is computed. ``auto``: as :func:`engine_for` says, ``direct`` as long as it is not asked."""
+"""Method of a convolution. ``auto``: chosen by :func:`engine_for`, and ``direct`` until then."""
 
 PERIOD = 1024
 EDGES = (-32, 32, 512)
-"""Where cells begin, from each multiple of the period on."""
+"""Edges of cells, relative to each multiple of the period."""
 EVEN = 512
-"""How long cells of equal length are, nearly."""
+"""Approximate length of cells of equal length."""
 FFT_FROM = {"float32": 144, "float64": 16}
-"""From so many taps of a kernel on the transforms are faster than the direct sum.
+"""Number of taps of a kernel from which on the transforms are faster than the direct sum.
 
 One thread, ns a pixel of a 1024² core with its halo, direct / fft: 9 x 9 12.9 / 13.9, 13 x 13 16.1 / 13.8, 21 x 21 22.8 / 14.1,
 31 x 31 35.9 / 12.4; in double precision 3 x 3 19.6 / 19.8, 4 x 4 28 / 19, 7 x 7 61 / 17.
@@ -44,7 +43,7 @@ Array = NDArray[Any]
 
 
 def engine_for(kernel: tuple[int, ...], dtype: np.dtype[Any], exact: bool) -> Engine:
-    """``direct`` where the result has to be exact or the kernel has fewer taps than :data:`FFT_FROM`, else ``fft``.
+    """``direct`` if the result must be exact or the kernel has fewer taps than :data:`FFT_FROM`, else ``fft``.
 
     Examples
     --------
@@ -55,7 +54,7 @@ def engine_for(kernel: tuple[int, ...], dtype: np.dtype[Any], exact: bool) -> En
 
 
 def cell_edges(start: int, stop: int) -> list[int]:
-    """``start``, the edges of cells between, ``stop``.
+    """``start``, the edges of cells in between, and ``stop``.
 
     Examples
     --------
@@ -68,7 +67,7 @@ def cell_edges(start: int, stop: int) -> list[int]:
 
 
 def snapped(start: int, stop: int, low: int, high: int) -> tuple[int, int]:
-    """The span drawn out to edges of cells, or to ``low`` and ``high``, where the image ends.
+    """The span extended to edges of cells, or to ``low`` and ``high``, the ends of the image.
 
     Examples
     --------
@@ -103,10 +102,10 @@ def correlate_cells(planes: Array, kernels: Array, origin: tuple[int, int] | Non
     kernels : ndarray, shape (planes, rows, columns)
         Of the same type.
     origin : (int, int) or None
-        Where the first pixel of the result lies: the cells are laid from pixel 0. None: they are even, and laid over the
-        result.
+        Position of the first pixel of the result, with cells at fixed places. None: the result is cut into cells of
+        equal length.
     threads : int
-        So many cells at once; they do not change the result.
+        Number of cells computed at once; without effect on the result.
 
     Returns
     -------
@@ -130,26 +129,22 @@ def correlate_cells(planes: Array, kernels: Array, origin: tuple[int, int] | Non
         result[plane, y, x] = _cell(window, kernels[plane])[: y.stop - y.start, : x.stop - x.start]
 
     cells = [(plane, y, x) for plane in range(len(planes)) for y in downs for x in acrosses]
-    _run(fill, cells, threads)
+    if threads == 1 or len(cells) == 1:
+        for cell in cells:
+            fill(*cell)
+    else:
+        with ThreadPoolExecutor(threads, "halotile-cells") as pool:
+            list(pool.map(lambda cell: fill(*cell), cells))
     return result
 
 
 def _pairs(edges: list[int], origin: int) -> list[slice]:
-    """The cells between edges, counted from the origin."""
+    """The cells between edges, relative to the origin."""
     return [slice(a - origin, b - origin) for a, b in itertools.pairwise(edges)]
 
 
-def _run(fill: Callable[..., None], cells: list[tuple[int, slice, slice]], threads: int) -> None:
-    if threads == 1 or len(cells) == 1:
-        for cell in cells:
-            fill(*cell)
-        return
-    with ThreadPoolExecutor(threads, "halotile-cells") as pool:
-        list(pool.map(lambda cell: fill(*cell), cells))
-
-
 def _cell(window: Array, kernel: Array) -> Array:
-    """The correlation of one window, valid in its first corner."""
+    """The correlation of one window, valid from its first corner on."""
     from scipy import fft
 
     lengths = _length(window.shape[0]), _length(window.shape[1])
@@ -160,46 +155,38 @@ def _cell(window: Array, kernel: Array) -> Array:
 
 
 def _length(least: int) -> int:
-    """The length of a fast transform: a multiple of 16 with no other factors than 2, 3 and 5."""
-    length = -(-least // 16)
-    while _without(length, 2, 3, 5) != 1:
-        length += 1
-    return 16 * length
+    """Length of a fast transform: a multiple of 16 with no other prime factors than 2, 3 and 5."""
+    from scipy import fft
 
-
-def _without(number: int, *factors: int) -> int:
-    for factor in factors:
-        while number % factor == 0:
-            number //= factor
-    return number
+    return 16 * int(fft.next_fast_len(-(-least // 16), real=True))
 
 
 class _Spectra:
-    """The transforms of kernels that were used last, up to so many bytes."""
+    """A cache of the transforms of kernels that were used last, limited in bytes."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._held: OrderedDict[tuple[Any, ...], Array] = OrderedDict()
+        self._cached: OrderedDict[tuple[Any, ...], Array] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, kernel: Array, lengths: tuple[int, int]) -> Array:
-        """The conjugate transform of a kernel, computed in double precision, in the kernel's own."""
+        """The conjugate transform of a kernel, computed in double precision, returned in that of the kernel."""
         key = (kernel.tobytes(), kernel.shape, kernel.dtype.str, lengths)
         with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-                return self._held[key]
+            if key in self._cached:
+                self._cached.move_to_end(key)
+                return self._cached[key]
         spectrum = _conjugate_transform(kernel, lengths)
         with self._lock:
-            self._held[key] = spectrum
-            while self.held_bytes > self._limit_bytes and len(self._held) > 1:
-                self._held.popitem(last=False)
+            self._cached[key] = spectrum
+            while self.cached_bytes > self._limit_bytes and len(self._cached) > 1:
+                self._cached.popitem(last=False)
         return spectrum
 
     @property
-    def held_bytes(self) -> int:
-        """Size of what is held."""
-        return sum(spectrum.nbytes for spectrum in self._held.values())
+    def cached_bytes(self) -> int:
+        """Size of the cached transforms."""
+        return sum(spectrum.nbytes for spectrum in self._cached.values())
 
 
 def _conjugate_transform(kernel: Array, lengths: tuple[int, int]) -> Array:

@@ -1,7 +1,7 @@
-"""Sums over shifted slices, in one order for every pixel.
+"""Sums over shifted slices, in the same order for every pixel.
 
-A convolution routine picks its algorithm by the size of what it is given, and a running sum
-depends on where it starts: their last bits depend on the tile. Here each output pixel is the same
+A convolution routine chooses its algorithm by the size of its input, and a running sum
+depends on its start: their last bits depend on the tile. Here each output pixel is the same
 sequence of single multiplications and additions wherever it lies in whatever window, so its bits
 are the same too. For that reason nothing here uses a fused multiply-add (``alpha=``, ``addcmul``),
 which may be rounded once in a vector loop and twice in its remainder.
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     import torch
 
 STRIP_PIXELS = 1 << 18
-"""Pixels worked on at once on a CPU: smaller strips lose more to the calls than they gain in its cache, larger ones leave it."""
+"""Pixels of a strip on a CPU: smaller strips lose more to the calls than they gain in the cache, larger ones exceed it."""
 GPU_FACTOR = 64
-"""A GPU gets strips so many times larger: it has no such cache, and each step costs it a launch."""
+"""Factor by which strips are larger on a GPU, which has no such cache, and where each step costs a kernel launch."""
 
 
 def strips(batch: torch.Tensor, pixels: int = STRIP_PIXELS) -> Iterator[tuple[int, int]]:
-    """Runs of the first spatial axis that hold about ``pixels`` pixels, on a GPU many more."""
+    """Intervals of the first spatial axis of about ``pixels`` pixels each, on a GPU many more."""
     length = batch.shape[2]
     if batch.is_cuda:
         pixels *= GPU_FACTOR
@@ -42,7 +42,7 @@ def rows_around(batch: torch.Tensor, start: int, stop: int, depth: int) -> torch
 
 
 def widened(like: torch.Tensor, axis: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for ``like`` with ``depth`` pixels more at both ends of an axis, and the middle of that room."""
+    """An empty array like ``like`` with ``depth`` more pixels at both ends of an axis, and the view of its middle."""
     shape = list(like.shape)
     shape[axis] += 2 * depth
     room = like.new_empty(shape)
@@ -53,10 +53,8 @@ def repeat_edges(room: torch.Tensor, axis: int, depth: int) -> None:
     """Fill both ends of a widened array with its outermost pixels."""
     if depth:
         last = room.shape[axis] - depth
-        room.narrow(axis, 0, depth).copy_(room.narrow(axis, depth, 1).expand_as(room.narrow(axis, 0, depth)))
-        room.narrow(axis, last, depth).copy_(
-            room.narrow(axis, last - 1, 1).expand_as(room.narrow(axis, last, depth))
-        )
+        room.narrow(axis, 0, depth).copy_(room.narrow(axis, depth, 1))
+        room.narrow(axis, last, depth).copy_(room.narrow(axis, last - 1, 1))
 
 
 def weigh_symmetric(source: torch.Tensor, axis: int, taps: Sequence[float], out: torch.Tensor) -> None:
@@ -71,7 +69,7 @@ def weigh_symmetric(source: torch.Tensor, axis: int, taps: Sequence[float], out:
     taps : sequence of float
         Weight of the middle pixel, then of its neighbours at distance 1, 2, ...
     out : tensor
-        Where the sum goes.
+        Array for the result.
     """
     import torch
 
@@ -87,7 +85,7 @@ def weigh_symmetric(source: torch.Tensor, axis: int, taps: Sequence[float], out:
 def box_sum(source: torch.Tensor, axis: int, size: int) -> torch.Tensor:
     """Sums of ``size`` neighbours along an axis; the result is ``size - 1`` pixels shorter.
 
-    Doubles the run that is summed, so the number of passes grows with the logarithm of the size.
+    The number of summed pixels doubles in each pass, so the number of passes grows with the logarithm of the size.
     """
     length = source.shape[axis] - size + 1
     total: torch.Tensor | None = None

@@ -1,8 +1,8 @@
-"""Convolutions that compute a small tile as they compute a large one.
+"""Convolutions with the same bits for small tiles as for large ones.
 
-For a single image of few numbers torch turns from oneDNN to a routine of its own, whose sums run
+For a single small image torch switches from oneDNN to its own routine, whose sums run
 in another order: the last bits of a tile would depend on its size and on how many tiles are
-computed at once. Two images at once are never sent there.
+computed at once. Two images at once never go to that routine.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     import torch
 
 FEW = 20480
-"""Up to this product of the first four lengths, one image is treated differently (aten/native/Convolution.cpp)."""
+"""Largest product of the first four lengths for which one image goes to that routine (aten/native/Convolution.cpp)."""
 
 
 def is_few(image: torch.Tensor) -> bool:
-    """Whether torch treats a convolution over this image differently."""
+    """Return whether torch sends a convolution of this image to its own routine."""
     return bool(image.shape[0] == 1 and math.prod(image.shape[:4]) <= FEW)
 
 
 def make_steady(module: Any) -> None:
-    """Let every convolution layer of a module compute a small single image twice, and keep one."""
+    """Make every convolution layer of a module compute two copies of a small single image, and keep one."""
     from torch.nn import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 
     kinds = (Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
@@ -45,7 +45,7 @@ def convolve(layer: Any, image: torch.Tensor, padding: tuple[int, int]) -> torch
 
 
 def steadily(forward: Callable[..., Any], image: torch.Tensor, *more: Any, **options: Any) -> Any:
-    """``forward(image)``, of two copies where one would be treated differently."""
+    """``forward(image)``, computed on two copies of a small single image."""
     if not is_few(image) or image.is_cuda:
         return forward(image, *more, **options)
     return forward(image.repeat(2, *[1] * (image.dim() - 1)), *more, **options)[:1]

@@ -1,1 +1,1 @@
-"""One file for each denoiser; a user's package adds more by entry point ``halotile.denoisers``."""
+"""Denoisers, one file each; other packages add more by the entry point ``halotile.denoisers``."""

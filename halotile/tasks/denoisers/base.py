@@ -1,4 +1,4 @@
-"""What a denoiser declares, so that tiling it cannot change its result.
+"""Declarations of a denoiser that make sure that tiling does not change its result.
 
 A denoiser is a frozen dataclass of its options. Its declarations need no torch: a plan is made
 from them. ``build`` turns it into a function on tensors, on the worker.
@@ -6,6 +6,7 @@ from them. ``build`` turns it into a function on tensors, on the worker.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
 
 from halotile.errors import ConfigError
-from halotile.tasks.options import check_level
+from halotile.tasks.options import check_above_zero, check_level
 
 if TYPE_CHECKING:
     import torch
@@ -23,171 +24,116 @@ Model = Callable[..., "torch.Tensor"]
 units of the image; each side input has shape (tiles, 1, *spatial). The result has the spatial
 shape times the denoiser's ``scale``. A model neither keeps nor changes state between calls."""
 
-
 Margin = tuple[tuple[int, int], ...]
 """Pixels before and after on every spatial axis that are context only."""
 
+TINY = 1e-30
+"""Keeps a strength of 0, which leaves the pixel as it is, from dividing by 0."""
+
 
 class CoreModel(ABC):
-    """A model that computes less where the margin of its windows is not wanted."""
+    """A model that can leave out the margin of its windows, and computes less then."""
 
     @abstractmethod
     def core(self, batch: torch.Tensor, margin: Margin) -> torch.Tensor:
-        """``self(batch)`` less its margin, bit for bit."""
+        """``self(batch)`` without its margin, bit for bit."""
 
 
 class Denoiser(Protocol):
-    """A denoiser's options and what it promises."""
+    """The options of a denoiser and its declarations, most of which have defaults for those who derive from it."""
 
     name: ClassVar[str]
-    """The word that a job file uses."""
+    """The name in a job file."""
     dims: ClassVar[tuple[int, ...]]
-    """Numbers of spatial axes it can work on, the usual one first: ``(2,)``, or ``(3, 2)`` for a filter that
-    takes a volume where there is one."""
+    """Numbers of spatial axes that it supports, the preferred one first: ``(2,)``, or ``(3, 2)`` for a filter that
+    takes a volume if there is one."""
     boundary: ClassVar[str]
-    """The rim rule under which the tiled result is the result on the whole image."""
+    """The rim rule under which the tiled result equals the result on the whole image."""
     convolutional: ClassVar[bool]
-    """Whether ``channels_last`` memory suits it."""
-    tried_apart: ClassVar[bool]
-    """Whether it is checked and tried in a process of its own: a network of the user's own may take any amount of memory."""
-
-    @property
-    def title(self) -> str:
-        """What messages call it: the user's own network or function by its own name."""
-        ...
-
-    @property
-    def alignment(self) -> int:
-        """Tile origins must fall on multiples of this many pixels (a strided network's total stride)."""
-        ...
-
-    @property
-    def scale(self) -> int:
-        """Output pixels for each input pixel, on every spatial axis."""
-        ...
-
-    @property
-    def channels(self) -> tuple[int, int]:
-        """Channels in and out. ``(1, 1)``: each channel of the image is denoised by itself."""
-        ...
-
-    @property
-    def side_inputs(self) -> tuple[str, ...]:
-        """Names of the per-pixel side inputs it understands."""
-        ...
-
-    def receptive_field(self) -> int | None:
-        """How far, in pixels, an output pixel looks: the least depth. None: it has to be probed."""
-        ...
-
-    def files(self) -> tuple[Path, ...]:
-        """Files that determine the result (weights): their contents belong to the job's fingerprint."""
-        ...
-
-    def probed(self, receptive_field: int, alignment: int) -> Denoiser:
-        """The same denoiser told what a probe found, for what it left at ``auto``."""
-        ...
-
-    def with_noise_level(self, sigma: float) -> Denoiser:
-        """The same denoiser told the noise level that was estimated for the whole image."""
-        ...
-
-    @property
-    def wants_noise_level(self) -> bool:
-        """Whether the noise level still has to be estimated (``sigma: auto``)."""
-        ...
-
-    def bytes_per_pixel(self) -> float:
-        """Working memory for each pixel of a tile in flight, in bytes, to plan with."""
-        ...
-
-    def check(self) -> Mapping[str, str]:
-        """Refuse what ``build`` would refuse on a worker: a plan is made before anything is touched.
-
-        Returns
-        -------
-        mapping of str to str
-            Digests of the user's own code, by its name. They belong to the job's fingerprint. A
-            denoiser that has some is tried before the job begins.
-        """
-        ...
-
-    def build(self) -> Model:
-        """The function itself, on the CPU in float32. May read files; imports torch."""
-        ...
-
-    def reference(self) -> Model:
-        """The function as its own library computes it on a whole image, with nothing done for the bits of tiles."""
-        ...
-
-
-class Pixelwise(ABC):
-    """The declarations of a denoiser that gives one pixel for each pixel, of each channel by itself."""
-
-    name: ClassVar[str]
+    """True if it is faster in ``channels_last`` memory."""
     tried_apart: ClassVar[bool] = False
+    """Checked and tried in a separate process: a user's network may take any amount of memory."""
 
     @property
     def title(self) -> str:
-        """The word that a job file uses."""
+        """Name in messages: that of the user's own network or function, if it is one."""
         return self.name
 
     @property
     def alignment(self) -> int:
-        """Any tile origin will do."""
+        """Number of pixels of which tile origins must be multiples (the total stride of a strided network)."""
         return 1
 
     @property
     def scale(self) -> int:
-        """One pixel out for each pixel in."""
+        """Output pixels for each input pixel, on every spatial axis."""
         return 1
 
     @property
     def channels(self) -> tuple[int, int]:
-        """Each channel by itself."""
+        """Channels in and out. ``(1, 1)``: each channel of the image is denoised by itself."""
         return (1, 1)
 
     @property
     def side_inputs(self) -> tuple[str, ...]:
-        """None."""
+        """Names of the per-pixel side inputs that it accepts."""
         return ()
 
     @property
     def wants_noise_level(self) -> bool:
-        """It does not use the noise level."""
+        """True if the noise level still has to be estimated (``sigma: auto``)."""
         return False
 
     def files(self) -> tuple[Path, ...]:
-        """Only its options determine the result."""
+        """Files that determine the result (weights); their contents are part of the job's fingerprint."""
         return ()
 
     def probed(self, receptive_field: int, alignment: int) -> Self:
-        """Itself: nothing was left to a probe."""
+        """The denoiser with the values found by a probe in place of ``auto``."""
+        return self
+
+    def with_noise_level(self, sigma: float) -> Self:
+        """The denoiser with the noise level that was estimated for the whole image."""
         return self
 
     def check(self) -> Mapping[str, str]:
-        """Nothing that its options do not tell."""
+        """Refuse what ``build`` would refuse on a worker, while the job is planned.
+
+        Returns
+        -------
+        mapping of str to str
+            Digests of the user's own code, by its name. They are part of the job's fingerprint. A
+            denoiser with any is tried before the job begins.
+        """
         return {}
 
-    def with_noise_level(self, sigma: float) -> Self:
-        """Itself: it does not use the noise level."""
-        return self
+    def reference(self) -> Model:
+        """Build the model as its own library computes it, without the measures that make the bits of tiles agree."""
+        return self.build()
+
+    @abstractmethod
+    def receptive_field(self) -> int | None:
+        """Receptive field in pixels, the least depth; None if it has to be probed."""
+
+    @abstractmethod
+    def bytes_per_pixel(self) -> float:
+        """Working memory to plan for each pixel of a tile in flight, in bytes."""
 
     @abstractmethod
     def build(self) -> Model:
-        """The function itself."""
+        """Build the model, on the CPU in float32. May read files; imports torch."""
 
-    def reference(self) -> Model:
-        """What it is in tiles."""
-        return self.build()
+
+class Pixelwise(Denoiser, ABC):
+    """A denoiser with one output pixel for each input pixel, of each channel by itself, unless it declares otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leveled(Pixelwise):
-    """The declarations of a denoiser whose strength counts in noise levels where one is known."""
+    """Declarations of a denoiser whose strength is in noise levels if the noise level is known."""
 
     sigma: float | Literal["auto"] | None = None
-    """The noise level, as one number, estimated, or left out. A denoiser says so again in its own words."""
+    """The noise level: one number, to be estimated, or unknown. Denoisers redeclare it with their own description."""
 
     def __post_init__(self) -> None:
         check_level(self.sigma)
@@ -199,11 +145,11 @@ class Leveled(Pixelwise):
 
     @property
     def wants_noise_level(self) -> bool:
-        """Whether the noise level was left at ``auto``."""
+        """True if the noise level is ``auto``."""
         return self.sigma == "auto"
 
     def with_noise_level(self, sigma: float) -> Self:
-        """The same with a noise level in place of ``auto``."""
+        """The denoiser with a noise level in place of ``auto``."""
         return replace(self, sigma=sigma)
 
     def strength_at(
@@ -211,18 +157,18 @@ class Leveled(Pixelwise):
     ) -> float | torch.Tensor:
         """The strength in the units of the image: one number, or one for each pixel of a noise map.
 
-        The number is rounded to ``dtype``, the type of the image, as a map of it would be: both give the same bits.
+        The number is rounded to ``dtype``, the type of the image, as a noise map would be: both give the same bits.
 
         Raises
         ------
         ConfigError
-            When the noise level is still to be estimated and there is no map of it.
+            When the noise level is still to be estimated and there is no noise map.
         """
         if sigma is not None:
             return sigma * strength
         if self.sigma == "auto":
             raise ConfigError(
-                "sigma is auto, but nobody estimated the noise level of the image. "
+                "sigma is auto, but the noise level of the image was not estimated. "
                 "Call with_noise_level(estimate_noise_level(...)), or write a number."
             )
         if self.sigma is None:
@@ -232,8 +178,41 @@ class Leveled(Pixelwise):
         return float(torch.tensor(self.sigma, dtype=dtype) * strength)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeveledFilter(Leveled):
+    """A filter with a strength; on a CPU it is applied to one tile at a time, whose arrays may stay in the cache."""
+
+    strength: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_above_zero("strength", self.strength)
+
+    def build(self) -> Model:
+        """The filter as a function on tensors."""
+        return self.denoise
+
+    def denoise(self, batch: torch.Tensor, sigma: torch.Tensor | None = None) -> torch.Tensor:
+        """Filter every tile of a batch; ``sigma`` is a noise level for each pixel."""
+        import torch
+
+        if batch.is_cuda:
+            return self.apply(batch, sigma)
+        levels = sigma.split(1) if sigma is not None else itertools.repeat(None)
+        return torch.cat(
+            [self.apply(tile, level) for tile, level in zip(batch.split(1), levels, strict=False)]
+        )
+
+    @abstractmethod
+    def apply(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
+        """Filter tiles all at once."""
+
+
 def number_like(value: float | torch.Tensor, image: torch.Tensor) -> torch.Tensor:
-    """A number, or one for each pixel, of an image's type and on its device: a GPU fills in the number itself, and nobody waits for it."""
+    """A number, or one for each pixel, with the dtype and on the device of an image.
+
+    A GPU fills in the number itself, without a wait for a copy.
+    """
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -10,8 +10,15 @@ from typing import Any, ClassVar, Literal
 
 from halotile.errors import WeightsError
 from halotile.tasks.denoisers.base import Model, Pixelwise
-from halotile.tasks.options import STRICT, check_channels, check_weights, check_whole, check_word, told
-from halotile.tasks.weights import Shapes, listed, load_weights, misfits, shapes_of, weight_shapes
+from halotile.tasks.options import (
+    STRICT,
+    check_channels,
+    check_weights,
+    check_whole,
+    check_word,
+    with_description,
+)
+from halotile.tasks.weights import Shapes, load_weights, shape_mismatches, shapes_of, summarize, weight_shapes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +26,8 @@ class DnCNN(Pixelwise):
     """``y = x + f(x)`` or ``y = x - f(x)``, f a stack of ``depth`` convolutions with ReLU between them.
 
     The convolutions pad with zeros, so the image is cut at its edge (boundary: cut) and the
-    network pads there as it would on the whole. The layers of a weights file are taken in order
-    whatever they are called: ``in_conv``, ``conv_list.N``, ``out_conv`` or ``model.N``.
+    network pads there as it would on the whole image. The layers of a weights file are taken in order,
+    whatever their names: ``in_conv``, ``conv_list.N``, ``out_conv`` or ``model.N``.
 
     References
     ----------
@@ -40,25 +47,25 @@ class DnCNN(Pixelwise):
     convolutional: ClassVar[bool] = True
 
     weights: str = field(
-        metadata=told(
-            "the path of a file of weights: .safetensors, or .pth of nothing but tensors; none comes with halotile, and "
+        metadata=with_description(
+            "the path of a weights file: .safetensors, or .pth with nothing but tensors; none comes with halotile, and "
             "`python examples/train_dncnn.py dncnn.safetensors` trains a small network in a minute or two"
         )
     )
     """Weights file: .safetensors, or .pth with nothing but tensors in it."""
     sha256: str | None = None
-    """Checksum that the weights file has to have."""
+    """Checksum that the weights file must have."""
     depth: int = 20
     """Number of convolutions."""
     width: int = 64
     """Channels between the convolutions."""
     channels: tuple[int, int] = (1, 1)
-    """Channels in and out: [1, 1] denoises each channel by itself, [3, 3] colours together."""
+    """Numbers of channels in and out: [1, 1] denoises each channel by itself, [3, 3] colours together."""
     bias: bool = True
-    """Whether the convolutions have a bias."""
+    """True if the convolutions have a bias."""
     residual: Literal["auto", "add", "subtract", "none"] = "auto"
-    """What the stack computes: the noise to subtract from the image, a correction to add, or the image
-    itself. auto: add where the layers are called in_conv and out_conv, subtract elsewhere."""
+    """Meaning of the stack's result: the noise to subtract from the image, a correction to add, or the image
+    itself. auto: add if the layers are named in_conv and out_conv, else subtract."""
 
     def __post_init__(self) -> None:
         check_whole("depth", self.depth, 2)
@@ -76,22 +83,22 @@ class DnCNN(Pixelwise):
         return (Path(self.weights),)
 
     def bytes_per_pixel(self) -> float:
-        """Activations of one layer and of the next, four times: the heap keeps holes between layers and what
-        windows of another shape left. Measured in a worker: one to two and a half times the two layers."""
+        """Activations of two successive layers, four times: the heap keeps gaps between layers and remains of
+        windows of other shapes. Measured in a worker: one to two and a half times the two layers."""
         return 4.0 * (8 * self.width + 3 * self.channels[0])
 
     def check(self) -> Mapping[str, str]:
-        """Compare the weights file with the checksum and the options, as far as its header tells."""
+        """Compare the weights file with the checksum and the options, as far as its header shows."""
         self._check(weight_shapes(self.weights, self.sha256))
         return {}
 
     def build(self) -> Model:
-        """The network with its weights, ready to be called.
+        """Build the network with its weights.
 
         Raises
         ------
         WeightsError
-            When the weights cannot be loaded, or are not those of such a network.
+            When the weights cannot be loaded, or do not fit the network.
         """
         from halotile.tasks.convolution.layers import ConvolutionStack
 
@@ -115,7 +122,7 @@ class DnCNN(Pixelwise):
         return ("weight", "bias") if self.bias else ("weight",)
 
     def _check(self, found: Shapes) -> None:
-        """Refuse weights that are not exactly those of this network."""
+        """Refuse weights that do not fit the network exactly."""
         layers = ordered_layers(found)
         wanted: dict[str, tuple[int, ...]] = {}
         for place, layer in enumerate(layers):
@@ -124,13 +131,13 @@ class DnCNN(Pixelwise):
             wanted[f"{layer}.weight"] = (out, into, 3, 3)
             if self.bias:
                 wanted[f"{layer}.bias"] = (out,)
-        problems = misfits(wanted, found)
+        problems = shape_mismatches(wanted, found)
         if len(layers) != self.depth:
-            problems.insert(0, f"{len(layers)} convolutions where depth: {self.depth} names {self.depth}")
+            problems.insert(0, f"{len(layers)} convolutions instead of {self.depth}")
         if problems:
             raise WeightsError(
                 f"{self.weights!r} does not fit dncnn with depth {self.depth}, width {self.width}, channels "
-                f"{list(self.channels)}, bias {self.bias}: {listed(problems)}. "
+                f"{list(self.channels)}, bias {self.bias}: {summarize(problems)}. "
                 "Write the depth, width, channels and bias that the weights were trained with."
             )
 
@@ -148,7 +155,7 @@ def ordered_layers(tensors: Iterable[str]) -> list[str]:
 
 
 def _place(layer: str) -> tuple[int, list[Any]]:
-    """First and last layers by their names, those between by their numbers."""
+    """Sort key: first and last layers by their names, those between by their numbers."""
     rank = 0 if "in_conv" in layer else 2 if "out_conv" in layer else 1
     return rank, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", layer)]
 

@@ -1,4 +1,4 @@
-"""A NumPy function of the user's own."""
+"""A user's own NumPy function as a denoiser."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from halotile.storage.grid import Depth
 from halotile.tasks.denoisers.base import Model, Pixelwise
 from halotile.tasks.options import STRICT, check_reference, check_whole, import_reference
 from halotile.tasks.trials.trial import NARROW
-from halotile.tasks.trials.user_code import called, imported_digest, value_digest
+from halotile.tasks.trials.user_code import imported_digest, qualified_name, value_digest
 
 if TYPE_CHECKING:
     import torch
 
 TOLERANCE = 1e-5
-"""What a window by itself may differ by from the same in an image, of the largest pixel: rounding."""
+"""Allowed difference between a window by itself and the same window in an image, relative to the largest pixel: rounding."""
 Image = NDArray[Any]
 ArrayFunction = Callable[..., Image]
-"""A 2-D or 3-D image in, one of the same shape out."""
+"""Takes a 2-D or 3-D image and returns one of the same shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayDenoiser(Pixelwise, ABC):
-    """A function on images that looks ``depth`` pixels far."""
+    """A function on images with a receptive field of ``depth`` pixels."""
 
     name: ClassVar[str] = "function"
     dims: ClassVar[tuple[int, ...]] = (2, 3)
@@ -38,7 +38,7 @@ class ArrayDenoiser(Pixelwise, ABC):
     convolutional: ClassVar[bool] = False
 
     depth: int
-    """How far, in pixels, an output pixel of the function looks."""
+    """Receptive field of the function, in pixels."""
 
     def __post_init__(self) -> None:
         check_whole("depth", self.depth, 0)
@@ -46,72 +46,72 @@ class ArrayDenoiser(Pixelwise, ABC):
     @property
     @abstractmethod
     def function(self) -> ArrayFunction:
-        """The function itself, with its options."""
+        """The function, with its options."""
 
     def build(self) -> Model:
-        """The function on every image of a batch."""
+        """Apply the function to every image of a batch."""
         return partial(each_image, call=self.function)
 
-    def try_out(self, dims: int) -> None:
-        """Refuse a function that remembers: an image, another one, and the first again. Needs no torch.
+    def check_stateless(self, dims: int) -> None:
+        """Refuse a function with memory, by calling it on an image, another one, and the first again. Needs no torch.
 
         Raises
         ------
         ConfigError
-            When the first comes out differently the second time, or the function fails.
+            When the two results for the first image differ, or the function fails.
         """
         image, other = np.random.default_rng(20_26).random((2, *(NARROW[dims],) * dims), np.float32)
-        first, _, again = (self._tried(given.copy()) for given in (image, other, image))
+        first, _, again = (self._call(given.copy()) for given in (image, other, image))
         if not np.array_equal(first, again, equal_nan=True):
             raise ConfigError(
-                f"{self.title} gave one image two results, after it had seen another between: it keeps state or draws "
-                "random numbers, so the result would depend on the order of tiles. Write one whose result depends on "
+                f"{self.title} returned two results for one image, with another image in between: it keeps state or draws "
+                "random numbers, so the result would depend on the order of tiles. Write a function whose result depends on "
                 "its input alone."
             )
 
     def check_depth(self, depth: Depth) -> None:
         """Refuse a function that looks farther than this. Needs no torch.
 
-        A window is tried by itself, and as the middle of an image in which the pixels around it are of another kind.
+        The function is tried on a window by itself, and on an image with the window in the middle of pixels of another kind.
 
         Raises
         ------
         ConfigError
-            When pixels differ that are as deep in the window, or the function fails.
+            When results differ at this depth in the window, or the function fails.
         MemoryRefused
-            When there is not enough memory for such a window.
+            When there is not enough memory for such an image.
         """
         frame = NARROW[len(depth)] // 2
-        before = frame + 5  # odd: what goes by twos does not begin with the window
+        before = frame + 5  # odd: a stride of two does not begin with the window
         sides = [max(2 * frame, -(-(a + b + frame // 2) // frame) * frame) for a, b in depth]
         inside = tuple(slice(before, before + n) for n in sides)
         draw = np.random.default_rng(20_26)
         try:
             image = draw.uniform(0.5, 1, [before + n + frame for n in sides]).astype(np.float32)
-            # Few of its pixels stand out, as in images: what cuts off by a multiple of the noise keeps some.
+            # Few of its pixels stand out, as in real images: a threshold at a multiple of the noise keeps some.
             image[inside] = 0.5 * draw.random(sides) ** 4
         except MemoryError as error:
             raise MemoryRefused(
-                f"{self.title} has a depth of {self.depth}: an image to try that on, of {sides} pixels, needs more memory than is free. "
-                "Write a depth that is nearer to what it needs."
+                f"{self.title} has a depth of {self.depth}: an image to check that on, of {sides} pixels, needs more memory than is free. "
+                "Write a smaller depth, nearer to what the function needs."
             ) from error
         deep = tuple(slice(a, n - b) for (a, b), n in zip(depth, sides, strict=True))
         whole, alone = (
-            self._tried(given.copy())[place][deep].astype(float)
+            self._call(given.copy())[place][deep].astype(float)
             for given, place in ((image, inside), (image[inside], ...))
         )
         differ = (alone != whole) & ~(np.isnan(alone) & np.isnan(whole))
         with np.errstate(invalid="ignore"):  # of infinities
-            apart = float(np.abs(alone[differ] - whole[differ]).max(initial=0))
-        most = float(np.abs(whole[np.isfinite(whole)]).max(initial=0))
-        if not apart <= TOLERANCE * (most or 1.0):
+            difference = float(np.abs(alone[differ] - whole[differ]).max(initial=0))
+        largest = float(np.abs(whole[np.isfinite(whole)]).max(initial=0))
+        if not difference <= TOLERANCE * (largest or 1.0):
             raise ConfigError(
-                f"{self.title} looks farther than its depth of {self.depth}, or at the whole image: tiles differ from it by "
-                f"{apart:.2g}, on a trial. Write a larger depth, or a function that needs no more than what is near a pixel; or, if "
-                "each tile by itself is what you want, tile.seams: allow (in Python, halotile.map_overlap)."
+                f"{self.title} looks farther than its depth of {self.depth}, or at the whole image: tiles differed from the whole by "
+                f"{difference:.2g} in a trial. Write a larger depth, or a function that needs only the pixels near each pixel; or, if "
+                "you want each tile by itself, tile.seams: allow (in Python, halotile.map_overlap)."
             )
 
-    def _tried(self, image: Image) -> Image:
+    def _call(self, image: Image) -> Image:
         try:
             return _checked(self.function(image), image)
         except ConfigError:
@@ -119,26 +119,26 @@ class ArrayDenoiser(Pixelwise, ABC):
         except MemoryError as error:
             raise MemoryRefused(
                 f"{self.title} needs more memory than is free for an image of shape {image.shape}: {error}. Write a function "
-                "that needs less, or end other programs."
+                "that needs less, or close other programs."
             ) from error
         except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"{self.title} failed on an image of shape {image.shape}: {type(error).__name__}: {error}. "
-                f"Write a function of a {image.ndim}-D image of any size."
+                f"Write a function that takes a {image.ndim}-D image of any size."
             ) from error
 
     def receptive_field(self) -> int:
-        """The depth that was written down."""
+        """The declared depth."""
         return self.depth
 
     def bytes_per_pixel(self) -> float:
-        """Input and result, and as much again in double precision for the function itself."""
+        """Input and result, and as much again in double precision for the function."""
         return 32.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Function(ArrayDenoiser):
-    """The function ``import`` on one image at a time, called as ``function(image, **options)``.
+    """The function named by ``import``, called on one image at a time as ``function(image, **options)``.
 
     Examples
     --------
@@ -151,9 +151,9 @@ class Function(ArrayDenoiser):
     import_: str
     """The function: "package.module:name"."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What it is called with, besides the image."""
+    """Keyword arguments for the function."""
     depth: int
-    """How far, in pixels, an output pixel of the function looks."""
+    """Receptive field of the function, in pixels."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,18 +165,18 @@ class Function(ArrayDenoiser):
         return self.import_
 
     def check(self) -> Mapping[str, str]:
-        """Import the function, and tell its code."""
+        """Import the function, and return the digest of its code."""
         return {self.import_: imported_digest(self.import_, import_reference(self.import_))}
 
     @property
     def function(self) -> ArrayFunction:
-        """The function itself, with its options. Runs the user's code."""
+        """The function, with its options. Runs the user's code."""
         return partial(import_reference(self.import_), **self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenFunction(ArrayDenoiser):
-    """A function that a script hands over; it has no place in a job file.
+    """A function object from a script; not available in a job file.
 
     Examples
     --------
@@ -185,32 +185,32 @@ class GivenFunction(ArrayDenoiser):
     """
 
     call: ArrayFunction
-    """The function itself."""
+    """The function."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not callable(self.call):
-            raise ConfigError(f"call is {self.call!r}: hand over a function from image to image.")
+            raise ConfigError(f"call is {self.call!r}: pass a function that takes an image and returns one.")
 
     @property
     def title(self) -> str:
         """The function's name."""
-        return called(self.call)
+        return qualified_name(self.call)
 
     def check(self) -> Mapping[str, str]:
-        """Tell the function's code, and what it uses."""
+        """Return the digest of the function's code, and of everything that it uses."""
         return {self.title: value_digest(self.call)}
 
     @property
     def function(self) -> ArrayFunction:
-        """The function itself."""
+        """The function."""
         return self.call
 
 
 def each_image(batch: torch.Tensor, *, call: ArrayFunction) -> torch.Tensor:
     """Apply a NumPy function to every channel of every tile.
 
-    Each call gets a copy of its own, so that a function that works in place changes nothing else.
+    Each call gets its own copy, so that a function that works in place changes nothing else.
     """
     import torch
 
@@ -218,21 +218,21 @@ def each_image(batch: torch.Tensor, *, call: ArrayFunction) -> torch.Tensor:
     try:
         results = [_checked(call(image.copy()), image) for image in images]
     except SystemExit as error:  # it would end the worker
-        raise ConfigError("the function ends the program. Write one that returns an image.") from error
+        raise ConfigError("the function exits the program. Write one that returns an image.") from error
     return torch.from_numpy(np.stack(results).reshape(batch.shape)).to(batch.device)
 
 
 def _checked(result: Any, image: Image) -> Image:
-    """The result in the type of the image; another shape is refused."""
+    """The result in the dtype of the image; another shape is refused."""
     if not isinstance(result, np.ndarray) or result.shape != image.shape:
         shape = getattr(result, "shape", type(result).__name__)
         raise ConfigError(
-            f"the function made {shape} of an image of shape {image.shape}. "
-            "Write one that returns an array of the shape it was given."
+            f"the function returned {shape} for an image of shape {image.shape}. "
+            "Write one that returns an array of the shape of its input."
         )
     if np.iscomplexobj(result):
         raise ConfigError(
-            f"the function made complex numbers ({result.dtype}) of real ones. Write one that returns their real part or their modulus."
+            f"the function returned complex numbers ({result.dtype}) for a real image. Write one that returns their real part or modulus."
         )
     return result.astype(image.dtype, copy=False)
 

@@ -43,7 +43,7 @@ class Gaussian(Pixelwise):
     sigma: float
     """Standard deviation of the Gaussian, in pixels."""
     truncate: float = 4.0
-    """Where the Gaussian is cut, in standard deviations."""
+    """Distance at which the Gaussian is cut, in standard deviations."""
 
     def __post_init__(self) -> None:
         check_above_zero("sigma", self.sigma)
@@ -54,7 +54,7 @@ class Gaussian(Pixelwise):
         return int(self.truncate * self.sigma + 0.5)
 
     def bytes_per_pixel(self) -> float:
-        """The result, with the intermediates of a tile that is one strip."""
+        """The result, and the intermediates of a tile of one strip."""
         return 16.0
 
     def taps(self) -> tuple[float, ...]:

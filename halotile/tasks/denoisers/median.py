@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 NETWORK_PIXELS = 49
 """Windows of up to this many pixels are sorted by exchanges, larger ones by selection."""
 SELECTION_BYTES = 1 << 22
-"""Memory for the windows that selection lays out at once."""
+"""Memory for the windows that are copied out at once for selection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Median(Pixelwise):
     """The median of the ``size`` x ``size`` (or ``size``³) pixels around each pixel.
 
     The same filter as ``scipy.ndimage.median_filter(mode="reflect")``. A NaN makes every pixel NaN
-    whose window holds it. Where a window ends without a halo (boundary: cut), its outermost
+    whose window contains it. Where a window ends without a halo (boundary: cut), its outermost
     pixels are repeated.
 
     Examples
@@ -51,7 +51,7 @@ class Median(Pixelwise):
         return self.size // 2
 
     def bytes_per_pixel(self) -> float:
-        """The result, and the windows of a strip: measured 16 to 90, the most for small tiles."""
+        """The result, and the windows of a strip: measured 16 to 90, most for small tiles."""
         return 100.0
 
     def build(self) -> Model:
@@ -70,15 +70,15 @@ def filter_median(batch: torch.Tensor, *, size: int) -> torch.Tensor:
     pixels = 1 << 15 if network else max(1, SELECTION_BYTES // (count * batch.element_size()))
     out = torch.empty_like(batch, memory_format=torch.contiguous_format)
     for start, stop in strips(batch, pixels):
-        source = _surrounded(rows_around(batch, start, stop, size // 2), size // 2)
+        source = _padded(rows_around(batch, start, stop, size // 2), size // 2)
         out.narrow(2, start, stop - start).copy_(_middle(source, size, network))
     return out
 
 
-def _surrounded(rows: torch.Tensor, depth: int) -> torch.Tensor:
+def _padded(rows: torch.Tensor, depth: int) -> torch.Tensor:
     """Rows with their ends repeated on the other spatial axes, and no negative zeros.
 
-    Which zero the least of 0.0 and -0.0 is depends on where the pair lies in a vector register.
+    The minimum of 0.0 and -0.0 depends on the position of the pair in a vector register.
     """
     import torch.nn.functional
 
@@ -87,7 +87,7 @@ def _surrounded(rows: torch.Tensor, depth: int) -> torch.Tensor:
 
 
 def _middle(source: torch.Tensor, size: int, network: MedianNetwork | None) -> torch.Tensor:
-    """The median of every window that fits."""
+    """The median of every window that lies inside."""
     if network is not None:
         return network(source)
     windows = source

@@ -8,23 +8,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from halotile.tasks.convolution.shifted_sums import box_sum
-from halotile.tasks.denoisers.base import Leveled, Model, number_like
-from halotile.tasks.options import STRICT, check_above_zero, check_odd, check_whole
+from halotile.tasks.denoisers.base import TINY, LeveledFilter, number_like
+from halotile.tasks.options import STRICT, check_odd, check_whole
 
 if TYPE_CHECKING:
     import torch
 
-TINY = 1e-30
-"""Keeps a strength of 0, which leaves the pixel as it is, from dividing by 0."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class NonLocalMeans(Leveled):
+class NonLocalMeans(LeveledFilter):
     """``y_i = sum_j w_ij x_j / sum_j w_ij,  w_ij = exp(-max(d_ij - 2 sigma², 0) / h²)``.
 
     ``d_ij`` is the mean squared difference of the patches around pixels i and j, every pixel of
     the patch counting the same; j runs over the pixels within ``distance`` on every axis, i itself with
-    weight 1. ``h`` is the strength, times the noise level sigma where one is known; where none is, sigma
+    weight 1. ``h`` is the strength, times the noise level sigma if it is known; if not, sigma
     is 0 in the formula. No weight is cut off (skimage's fast mode drops those below exp(-5)). Where a
     window ends without a halo (boundary: cut), there are no candidates beyond its edge, and pixels of
     a patch beyond it count as equal.
@@ -46,48 +43,31 @@ class NonLocalMeans(Leveled):
     convolutional: ClassVar[bool] = False
 
     strength: float
-    """The h of the formula: in noise levels where sigma is given (0.8 is a good start then), else in the units of
-    the image (of integers, their range is 1)."""
+    """The h of the formula: in noise levels if sigma is given (0.8 is a good start then), else in the units of
+    the image (the range of integers counts as 1)."""
     patch: int = 5
     """Edge of the patches that are compared, in pixels: an odd number."""
     distance: int = 6
-    """How far away similar patches are looked for, in pixels."""
+    """Distance in pixels within which similar patches are searched."""
     sigma: float | Literal["auto"] | None = None
-    """Standard deviation of the noise, in the units of the image (of integers, their range is 1). auto: estimated once
-    for the whole image. Left out: the strength itself is in the units of the image."""
+    """Standard deviation of the noise, in the units of the image (the range of integers counts as 1). auto: estimated
+    once for the whole image. Omitted: the strength itself is in the units of the image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_above_zero("strength", self.strength)
         check_odd("patch", self.patch)
         check_whole("distance", self.distance, 1)
 
     def receptive_field(self) -> int:
-        """The farthest pixel of the farthest patch."""
+        """Distance to the farthest pixel of the farthest patch."""
         return self.distance + self.patch // 2
 
     def bytes_per_pixel(self) -> float:
         """Two sums, and differences, patch sums, weights and scratch of one tile."""
         return 40.0
 
-    def build(self) -> Model:
-        """The denoiser as a function on tensors."""
-        return self.denoise
-
-    def denoise(self, batch: torch.Tensor, sigma: torch.Tensor | None = None) -> torch.Tensor:
-        """Average similar patches on every tile of a batch; ``sigma`` is a noise level for each pixel."""
-        import torch
-
-        if batch.is_cuda:
-            return self._average(batch, sigma)
-        # One tile after the other: the six arrays of one tile may stay in the cache.
-        levels = sigma.split(1) if sigma is not None else itertools.repeat(None)
-        return torch.cat(
-            [self._average(tile, one) for tile, one in zip(batch.split(1), levels, strict=False)]
-        )
-
-    def _average(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
-        """The weighted mean; each pair of pixels is compared once, its weight used both ways."""
+    def apply(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
+        """Average similar patches; each pair of pixels is compared once, its weight used both ways."""
         import torch
 
         allowance, steepness = self._terms(image, sigma)
@@ -105,7 +85,7 @@ class NonLocalMeans(Leveled):
         return total.div_(weights)
 
     def _terms(self, image: torch.Tensor, sigma: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """What noise adds to a patch sum, and the factor from patch sum to exponent."""
+        """The contribution of noise to a patch sum, and the factor from patch sum to exponent."""
         pixels = self.patch ** (image.dim() - 2)
         strength = self.strength_at(self.strength, sigma, image.dtype)
         h = number_like(strength, image)
@@ -115,13 +95,13 @@ class NonLocalMeans(Leveled):
 
 
 def half_of_shifts(distance: int, axes: int) -> Iterator[tuple[int, ...]]:
-    """Of every shift and its opposite, one."""
+    """Yield one of every pair of opposite shifts."""
     shifts = itertools.product(range(-distance, distance + 1), repeat=axes)
     return (shift for shift in shifts if shift > (0,) * axes)
 
 
 def overlap(shape: tuple[int, ...], shift: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Where a pixel and the pixel ``shift`` away from it both lie in the image: the one, and the other."""
+    """Slices of the pixels with a partner ``shift`` away inside the image, and of these partners."""
     lengths = tuple(max(0, n - abs(s)) for n, s in zip(shape[2:], shift, strict=True))
     here = tuple(slice(max(0, -s), max(0, -s) + n) for s, n in zip(shift, lengths, strict=True))
     there = tuple(slice(max(0, s), max(0, s) + n) for s, n in zip(shift, lengths, strict=True))
@@ -130,7 +110,7 @@ def overlap(shape: tuple[int, ...], shift: tuple[int, ...]) -> tuple[tuple[slice
 
 
 def patch_difference(difference: torch.Tensor, patch: int) -> torch.Tensor:
-    """Sum of squares over the patch around every pixel."""
+    """Sum of the squares over the patch around every pixel."""
     import torch.nn.functional
 
     around = (patch // 2,) * (2 * (difference.dim() - 2))
@@ -141,7 +121,7 @@ def patch_difference(difference: torch.Tensor, patch: int) -> torch.Tensor:
 
 
 def _at(value: torch.Tensor, place: tuple[slice, ...]) -> torch.Tensor:
-    """One number as it is, or a map's part."""
+    """A single number itself, or the part of a map."""
     return value[place] if value.dim() else value
 
 

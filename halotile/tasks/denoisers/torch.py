@@ -1,4 +1,4 @@
-"""A network of the user's own."""
+"""A user's own network as a denoiser."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from halotile.tasks.options import (
     import_reference,
 )
 from halotile.tasks.trials.user_code import imported_digest, value_digest
-from halotile.tasks.weights import listed, load_weights, misfits, shapes_of
+from halotile.tasks.weights import load_weights, shape_mismatches, shapes_of, summarize
 
 Auto = Literal["auto"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserNetwork(Leveled):
-    """Whatever ``nn.Module`` the function ``import`` returns when it is called with ``options``.
+    """The ``nn.Module`` that the function named by ``import`` returns for ``options``.
 
-    The module is called as ``module(batch)``, or as ``module(batch, sigma)`` where a noise level is
-    known: a number, or a map of shape (tiles, 1, *spatial). It has to be local: its receptive
-    field and alignment are probed unless they are written down. Building it runs the user's code,
-    which a job may do only when it is allowed to import.
+    The module is called as ``module(batch)``, or as ``module(batch, sigma)`` if a noise level is
+    given: a number, or a map of shape (tiles, 1, *spatial). It must be local: its receptive
+    field and alignment are probed unless they are declared. Building it runs the user's code,
+    which a job may do only if imports are allowed.
 
     Examples
     --------
@@ -49,25 +49,25 @@ class UserNetwork(Leveled):
 
     sigma: float | Auto | None = None
     """Noise level that the network is called with: a number, or auto to have it estimated once for the whole
-    image. Left out: the network takes the pixels alone."""
+    image. Omitted: the network takes the pixels alone."""
     import_: str
     """The function that builds the network: "package.module:build"."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What that function is called with."""
+    """Keyword arguments for that function."""
     weights: str | None = None
     """Weights file to load into the network: .safetensors, or .pth with nothing but tensors in it."""
     sha256: str | None = None
-    """Checksum that the weights file has to have."""
+    """Checksum that the weights file must have."""
     receptive_field_: int | Auto = "auto"
-    """How far, in pixels, an output pixel looks; auto: probed."""
+    """Receptive field of the network, in pixels; auto: probed."""
     alignment_: int | Auto = "auto"
     """The network's total stride, in pixels; auto: probed."""
     scale: int = 1
     """Output pixels for each input pixel, on every spatial axis: 2 for super-resolution by two."""
     channels: tuple[int, int] = (1, 1)
-    """Channels in and out: [1, 1] runs the network on each channel by itself."""
+    """Numbers of channels in and out: [1, 1] runs the network on each channel by itself."""
     bytes_per_pixel_: float = 2048.0
-    """Working memory for each input pixel of a tile, in bytes, to plan with: about 32 times the channels of the
+    """Working memory to plan for each input pixel of a tile, in bytes: about 32 times the channels of the
     widest layer at full resolution."""
 
     def __post_init__(self) -> None:
@@ -84,27 +84,27 @@ class UserNetwork(Leveled):
 
     @property
     def title(self) -> str:
-        """The name of the function that builds it."""
+        """Name of the function that builds the network."""
         return self.import_
 
     @property
     def alignment(self) -> int:
-        """The total stride; 1 as long as it has not been probed."""
+        """The total stride; 1 until it has been probed."""
         return 1 if self.alignment_ == "auto" else self.alignment_
 
     @property
     def side_inputs(self) -> tuple[str, ...]:
-        """A noise map, where the network takes a noise level at all."""
+        """A noise map, if the network takes a noise level."""
         return () if self.sigma is None else ("sigma",)
 
     def receptive_field(self) -> int | None:
-        """What was written or probed; None where the network still has to be probed."""
+        """The declared or probed value; None if the network still has to be probed."""
         if self.receptive_field_ == "auto" or self.alignment_ == "auto":
             return None
         return self.receptive_field_
 
     def probed(self, receptive_field: int, alignment: int) -> Self:
-        """The same with what the probe found in place of ``auto``."""
+        """The denoiser with the values found by the probe in place of ``auto``."""
         return replace(
             self,
             receptive_field_=receptive_field if self.receptive_field_ == "auto" else self.receptive_field_,
@@ -116,23 +116,25 @@ class UserNetwork(Leveled):
         return () if self.weights is None else (Path(self.weights),)
 
     def bytes_per_pixel(self) -> float:
-        """What was written down."""
+        """The declared value."""
         return self.bytes_per_pixel_
 
     def check(self) -> Mapping[str, str]:
-        """Build the network twice, and tell its code and what it was built with.
+        """Build the network twice, and return digests of its code and weights.
 
         Raises
         ------
         ConfigError, WeightsError
-            What :meth:`build` raises; and where the two are not the same network: each worker
-            would build another one.
+            As :meth:`build`; and when the two networks differ, so that each worker
+            would build a different one.
         """
         code = imported_digest(self.import_, import_reference(self.import_))
-        first, second = (_state_digest(self._network()) for _ in range(2))
+        networks = (self._network() for _ in range(2))
+        # Buffers by name as well: some are not in the state dictionary.
+        first, second = (value_digest([dict(n.state_dict()), dict(n.named_buffers())]) for n in networks)
         if first != second:
             raise ConfigError(
-                f"{self.import_} builds another network at each call: its weights are drawn anew. "
+                f"{self.import_} builds a different network at each call: its weights are drawn anew. "
                 "Write weights: FILE, or seed them in the function (torch.manual_seed)."
             )
         return {self.import_: code, f"weights built by {self.import_}": first}
@@ -151,14 +153,14 @@ class UserNetwork(Leveled):
 
         module = self._network()
         make_steady(module)
-        return self._called_right(SteadyNetwork(_frozen(module)))
+        return self._with_sigma(SteadyNetwork(_frozen(module)))
 
     def reference(self) -> Model:
         """The network as it was written. Raises as :meth:`build` does."""
-        return self._called_right(_frozen(self._network()))
+        return self._with_sigma(_frozen(self._network()))
 
-    def _called_right(self, module: Any) -> Model:
-        """The module with its noise level, where there is one."""
+    def _with_sigma(self, module: Any) -> Model:
+        """The module with its noise level, if there is one."""
         model: Model = module if self.sigma is None else _with_level(module, self.strength_at)
         return model
 
@@ -166,7 +168,14 @@ class UserNetwork(Leveled):
         """The user's module with its weights, as it was written."""
         import torch
 
-        module = self._called()
+        function = import_reference(self.import_)
+        try:
+            module = function(**self.options)
+        except (Exception, SystemExit) as error:
+            raise ConfigError(
+                f"{self.import_} with options {dict(self.options)} failed: {type(error).__name__}: {error}. "
+                "Correct the options, or the function."
+            ) from error
         if not isinstance(module, torch.nn.Module):
             raise ConfigError(
                 f"import is {self.import_!r}, which returned a {type(module).__name__}. "
@@ -175,22 +184,11 @@ class UserNetwork(Leveled):
         if any(torch.nn.parameter.is_lazy(tensor) for tensor in module.parameters()):
             raise ConfigError(
                 f"{self.import_} returned a network with lazy layers, whose weights are drawn at the first call. "
-                "Write layers with their channels."
+                "Write layers with a number of channels."
             )
         if self.weights is not None:
             self._load_into(module)
         return module
-
-    def _called(self) -> Any:
-        """What the function returns."""
-        function = import_reference(self.import_)
-        try:
-            return function(**self.options)
-        except (Exception, SystemExit) as error:
-            raise ConfigError(
-                f"{self.import_} with options {dict(self.options)} failed: {type(error).__name__}: {error}. "
-                "Correct the options, or the function."
-            ) from error
 
     def _load_into(self, module: Any) -> None:
         """Load the weights, all of them and nothing else."""
@@ -198,27 +196,22 @@ class UserNetwork(Leveled):
         try:
             module.load_state_dict(tensors)
         except RuntimeError as error:
-            problems = misfits(shapes_of(module.state_dict()), shapes_of(tensors))
+            problems = shape_mismatches(shapes_of(module.state_dict()), shapes_of(tensors))
             raise WeightsError(
-                f"{self.weights!r} does not fit the network of {self.import_}: {listed(problems) or error}. "
+                f"{self.weights!r} does not fit the network of {self.import_}: {summarize(problems) or error}. "
                 "Write the options that the weights were trained with."
             ) from error
 
 
-def _state_digest(module: Any) -> str:
-    """Digest of a network's numbers, those that it does not save as well."""
-    return value_digest([dict(module.state_dict()), dict(module.named_buffers())])
-
-
 def _frozen(module: Any) -> Any:
-    """A module in single precision that learns no more. A scripted one takes ``requires_grad_`` on its tensors alone."""
+    """Freeze a module, in single precision. A scripted module accepts ``requires_grad_`` only on its tensors."""
     for tensor in module.parameters():
         tensor.requires_grad_(False)
     return module.float().eval()
 
 
 def _with_level(module: Any, strength_at: Any) -> Model:
-    """The module called with its noise level: a number, or the map that comes along."""
+    """Wrap a module to call it with its noise level: a number, or the map that is passed."""
     import torch
 
     class AtLevel(torch.nn.Module):  # type: ignore[misc]

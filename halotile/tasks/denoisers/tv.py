@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from halotile.tasks.denoisers.base import Leveled, Model, number_like
-from halotile.tasks.options import STRICT, check_above_zero, check_whole
+from halotile.tasks.denoisers.base import TINY, LeveledFilter, number_like
+from halotile.tasks.options import STRICT, check_whole
 
 if TYPE_CHECKING:
     import torch
 
-TINY = 1e-30
-"""Keeps a strength of 0, which leaves the pixel as it is, from dividing by 0."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class TotalVariation(Leveled):
+class TotalVariation(LeveledFilter):
     """``argmin_u  ||u - x||² / 2 + w TV(u)``, approached by ``iterations`` dual steps.
 
-    ``w`` is the strength, times the noise level where one is known; TV is the isotropic total
-    variation. Every step looks one pixel further, so a fixed number of steps has a finite receptive
-    field, which a stopping rule over the whole image has not. The scheme is that of
+    ``w`` is the strength, times the noise level if it is known; TV is the isotropic total
+    variation. Every step widens the receptive field by one pixel, so a fixed number of steps has a finite
+    one, unlike a stopping rule over the whole image. The scheme is that of
     ``skimage.restoration.denoise_tv_chambolle(weight=w, eps=0, max_num_iter=iterations + 1)``, which
     counts its start as an iteration.
 
@@ -45,17 +41,16 @@ class TotalVariation(Leveled):
     convolutional: ClassVar[bool] = False
 
     strength: float
-    """Weight of the total variation: in noise levels where sigma is given, else in the units of the image (of
-    integers, their range is 1)."""
+    """Weight of the total variation: in noise levels if sigma is given, else in the units of the image (the range of
+    integers counts as 1)."""
     iterations: int = 20
-    """Number of dual steps: more come closer to the minimum, and need a wider halo."""
+    """Number of dual steps: more of them come closer to the minimum, and need a wider halo."""
     sigma: float | Literal["auto"] | None = None
-    """Standard deviation of the noise, in the units of the image (of integers, their range is 1). auto: estimated once
-    for the whole image. Left out: the strength itself is in the units of the image."""
+    """Standard deviation of the noise, in the units of the image (the range of integers counts as 1). auto: estimated
+    once for the whole image. Omitted: the strength itself is in the units of the image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_above_zero("strength", self.strength)
         check_whole("iterations", self.iterations, 1)
 
     def receptive_field(self) -> int:
@@ -66,34 +61,14 @@ class TotalVariation(Leveled):
         """The result, and for one tile at a time: dual, its gradient, norm and scratch."""
         return 40.0
 
-    def build(self) -> Model:
-        """The denoiser as a function on tensors."""
-        return self.denoise
-
-    def scheme(self, image: torch.Tensor, weight: float | torch.Tensor, iterations: int) -> torch.Tensor:
-        """The dual steps on one batch."""
-        return _minimise(image, weight, iterations)
-
-    def denoise(self, batch: torch.Tensor, sigma: torch.Tensor | None = None) -> torch.Tensor:
-        """Take the dual steps on every tile of a batch; ``sigma`` is a noise level for each pixel."""
-        import torch
-
-        weight = self.strength_at(self.strength, sigma, batch.dtype)
-        if batch.is_cuda:
-            return self.scheme(batch, weight, self.iterations)
-        # One tile after the other: the five arrays of one tile may stay in the cache.
-        weights = weight.split(1) if isinstance(weight, torch.Tensor) else itertools.repeat(weight)
-        return torch.cat(
-            [
-                self.scheme(tile, one, self.iterations)
-                for tile, one in zip(batch.split(1), weights, strict=False)
-            ]
-        )
+    def apply(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
+        """Take the dual steps."""
+        return _minimise(image, self.strength_at(self.strength, sigma, image.dtype), self.iterations)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proximal(TotalVariation):
-    """The same minimum, approached by accelerated steps: for solvers, which come as near to theirs as it does.
+    """The same minimum, approached by accelerated steps, for solvers, whose accuracy is limited by that of the prox.
 
     Of steps that begin at 0 and look one pixel farther each, these come nearest: see docs/design/006.
 
@@ -106,16 +81,16 @@ class Proximal(TotalVariation):
     name: ClassVar[str] = "accelerated tv"
 
     def bytes_per_pixel(self) -> float:
-        """The result, and for one tile at a time: dual, the one before, the one ahead, gradient, norm and scratch."""
+        """The result, and for one tile at a time: three duals (present, previous, extrapolated), gradient, norm, scratch."""
         return 60.0
 
-    def scheme(self, image: torch.Tensor, weight: float | torch.Tensor, iterations: int) -> torch.Tensor:
-        """Projected steps with momentum."""
-        return _accelerated(image, weight, iterations)
+    def apply(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
+        """Take projected steps with momentum."""
+        return _accelerated(image, self.strength_at(self.strength, sigma, image.dtype), self.iterations)
 
 
 def _minimise(image: torch.Tensor, weight: float | torch.Tensor, iterations: int) -> torch.Tensor:
-    """``image - step div q`` after so many dual steps on ``q``, the dual divided by the step."""
+    """``image - step div q`` after the dual steps on ``q``, the dual divided by the step."""
     import torch
 
     axes = range(2, image.dim())
@@ -134,7 +109,7 @@ def _minimise(image: torch.Tensor, weight: float | torch.Tensor, iterations: int
 
 
 def _accelerated(image: torch.Tensor, weight: float | torch.Tensor, iterations: int) -> torch.Tensor:
-    """``image + w div p`` after so many steps on ``p``, no longer than 1 anywhere."""
+    """``image + w div p`` after the steps on ``p``, whose length is at most 1 everywhere."""
     import torch
 
     axes = range(2, image.dim())
@@ -159,7 +134,7 @@ def _accelerated(image: torch.Tensor, weight: float | torch.Tensor, iterations: 
 
 
 def _differences(image: torch.Tensor, out: list[torch.Tensor]) -> None:
-    """To the next pixel, along each axis; at the last one ``out`` stays as it is."""
+    """Differences to the next pixel along each axis; ``out`` is not changed at the last pixel."""
     import torch
 
     for axis, gradient in enumerate(out, start=2):
@@ -169,7 +144,7 @@ def _differences(image: torch.Tensor, out: list[torch.Tensor]) -> None:
 
 
 def _norm(slope: list[torch.Tensor]) -> torch.Tensor:
-    """Length of the gradient at every pixel."""
+    """Length of a gradient at every pixel."""
     total = slope[0] * slope[0]
     for gradient in slope[1:]:
         total += gradient * gradient
@@ -177,7 +152,7 @@ def _norm(slope: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _outflow(dual: list[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-    """Minus the divergence of the dual: what the pixel gives, less what its neighbours before it give."""
+    """Minus the divergence of the dual: the dual of each pixel, less that of the neighbours before it."""
     out.copy_(dual[0])
     for q in dual[1:]:
         out += q

@@ -1,4 +1,4 @@
-"""The name of all that decides the last bits of what this process computes."""
+"""A name for everything that decides on the last bits of what this process computes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 LEVELS = {"avx512f": "AVX-512", "avx2": "AVX2", "sve": "SVE", "asimd": "NEON"}
-"""Vector levels by the flag of the CPU that stands for them, the widest first."""
+"""Vector instruction sets by CPU flag, the widest first."""
 LIMITS = (
     "ONEDNN_MAX_CPU_ISA",
     "DNNL_MAX_CPU_ISA",
@@ -19,7 +19,7 @@ LIMITS = (
     "OPENBLAS_CORETYPE",
     "NPY_DISABLE_CPU_FEATURES",
 )
-"""Environment variables that keep a library from the widest one."""
+"""Environment variables that keep a library from using the widest one."""
 LIBRARIES = ("torch", "numpy", "scipy")
 _CPUS = Path("/proc/cpuinfo")
 _CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
@@ -27,9 +27,9 @@ _CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 
 @functools.cache
 def cpu_kind() -> str:
-    """Kind of CPU, its vector level and L2 cache, and versions of the libraries that compute.
+    """CPU model, its vector instructions and L2 cache, and versions of the numerical libraries.
 
-    Libraries choose how to add up by all of these: two workers that differ in one may round differently.
+    Libraries choose the order of sums by all of these: two workers that differ in one may round differently.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def cpu_kind() -> str:
 
 
 def _cpu() -> list[str]:
-    """Maker, family and model rather than the name, which also tells the clock."""
+    """Maker, family and model rather than the name, which includes the clock rate."""
     facts = dict(_facts())
     if not facts:
         return [platform.processor() or platform.machine()]
@@ -53,7 +53,7 @@ def _cpu() -> list[str]:
 
 
 def _facts() -> list[tuple[str, str]]:
-    """The lines on the first CPU."""
+    """The entries of /proc/cpuinfo for the first CPU."""
     if not _CPUS.exists():
         return []
     lines = _CPUS.read_text().split("\n\n")[0].splitlines()

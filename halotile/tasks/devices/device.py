@@ -1,4 +1,4 @@
-"""The device that computes: what moves pixels to it and back, and what a worker process is told first."""
+"""The device that computes, with the copies of pixels to it and back, and the settings of a worker process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -31,9 +32,9 @@ OUT_OF_MEMORY = (
     "can't allocate memory",
     "bad_alloc",
 )
-"""What libraries say where they have no exception for it; the last one is cuDNN's, whose every algorithm wants some room."""
+"""Words in the errors of libraries that have no exception for it; "unable to find an engine" is cuDNN's, whose every algorithm needs some memory."""
 LOST = 70
-"""What a process ends with whose device is lost."""
+"""Exit code of a process whose device is lost."""
 
 
 def prepare_process(threads: int) -> None:
@@ -47,8 +48,11 @@ def prepare_process(threads: int) -> None:
 
 
 @contextmanager
-def threads(count: int = 1) -> Iterator[None]:
-    """So many for torch in the context; one as in a worker: how torch divides its work shows in the last bit."""
+def torch_threads(count: int = 1) -> Iterator[None]:
+    """Set the number of torch threads for the length of the context.
+
+    One is the number of a worker: how torch divides its work shows in the last bit.
+    """
     import torch
 
     before = torch.get_num_threads()
@@ -60,25 +64,25 @@ def threads(count: int = 1) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an exception, or what it was raised from, says that memory ran out, on any kind of device."""
+    """Return whether an exception, or one of its causes, means that memory ran out, on any kind of device."""
     if error is None:
         return False
-    is_said = isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
-    return is_said or isinstance(error, MemoryError) or is_out_of_memory(error.__cause__)
+    by_message = isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+    return by_message or isinstance(error, MemoryError) or is_out_of_memory(error.__cause__)
 
 
 class Device:
-    """The CPU. What a GPU does beside it (:class:`~halotile.tasks.devices.gpu.Gpu`) is done at once here, or not at all.
+    """The CPU. Copies that a GPU (:class:`~halotile.tasks.devices.gpu.Gpu`) makes in the background are made at once here, or not at all.
 
-    A block's pixels are staged, perhaps on a thread of its own; taken, where they are computed; and its result is given
-    back, to be had on yet another thread.
+    The pixels of a block are staged, perhaps on a thread for reading; taken by the thread that computes; and its result is
+    fetched, perhaps by a thread for writing.
 
     Parameters
     ----------
     name : str
         ``cpu``, or ``cuda:0`` and the like.
     precision : str
-        ``float32``, ``tf32`` (of GPUs), or ``float16`` and ``bfloat16`` for automatic mixed precision (about 0.1 and 1 % error).
+        ``float32``, ``tf32`` (GPUs only), or ``float16`` and ``bfloat16`` for automatic mixed precision (about 0.1 and 1 % error).
     channels_last : bool
         Whether activations are laid out channels last, which suits convolutions.
 
@@ -88,12 +92,12 @@ class Device:
     >>> pixels = device.take(device.stage(np.arange(3.0)))
     >>> with device.computing():
     ...     doubled = device.run(lambda batch: batch * 2, pixels, {})
-    >>> device.give(doubled).pixels()
+    >>> device.fetch(doubled).pixels()
     array([0., 2., 4.])
     """
 
     one_shape = False
-    """Whether batches are filled up, so that all have one shape: where the shape decides on the algorithm, and so on the bits."""
+    """True if batches are filled up to one shape: needed where the shape decides on the algorithm, and so on the bits."""
 
     def __init__(self, name: str = "cpu", precision: str = "float32", channels_last: bool = False) -> None:
         import torch
@@ -105,23 +109,23 @@ class Device:
         self.channels_last = channels_last
         self.records = False
 
-    def at(self, precision: str) -> Self:
+    def with_precision(self, precision: str) -> Self:
         """The same device at another precision."""
         return type(self)(self.name, precision, self.channels_last)
 
-    def laid_out(self, channels_last: bool) -> Self:
+    def with_layout(self, channels_last: bool) -> Self:
         """The same device with another memory layout."""
         return type(self)(self.name, self.precision, channels_last)
 
-    def wake(self) -> None:
-        """Load what is loaded when something is first computed."""
+    def warm_up(self) -> None:
+        """Load the libraries that would be loaded with the first computation."""
 
-    def recording(self) -> Self | None:
-        """The same device that records what a batch asks of it, and asks it again at once; None where that cannot be."""
+    def with_recording(self) -> Self | None:
+        """The same device, recording the launches of a batch to replay them; None where that is impossible."""
         return None
 
     def place(self, model: Model) -> Model:
-        """The model on this device, in the memory layout that suits it."""
+        """Return the model on this device, in the chosen memory layout."""
         if not isinstance(model, self.torch.nn.Module):
             return model
         layout = self.torch.channels_last if self.channels_last else self.torch.contiguous_format
@@ -129,34 +133,34 @@ class Device:
         return placed
 
     def stage(self, pixels: NDArray[Any]) -> Any:
-        """Begin to bring pixels to the device."""
+        """Start to copy pixels to the device."""
         return self.torch.from_numpy(_plain(pixels))
 
     def take(self, staged: Any) -> torch.Tensor:
-        """What was staged, for the computation that follows."""
+        """The staged pixels, for the computation that follows."""
         tensor: torch.Tensor = staged
         return tensor
 
-    def give(self, tensor: torch.Tensor) -> Given:
-        """Begin to bring a result back."""
-        return Given(tensor)
+    def fetch(self, tensor: torch.Tensor) -> Download:
+        """Start to copy a result back."""
+        return Download(tensor)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Where models run, without gradients. The mode belongs to a thread, so it is set where the computing thread passes."""
+        """The context in which models run, without gradients; the mode belongs to the thread that enters it."""
         with self.torch.inference_mode():
             yield
 
     def clock(self) -> Any:
-        """Now, as the device has it: once all that was asked of it is computed."""
+        """The time on the device: that at which everything queued so far is computed."""
         return time.perf_counter()
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Between two times of its clock, when they have come."""
+        """Seconds between two times of the clock, both in the past."""
         return float(last - first)
 
     def run(self, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
-        """``model(batch, **sides)`` at this device's precision, in the memory layout that suits it."""
+        """``model(batch, **sides)`` at this device's precision, in its memory layout."""
         if self.channels_last and batch.ndim == 4:
             batch = batch.contiguous(memory_format=self.torch.channels_last)
             sides = {
@@ -173,50 +177,50 @@ class Device:
 
     @property
     def title(self) -> str:
-        """What people call it."""
-        return "this processor"
+        """Name of the device in messages."""
+        return "this CPU"
 
     def free_bytes(self) -> int | None:
-        """Memory that a process has there for itself; None where it is the machine's, which is planned elsewhere."""
+        """Free memory of the device; None for a CPU, whose memory is planned elsewhere."""
         return None
 
-    def held_bytes(self) -> int:
-        """What tensors hold there now."""
+    def allocated_bytes(self) -> int:
+        """Memory that tensors hold on the device now."""
         return 0
 
     def peak_bytes(self) -> int:
-        """The most that they held since :meth:`forget_peak`."""
+        """The most that tensors held since :meth:`reset_peak`."""
         return 0
 
-    def forget_peak(self) -> None:
-        """Begin to measure anew."""
+    def reset_peak(self) -> None:
+        """Measure the peak anew."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether an exception says that memory ran out, on any kind of device."""
+        """Return whether an exception means that memory ran out, on any kind of device."""
         return isinstance(error, self.torch.cuda.OutOfMemoryError) or is_out_of_memory(error)
 
     def is_lost(self) -> bool:
-        """Whether it answers nothing any more, so that only another process can go on."""
+        """Return whether every call to the device fails, so that only another process can go on."""
         return False
 
-    def forget(self) -> None:
-        """Give cached memory back after an out-of-memory error."""
+    def release_cache(self) -> None:
+        """Release cached memory after an out-of-memory error."""
 
 
-class Given:
-    """A result on its way back."""
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A result that is being copied back."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
+    tensor: torch.Tensor
 
     def pixels(self) -> NDArray[Any]:
-        """The result, once it is there. It is asked for once."""
-        pixels: NDArray[Any] = self._tensor.numpy()
+        """Wait for the result and return it. Call it once."""
+        pixels: NDArray[Any] = self.tensor.numpy()
         return pixels
 
 
 def _plain(pixels: NDArray[Any]) -> NDArray[Any]:
-    """Pixels as torch takes them: of this machine's byte order, writable, no axis backwards."""
+    """Pixels as torch takes them: in native byte order, writable, no axis reversed."""
     native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
     if native.flags.writeable and all(step >= 0 for step in native.strides):
         return native
@@ -224,20 +228,20 @@ def _plain(pixels: NDArray[Any]) -> NDArray[Any]:
 
 
 def all_finite(pixels: NDArray[Any]) -> bool:
-    """Whether no pixel is NaN or infinite, without a temporary the size of the image."""
+    """Return whether no pixel is NaN or infinite, without a temporary the size of the image."""
     if pixels.dtype.kind != "f":
         return True
     with np.errstate(over="ignore", invalid="ignore"):
-        total = pixels.sum()  # infinite also where finite pixels add up to too much: then each is looked at
+        total = pixels.sum()  # overflows to infinity for some finite pixels: then each is looked at
     return bool(np.isfinite(total)) or bool(np.isfinite(pixels).all())
 
 
 @contextmanager
 def unless_lost(device: Device) -> Iterator[None]:
-    """End the process when its device is lost: its nanny starts another one, and the block is done there."""
+    """End the process when its device is lost: its nanny starts another one, which repeats the block."""
     try:
         yield
-    except HalotileError:  # ours: it was there to say so
+    except HalotileError:  # raised on purpose, not by a lost device
         raise
     except Exception:
         if device.is_lost():
@@ -246,7 +250,7 @@ def unless_lost(device: Device) -> Iterator[None]:
 
 
 def give_memory_back() -> None:
-    """Let go of what torch keeps of a GPU for later: others may want it now."""
+    """Release the GPU memory that torch caches, for other processes."""
     import torch
 
     if torch.cuda.is_initialized():
@@ -255,12 +259,12 @@ def give_memory_back() -> None:
 
 
 def choose_device(mode: str | None) -> torch.device:
-    """The device of a mode: ``cpu``, ``gpu``, or None for a GPU where there is one.
+    """The device of a mode: ``cpu``, ``gpu``, or None for a GPU if there is one.
 
     Raises
     ------
     ConfigError
-        For another word, and for ``gpu`` where there is none.
+        For another word, and for ``gpu`` without a CUDA device.
 
     Examples
     --------
@@ -271,7 +275,7 @@ def choose_device(mode: str | None) -> torch.device:
 
     if mode not in (None, "cpu", "gpu"):
         raise ConfigError(f"device_mode is {mode!r}. Write 'cpu', 'gpu', or leave it out.")
-    # Asked of NVML: CUDA, once begun with, would not work in processes that are forked later.
+    # NVML answers this: once CUDA is initialised, it would not work in processes forked later.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     has_gpu = mode != "cpu" and torch.cuda.is_available()
     if mode == "gpu" and not has_gpu:
@@ -280,7 +284,7 @@ def choose_device(mode: str | None) -> torch.device:
 
 
 def seed_everything(seed: int | None, deterministic: bool) -> None:
-    """Set what torch draws from in this process, and keep cuDNN to deterministic algorithms if asked."""
+    """Seed torch's random numbers in this process, and restrict cuDNN to deterministic algorithms if wanted."""
     import torch
 
     if seed is not None:

@@ -1,4 +1,4 @@
-"""A GPU: pixels go there and come back beside the computation, through pinned memory, on streams of their own."""
+"""A GPU: pixels are copied there and back during the computation, through pinned memory, on streams of their own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
-from halotile.tasks.devices.device import Device, Given
-from halotile.tasks.devices.pinned_buffers import Buffers, Mark
-from halotile.tasks.devices.streams import AtOnce, Call, CudaStreams, Streams
+from halotile.tasks.devices.device import Device, Download
+from halotile.tasks.devices.streams import Buffers, Call, CudaStreams, Mark, Streams
 
 if TYPE_CHECKING:
     import torch
@@ -23,20 +22,20 @@ if TYPE_CHECKING:
     from halotile.tasks.denoisers.base import Model
 
 SMALL_BYTES = 2**16
-RECORDED_AT_MOST = 16
-"""Shapes and margins of batches: those of corners and edges have their own."""
+MAX_RECORDINGS = 16
+"""One for each shape and margin of a batch: corners and edges have their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What was recorded of a batch, and where it is to be put."""
+    """The recorded launches of a batch, and the tensors that they read."""
 
     batch: torch.Tensor
     sides: dict[str, torch.Tensor]
     replay: Call
 
     def __call__(self, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The model's result on another batch of the same shape."""
+        """The model's result for another batch of the same shape."""
         self.batch.copy_(batch)
         for name, side in sides.items():
             self.sides[name].copy_(side)
@@ -44,8 +43,8 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """Pixels on their way to the GPU."""
+class Upload:
+    """Pixels that are being copied to the GPU."""
 
     tensor: torch.Tensor
     arrived: Mark
@@ -57,18 +56,18 @@ class Gpu(Device):
     Parameters
     ----------
     name, precision, channels_last
-        As of :class:`~halotile.tasks.devices.device.Device`. ``cpu`` goes the same way on the CPU.
+        As for :class:`~halotile.tasks.devices.device.Device`. ``cpu`` runs the same code on the CPU.
     records : bool
-        Whether what a batch asks of the GPU is recorded once and asked again at once: a CUDA graph. Where a model is many small
-        steps, asking for each takes longer than doing it.
+        Whether the launches of a batch are recorded once and then replayed: a CUDA graph. For a model of many small steps,
+        launching each takes longer than computing it.
 
     Examples
     --------
-    >>> GPU = Card("cpu")
-    >>> pixels = GPU.take(GPU.stage(np.arange(3.0)))
-    >>> with GPU.computing():
-    ...     doubled = GPU.run(lambda batch: batch * 2, pixels, {})
-    >>> GPU.give(doubled).pixels()
+    >>> gpu = Gpu("cpu")
+    >>> pixels = gpu.take(gpu.stage(np.arange(3.0)))
+    >>> with gpu.computing():
+    ...     doubled = gpu.run(lambda batch: batch * 2, pixels, {})
+    >>> gpu.fetch(doubled).pixels()
     array([0., 2., 4.])
     """
 
@@ -84,44 +83,44 @@ class Gpu(Device):
         super().__init__(name, precision, channels_last)
         self.records = records
         self._recorded: dict[Any, Recorded] = {}
-        self.streams: Streams = CudaStreams(name) if self.kind == "cuda" else AtOnce()
-        self._there = Buffers(self.streams.pinned)
-        self._back = Buffers(self.streams.pinned)
-        # What is told of a result comes beside it, and is not to take its place.
-        self._beside = Buffers(self.streams.pinned)
+        self.streams = CudaStreams(name) if self.kind == "cuda" else Streams()
+        self._upload_buffers = Buffers(self.streams.pinned)
+        self._download_buffers = Buffers(self.streams.pinned)
+        # The sums of a result are downloaded at the same time, and must not take its buffer.
+        self._small_buffers = Buffers(self.streams.pinned)
 
     def place(self, model: Model) -> Model:
-        """The model on the GPU, before anything is queued on any stream."""
+        """Return the model on the GPU, before anything is queued on any stream."""
         placed = super().place(model)
-        self.streams.choose_tiles()
+        self.streams.synchronize()
         return placed
 
     def is_lost(self) -> bool:
-        """After an illegal access, say, every call fails."""
+        """Return whether every call fails, as after an illegal memory access."""
         try:
-            self.streams.answer()
+            self.streams.check_device()
         except Exception:
             return True
         return False
 
-    def wake(self) -> None:
-        """A convolution brings most of it along."""
+    def warm_up(self) -> None:
+        """Compute a convolution, which loads most libraries."""
         with self.computing():
             image = self.torch.zeros(1, 1, 8, 8, device=self.name)
             self.torch.nn.functional.conv2d(image, image[..., :3, :3])
-        self.streams.choose_tiles()
+        self.streams.synchronize()
 
-    def recording(self) -> Self:
-        """The same GPU, which records."""
+    def with_recording(self) -> Self:
+        """The same GPU, recording."""
         return type(self)(self.name, self.precision, self.channels_last, records=True)
 
     def run(self, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
-        """As on any device; of a GPU that records, the result is good until the next one is asked for."""
+        """``model(batch, **sides)``; with recording, the result is valid until the next call."""
         if not self.records:
             return super().run(model, batch, sides)
         key = _key(model, batch, sides)
         recorded = self._recorded.get(key)
-        if recorded is None and len(self._recorded) < RECORDED_AT_MOST:
+        if recorded is None and len(self._recorded) < MAX_RECORDINGS:
             recorded = self._try_to_record(key, model, batch, sides)
         return super().run(model, batch, sides) if recorded is None else recorded(batch, sides)
 
@@ -132,159 +131,157 @@ class Gpu(Device):
             recorded = self._recorded[key] = self._record(model, batch, sides)
             return recorded
         except Exception as error:
-            is_full = self.is_out_of_memory(error)
-        # Not before the error is forgotten, whose frames hold what was made.
+            out_of_memory = self.is_out_of_memory(error)
+        # Only once the error is gone, whose frames hold tensors.
         self._recorded.clear()
-        if is_full:
+        if out_of_memory:
             raise self.torch.cuda.OutOfMemoryError("out of memory: a batch has no room to be recorded")
-        self.records = False  # it asks for a value in between, or allocates in a way of its own
+        self.records = False  # it needs a value in between, or allocates in a way of its own
         return None
 
     def _record(self, model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> Recorded:
-        given, beside = batch.clone(), {name: side.clone() for name, side in sides.items()}
+        own_batch, own_sides = batch.clone(), {name: side.clone() for name, side in sides.items()}
 
         def call() -> torch.Tensor:
-            return Device.run(self, model, given, beside)
+            return Device.run(self, model, own_batch, own_sides)
 
-        call()  # libraries are loaded and algorithms chosen where nothing is recorded
-        return Recorded(given, beside, self.streams.record(call))
+        call()  # unrecorded: libraries are loaded and algorithms chosen
+        return Recorded(own_batch, own_sides, self.streams.record(call))
 
-    def stage(self, pixels: NDArray[Any]) -> Sent:
-        """Send pixels, in their own type."""
+    def stage(self, pixels: NDArray[Any]) -> Upload:
+        """Start to copy pixels, in their own type."""
         native = pixels.dtype.newbyteorder("=")
         dtype = self.torch.from_numpy(np.empty(0, native)).dtype
         size = pixels.size * native.itemsize
-        memory = self._there.take(size)
+        memory = self._upload_buffers.take(size)
         arrived: Mark | None = None
         try:
             pinned = memory[:size].view(dtype).view(pixels.shape)
             np.copyto(pinned.numpy(), pixels)
-            with self.streams.on("there"):
+            with self.streams.on("upload"):
                 tensor = self.torch.empty(pixels.shape, dtype=dtype, device=self.name)
                 tensor.copy_(pinned, non_blocking=True)
-            arrived = self.streams.mark("there")
+            arrived = self.streams.mark("upload")
         finally:
-            self._there.give(memory, arrived)
-        return Sent(tensor, arrived)
+            self._upload_buffers.give(memory, arrived)
+        return Upload(tensor, arrived)
 
-    def take(self, staged: Sent) -> torch.Tensor:
-        """What was sent; the GPU waits for it, not who asks."""
+    def take(self, staged: Upload) -> torch.Tensor:
+        """The uploaded pixels; the GPU waits for them, not this thread."""
         self.streams.wait("compute", staged.arrived)
-        self.streams.keep(staged.tensor, "compute")
+        self.streams.record_use(staged.tensor, "compute")
         return staged.tensor
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """On the stream that computes, as exactly as this GPU is to compute: that is said for the whole process."""
+        """The context in which models run: on the compute stream, at this precision, which is set for the whole process."""
         backends = self.torch.backends
-        with warnings.catch_warnings():  # versions differ in how they want to be told
+        with warnings.catch_warnings():  # versions of torch differ in the setting they prefer
             warnings.simplefilter("ignore", UserWarning)
             backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = self.precision == "tf32"
-        # A stopwatch would choose another algorithm on each worker, and its bits.
+        # Timing would choose another algorithm, and so other bits, on each worker.
         backends.cudnn.benchmark = self.precision != "float32"
         backends.cudnn.deterministic = self.precision == "float32"
         with super().computing(), self.streams.on("compute"):
             yield
 
-    def clock(self) -> Mark:
-        """The end of what is queued to be computed."""
+    def clock(self) -> Any:
+        """The end of the queued computations."""
         return self.streams.mark("compute")
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """By the card's own clock."""
+        """Seconds between two marks, by the GPU's own clock."""
         return self.streams.seconds(first, last)
 
-    def give(self, tensor: torch.Tensor) -> Given:
-        """Begin to bring a result back, once it is computed."""
-        self.streams.wait("back", self.streams.mark("compute"))
+    def fetch(self, tensor: torch.Tensor) -> Download:
+        """Start to copy a result back, once it is computed."""
+        self.streams.wait("download", self.streams.mark("compute"))
         size = tensor.numel() * tensor.element_size()
-        buffers = self._back if size > SMALL_BYTES else self._beside
+        buffers = self._download_buffers if size > SMALL_BYTES else self._small_buffers
         memory = buffers.take(size)
         try:
-            with self.streams.on("back"):
+            with self.streams.on("download"):
                 pinned = memory[:size].view(tensor.dtype).view(tensor.shape)
                 pinned.copy_(tensor, non_blocking=True)
-            self.streams.keep(tensor, "back")
-            return OnItsWay(pinned, memory, self.streams.mark("back"), buffers)
+            self.streams.record_use(tensor, "download")
+            return GpuDownload(pinned, memory, self.streams.mark("download"), buffers)
         except BaseException:
             buffers.give(memory)
             raise
 
     @property
     def title(self) -> str:
-        """The card's name."""
+        """Name of the GPU."""
         return str(self.torch.cuda.get_device_name(self.name)) if self.kind == "cuda" else super().title
 
     def free_bytes(self) -> int | None:
-        """As the driver tells, with what torch holds back for later."""
+        """Free memory as the driver reports it, with what torch caches."""
         if self.kind != "cuda":
             return None
-        kept = self.torch.cuda.memory_reserved(self.name) - self.torch.cuda.memory_allocated(self.name)
-        return int(self.torch.cuda.mem_get_info(self.name)[0] + kept)
+        cached = self.torch.cuda.memory_reserved(self.name) - self.torch.cuda.memory_allocated(self.name)
+        return int(self.torch.cuda.mem_get_info(self.name)[0] + cached)
 
-    def held_bytes(self) -> int:
-        """As torch counts."""
+    def allocated_bytes(self) -> int:
+        """Memory that tensors hold on the GPU, as torch counts it."""
         return int(self.torch.cuda.memory_allocated(self.name)) if self.kind == "cuda" else 0
 
     def peak_bytes(self) -> int:
-        """As torch counts."""
+        """The most that tensors held since :meth:`reset_peak`, as torch counts it."""
         return int(self.torch.cuda.max_memory_allocated(self.name)) if self.kind == "cuda" else 0
 
-    def forget_peak(self) -> None:
-        """Begin to measure anew."""
+    def reset_peak(self) -> None:
+        """Measure the peak anew."""
         if self.kind == "cuda":
             self.torch.cuda.reset_peak_memory_stats(self.name)
 
-    def forget(self) -> None:
-        """Give cached memory back after an out-of-memory error."""
+    def release_cache(self) -> None:
+        """Release cached memory after an out-of-memory error."""
         self._recorded.clear()
         if self.kind == "cuda":
-            with suppress(
-                RuntimeError
-            ):  # of versions that take a recording which failed for one that goes on
+            # Some versions of torch take a recording that failed for one that goes on, and refuse.
+            with suppress(RuntimeError):
                 self.torch.cuda.empty_cache()
 
 
-class OnItsWay(Given):
-    """A result on its way back from a GPU."""
+@dataclass(frozen=True, slots=True)
+class GpuDownload(Download):
+    """A result that is being copied back from a GPU to a pinned buffer."""
 
-    def __init__(self, pinned: torch.Tensor, memory: torch.Tensor, arrived: Mark, buffers: Buffers) -> None:
-        super().__init__(pinned)
-        self._memory = memory
-        self._arrived = arrived
-        self._buffers = buffers
+    memory: torch.Tensor
+    arrived: Mark
+    buffers: Buffers
 
     def pixels(self) -> NDArray[Any]:
-        """The result, in memory of its own: the pinned memory is for the next."""
+        """Wait for the result and return it in its own memory: the pinned buffer is reused."""
         try:
-            self._arrived.synchronize()
-            return super().pixels().copy()
+            self.arrived.synchronize()
+            return Download.pixels(self).copy()
         finally:
-            self._buffers.give(self._memory)
+            self.buffers.give(self.memory)
 
 
 def _key(model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> Any:
-    """What must be alike for a recording to do: the model with its margin, the shapes."""
+    """Key of a recording: the model with its margin, and the shapes."""
     function, margin = (model.func, str(model.keywords)) if isinstance(model, partial) else (model, "")
     return function, margin, batch.shape, tuple((name, side.shape) for name, side in sorted(sides.items()))
 
 
 def open_device(kind: str, precision: str, channels_last: bool, records: bool = False) -> Device:
-    """The device of this process.
+    """Open the device of this process.
 
     Parameters
     ----------
     kind : str
         ``cpu``, or ``cuda``: the first GPU that the process may see.
     precision, channels_last
-        As of :class:`~halotile.tasks.devices.device.Device`.
+        As for :class:`~halotile.tasks.devices.device.Device`.
     records : bool
-        As of :class:`Card`.
+        As for :class:`Gpu`.
 
     Raises
     ------
     ConfigError
-        For a GPU where there is none.
+        For ``cuda`` without a GPU.
     """
     if kind == "cpu":
         return Device("cpu", precision, channels_last)
@@ -292,7 +289,7 @@ def open_device(kind: str, precision: str, channels_last: bool, records: bool = 
 
     if not torch.cuda.is_available():
         raise ConfigError(
-            "run.device is cuda, and this worker sees no GPU: torch finds no driver, or CUDA_VISIBLE_DEVICES shows none. Write "
-            "device: cpu, or start it where there is one (`recon-cli doctor`)."
+            "run.device is cuda, but this worker sees no GPU: torch finds no driver, or CUDA_VISIBLE_DEVICES hides them. Write "
+            "device: cpu, or start the worker on a machine with a GPU (check with `recon-cli doctor`)."
         )
     return Gpu("cuda:0", precision, channels_last, records)

@@ -1,7 +1,6 @@
-"""Bounds on what a process allocates: on Linux the kernel holds to them, elsewhere nothing does.
+"""Limits on the memory that a process allocates, enforced by the Linux kernel; without effect elsewhere.
 
-What counts is what may be written to, in use or not: neither files that are mapped, nor what is set aside and closed, as drivers of
-GPUs do.
+All writable memory counts, in use or not; mapped files do not count, nor inaccessible reservations such as those of GPU drivers.
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ from pathlib import Path
 import psutil
 
 _guard = threading.Lock()
-_within: list[tuple[int, int]] = []
-"""For each thread that is within :func:`no_more_than_free`, the limit that was there before the first."""
+_entered: list[tuple[int, int]] = []
+"""For each thread inside :func:`no_more_than_free`, the limit before the first of them entered."""
 
 
 def limit_memory(limit_bytes: int) -> None:
-    """Let allocations beyond this fail from now on, for good."""
+    """Make allocations beyond this fail from now on, for good."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     limit = limit_bytes if most == resource.RLIM_INFINITY else min(limit_bytes, most)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def allow_memory(more_bytes: int | None) -> None:
-    """Let allocations fail, until more is allowed, that take more than this besides what there is; None for all that may be."""
+    """Make allocations of more than this in addition to the present ones fail, until a later call; None: as much as is permitted."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     limit = most
     if more_bytes is not None:
         try:
-            held = _bytes_here(5)
+            limit = _memory_bytes(5) + more_bytes
         except OSError:  # no Linux
             return
-        limit = held + more_bytes if most == resource.RLIM_INFINITY else min(held + more_bytes, most)
+        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
@@ -43,12 +42,12 @@ def allow_memory(more_bytes: int | None) -> None:
 def size_limited(total_bytes: int | None) -> Iterator[None]:
     """Limit this process to ``total_bytes`` for the length of the context.
 
-    Only a process that has a limit already gets one, as workers of ours have: in another one the threads beside this may do
-    somebody else's work.
+    Only a process that already has a limit is limited, as halotile's workers are: in another process other threads may do
+    unrelated work.
     """
     before = resource.getrlimit(resource.RLIMIT_DATA)
     if total_bytes is not None and before[0] != resource.RLIM_INFINITY:
-        allow_memory(max(0, total_bytes - _bytes_here(1)))
+        allow_memory(max(0, total_bytes - _memory_bytes(1)))
     try:
         yield
     finally:
@@ -57,26 +56,23 @@ def size_limited(total_bytes: int | None) -> Iterator[None]:
 
 @contextmanager
 def no_more_than_free() -> Iterator[None]:
-    """Let allocations fail that take more than the machine has free, for the length of the context: it goes on without them.
+    """Make allocations of more memory than the machine has free fail, for the length of the context.
 
-    A limit that there is already stays as it is.
+    A limit that is already set stays.
     """
     with _guard:
-        if not _within:
-            _within.append(resource.getrlimit(resource.RLIMIT_DATA))
-            if _within[0][0] == resource.RLIM_INFINITY:
-                allow_memory(psutil.virtual_memory().available)
-        else:
-            _within.append(_within[0])
+        _entered.append(_entered[0] if _entered else resource.getrlimit(resource.RLIMIT_DATA))
+        if len(_entered) == 1 and _entered[0][0] == resource.RLIM_INFINITY:
+            allow_memory(psutil.virtual_memory().available)
     try:
         yield
     finally:
         with _guard:
-            before = _within.pop()
-            if not _within:
+            before = _entered.pop()
+            if not _entered:
                 resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-def _bytes_here(column: int) -> int:
-    """A column of what Linux counts of this process in pages: 1 is what is resident, 5 what may be written to."""
+def _memory_bytes(column: int) -> int:
+    """A column of /proc/self/statm, which counts in pages: 1 is resident memory, 5 is writable memory."""
     return int(Path("/proc/self/statm").read_text().split()[column]) * resource.getpagesize()

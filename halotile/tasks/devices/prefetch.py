@@ -1,4 +1,4 @@
-"""Two lanes beside the computing thread: the next read and the last write go on while it computes."""
+"""Two io threads next to the computing thread: the next read and the last write overlap with the computation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from halotile.storage.grid import Block
 
 
 class Prefetch:
-    """Runs reads one block ahead and writes one block behind, or in turn when that does not pay.
+    """Read one block ahead and write one block behind, or do both in turn where threads do not pay.
 
     With every core busy computing, a second thread only gets in the way (15 % slower when storage
-    is fast); with cores to spare, slow storage or a GPU it hides the input and output.
+    is fast); with spare cores, slow storage or a GPU it hides the input and output.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Prefetch:
     def ahead(
         self, blocks: Iterable[Block], read: Callable[[Block], Any]
     ) -> Iterator[tuple[Block, Callable[[], Any]]]:
-        """Pairs of a block and a function that gives what was read of it, or raises."""
+        """Yield each block with a function that returns what was read for it, or raises."""
         if self._reader is None:
             for block in blocks:
                 yield block, lambda block=block: read(block)  # type: ignore[misc]
@@ -45,26 +45,26 @@ class Prefetch:
             yield previous[0], previous[1].result
 
     def behind(self, block: Block, write: Callable[[], None]) -> None:
-        """Write a block, at once or behind; at most one write is in flight."""
+        """Write a block, at once or in the background; at most one write is in flight."""
         self.finish()
         if self._writer is not None:
             self._pending = (block, self._writer.submit(write))
             return
+        error: BaseException | None = None
         try:
             write()
-        except Exception as error:
-            self._written.append((block, error))
-        else:
-            self._written.append((block, None))
+        except Exception as failure:
+            error = failure
+        self._written.append((block, error))
 
     def finish(self) -> None:
-        """Wait for the write in flight."""
+        """Wait for the write that is in flight."""
         if self._pending is not None:
             block, future = self._pending
             self._pending = None
             self._written.append((block, future.exception()))
 
     def written(self) -> list[tuple[Block, BaseException | None]]:
-        """The blocks whose write has ended since the last call, with the error of each that failed."""
+        """Return the blocks whose write has ended since the last call, with the error of each that failed."""
         written, self._written = self._written, []
         return written

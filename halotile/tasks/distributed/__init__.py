@@ -1,1 +1,1 @@
-"""The torch-facing side of ``distribute``: tensors in, tensors out, the work done elsewhere."""
+"""Distributed physics, fidelities and denoisers: they take and return tensors, and workers compute."""

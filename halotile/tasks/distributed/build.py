@@ -1,4 +1,4 @@
-"""Distributed objects, made of what ``distribute`` is given."""
+"""Construction of distributed objects from the arguments of ``distribute``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from halotile.errors import ConfigError, MissingPackage, WrongKind
-from halotile.tasks.distributed.kinds import KINDS, recognise, unstacked
-from halotile.tasks.distributed.stacks.operators import Operators, make_all, pack_all
+from halotile.tasks.distributed.stacks.operators import make_all, pack_all
 from halotile.tasks.distributed.tiling.processing import DistributedProcessing, TilingOptions
 from halotile.tasks.distributed.transport.engine import Engine
 
+KINDS = ("physics", "linear_physics", "denoiser", "prior", "data_fidelity", "module", "parameters")
+
 
 def build(
-    thing: Any,
+    value: Any,
     ctx: Engine,
     kind: str,
     *,
@@ -28,154 +29,155 @@ def build(
     reduction: str | None = "sum",
     **options: Any,
 ) -> Any:
-    """The distributed form of an object.
+    """Return the distributed form of an object.
 
     Parameters
     ----------
-    thing : object
-        A physics, a denoiser, a fidelity, several of them, or what makes them.
+    value : object
+        A physics, a denoiser, a fidelity, several of them, or a factory.
     ctx : Engine
         The context.
     kind : str
         One of the kinds, or ``auto``.
     count : int, optional
-        How many operators a factory makes.
+        Number of operators that a factory makes.
     shared : mapping, optional
-        What a factory is given besides.
+        Argument of a factory.
     tiling : TilingOptions
-        For denoisers.
+        Options of denoisers.
     reduction : str, optional
-        For fidelities. The adjoint of a stack is a sum, whatever this says.
+        Reduction of fidelities. The adjoint of a stack is a sum in any case.
     **options
-        For stacks.
+        Options of stacks.
 
     Raises
     ------
     ConfigError
-        When it is not clear what the object is, or it is not what it is said to be.
+        When the kind of the object is ambiguous, or not the one given.
     """
-    kind = recognise(thing) if kind == "auto" else kind
+    kind = detect_kind(value) if kind == "auto" else kind
     if kind not in KINDS:
         raise ConfigError(f"type_object is {kind!r}. Write one of auto, {', '.join(KINDS)}.")
     if kind in ("physics", "linear_physics"):
-        return stack_of(thing, ctx, kind, count, shared, options)
+        return build_stack(value, ctx, kind, count, shared, options)
     if kind == "data_fidelity":
-        return fidelity_of(thing, ctx, count, shared, reduction)
+        return build_fidelity(value, ctx, count, shared, reduction)
     if kind == "parameters":
-        return _parameters_of(thing, ctx)
+        return _check_parameters(value)
     if kind == "module":
-        return model_of(thing, ctx, tiling)
+        return build_model(value, ctx, tiling)
     if kind == "prior":
-        return prior_of(thing, ctx, tiling)
-    if not callable(thing):
+        return build_prior(value, ctx, tiling)
+    if not callable(value):
         raise WrongKind(
-            f"the denoiser is a {type(thing).__name__}, which cannot be called. Write a network or a function."
+            f"the denoiser is a {type(value).__name__}, which cannot be called. Write a network or a function."
         )
-    return processing_of(thing, ctx, tiling)
+    return build_processing(value, ctx, tiling)
 
 
-def stack_of(
-    thing: Any,
+def build_stack(
+    value: Any,
     ctx: Engine,
     kind: str,
     count: int | None,
     shared: Mapping[str, Any] | None,
     options: Mapping[str, Any],
 ) -> Any:
-    """A distributed stack: of a stack, a list, one physics, or what a factory makes."""
+    """Return a distributed stack: of a stack, a list, a single physics, or the objects of a factory."""
     try:
         from deepinv.physics import Physics
 
-        from halotile.tasks.distributed.rewritten import Rewriting, rewritten
+        from halotile.tasks.distributed.rewrite import RewritingFactory, rewrite
         from halotile.tasks.distributed.stacks.linear import DistributedStackedLinearPhysics
         from halotile.tasks.distributed.stacks.physics import DistributedStackedPhysics
     except ImportError as error:
         raise MissingPackage(
-            "a distributed physics is one of deepinv's. Install it: pip install 'halotile[deepinv]'"
+            "a distributed physics needs deepinv: pip install 'halotile[deepinv]'"
         ) from error
     exact = bool(options.get("exact"))
-    kinds = {"physics": DistributedStackedPhysics, "linear_physics": DistributedStackedLinearPhysics}
-    if isinstance(thing, Physics | list | tuple):
-        parts = unstacked([thing] if isinstance(thing, Physics) else thing)
-        wrong = [type(part).__name__ for part in parts if not isinstance(part, Physics)]
-        if wrong or not parts:
-            raise WrongKind(
-                f"the list of physics holds {', '.join(wrong) or 'nothing'}. Write deepinv.physics objects."
-            )
-        _tell_of_weights(parts)
-        operators = pack_all(ctx, [rewritten(part, exact) for part in parts], here=parts)
-        is_one = isinstance(thing, Physics) and not hasattr(thing, "physics_list")
-        return kinds[kind](ctx, operators, is_one=is_one, **options)
-    return kinds[kind](ctx, make_all(ctx, Rewriting(thing, exact), count, shared), **options)
+    stack = DistributedStackedPhysics if kind == "physics" else DistributedStackedLinearPhysics
+    if not isinstance(value, Physics | list | tuple):
+        return stack(ctx, make_all(ctx, RewritingFactory(value, exact), count, shared), **options)
+    parts = unstack([value] if isinstance(value, Physics) else value)
+    wrong = [type(part).__name__ for part in parts if not isinstance(part, Physics)]
+    if wrong or not parts:
+        raise WrongKind(
+            f"the list of physics holds {', '.join(wrong) or 'nothing'}. Write deepinv.physics objects."
+        )
+    _warn_about_weights(parts)
+    operators = pack_all(ctx, [rewrite(part, exact) for part in parts], local=parts)
+    is_single = isinstance(value, Physics) and not hasattr(value, "physics_list")
+    return stack(ctx, operators, is_single=is_single, **options)
 
 
-def _tell_of_weights(parts: Sequence[Any]) -> None:
-    """Say that weights of operators get no gradients."""
+def _warn_about_weights(parts: Sequence[Any]) -> None:
+    """Warn that weights of operators get no gradients."""
     for number, part in enumerate(parts):
         name = next((name for name, weight in part.named_parameters() if weight.requires_grad), None)
         if name is not None:
             warnings.warn(
                 f"operator {number} ({type(part).__name__}) has weights that want gradients ({name}): distributed operators have "
-                "gradients by their images alone. Write requires_grad_(False), or train without distribute.",
+                "gradients with respect to their images alone. Write requires_grad_(False), or train without distribute.",
                 stacklevel=4,
             )
 
 
-def fidelity_of(
-    thing: Any,
+def build_fidelity(
+    value: Any,
     ctx: Engine,
     count: int | None = None,
     shared: Mapping[str, Any] | None = None,
     reduction: str | None = "sum",
 ) -> Any:
-    """A distributed fidelity: one for all operators, one for each, or what a factory makes."""
+    """Return a distributed fidelity: one for all operators, one for each, or the objects of a factory."""
     from deepinv.optim.data_fidelity import DataFidelity, StackedPhysicsDataFidelity
 
     from halotile.tasks.distributed.stacks.fidelity import DistributedDataFidelity
 
-    if isinstance(thing, StackedPhysicsDataFidelity):
-        thing = list(thing.data_fidelity_list)
-    if isinstance(thing, DataFidelity):
-        return DistributedDataFidelity(ctx, pack_all(ctx, [thing]), copy.deepcopy(thing), reduction=reduction)
-    operators: Operators
-    if isinstance(thing, list | tuple):
-        operators = pack_all(ctx, thing)
-    else:
-        operators = make_all(ctx, thing, count, shared)
+    if isinstance(value, StackedPhysicsDataFidelity):
+        value = list(value.data_fidelity_list)
+    if isinstance(value, DataFidelity):
+        fidelity = copy.deepcopy(value)
+        return DistributedDataFidelity(ctx, pack_all(ctx, [value]), fidelity, reduction=reduction)
+    is_list = isinstance(value, list | tuple)
+    operators = pack_all(ctx, value) if is_list else make_all(ctx, value, count, shared)
     return DistributedDataFidelity(ctx, operators, reduction=reduction)
 
 
-def processing_of(thing: Any, ctx: Engine, tiling: TilingOptions) -> DistributedProcessing:
-    """A denoiser or function on tiles; of deepinv's class too where the script has imported deepinv, which takes seconds."""
+def build_processing(processor: Any, ctx: Engine, tiling: TilingOptions) -> DistributedProcessing:
+    """Return a denoiser or function on tiles.
+
+    It is an instance of deepinv's class if deepinv is imported already: importing it takes seconds.
+    """
     if "deepinv" not in sys.modules:
-        return DistributedProcessing(ctx, thing, tiling)
-    from halotile.tasks.distributed.tiling.peer import DeepinvProcessing
+        return DistributedProcessing(ctx, processor, tiling)
+    from halotile.tasks.distributed.tiling.deepinv_class import DeepinvProcessing
 
-    return DeepinvProcessing(ctx, thing, tiling)
+    return DeepinvProcessing(ctx, processor, tiling)
 
 
-def prior_of(thing: Any, ctx: Engine, tiling: TilingOptions) -> Any:
-    """The same prior with its denoiser distributed.
+def build_prior(prior: Any, ctx: Engine, tiling: TilingOptions) -> Any:
+    """Return the same prior with its denoiser distributed.
 
     Raises
     ------
     ConfigError
-        For a prior without one.
+        For a prior without a denoiser.
     """
-    denoiser = getattr(thing, "denoiser", None)
+    denoiser = getattr(prior, "denoiser", None)
     if denoiser is None:
         raise ConfigError(
-            f"the prior {type(thing).__name__} has no denoiser: how it runs on tiles is not clear. Distribute what "
-            "computes its prox: distribute(prior.prox, ctx, type_object='denoiser')."
+            f"the prior {type(prior).__name__} has no denoiser, so it cannot run on tiles. Distribute its prox: "
+            "distribute(prior.prox, ctx, type_object='denoiser')."
         )
-    same = copy.copy(thing)
-    same._modules = dict(thing._modules)
-    same.denoiser = processing_of(denoiser, ctx, tiling)
+    same = copy.copy(prior)
+    same._modules = dict(prior._modules)
+    same.denoiser = build_processing(denoiser, ctx, tiling)
     return same
 
 
-def model_of(model: Any, ctx: Engine, tiling: TilingOptions) -> Any:
-    """An unfolded model of ``deepinv.optim`` with its fidelities and denoisers distributed, in place.
+def build_model(model: Any, ctx: Engine, tiling: TilingOptions) -> Any:
+    """Distribute the fidelities and denoisers of an unfolded model of ``deepinv.optim``, in place.
 
     Raises
     ------
@@ -186,34 +188,96 @@ def model_of(model: Any, ctx: Engine, tiling: TilingOptions) -> Any:
 
     if not isinstance(model, BaseOptim):
         raise WrongKind(
-            f"type_object='module' only supports deepinv BaseOptim models with unfold=True, and {type(model).__name__} is "
-            "none. Write type_object='denoiser' to run a network on tiles."
+            f"type_object='module' only supports deepinv BaseOptim models with unfold=True, not a {type(model).__name__}. "
+            "Write type_object='denoiser' to run a network on tiles."
         )
     if not model.unfold:
         raise WrongKind(
-            "the model has unfold=False. Distribute its physics, its fidelity and its denoiser, and make it of those."
+            "the model has unfold=False. Distribute its physics, its fidelity and its denoiser, and build the model of those."
         )
     from halotile.tasks.distributed.stacks.fidelity import DistributedDataFidelity
 
     if model.data_fidelity is not None:
         model.data_fidelity = torch.nn.ModuleList(
-            each if isinstance(each, DistributedDataFidelity) else fidelity_of(each, ctx)
-            for each in model.data_fidelity
+            fidelity if isinstance(fidelity, DistributedDataFidelity) else build_fidelity(fidelity, ctx)
+            for fidelity in model.data_fidelity
         )
     for prior in model.prior or ():
         denoiser = getattr(prior, "denoiser", None)
         if denoiser is not None and not isinstance(denoiser, DistributedProcessing):
-            prior.denoiser = processing_of(denoiser, ctx, tiling)
-    model._deepinv_dist_sync = None  # by which deepinv tells that nothing is left to do
+            prior.denoiser = build_processing(denoiser, ctx, tiling)
+    model._deepinv_dist_sync = (
+        None  # tells deepinv that the model is distributed and needs no synchronisation
+    )
     return model
 
 
-def _parameters_of(thing: Any, ctx: Engine) -> Any:
-    """The parameters as they are: one driver has all of their gradients."""
-    one = isinstance(thing, torch.nn.Parameter)
-    for each in [thing] if one else thing:
-        if not isinstance(each, torch.nn.Parameter):
+def _check_parameters(value: Any) -> Any:
+    """Return the parameters as they are: the one driver has all of their gradients."""
+    is_single = isinstance(value, torch.nn.Parameter)
+    for parameter in [value] if is_single else value:
+        if not isinstance(parameter, torch.nn.Parameter):
             raise WrongKind(
-                f"the list of parameters holds a {type(each).__name__}. Write torch.nn.Parameter objects."
+                f"the list of parameters holds a {type(parameter).__name__}. Write torch.nn.Parameter objects."
             )
-    return thing if one else list(thing)
+    return value if is_single else list(value)
+
+
+def detect_kind(value: Any) -> str:
+    """Detect the kind of an object.
+
+    Raises
+    ------
+    ConfigError
+        When the kind is ambiguous; with the type of the object.
+
+    Examples
+    --------
+    >>> detect_kind(torch.nn.Parameter(torch.ones(1)))
+    'parameters'
+    """
+    is_list = isinstance(value, list | tuple)
+    first = value[0] if is_list and len(value) else value
+    if isinstance(first, torch.nn.Parameter):
+        return "parameters"
+    if kind := _deepinv_kind(value, is_list):
+        return kind
+    if isinstance(value, torch.nn.Module):
+        raise ConfigError(
+            f"Cannot auto-detect generic torch.nn.Module: {type(value).__name__} could be a denoiser or a model. "
+            "Write type_object='denoiser' to run it on tiles."
+        )
+    if is_list:
+        names = ", ".join(dict.fromkeys(type(entry).__name__ for entry in value)) or "nothing"
+        given = f"the {type(value).__name__} holds {names}"
+    else:
+        suffix = " that can be called" if callable(value) else ""
+        given = f"the object is a {type(value).__name__}{suffix}"
+    raise ConfigError(f"{given}: its kind is not clear. Write type_object, one of {', '.join(KINDS)}.")
+
+
+def unstack(physics: Sequence[Any]) -> list[Any]:
+    """Replace stacks by their operators."""
+    return [part for each in physics for part in getattr(each, "physics_list", [each])]
+
+
+def _deepinv_kind(value: Any, is_list: bool) -> str | None:
+    """Detect the kind of one or several objects of deepinv."""
+    try:
+        from deepinv.models.base import Denoiser
+        from deepinv.optim import BaseOptim
+        from deepinv.optim.data_fidelity import DataFidelity
+        from deepinv.optim.prior import Prior
+        from deepinv.physics import LinearPhysics, Physics
+    except ImportError:
+        return None
+    parts = list(value) if is_list else [value]
+    if not parts:
+        return None
+    if all(isinstance(part, Physics) for part in parts):
+        is_linear = all(isinstance(part, LinearPhysics) for part in unstack(parts))
+        return "linear_physics" if is_linear else "physics"
+    if all(isinstance(part, DataFidelity) for part in parts):
+        return "data_fidelity"
+    classes = ((BaseOptim, "module"), (Denoiser, "denoiser"), (Prior, "prior"))
+    return next((kind for base, kind in classes if isinstance(value, base)), None)

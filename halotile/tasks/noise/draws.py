@@ -1,7 +1,7 @@
-"""Random numbers by position: a pixel draws the same number in whatever tile it lies.
+"""Random numbers by position: a pixel gets the same number whatever tile it lies in.
 
-The plane is cut into cells of fixed size. Each cell has a stream of its own (Philox, keyed by seed, operator
-and plane, its counter set by the cell's place), from which all its pixels are drawn at once.
+The plane is cut into cells of fixed size. Each cell has its own stream (Philox, keyed by seed, operator
+and plane, its counter set by the position of the cell), from which all its pixels are drawn at once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from halotile.storage.grid import Region
 
 CELL = 64
-"""Edge of a cell in pixels. It belongs to what a seed means: another one gives other numbers."""
+"""Edge of a cell in pixels. The numbers of a seed depend on it."""
 
 
 @dataclass(frozen=True)
 class RandomImage:
-    """Standard normal numbers, the same for the same seed whatever is read of them."""
+    """Standard normal numbers, the same for the same seed whatever region is read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -38,16 +38,16 @@ Draw = Callable[[np.random.Generator], NDArray[Any]]
 
 
 def draw_cells(region: Region, seed: int, operator: int, draw: Draw) -> NDArray[Any]:
-    """Numbers for the pixels of a region, by their global positions.
+    """Draw numbers for the pixels of a region, by their global positions.
 
     Parameters
     ----------
     region : Region
-        The last two axes are those of the cells; one alone lies in the first row of them.
+        Cells lie on the last two axes; a region of one axis lies in the first row.
     seed, operator : int
-        Which image of random numbers: 0 or more.
+        The image of random numbers: each 0 or more.
     draw : callable
-        Gives the numbers of one cell, shape (CELL, CELL).
+        Returns the numbers of one cell, shape (CELL, CELL).
 
     Examples
     --------
@@ -81,16 +81,16 @@ def draw_cells(region: Region, seed: int, operator: int, draw: Draw) -> NDArray[
 
 
 def gaussian(clean: NDArray[Any], region: Region, *, sigma: float, seed: int, operator: int) -> NDArray[Any]:
-    """``y = x + sigma n``, n standard normal: noise on the pixels of a region."""
+    """``y = x + sigma n``, n standard normal, for the pixels of a region."""
     noise = draw_cells(region, seed, operator, lambda stream: stream.standard_normal((CELL, CELL)))
     return (clean + sigma * noise).astype(clean.dtype)
 
 
 def poisson(clean: NDArray[Any], region: Region, *, gain: float, seed: int, operator: int) -> NDArray[Any]:
-    """``y = gain P(x / gain)``, P a Poisson count: shot noise on the pixels of a region.
+    """``y = gain P(x / gain)``, P a Poisson count: shot noise for the pixels of a region.
 
-    The count is the quantile of one uniform number for each pixel, so that it depends on nothing but the
-    pixel's own rate.
+    The count is the quantile of one uniform number for each pixel, so that it depends on the rate of that
+    pixel alone.
     """
     from scipy.special import pdtrik
 

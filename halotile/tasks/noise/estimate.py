@@ -1,4 +1,4 @@
-"""The noise level of an image, estimated from a fixed set of samples all over it."""
+"""The noise level of an image, estimated from a fixed set of samples spread over it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NORMAL_MAD = 0.6744897501960817
 
 
 def estimate_noise_level(source: Readable, *, samples: int = 64, edge: int = 256) -> float:
-    """Standard deviation of white noise: ``median |d| / 0.6745``, d the Haar diagonal details.
+    """Estimate the standard deviation of white noise: ``median |d| / 0.6745``, d the Haar diagonal details.
 
-    The level of each sample square is estimated by itself; the median of these is the answer,
-    so that a few busy or empty places do not sway it. Squares without any variation (a mosaic's
+    The level of each sample square is estimated by itself; the median of these is the result,
+    so that a few busy or empty places do not bias it. Squares without any variation (a mosaic's
     background) do not count. The samples lie at the same places every time.
 
     Parameters
     ----------
     source : Readable
-        The image; the last two axes are those of the squares, samples are spread over the others.
+        The image; squares lie on the last two axes, and samples are spread over the others.
     samples : int
-        Number of squares at most.
+        Largest number of squares.
     edge : int
         Edge of a square, in pixels.
 
@@ -39,7 +39,7 @@ def estimate_noise_level(source: Readable, *, samples: int = 64, edge: int = 256
     Raises
     ------
     InputError
-        When the image is too small to have details, or has none.
+        When the image is too small for details, or has none.
 
     References
     ----------
@@ -53,19 +53,19 @@ def estimate_noise_level(source: Readable, *, samples: int = 64, edge: int = 256
         )
     regions = sample_regions(source.shape, samples, edge)
     levels = [square_level(source.read(region)) for region in regions]
-    telling = [level for level in levels if level > 0 and math.isfinite(level)]
-    if not telling:
-        why = "its pixels are alike wherever it was sampled"
+    usable = [level for level in levels if level > 0 and math.isfinite(level)]
+    if not usable:
+        why = "its pixels are equal wherever it was sampled"
         if all(map(math.isnan, levels)):
             why = "no 2 x 2 pixels are finite wherever it was sampled"
         raise InputError(
-            f"sigma is auto, and no noise could be estimated in the image: {why}. Write sigma as a number."
+            f"sigma is auto, but no noise could be estimated in the image: {why}. Write sigma as a number."
         )
-    return float(np.median(telling))
+    return float(np.median(usable))
 
 
 def sample_regions(shape: tuple[int, ...], samples: int, edge: int) -> list[Region]:
-    """Squares spread evenly over an image: every axis by a low-discrepancy sequence of its own.
+    """Squares spread evenly over an image by a low-discrepancy sequence.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def sample_regions(shape: tuple[int, ...], samples: int, edge: int) -> list[Regi
 
 
 def square_level(pixels: NDArray[np.generic]) -> float:
-    """Noise level of one square; NaN where nothing in it is finite."""
+    """Noise level of one square; NaN if nothing in it is finite."""
     rows, columns = (n // 2 * 2 for n in pixels.shape[-2:])
     square = pixels.reshape(pixels.shape[-2:])[:rows, :columns].astype(np.float64)
     with np.errstate(invalid="ignore"):

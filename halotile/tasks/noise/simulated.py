@@ -1,4 +1,4 @@
-"""A measurement that was never made: what an operator gives of a true image, with noise by position."""
+"""A simulated measurement: the forward of a reference image, with noise by position."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from halotile.tasks.noise.draws import gaussian, poisson
 from halotile.tasks.operators.base import Derived
 
 ROUNDING = 1e-5
-"""The part of the brightest pixel that a convolution may fall below 0 where there is nothing."""
+"""The fraction of the brightest pixel by which a convolution may round below 0 on an empty background."""
 FAINT = 1e-3
-"""So many counts below 0 are none."""
+"""Counts below 0 that are taken for 0."""
 
 Noise = Literal["gaussian", "poisson", "none"]
 
 
 @dataclass(frozen=True)
 class Simulated(Derived):
-    """``A x`` with noise: the same numbers for the same seed, whatever is read of them.
+    """``A x`` with noise: the same numbers for the same seed, whatever region is read.
 
     Parameters
     ----------
@@ -33,11 +33,11 @@ class Simulated(Derived):
     noise : str
         ``gaussian``, ``poisson`` or ``none``.
     level : float
-        gaussian: its standard deviation. poisson: what one count is worth.
+        gaussian: the standard deviation. poisson: the value of one count.
     background : float
-        poisson: what is there without the image.
+        poisson: added to ``A x`` before counting.
     seed, operator : int
-        Which noise: each operator of a stack has its own.
+        Select the noise: each operator of a stack has its own.
 
     Examples
     --------
@@ -67,12 +67,12 @@ class Simulated(Derived):
         return clean
 
     def _check_light(self, lit: NDArray[Any]) -> None:
-        """Refuse what no count can be drawn of; what rounding leaves below 0 is 0.
+        """Refuse pixels for which no count can be drawn; values that rounding leaves below 0 count as 0.
 
         Raises
         ------
         InputError
-            With how many pixels of the region these are.
+            With the number of such pixels in the region.
         """
         finite = np.isfinite(lit)
         brightest = float(np.max(lit, initial=0, where=finite))
@@ -80,7 +80,7 @@ class Simulated(Derived):
         if bad := int(np.count_nonzero(dark | ~finite)):
             least = float(np.min(lit, initial=0, where=finite))
             raise InputError(
-                f"poisson noise counts light, and {bad:,} of {lit.size:,} pixels that operators[{self.operator}] gives of the "
+                f"poisson noise counts light, but {bad:,} of {lit.size:,} pixels that operators[{self.operator}] makes of the "
                 f"reference here are below 0 or not finite, the least {least:.3g}. Write a reference that is nowhere below 0, "
-                "or fidelity: {name: poisson, background: ...} to lift it."
+                "or fidelity: {name: poisson, background: ...} to raise it."
             )

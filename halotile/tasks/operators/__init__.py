@@ -1,1 +1,1 @@
-"""One file for each imaging operator."""
+"""Imaging operators, one file each."""

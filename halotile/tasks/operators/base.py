@@ -1,14 +1,14 @@
-"""What an imaging operator declares, so that a stack of them can run on pieces of an image.
+"""Declarations of an imaging operator that let a stack of operators run on parts of an image.
 
-An operator is a frozen dataclass of its options. ``forward`` and ``adjoint`` take a
-:class:`~halotile.storage.rim.Readable` and give one: nothing is computed before a region is read, and then
-only what that region needs. So operators compose, and the whole image is only ever one more region.
+An operator is a frozen dataclass of its options. ``forward`` and ``adjoint`` take and return a
+:class:`~halotile.storage.rim.Readable`: nothing is computed before a region is read, and then
+only what that region needs. So operators compose, and the whole image is just another region.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 import numpy as np
@@ -19,24 +19,22 @@ from halotile.storage.rim import Pixels, Readable
 
 Shape = tuple[int, ...]
 Kind = Literal["local", "windowed", "whole"]
-"""What of the image an operator has to see: a neighbourhood, one window, or all of it."""
+"""The part of the image that an operator needs: a neighbourhood of each pixel, one window, or all of it."""
 
 
 class Operator(Protocol):
-    """A linear map from images to measurements. Images may have axes in front of y and x: each plane by itself."""
+    """A linear map from images to measurements. With axes before y and x, it acts on each plane by itself."""
 
     name: ClassVar[str]
-    """The word that a job file uses."""
+    """The name in a job file."""
 
     @property
     def kind(self) -> Kind:
-        """What of the image it has to see."""
-        ...
+        """The part of the image that it needs."""
 
     @property
     def reach(self) -> int:
-        """How far, in pixels of the image, a pixel of the measurement may look from where it lies."""
-        ...
+        """Largest distance, in pixels of the image, from a measurement pixel to an image pixel that it depends on."""
 
     def measured(self, image: Shape) -> Shape:
         """Shape of the measurement of an image of this shape.
@@ -44,29 +42,25 @@ class Operator(Protocol):
         Raises
         ------
         ConfigError
-            When there can be none.
+            When such an image cannot be measured.
         """
-        ...
 
     def forward(self, image: Readable) -> Readable:
         """``A x``."""
-        ...
 
     def adjoint(self, measurement: Readable, image: Shape) -> Readable:
         """``A^T y``, of the shape ``image``."""
-        ...
 
 
 class Windowed(Operator, Protocol):
     """An operator of the kind ``windowed``."""
 
     def window(self, image: Shape) -> Region:
-        """The pixels that it sees of an image of this shape; its adjoint is zero elsewhere."""
-        ...
+        """The region of an image of this shape that it needs; its adjoint is zero elsewhere."""
 
 
 def window_of(operator: Operator, image: Shape) -> Region:
-    """The pixels that an operator sees of an image: its window, or all of them.
+    """The region of an image that an operator needs: its window, or the whole image.
 
     Examples
     --------
@@ -81,16 +75,16 @@ Some = TypeVar("Some", bound=Operator)
 
 
 def with_engine(operator: Some, dtype: np.dtype[Any], exact: bool) -> Some:
-    """The operator with its convolutions' ``engine: auto`` decided; as it is, when it has none.
+    """Return the operator with ``engine: auto`` of its convolutions decided, or unchanged without convolutions.
 
     Parameters
     ----------
     operator : Operator
-        A blur, or a sum or composition that may hold some.
+        A blur, or a sum or composition that may contain blurs.
     dtype : dtype
-        What pixels are computed in.
+        The dtype of the computation.
     exact : bool
-        Whether every convolution has to be a direct sum.
+        Whether every convolution must be a direct sum.
 
     Examples
     --------
@@ -103,7 +97,7 @@ def with_engine(operator: Some, dtype: np.dtype[Any], exact: bool) -> Some:
 
 
 def engines_of(operator: Operator) -> Iterator[str]:
-    """How the convolutions of an operator are computed, and of those that it is made of.
+    """Yield the engines of an operator's convolutions, including those of its parts.
 
     Examples
     --------
@@ -119,20 +113,25 @@ def engines_of(operator: Operator) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Derived:
-    """An image that is computed from another one of its shape; what derives from it says how, in ``read``."""
+class Computed:
+    """An image that is computed from another one; subclasses define ``shape`` and ``read``."""
 
     image: Readable
-
-    @property
-    def shape(self) -> Shape:
-        """Shape in pixels."""
-        return self.image.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of one pixel."""
         return working_dtype(self.image.dtype)
+
+
+@dataclass(frozen=True)
+class Derived(Computed):
+    """An image that is computed from another one of the same shape; subclasses define ``read``."""
+
+    @property
+    def shape(self) -> Shape:
+        """Shape in pixels."""
+        return self.image.shape
 
 
 @dataclass(frozen=True)
@@ -152,15 +151,22 @@ class InMemory:
         return self.pixels.dtype
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``, not copied."""
+        """The pixels of ``region``, as a view."""
         return self.pixels[region.slices]
 
 
+class PickledByFields:
+    """A dataclass that pickles without its cached properties, which are computed anew where it is loaded."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+
+
 def read_all(source: Readable) -> Pixels:
-    """Every pixel."""
+    """Read all pixels."""
     return source.read(Region.whole(source.shape))
 
 
 def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """What pixels of this type are computed in: double where they are double, single otherwise."""
+    """The dtype of computations with pixels of this dtype: double for double, else single precision."""
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)

@@ -12,8 +12,7 @@ from halotile.errors import ConfigError
 from halotile.storage.rim import Readable
 from halotile.tasks.convolution.overlap_save import Engine, engine_for
 from halotile.tasks.operators.base import Kind, Shape
-from halotile.tasks.operators.common.frame import Frame
-from halotile.tasks.operators.common.kernel import Frames, Seen, Spread
+from halotile.tasks.operators.common.kernel import Frame, Frames, Seen, Spread
 from halotile.tasks.options import check_whole
 
 RULES = {
@@ -23,7 +22,7 @@ RULES = {
     "zero": "constant",
     "valid": "cut",
 }
-"""Boundaries as imaging people call them, and the rim rules that they are."""
+"""Rim rules by the names of boundaries that are usual in imaging."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,16 +32,16 @@ class Blur:
     Parameters
     ----------
     kernel : ndarray, shape (rows, columns) or (planes, rows, columns)
-        The kernel, its centre at (rows - 1) // 2, (columns - 1) // 2 from its end, as deepinv has it.
+        The kernel, its centre at (rows - 1) // 2, (columns - 1) // 2 from its end, as in deepinv.
     boundary : str
         ``circular``, ``reflect`` (about the edge pixel), ``replicate``, ``zero``, or ``valid``: the
-        measurement is smaller by the kernel.
+        measurement is smaller by the kernel size.
     factor : int
         Downsampling.
     engine : str
-        ``direct``: sums over the kernel's taps, with the bits of torch's convolution; ``fft``: Fourier transforms of
+        ``direct``: sums over the taps of the kernel, with the bits of torch's convolution; ``fft``: Fourier transforms of
         cells, faster for large kernels and within 1e-6 (root mean square, single precision) of the
-        direct sum; ``auto``: what :meth:`with_engine` chooses, and until then ``direct``. With each of them any
+        direct sum; ``auto``: chosen by :meth:`with_engine`, and ``direct`` until then. With each engine any
         region has the bits of the whole.
 
     Examples
@@ -69,38 +68,36 @@ class Blur:
         check_whole("factor", self.factor, 1)
         if self.engine == "fft" and self.factor != 1:
             raise ConfigError(
-                f"engine is 'fft' and factor {self.factor}: the transforms compute every pixel, also those that are left "
+                f"engine is 'fft' and factor {self.factor}: the transforms would also compute the pixels that are left "
                 "out. Write engine: direct."
             )
         self._check_kernel()
 
     def _check_kernel(self) -> None:
-        """Refuse a kernel that spreads no light, or none that can be told."""
+        """Refuse a kernel of a wrong shape, that is not real and finite, or that is zero."""
         if self.kernel.ndim not in (2, 3) or 0 in self.kernel.shape:
             raise ConfigError(
-                f"kernel has shape {self.kernel.shape}: write rows and columns, or one such kernel for each plane."
+                f"kernel has shape {self.kernel.shape}: write an array of rows and columns, or one such kernel for each plane."
             )
         if self.kernel.dtype.kind not in "biuf":
-            raise ConfigError(f"kernel is {self.kernel.dtype}: light adds up. Write real numbers.")
+            raise ConfigError(f"kernel is {self.kernel.dtype}: a blur adds light. Write real numbers.")
         if bad := int(np.count_nonzero(~np.isfinite(self.kernel))):
             raise ConfigError(
                 f"kernel has {bad} of {self.kernel.size} numbers that are NaN or infinite. Write finite ones."
             )
         if not self.kernel.any():
-            raise ConfigError(
-                "kernel is 0 everywhere: nothing of the image would be measured. Write another."
-            )
+            raise ConfigError("kernel is 0 everywhere: the measurement would be empty. Write another kernel.")
 
     @property
     def reach(self) -> int:
-        """Half the kernel; all of it where measurements are smaller by it, and lie at its first pixel."""
+        """Half the kernel size; all of it for ``valid``, where a measurement pixel lies at the first pixel of the kernel."""
         taps = int(max(self.kernel.shape[-2:]))
         return taps - 1 if self.boundary == "valid" else taps // 2
 
     def with_engine(self, dtype: np.dtype[Any], exact: bool) -> Blur:
-        """The same with ``engine: auto`` decided, for pixels computed in this type.
+        """The blur with ``engine: auto`` decided, for computations in this dtype.
 
-        ``direct`` where the job has to be exact, the kernel is small, or pixels are left out.
+        ``direct`` if the job must be exact, the kernel is small, or pixels are left out.
 
         Examples
         --------
@@ -113,7 +110,7 @@ class Blur:
         return replace(self, engine=engine_for(self.kernel.shape, dtype, exact or self.factor > 1))
 
     def frames(self, image: Shape) -> Frames:
-        """How image and measurement lie to each other, along y and x."""
+        """Positions of the measurement pixels in the image, along y and x."""
         y, x = (self._frame(n, taps) for n, taps in zip(image[-2:], self.kernel.shape[-2:], strict=True))
         return y, x
 
@@ -123,13 +120,13 @@ class Blur:
         seen = length - taps + 1 if rule == "cut" else length
         if seen < 1 or (rule == "mirror" and taps // 2 >= length):
             raise ConfigError(
-                f"the kernel is {taps} pixels long and the image {length}: with boundary {self.boundary} it has to be "
+                f"the kernel is {taps} pixels long and the image {length}: with boundary {self.boundary} the kernel must be "
                 "shorter. Crop the kernel, or write boundary: zero."
             )
         if rule == "periodic" and length % self.factor:
             raise ConfigError(
-                f"the image is {length} pixels long, no multiple of the factor {self.factor}: with boundary circular "
-                "it has to be. Crop the image, or write another boundary."
+                f"the image is {length} pixels long, which is not a multiple of the factor {self.factor}: with boundary circular "
+                "it must be. Crop the image, or write another boundary."
             )
         return Frame(length, -(-seen // self.factor), taps, self.factor, before, rule)
 
@@ -139,8 +136,8 @@ class Blur:
         if planes > 1 and (len(image) < 3 or image[-3] != planes):
             has = f"{image[-3]} planes" if len(image) > 2 else "no axis in front of y and x"
             raise ConfigError(
-                f"the kernel has shape {self.kernel.shape}, one for each of {planes} planes, and the image of shape {image} "
-                f"has {has}. Write a kernel of rows and columns, which is for every plane, or {planes} planes of data."
+                f"the kernel has shape {self.kernel.shape}, one for each of {planes} planes, but the image of shape {image} "
+                f"has {has}. Write a kernel of rows and columns, which is used for every plane, or {planes} planes of data."
             )
         return (*image[:-2], *(frame.count for frame in self.frames(image)))
 

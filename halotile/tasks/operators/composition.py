@@ -1,4 +1,4 @@
-"""Composition: operators one after the other."""
+"""Composition: operators applied one after the other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Composition:
     Parameters
     ----------
     operators : tuple of Operator
-        In the order in which they act.
+        In the order in which they are applied.
     """
 
     name: ClassVar[str] = "composition"
@@ -29,17 +29,17 @@ class Composition:
 
     @property
     def kind(self) -> Kind:
-        """``windowed`` where the first sees a window, or a later one and those before it a neighbourhood each."""
+        """The kind of the first operator that is not ``local``, else ``local``."""
         for operator in self.operators:
             if operator.kind != "local":
                 return operator.kind
         return "local"
 
     def window(self, image: Shape) -> Region:
-        """What it sees of the image, where the kind is ``windowed``.
+        """The region of the image that it needs, if the kind is ``windowed``.
 
-        The window of the operator that has one, grown by the reach of those before it; an axis that it leaves, or along
-        which they change the size, is seen from end to end.
+        This is the window of the windowed operator, grown by the reach of those before it; an axis along which it would leave
+        the image, or along which they change the size, is needed from end to end.
         """
         shapes = self.shapes(image)
         number = next(i for i, operator in enumerate(self.operators) if operator.kind == "windowed")
@@ -47,16 +47,16 @@ class Composition:
         for operator, before, after in reversed(
             list(zip(self.operators[:number], shapes, shapes[1:], strict=False))
         ):
-            window = _seen(window, operator.reach, before, after)
+            window = _needed(window, operator.reach, before, after)
         return window
 
     def with_engine(self, dtype: np.dtype[Any], exact: bool) -> Composition:
-        """The same with the engines of its operators decided."""
+        """The composition with the engines of its operators decided."""
         return replace(self, operators=tuple(with_engine(o, dtype, exact) for o in self.operators))
 
     @property
     def reach(self) -> int:
-        """All of theirs together; where one leaves out pixels, those behind it look farther."""
+        """The sum of the reaches, times the factors of the operators before each."""
         total, spacing = 0, 1
         for operator in self.operators:
             total += spacing * operator.reach
@@ -64,9 +64,9 @@ class Composition:
         return total
 
     def shapes(self, image: Shape) -> list[Shape]:
-        """Shape of the image and of what each operator makes of it."""
+        """Shape of the image and of the result of each operator."""
         if not self.operators:
-            raise ConfigError("a composition of no operators changes nothing. Write at least one.")
+            raise ConfigError("a composition without operators changes nothing. Write at least one operator.")
         shapes = [image]
         for operator in self.operators:
             shapes.append(operator.measured(shapes[-1]))
@@ -90,8 +90,8 @@ class Composition:
         return measurement
 
 
-def _seen(window: Region, reach: int, before: Shape, after: Shape) -> Region:
-    """The window in the image ``before`` that a window in the image ``after`` needs."""
+def _needed(window: Region, reach: int, before: Shape, after: Shape) -> Region:
+    """The window of the image ``before`` that a window of the image ``after`` needs."""
     front = len(before) - 2
     grown = window.grow(((0, 0),) * front + ((reach, reach),) * 2)
     ends = zip(grown.start, grown.stop, before, after, strict=True)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Kind, Shape, working_dtype
+from halotile.tasks.operators.base import Computed, Kind, Shape
 
 
 @dataclass(frozen=True)
-class Cut:
+class Cut(Computed):
     """``y[i] = x[i + origin]``."""
 
-    image: Readable
     window: Region
 
     @property
@@ -25,35 +24,24 @@ class Cut:
         """Shape in pixels."""
         return self.window.shape
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        return working_dtype(self.image.dtype)
-
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
         return self.image.read(region.shift(self.window.start)).astype(self.dtype, copy=False)
 
 
 @dataclass(frozen=True)
-class Pasted:
-    """``x[p] = y[p - origin]`` in the window, zero outside of it."""
+class Pasted(Computed):
+    """``x[p] = y[p - origin]`` in the window, zero outside of it; its ``image`` is ``y``."""
 
-    measurement: Readable
     window: Region
     shape: Shape
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        return working_dtype(self.measurement.dtype)
-
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``; of the measurement only what lies in it is read."""
+        """The pixels of ``region``; only its part of the measurement is read."""
         pixels = np.zeros(region.shape, self.dtype)
         shared = region.clip(self.window)
         if shared.size:
-            pixels[shared.relative_to(region).slices] = self.measurement.read(shared.relative_to(self.window))
+            pixels[shared.relative_to(region).slices] = self.image.read(shared.relative_to(self.window))
         return pixels
 
 
@@ -64,9 +52,9 @@ class Crop:
     Parameters
     ----------
     origin : (int, int)
-        The window's first pixel, along y and x. The window lies inside the image.
+        First pixel of the window, along y and x. The window must lie inside the image.
     size : (int, int)
-        Its rows and columns.
+        Rows and columns of the window.
 
     Examples
     --------
@@ -91,11 +79,11 @@ class Crop:
 
     @property
     def reach(self) -> int:
-        """It looks at no other pixel."""
+        """0: each pixel depends on one pixel."""
         return 0
 
     def window(self, image: Shape) -> Region:
-        """The pixels that it sees of an image of this shape."""
+        """The window in an image of this shape."""
         front = len(image) - 2
         stop = tuple(a + n for a, n in zip(self.origin, self.size, strict=True))
         window = Region((0,) * front + tuple(self.origin), image[:front] + stop)

@@ -1,4 +1,4 @@
-"""deepinv: a linear physics of the package of that name as an operator."""
+"""deepinv: a linear physics of the package deepinv as an operator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
@@ -16,72 +16,60 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Kind, Operator, Shape, read_all, working_dtype
+from halotile.tasks.operators.base import Computed, Kind, Operator, PickledByFields, Shape, read_all
 from halotile.tasks.operators.common.locality import SIDES, agrees, find_reach, widened
 from halotile.tasks.operators.common.physics import REFUSALS, Physics, build
-from halotile.tasks.operators.common.translation import channel_counts, stated_size, translated
+from halotile.tasks.operators.common.translation import channel_counts, stated_size, translate
 from halotile.tasks.options import check_whole
 
 COPIES = 3
-"""So many images and measurements a physics is taken to hold at once: what goes in, what comes out, one between."""
+"""Assumed number of images and measurements in memory at once: input, output, and one in between."""
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Near:
-    """A map that looks ``margin`` pixels far, on one window for each region."""
+class Windows(Computed):
+    """The result of a map with a reach of ``margin`` pixels, computed from one window for each region."""
 
-    source: Readable
     shape: Shape
     margin: int
     apply: Callable[[Array], Array]
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        return working_dtype(self.source.dtype)
-
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
         window = widened(region, self.margin, self.shape)
-        return self.apply(self.source.read(window))[region.relative_to(window).slices]
+        return self.apply(self.image.read(window))[region.relative_to(window).slices]
 
 
-@dataclass(eq=False)
-class Computed:
-    """A map of all of its source, computed when it is first read and then held."""
+@dataclass(frozen=True, eq=False)
+class Whole(Computed):
+    """The result of a map on the whole image, computed when it is first read and then kept."""
 
-    source: Readable
     shape: Shape
     apply: Callable[[Array], Array]
-    _held: list[Array] = field(default_factory=list)
+    _results: list[Array] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of one pixel."""
-        return working_dtype(self.source.dtype)
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
         with self._lock:
-            if not self._held:
-                self._held.append(self.apply(read_all(self.source)))
-        return self._held[0][region.slices]
+            if not self._results:
+                self._results.append(self.apply(read_all(self.image)))
+        return self._results[0][region.slices]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Computed, (self.source, self.shape, self.apply)
+        return Whole, (self.image, self.shape, self.apply)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DeepInv:
+class DeepInv(PickledByFields):
     """``y = A x`` for a ``deepinv.physics.LinearPhysics``, in NumPy arrays.
 
-    A physics that is one of halotile's operators becomes that (``Blur``, ``BlurFFT``, ``Downsampling``, ``Inpainting``, when
-    both measure the same of a random image). Of the others one whose ``reach`` is told runs on windows, any region within
-    1e-6 of the whole; one whose reach is not told is taken to see all of the image, is computed whole once, then held. Where
-    deepinv's adjoint is not the transpose, the derivative of A takes its place. Noise is not applied.
+    A physics that equals one of halotile's operators is replaced by it (``Blur``, ``BlurFFT``, ``Downsampling``, ``Inpainting``,
+    if both give the same measurement of a random image). Another one runs on windows if its ``reach`` is given, any region within
+    1e-6 of the whole; without a reach it is assumed to need the whole image, and is computed once as a whole, then kept. If
+    deepinv's adjoint is not the transpose, the derivative of A is used instead. Noise is not applied.
 
     Images have the axes (..., C, H, W), or (H, W) for one channel.
 
@@ -90,16 +78,16 @@ class DeepInv:
     physics : str or deepinv.physics.LinearPhysics
         Name of a class in ``deepinv.physics``, or an object.
     options : mapping
-        For that class. Arrays, paths of ``.npy`` files and nested lists become tensors, ``rng: 3`` a generator with
-        that seed. What is drawn when it is made is the same in every process.
+        Arguments of that class. Arrays, paths of ``.npy`` files and nested lists become tensors, ``rng: 3`` a generator with
+        that seed. Random numbers of the constructor are the same in every process.
     reach_ : int or "auto", optional
-        How far, in pixels, it looks; ``auto`` finds out by trying it on small images. Either says that the physics is the same
-        everywhere in the image, which no trial on small ones can tell.
+        Reach in pixels; ``auto`` finds it by trials on small images. Either asserts that the physics is the same
+        everywhere in the image, which trials on small images cannot show.
 
     Raises
     ------
     MissingPackage, ConfigError
-        When it is first used: without deepinv, with options that it refuses, with a reach that is too short.
+        On first use: without deepinv, with options that it refuses, or with a reach that is too short.
 
     Examples
     --------
@@ -119,31 +107,25 @@ class DeepInv:
         if self.reach_ not in (None, "auto"):
             check_whole("reach", self.reach_, 0)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     @cached_property
     def calls(self) -> Physics:
-        """The physics itself."""
+        """The physics."""
         return Physics(build(self.physics, self.options))
 
     @cached_property
-    def ours(self) -> Operator | None:
-        """The operator of halotile that it is, if there is one."""
+    def replacement(self) -> Operator | None:
+        """The operator of halotile that it equals, if there is one."""
         counts = channel_counts(self.calls.module)
-        return next(filter(None, (translated(self.calls, count) for count in counts)), None)
+        return next(filter(None, (translate(self.calls, count) for count in counts)), None)
 
     @property
-    def told(self) -> Shape | None:
-        """The shape (C, H, W) that its images are told to have, where its adjoint gives no other."""
+    def fixed_shape(self) -> Shape | None:
+        """The only shape (C, H, W) of images that its adjoint returns, if its options fix it."""
         return stated_size(self.calls.module)
 
     @cached_property
-    def _near(self) -> int | None:
-        """How far it looks, told and held against windows, or found out; None where it is not told."""
+    def _reach(self) -> int | None:
+        """The reach, given and checked on windows, or found by trials; None if it is not given."""
         if self.reach_ is None:
             return None
         for channels in channel_counts(self.calls.module):
@@ -151,7 +133,7 @@ class DeepInv:
             if self.reach_ == "auto":
                 reach = find_reach(forward, adjoint, channels)
             else:
-                reach = self._checked(self.reach_, forward, adjoint, channels)
+                reach = self._check_reach(self.reach_, forward, adjoint, channels)
             if reach is not None:
                 return reach
         return None if self.reach_ == "auto" else self.reach_
@@ -159,14 +141,14 @@ class DeepInv:
     def _transposed(self, channels: int, measurement: Array) -> Array:
         return self.calls.adjoint(measurement, (channels, *measurement.shape[-2:]))
 
-    def _checked(
+    def _check_reach(
         self,
         declared: int,
         forward: Callable[[Array], Array],
         adjoint: Callable[[Array], Array],
         channels: int,
     ) -> int | None:
-        """The declared reach, held against windows; None when the physics takes no such image."""
+        """Check the declared reach on windows; None if the physics does not take such an image."""
         side = max(SIDES[0], 6 * declared)
         shape = (channels, side, side)
         try:
@@ -176,49 +158,49 @@ class DeepInv:
         if not agrees(forward, adjoint, declared, shape):
             raise ConfigError(
                 f"reach is {declared}, but {type(self.calls.module).__name__} looks farther or is not the same everywhere: "
-                "seams would show. Write a larger reach, or leave it out."
+                "seams would be visible. Write a larger reach, or omit it."
             )
         return declared
 
     @property
     def kind(self) -> Kind:
-        """``local`` where it can run on windows, else ``whole``. A declared reach is believed without deepinv."""
-        is_local = isinstance(self.reach_, int) or self.ours is not None or self._near is not None
+        """``local`` if it can run on windows, else ``whole``. A declared reach is accepted without deepinv."""
+        is_local = isinstance(self.reach_, int) or self.replacement is not None or self._reach is not None
         return "local" if is_local else "whole"
 
     @property
     def reach(self) -> int:
-        """How far it looks; 0 where it sees everything."""
+        """The reach in pixels; 0 if it needs the whole image."""
         if isinstance(self.reach_, int):
             return self.reach_
-        return self.ours.reach if self.ours is not None else self._near or 0
+        return self.replacement.reach if self.replacement is not None else self._reach or 0
 
     def memory_bytes(self, image: Shape) -> int:
-        """About what it takes to measure an image of this shape, or a window of it, in single precision."""
+        """Approximate memory to measure an image or window of this shape, in single precision."""
         return 4 * COPIES * (math.prod(image) + math.prod(self.measured(image)))
 
     def measured(self, image: Shape) -> Shape:
         """Shape of the measurement."""
-        if self.ours is not None:
-            return self.ours.measured(image)
-        return image if self._near is not None else self.calls.measured(image)
+        if self.replacement is not None:
+            return self.replacement.measured(image)
+        return image if self._reach is not None else self.calls.measured(image)
 
     def forward(self, image: Readable) -> Readable:
         """``A x``."""
-        if self.ours is not None:
-            return self.ours.forward(image)
+        if self.replacement is not None:
+            return self.replacement.forward(image)
         measured = self.measured(image.shape)
-        if self._near is not None:
-            return Near(image, measured, self._near, self._measure)
-        return Computed(image, measured, self._measure)
+        if self._reach is not None:
+            return Windows(image, measured, self._reach, self._measure)
+        return Whole(image, measured, self._measure)
 
     def adjoint(self, measurement: Readable, image: Shape) -> Readable:
         """``A^T y``."""
-        if self.ours is not None:
-            return self.ours.adjoint(measurement, image)
-        if self._near is not None:
-            return Near(measurement, image, 2 * self._near, self._spread)
-        return Computed(measurement, image, partial(self._spread, image=image))
+        if self.replacement is not None:
+            return self.replacement.adjoint(measurement, image)
+        if self._reach is not None:
+            return Windows(measurement, image, 2 * self._reach, self._spread)
+        return Whole(measurement, image, partial(self._spread, image=image))
 
     def _measure(self, image: Array) -> Array:
         return self.calls.forward(image)
@@ -228,7 +210,7 @@ class DeepInv:
 
 
 def is_physics(thing: object) -> bool:
-    """Whether it is a physics object of deepinv's. Where deepinv is not imported yet, nothing is."""
+    """Return whether an object is a deepinv physics; False as long as deepinv is not imported."""
     kinds = sys.modules.get("deepinv.physics")
     return kinds is not None and isinstance(thing, kinds.Physics)
 

@@ -1,4 +1,4 @@
-"""Downsampling: a smaller image, each of its pixels an average that lets no false detail through."""
+"""Downsampling: a smaller image, low-pass filtered against aliasing."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError
 from halotile.storage.rim import Readable
 from halotile.tasks.operators.base import Kind, Shape
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.common.kernel import Seen, Spread
+from halotile.tasks.options import check_whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class Downsample:
-    """Every ``factor``-th pixel of the image behind a low-pass filter: the cubic kernel, ``factor`` times as wide.
+    """Every ``factor``-th pixel of the image after a low-pass filter: the cubic kernel, ``factor`` times as wide.
 
     Parameters
     ----------
     factor : int
-        How many pixels of the image, along y and x, one pixel of the measurement stands for.
+        Pixels of the image for each pixel of the measurement, along y and x.
     boundary : str
         As for :class:`~halotile.tasks.operators.blur.Blur`.
 
@@ -46,19 +46,18 @@ class Downsample:
     boundary: str = "reflect"
 
     def __post_init__(self) -> None:
-        if isinstance(self.factor, bool) or not isinstance(self.factor, int) or self.factor < 1:
-            raise ConfigError(f"factor is {self.factor!r}: write a whole number, 1 or more.")
-        _ = self.blur  # which refuses an unknown boundary
+        check_whole("factor", self.factor, 1)
+        _ = self.blur  # refuses an unknown boundary
 
     @property
     def blur(self) -> Blur:
-        """The same as a blur whose every ``factor``-th pixel is kept."""
+        """The downsampling as a blur."""
         taps = cubic_kernel(self.factor)
         return Blur(kernel=np.outer(taps, taps), boundary=self.boundary, factor=self.factor)
 
     @property
     def reach(self) -> int:
-        """The length of the filter."""
+        """The reach of the blur."""
         return self.blur.reach
 
     def measured(self, image: Shape) -> Shape:
@@ -75,7 +74,7 @@ class Downsample:
 
 
 def cubic_kernel(factor: int) -> NDArray[Any]:
-    """The cubic kernel (a = -1/2) at pixels 1 / ``factor`` apart, their sum 1.
+    """The cubic kernel (a = -1/2) at pixels 1 / ``factor`` apart, normalised to the sum 1.
 
     Examples
     --------

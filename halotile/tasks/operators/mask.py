@@ -1,4 +1,4 @@
-"""Mask: each pixel times a number of its own, such as 0 or 1."""
+"""Mask: each pixel multiplied by its own weight, such as 0 or 1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from halotile.tasks.operators.base import Derived, Kind, Shape
 
 @dataclass(frozen=True)
 class Masked(Derived):
-    """``m * x``, the mask repeated along the axes in front of its own."""
+    """``m * x``, the mask repeated along the axes before its own."""
 
     mask: Readable
 
@@ -27,12 +27,12 @@ class Masked(Derived):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mask:
-    """``y = m * x``: its own adjoint.
+    """``y = m * x``; self-adjoint.
 
     Parameters
     ----------
     mask : Readable
-        As large as the image, or as its last axes.
+        Of the shape of the image, or of its last axes.
 
     Examples
     --------
@@ -50,15 +50,15 @@ class Mask:
 
     @property
     def reach(self) -> int:
-        """It looks at no other pixel."""
+        """0: each pixel depends on one pixel."""
         return 0
 
     def measured(self, image: Shape) -> Shape:
         """Shape of the measurement: that of the image."""
         if self.mask.shape != image[-len(self.mask.shape) :]:
             raise ConfigError(
-                f"the mask has shape {self.mask.shape} and the image {image}. Give it the image's shape, "
-                "or that of its last axes."
+                f"the mask has shape {self.mask.shape} and the image {image}. Write a mask of the image's shape, "
+                "or of the shape of its last axes."
             )
         return image
 

@@ -1,4 +1,4 @@
-"""The normal operator of a stack of blurs, folded into one kernel."""
+"""The normal operator of a stack of blurs, combined in one kernel."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.convolution.overlap_save import Engine, engine_for
 from halotile.tasks.operators.base import Derived, Kind, Operator, Shape
 from halotile.tasks.operators.blur import RULES, Blur
-from halotile.tasks.operators.common.frame import Frame
-from halotile.tasks.operators.common.kernel import Seen
+from halotile.tasks.operators.common.kernel import Frame, Seen
 from halotile.tasks.operators.sum import Total
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Normal:
-    """``N x = sum_i weights[i] A_i^T A_i x`` for blurs A_i: one correlation, however many they are.
+    """``N x = sum_i weights[i] A_i^T A_i x`` for blurs A_i: one correlation, however many blurs there are.
 
-    Away from the rim N is a correlation with the weighted sum of the kernels' autocorrelations, which is summed in
-    double precision. Within half a kernel of it (a whole one, where boundaries differ or are ``valid``) the sum is taken as
-    it is written; a stack whose boundaries are all ``circular`` has no rim. Which form a pixel is computed by depends
-    on where it lies, so any region has the bits of the whole, where cells of transforms lie still. In single precision the two differ by less than
-    1e-6 (root mean square).
+    Away from the rim N is a correlation with the weighted sum of the kernels' autocorrelations (the folded kernel), computed in
+    double precision. Within half a kernel of the rim (a whole kernel if boundaries differ or are ``valid``) the sum is computed
+    term by term; a stack whose boundaries are all ``circular`` has no rim. The form for a pixel depends only
+    on its position, so any region has the bits of the whole if the cells of transforms have fixed places. In single precision
+    the two forms differ by less than 1e-6 (root mean square).
 
     Parameters
     ----------
@@ -38,14 +37,14 @@ class Normal:
     weights : tuple of float
         One for each.
     engine : str
-        How the folded kernel is applied: as for :class:`~halotile.tasks.operators.blur.Blur`.
+        Method of the convolution with the folded kernel: as for :class:`~halotile.tasks.operators.blur.Blur`.
     still : bool
-        Whether the cells of its transforms lie still, whatever region is asked for.
+        Whether the cells of the transforms have fixed places, whatever region is read.
 
     Raises
     ------
     ConfigError
-        When an operator is none that folds, or their number is not that of the weights.
+        When an operator cannot be folded, or the number of weights is wrong.
 
     Examples
     --------
@@ -69,8 +68,8 @@ class Normal:
         for number, operator in enumerate(self.operators):
             if not can_fold(operator):
                 raise ConfigError(
-                    f"operator {number} ({operator.name}) does not fold into a kernel: only blurs with factor 1 do. "
-                    "Write exact: true, or leave the operator out."
+                    f"operator {number} ({operator.name}) cannot be folded into a kernel: only blurs with factor 1 can. "
+                    "Write exact: true, or omit the operator."
                 )
         if not self.operators or len(self.operators) != len(self.weights):
             raise ConfigError(
@@ -93,34 +92,34 @@ class Normal:
 
     @property
     def _taps(self) -> tuple[int, int]:
-        """Rows and columns of a kernel that holds them all."""
+        """Largest numbers of rows and columns of the kernels."""
         rows, columns = zip(*(operator.kernel.shape[-2:] for operator in self.operators), strict=True)
         return max(rows), max(columns)
 
     @property
     def reach(self) -> int:
-        """A kernel's length, there and back."""
+        """The reach of a forward and an adjoint."""
         return max(self._taps) - 1
 
     @property
     def _rule(self) -> str | None:
-        """The rim rule by which the folded kernel may look outside the image, if there is one for all of them."""
+        """The rim rule of the folded kernel, if all blurs share one."""
         boundaries = {operator.boundary for operator in self.operators}
         return RULES[boundaries.pop()] if len(boundaries) == 1 and "valid" not in boundaries else None
 
     def with_engine(self, dtype: np.dtype[Any], exact: bool) -> Normal:
-        """The same with ``engine: auto`` decided, for pixels computed in this type."""
+        """The operator with ``engine: auto`` decided, for computations in this dtype."""
         engine = engine_for(self.kernel.shape, dtype, exact) if self.engine == "auto" else self.engine
         return replace(self, engine=engine)
 
     def measured(self, image: Shape) -> Shape:
-        """That of the image."""
+        """The shape of the image."""
         for operator in self.operators:
             operator.measured(image)
         return image
 
     def interior(self, image: Shape) -> Region:
-        """Where the folded kernel is right; it may be empty."""
+        """The region in which the folded kernel is valid; it may be empty."""
         if self._rule == "periodic":
             return Region.whole(image)
         margins = (n - 1 if self._rule is None else n // 2 + 1 for n in self._taps)
@@ -128,12 +127,12 @@ class Normal:
         return Region.whole(image).grow(grown)
 
     def plain(self, image: Readable) -> Total:
-        """``N x`` as it is written."""
+        """``N x`` term by term."""
         seen = [operator.forward(image) for operator in self.operators]
         return weighted_adjoint(self.operators, seen, self.weights, image.shape)
 
     def folded(self, image: Readable) -> Seen:
-        """``N x`` with one kernel: right in the interior."""
+        """``N x`` with the folded kernel: valid in the interior."""
         y, x = (
             Frame(length, length, 2 * taps - 1, 1, taps - 1, self._rule or "constant")
             for length, taps in zip(image.shape[-2:], self._taps, strict=True)
@@ -145,18 +144,16 @@ class Normal:
         self.measured(image.shape)
         return Folded(image, self)
 
-    def adjoint(self, measurement: Readable, image: Shape) -> Folded:
-        """``N y``: N is its own adjoint."""
-        return self.forward(measurement)
+    __call__ = forward
 
-    def __call__(self, image: Readable) -> Folded:
-        """``N x``."""
-        return self.forward(image)
+    def adjoint(self, measurement: Readable, image: Shape) -> Folded:
+        """``N y``: N is self-adjoint."""
+        return self.forward(measurement)
 
 
 @dataclass(frozen=True)
 class Folded(Derived):
-    """``N x``, each pixel in the form that its place asks for."""
+    """``N x``, each pixel in the form for its position."""
 
     normal: Normal
 
@@ -176,7 +173,7 @@ class Folded(Derived):
 
 
 def can_fold(operator: Operator) -> TypeGuard[Blur]:
-    """Whether :class:`Normal` takes this operator.
+    """Return whether :class:`Normal` takes this operator.
 
     Examples
     --------
@@ -203,7 +200,7 @@ def weighted_adjoint(
 
 
 def around(region: Region, centre: Region) -> Iterator[Region]:
-    """What is left of a region without its centre, cut along the last two axes.
+    """Yield the parts of a region outside its centre, cut along the last two axes.
 
     Examples
     --------

@@ -1,9 +1,9 @@
-"""Own: an operator of the user's own, imported by name."""
+"""Own: a user's own operator, imported by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, cast
 
@@ -12,7 +12,7 @@ import numpy as np
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Kind, Operator, Shape, Windowed
+from halotile.tasks.operators.base import Kind, Operator, PickledByFields, Shape, Windowed
 from halotile.tasks.options import check_reference, import_reference
 from halotile.tasks.trials.user_code import imported_digest
 
@@ -20,49 +20,48 @@ NEEDED = ("kind", "reach", "measured", "forward", "adjoint")
 
 
 @dataclass(frozen=True, eq=False)
-class Applied:
-    """What code of the user's own makes of an image; it is run where the image is read, and pickles without it."""
+class Applied(PickledByFields):
+    """The result of a user's own operator; its code runs when it is read, and is not pickled with it."""
 
     operator: Own
     source: Readable
     image: Shape | None = None
-    """Of the adjoint: the shape of what it gives."""
+    """For the adjoint: the shape of the result."""
 
     @cached_property
-    def _made(self) -> Readable:
-        made = self.operator.made
-        return made.forward(self.source) if self.image is None else made.adjoint(self.source, self.image)
+    def _result(self) -> Readable:
+        operator = self.operator.built
+        if self.image is None:
+            return operator.forward(self.source)
+        return operator.adjoint(self.source, self.image)
 
     @property
     def shape(self) -> Shape:
         """Shape in pixels."""
-        return self._made.shape
+        return self._result.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of one pixel."""
-        return self._made.dtype
+        return self._result.dtype
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
-        return self._made.read(region)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return self._result.read(region)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Own:
-    """The operator that ``import`` makes of its options: what ``halotile.tasks.operators.base.Operator`` asks for.
+class Own(PickledByFields):
+    """The operator that the object named by ``import`` returns for the options; see ``halotile.tasks.operators.base.Operator``.
 
-    A plan compares its forward with its adjoint before the job, and the digest of its code belongs to the job.
+    A plan compares its forward with its adjoint before the job, and the digest of its code is part of the job's fingerprint.
 
     Parameters
     ----------
     import_ : str
-        The class, or a function that gives an operator: "package.module:Name".
+        The class, or a function that returns an operator: "package.module:Name".
     options : mapping
-        What it is called with.
+        Keyword arguments for it.
 
     Examples
     --------
@@ -80,28 +79,28 @@ class Own:
         check_reference(self.import_)
 
     @cached_property
-    def made(self) -> Operator:
-        """The operator itself. Runs the user's code.
+    def built(self) -> Operator:
+        """The user's operator. Runs the user's code.
 
         Raises
         ------
         ConfigError
-            When there is none of that name, it refuses its options, or is no operator.
+            When the name does not exist, refuses the options, or does not return an operator.
         """
-        make = import_reference(self.import_)
+        build = import_reference(self.import_)
         try:
-            made = make(**self.options)
+            operator = build(**self.options)
         except (Exception, SystemExit) as error:
             raise ConfigError(
                 f"{self.import_} with the options {dict(self.options)} failed: {type(error).__name__}: {error}. "
                 "Write the options that it takes."
             ) from error
-        if missing := [name for name in NEEDED if not hasattr(made, name)]:
+        if missing := [name for name in NEEDED if not hasattr(operator, name)]:
             raise ConfigError(
-                f"{self.import_} made a {type(made).__name__} without {' and '.join(missing)}. Write a class with "
+                f"{self.import_} returned a {type(operator).__name__} without {' and '.join(missing)}. Write a class with "
                 f"{', '.join(NEEDED)}: see 'Add an operator' in CONTRIBUTING.md."
             )
-        return cast(Operator, made)
+        return cast(Operator, operator)
 
     @property
     def code(self) -> str:
@@ -110,31 +109,31 @@ class Own:
 
     @property
     def kind(self) -> Kind:
-        """What of the image it has to see."""
-        return self.made.kind
+        """The part of the image that it needs."""
+        return self.built.kind
 
     @property
     def reach(self) -> int:
-        """How far, in pixels, it looks."""
-        return self.made.reach
+        """Its reach in pixels."""
+        return self.built.reach
 
     @property
     def factor(self) -> int:
-        """By how much measurements are smaller, where it says so."""
-        return getattr(self.made, "factor", 1)
+        """Its downsampling factor, 1 if not declared."""
+        return getattr(self.built, "factor", 1)
 
     @property
     def memory_bytes(self) -> Callable[[Shape], int] | None:
-        """What it needs for an image of a shape, where the kind is ``whole`` and it says so."""
-        return getattr(self.made, "memory_bytes", None)
+        """Its function for the memory that an image of a shape takes, if declared; for the kind ``whole``."""
+        return getattr(self.built, "memory_bytes", None)
 
     def window(self, image: Shape) -> Region:
-        """The pixels that it sees, where the kind is ``windowed``."""
-        return cast(Windowed, self.made).window(image)
+        """The region that it needs, if the kind is ``windowed``."""
+        return cast(Windowed, self.built).window(image)
 
     def measured(self, image: Shape) -> Shape:
         """Shape of the measurement."""
-        return self.made.measured(image)
+        return self.built.measured(image)
 
     def forward(self, image: Readable) -> Applied:
         """``A x``."""
@@ -143,9 +142,6 @@ class Own:
     def adjoint(self, measurement: Readable, image: Shape) -> Applied:
         """``A^T y``."""
         return Applied(self, measurement, image)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 OPERATOR = Own

@@ -1,4 +1,4 @@
-"""Shift: the image moved by any distance, and cropped to a field of view."""
+"""Shift: the image displaced by any distance, and cropped to a field of view."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from halotile.errors import ConfigError
 from halotile.storage.rim import Readable
 from halotile.tasks.operators.base import Kind, Shape
 from halotile.tasks.operators.blur import RULES
-from halotile.tasks.operators.common.frame import Frame
-from halotile.tasks.operators.common.kernel import Frames, Seen, Spread
+from halotile.tasks.operators.common.kernel import Frame, Frames, Seen, Spread
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """``y[i] = x[i + shift]``, between pixels by linear interpolation.
+    """``y[i] = x[i + shift]``, with linear interpolation between pixels.
 
     Parameters
     ----------
     shift : (float, float)
-        Along y and x, in pixels: where the measurement's first pixel lies in the image.
+        Along y and x, in pixels: the position of the first pixel of the measurement in the image.
     size : (int, int), optional
-        Rows and columns of the measurement; as the image, when left out.
+        Rows and columns of the measurement; by default those of the image.
     boundary : str
-        What lies outside the image: ``circular``, ``reflect``, ``replicate`` or ``zero``.
+        Continuation of the image beyond its edges: ``circular``, ``reflect``, ``replicate`` or ``zero``.
 
     Examples
     --------
@@ -54,11 +53,11 @@ class Shift:
 
     @property
     def reach(self) -> int:
-        """The distance."""
+        """The distance, rounded up, and the pixel of the interpolation."""
         return math.ceil(max(map(abs, self.shift))) + 1
 
     def frames(self, image: Shape) -> Frames:
-        """How image and measurement lie to each other, along y and x."""
+        """Positions of the measurement pixels in the image, along y and x."""
         sizes = self.size or image[-2:]
         y, x = (
             self._frame(length, count, shift)
@@ -70,13 +69,13 @@ class Shift:
         rule = RULES[self.boundary]
         if rule == "constant" and (shift >= length or shift + count <= 0):
             raise ConfigError(
-                f"shift is {self.shift} and the image is {length} pixels long: nothing of it would be measured, only the "
-                "zeros beside it. Write a smaller shift."
+                f"shift is {self.shift} and the image is {length} pixels long: only the zeros outside the image would be "
+                "measured. Write a smaller shift."
             )
         if rule == "periodic" and count != length:
             raise ConfigError(
-                f"size is {self.size} and the image is {length} pixels long: with boundary circular they have to be "
-                "the same. Leave size out, or write another boundary."
+                f"size is {self.size} and the image is {length} pixels long: with boundary circular they must be "
+                "equal. Omit size, or write another boundary."
             )
         return Frame(length, count, 2, 1, -math.floor(shift), rule)
 
@@ -94,7 +93,7 @@ class Shift:
 
     @property
     def _kernels(self) -> NDArray[Any]:
-        (y, x) = (s - math.floor(s) for s in self.shift)
+        y, x = (s - math.floor(s) for s in self.shift)
         return np.outer([1 - y, y], [1 - x, x])[None]
 
 

@@ -1,4 +1,4 @@
-"""Sum: operators on the same image, weighted and added."""
+"""Sum: operators on the same image, their measurements weighted and added."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Sum:
     Parameters
     ----------
     operators : tuple of Operator
-        What is added up: their measurements have one shape.
+        Operators whose measurements have one shape.
     weights : tuple of float
         One for each.
     """
@@ -62,17 +62,17 @@ class Sum:
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, self.weights)):
             raise ConfigError(
-                f"weights is {list(self.weights)}: NaN and infinity count nothing. Write finite numbers."
+                f"weights is {list(self.weights)}: NaN and infinity are not allowed. Write finite numbers."
             )
 
     @property
     def kind(self) -> Kind:
-        """That of the operator that sees most, ``local`` where some see a neighbourhood and some a window."""
+        """``whole`` if any operator is, else the common kind of all, else ``local``."""
         kinds = {operator.kind for operator in self.operators}
         return "whole" if "whole" in kinds else kinds.pop() if len(kinds) == 1 else "local"
 
     def window(self, image: Shape) -> Region:
-        """The least window that holds theirs, where the kind is ``windowed``."""
+        """The smallest window that contains those of the operators, if the kind is ``windowed``."""
         windows = [window_of(operator, image) for operator in self.operators]
         return Region(
             tuple(map(min, zip(*(window.start for window in windows), strict=True))),
@@ -80,16 +80,16 @@ class Sum:
         )
 
     def with_engine(self, dtype: np.dtype[Any], exact: bool) -> Sum:
-        """The same with the engines of its operators decided."""
+        """The sum with the engines of its operators decided."""
         return replace(self, operators=tuple(with_engine(o, dtype, exact) for o in self.operators))
 
     @property
     def reach(self) -> int:
-        """That of the operator that looks farthest."""
+        """The largest reach of the operators."""
         return max(operator.reach for operator in self.operators)
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement, which all of them share."""
+        """Shape of the measurement, which all operators share."""
         if not self.operators or len(self.operators) != len(self.weights):
             raise ConfigError(
                 f"there are {len(self.operators)} operators and {len(self.weights)} weights: write one weight for each "
@@ -98,8 +98,8 @@ class Sum:
         shapes = {operator.measured(image) for operator in self.operators}
         if len(shapes) != 1:
             raise ConfigError(
-                f"the operators of a sum give measurements of the shapes {sorted(shapes)}: they cannot be added. "
-                "Give them one shape, or stack them."
+                f"the operators of a sum give measurements of the shapes {sorted(shapes)}, which cannot be added. "
+                "Write operators with one shape, or stack them."
             )
         return shapes.pop()
 

@@ -1,4 +1,4 @@
-"""What is to be tried of a device, and what was found: :mod:`halotile.tasks.trials.gpu_trial` goes from the one to the other."""
+"""Requests and results of :mod:`halotile.tasks.trials.gpu_trial`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """What is to be tried.
+    """Options of a trial.
 
     Parameters
     ----------
     tiles : tuple of tuple of int
-        Edges of tiles on the tiled axes, in pixels.
+        Edges of the tiles to try, on the tiled axes, in pixels.
     batch : int, optional
-        Tiles at once, where that is given.
+        The only batch to try.
     sharing : int
-        Processes that share the device.
+        Number of processes that share the device.
     layouts : bool
-        Whether the other memory layout is tried.
+        Whether to try the other memory layout.
     compare : bool
-        Whether all precisions are tried.
+        Whether to try all precisions.
     """
 
     tiles: tuple[tuple[int, ...], ...]
@@ -33,16 +33,16 @@ class TrialRequest:
 
 @dataclass(frozen=True)
 class Tried:
-    """A tile and a batch.
+    """Time and memory of a tile and batch.
 
     Parameters
     ----------
     tile, batch
-        What was tried.
+        The tile and batch.
     seconds : float
-        For one block, its halo and what fills up its last batch counted in.
+        Time for one block, including its halo and the padding of its last batch.
     batch_bytes : int
-        The most that a batch held on the device, beside the block and the model.
+        Peak memory of a batch on the device, without the block and the model.
     """
 
     tile: tuple[int, ...]
@@ -53,18 +53,18 @@ class Tried:
 
 @dataclass(frozen=True)
 class Precision:
-    """What a precision costs and gains.
+    """Time and error of a precision.
 
     Parameters
     ----------
     name : str
         As in a job.
     seconds : float or None
-        For one block; None where it does not run here.
+        Time for one block; None if it does not run here.
     error : float or None
-        The largest difference from float32 on a CPU, of the largest pixel of that; None where there is none to tell.
+        The largest difference from float32 on a CPU, relative to the largest pixel; None if unknown.
     why_not : str
-        Why it does not run here, or has no error.
+        The reason if it does not run here, or has no error.
     """
 
     name: str
@@ -75,32 +75,32 @@ class Precision:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found, and what follows from it.
+    """Result of a trial.
 
     Parameters
     ----------
     device : str
-        Its name.
+        Name of the device.
     tile, batch
         The fastest.
     channels_last : bool
-        Whether activations are laid out so.
+        Whether activations are faster channels last.
     records : bool
-        Whether recording what a batch asks of the device pays.
+        Whether recording the launches of a batch pays.
     megapixels_per_second : float
-        Of a block with these, without reading and writing.
+        Speed of a block with these, without reading and writing.
     device_bytes : int
-        The most that a worker holds there: model, blocks on their way, one batch. 0 for a CPU.
+        Peak memory of a worker on the device: model, blocks in flight, one batch. 0 for a CPU.
     free_bytes : int or None
-        What a worker may hold there; None on a CPU.
+        Memory that a worker may take on the device; None on a CPU.
     host_bytes : int
         Resident memory of a process that has opened the device and loaded the model.
     block_pixels : int
         Pixels of a block.
     tried : tuple of Tried
-        All of them.
+        All tiles and batches that were tried.
     precisions : tuple of Precision
-        If they were wished for.
+        All precisions, if they were compared.
     """
 
     device: str
@@ -118,24 +118,24 @@ class Tuned:
 
     @property
     def seconds_per_block(self) -> float:
-        """Without reading and writing."""
+        """Time for a block, without reading and writing."""
         return self.block_pixels / 1e6 / self.megapixels_per_second
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The result as JSON values."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Self:
-        """What :meth:`to_json` gave.
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Restore the result from :meth:`to_json`.
 
         Examples
         --------
-        >>> tuned = Tuned("this processor", (64, 64), 2, True, False, 9.5, 0, None, 10**9, 4096, (Tried((64, 64), 2, 0.1, 0),))
+        >>> tuned = Tuned("this CPU", (64, 64), 2, True, False, 9.5, 0, None, 10**9, 4096, (Tried((64, 64), 2, 0.1, 0),))
         >>> import json
         >>> Tuned.from_json(json.loads(json.dumps(tuned.to_json()))) == tuned
         True
         """
-        tried = tuple(Tried(**each | {"tile": tuple(each["tile"])}) for each in found["tried"])
-        precisions = tuple(Precision(**each) for each in found["precisions"])
-        return cls(**found | {"tile": tuple(found["tile"]), "tried": tried, "precisions": precisions})
+        tried = tuple(Tried(**each | {"tile": tuple(each["tile"])}) for each in values["tried"])
+        precisions = tuple(Precision(**each) for each in values["precisions"])
+        return cls(**values | {"tile": tuple(values["tile"]), "tried": tried, "precisions": precisions})

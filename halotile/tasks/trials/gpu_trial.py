@@ -1,4 +1,4 @@
-"""A device tried with a job's own model: which tile and batch are fastest, what they take of its memory, what each precision costs."""
+"""Trials of a device with the model of a job: the fastest tile and batch, their memory, and the cost of each precision."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from halotile.tasks.inner_tiles import Computed, Staged, TileRunner, cut_evenly,
 from halotile.tasks.trials.gpu_findings import Precision, TrialRequest, Tried, Tuned
 
 SECONDS = 20.0
-"""After so long nothing else is tried."""
+"""Time after which no other tile or batch is tried."""
 COMPARE_SECONDS = 60.0
-"""After so long no other precision is."""
+"""Time after which no other precision is tried."""
 WHOLE_SECONDS = 1.0
-"""A block that takes longer is not computed: its first batch tells how long."""
+"""A block that takes longer is not computed; its time is extrapolated from the first batch."""
 LATE_SECONDS = 90.0
-"""After so long the best is good enough as it is."""
-REQUESTED_SECONDS = 0.05
-"""To ask for a batch takes no longer than some milliseconds: where it computes longer than this, a recording saves nothing."""
+"""Time after which no variant of the best is tried."""
+LAUNCH_SECONDS = 0.05
+"""Launching a batch takes a few milliseconds at most: if it computes longer than this, a recording saves nothing."""
 GAIN = 0.03
-"""What is less is noise: of two sizes that near each other the one that needs less memory is taken."""
+"""Smaller gains are noise: of two sizes this close the one that needs less memory is taken."""
 PATIENCE = 2
-"""Batches that gain nothing before no larger one is tried."""
+"""Number of batches without a gain after which no larger one is tried."""
 DEEP = 1.25
-"""Tiles whose halo costs so much more than that of the best are tried only where no other has room."""
+"""Tiles with this much more redundancy than the best are tried only if no other fits in memory."""
 COMPARED = 256
-"""Edge of the tile on which precisions are compared: a CPU computes it too."""
+"""Edge of the tile on which precisions are compared, small enough for a CPU."""
 ROOM = 0.9
-"""The part of the free memory that is planned with: the allocator needs some for itself."""
+"""Fraction of the free memory that is planned with: the allocator needs the rest."""
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 
 
@@ -51,22 +51,23 @@ def tune(task: DenoiseTask, request: TrialRequest, device: Device | None = None)
     ----------
     task : DenoiseTask
         The job, with any tile.
-    request : Wish
-        What is to be tried.
+    request : TrialRequest
+        The tiles to try, and options.
     device : Device, optional
-        By default the one the job names.
+        By default that of the job.
 
     Raises
     ------
     MemoryRefused
-        When not even the smallest of them has room on the device.
+        When not even the smallest tile fits in the memory of the device.
     """
     trial = _Trial(task, device)
     tried = list(trial.search(request))
     if not tried:
+        shared = f", shared with {request.sharing - 1} other workers" if request.sharing > 1 else ""
         raise MemoryRefused(
-            f"{trial.device.title} has no room for one tile of {' x '.join(map(str, request.tiles[-1]))} pixels"
-            f"{_beside(request)}. Write a smaller tile.size, or let nobody else use it."
+            f"{trial.device.title} has no memory for one tile of {' x '.join(map(str, request.tiles[-1]))} pixels"
+            f"{shared}. Write a smaller tile.size, or stop other programs that use the device."
         )
     fastest = min(each.seconds for each in tried)
     best = min(
@@ -75,7 +76,7 @@ def tune(task: DenoiseTask, request: TrialRequest, device: Device | None = None)
     precisions = tuple(trial.compare(best)) if request.compare else ()
     if request.layouts:
         best = trial.other_layout(best, request.sharing) or best
-    # The last: a recording that fails may leave a process that can allocate no more.
+    # Last: a process whose recording failed may be unable to allocate any more.
     recorded = trial.recorded(best, request.sharing)
     best = recorded or best
     pixels = trial.block.core.size
@@ -95,10 +96,6 @@ def tune(task: DenoiseTask, request: TrialRequest, device: Device | None = None)
     )
 
 
-def _beside(request: TrialRequest) -> str:
-    return f", beside {request.sharing - 1} other workers" if request.sharing > 1 else ""
-
-
 class _Trial:
     """A block on the device, and a model to try on it."""
 
@@ -108,9 +105,9 @@ class _Trial:
         stages = DenoiseStages(task, device)
         self.runner = stages.tiles
         self.device = self.runner.device
-        self.device.wake()
+        self.device.warm_up()
         self.host_bytes = resident_bytes()
-        self.resting_bytes = self.device.held_bytes()
+        self.idle_bytes = self.device.allocated_bytes()
         self.free = self.device.free_bytes()
         self.block = task.grid.middle
         self.staged = _staged(stages, self.block)
@@ -119,32 +116,30 @@ class _Trial:
         self.core = roles.spatial_part(self.block.core)
         self.planes = tuple(self.block.core.shape[i] for i in roles.looped)
         self.channels = task.channels_out if roles.channel is not None else 1
-        self.window_bytes = self.device.held_bytes() - self.resting_bytes
+        self.window_bytes = self.device.allocated_bytes() - self.idle_bytes
         pixels = math.prod(self.planes) * self.channels * self.core.size
         size: int = np.dtype(task.tiling.work_dtype).itemsize
         self.result_bytes = pixels * int(task.tiling.scale ** len(self.core.shape)) * size
 
     def free_bytes(self, sharing: int) -> int | None:
-        """What one of so many workers may hold on the device."""
-        return None if self.free is None else int(ROOM * (self.resting_bytes + self.free) / sharing)
+        """Memory that each of ``sharing`` workers may take on the device."""
+        return None if self.free is None else int(ROOM * (self.idle_bytes + self.free) / sharing)
 
     def planned(self, batch_bytes: int) -> int:
-        """The most that a worker holds there; nothing is counted of a processor's."""
+        """Peak memory of a worker on the device; 0 for a CPU."""
         if self.free is None:
             return 0
         if not self.task.overlap:
-            return self.resting_bytes + self.window_bytes + batch_bytes + self.result_bytes
-        # A block is launched at once, computed long after: while its batches are, only the window before it is still there, and that
-        # of the next one comes when they are done with. Results: its own, and that on its way back.
+            return self.idle_bytes + self.window_bytes + batch_bytes + self.result_bytes
+        # A block is queued long before it is computed. While its batches run, only the window before it is still in memory; the
+        # next one comes when they are done. Two results: its own, and the one that is being copied back.
         windows = max(2 * self.window_bytes + batch_bytes, 3 * self.window_bytes)
-        return self.resting_bytes + windows + 2 * self.result_bytes
+        return self.idle_bytes + windows + 2 * self.result_bytes
 
     def search(self, request: TrialRequest) -> Iterator[Tried]:
-        """Larger and larger batches of each tile, until they gain nothing or find no room."""
+        """Try larger and larger batches of each tile, until they gain nothing or do not fit in memory."""
         found, failure = 0, None
-        tiles = sorted(
-            request.tiles, key=self._redundancy
-        )  # with the least halo, and so the fewest pixels, first
+        tiles = sorted(request.tiles, key=self._redundancy)  # those with the fewest computed pixels first
         for tile in tiles:
             if found and self._redundancy(tile) > DEEP * self._redundancy(tiles[0]):
                 return
@@ -156,7 +151,7 @@ class _Trial:
                     tried = self.time(tile, batch)
                 except HalotileError:
                     raise
-                except Exception as error:  # a library that does not take so large an image, say
+                except Exception as error:  # such as a limit of a library on the size of an image
                     if self.device.is_lost():
                         raise
                     failure = error
@@ -174,26 +169,26 @@ class _Trial:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Time since the trial began."""
         return time.perf_counter() - self.began
 
     def _redundancy(self, tile: tuple[int, ...]) -> float:
-        """Pixels that are computed for each of a block, as it is cut."""
-        whole = zip(self.core.start, self.core.stop, tile, self.task.tiling.align, strict=True)
-        pieces = [len(cut_evenly(*axis)) for axis in whole]
-        grown = zip(self.core.shape, pieces, self.task.tiling.depth, strict=True)
+        """Computed pixels for each pixel of a block, with this tile."""
+        axes = zip(self.core.start, self.core.stop, tile, self.task.tiling.align, strict=True)
+        counts = [len(cut_evenly(*axis)) for axis in axes]
+        grown = zip(self.core.shape, counts, self.task.tiling.depth, strict=True)
         return math.prod(1 + count * (before + after) / n for n, count, (before, after) in grown)
 
-    def _batches(self, tile: tuple[int, ...], given: int | None) -> Iterator[int]:
-        if given is not None:
-            yield given
+    def _batches(self, tile: tuple[int, ...], only: int | None) -> Iterator[int]:
+        if only is not None:
+            yield only
             return
         most = self._count(tile)
         yield from itertools.takewhile(lambda batch: batch < most, (2**k for k in range(30)))
         yield most
 
     def _count(self, tile: tuple[int, ...]) -> int:
-        """Tiles of a block, over all its planes."""
+        """Number of tiles of a block, over all its planes."""
         tiling = replace(self.task.tiling, tile=tile)
         return sum(1 for _ in windows_of(self.core, self.reach, self.planes, tiling))
 
@@ -202,51 +197,51 @@ class _Trial:
         return free is None or self.planned(tried.batch_bytes) <= free
 
     def time(self, tile: tuple[int, ...], batch: int, device: Device | None = None) -> Tried | None:
-        """How long a block takes, and what a batch holds meanwhile; None where there is no room."""
+        """Measure the time of a block and the memory of a batch; None if memory runs out."""
         device = device or self.device
         runner = self._runner(tile, batch, device)
         first = next(windows_of(self.core, self.reach, self.planes, runner.tiling)).core
-        before = device.held_bytes()
-        device.forget_peak()
+        before = device.allocated_bytes()
+        device.reset_peak()
         planes = math.prod(self.planes)
         batches = -(-self._count(tile) // batch) / -(-planes // batch)
         try:
-            self._compute(runner, first)  # the first time, libraries are loaded and algorithms chosen
+            self._compute(runner, first)  # the first call loads libraries and chooses algorithms
             one = self._compute(runner, first)
             seconds = one * (batches if device.one_shape else self._count(tile) / planes)
             result_bytes = self.result_bytes * first.size // self.core.size
-            if seconds < WHOLE_SECONDS:  # and then again, when all margins have been met
+            if seconds < WHOLE_SECONDS:  # twice: the first call meets new margins
                 seconds = min(self._compute(runner, self.core) for _ in range(2))
                 result_bytes = self.result_bytes
-            held = max(0, device.peak_bytes() - before - result_bytes)
+            batch_bytes = max(0, device.peak_bytes() - before - result_bytes)
         except Exception as error:
             if not device.is_out_of_memory(error):
                 raise
-            device.forget()
+            device.release_cache()
             return None
-        return Tried(tile, batch, seconds, held) if runner.batch == batch else None
+        return Tried(tile, batch, seconds, batch_bytes) if runner.batch == batch else None
 
     def other_layout(self, best: Tried, sharing: int) -> Tried | None:
-        """The best in the other memory layout, which the device has from now on; None where that is no faster."""
-        device = self.device.laid_out(not self.device.channels_last)
-        tried = self._timed_if_it_goes(best, device)
+        """Try the best in the other memory layout, and keep that if it is faster; else None."""
+        device = self.device.with_layout(not self.device.channels_last)
+        tried = self._time_variant(best, device)
         if tried is None or tried.seconds >= (1 - GAIN) * best.seconds or not self._fits(tried, sharing):
             return None
         self.device = device
         return tried
 
     def recorded(self, best: Tried, sharing: int) -> Tried | None:
-        """The best once more, recorded; None where that does not pay."""
-        device = self.device.recording()
+        """Try the best with recording; None if that does not pay."""
+        device = self.device.with_recording()
         batches = -(-self._count(best.tile) // best.batch)
-        if device is None or best.seconds / batches > REQUESTED_SECONDS:
+        if device is None or best.seconds / batches > LAUNCH_SECONDS:
             return None
-        tried = self._timed_if_it_goes(best, device)
+        tried = self._time_variant(best, device)
         pays = tried is not None and device.records and tried.seconds < (1 - GAIN) * best.seconds
         return tried if tried is not None and pays and self._fits(tried, sharing) else None
 
-    def _timed_if_it_goes(self, best: Tried, device: Device) -> Tried | None:
-        """As :meth:`time`; None also where something breaks: the best is there already."""
+    def _time_variant(self, best: Tried, device: Device) -> Tried | None:
+        """As :meth:`time`, but None for any failure: the best is known already."""
         if self.seconds > LATE_SECONDS:
             return None
         try:
@@ -264,39 +259,41 @@ class _Trial:
         return max(computed.seconds, 1e-9)
 
     def compare(self, best: Tried) -> Iterator[Precision]:
-        """Each precision against float32 on a CPU, on the block's first tile."""
+        """Compare each precision with float32 on a CPU, on the first tile of the block."""
         small = tuple(
             -(-min(t, COMPARED) // k) * k for t, k in zip(best.tile, self.task.tiling.align, strict=True)
         )
         windows = windows_of(self.core, self.reach, self.planes, replace(self.task.tiling, tile=small))
         core = next(windows).core
-        exact = self._on_processor(core, small)
+        exact = self._compute_on_cpu(core, small)
         began = time.perf_counter()
         for name in PRECISIONS:
             if time.perf_counter() - began > COMPARE_SECONDS:
-                yield Precision(name, why_not=f"not tried: {COMPARE_SECONDS:.0f} s were over")
+                yield Precision(name, why_not=f"not tried: {COMPARE_SECONDS:.0f} s had passed")
                 continue
             if name != "float32" and not self.task.denoiser.convolutional:
-                yield Precision(name, why_not="is for networks: this computes in float32")
+                yield Precision(name, why_not="for networks only: this denoiser computes in float32")
                 continue
             if name == "tf32" and self.device.kind == "cpu":
-                yield Precision(name, why_not="of GPUs only")
+                yield Precision(name, why_not="on GPUs only")
                 continue
-            device = self.device.at(name)
+            device = self.device.with_precision(name)
             try:
                 tried = self.time(best.tile, best.batch, device)
                 runner = self._runner(small, 1, device)
                 pixels = _pixels(runner.launch(self.staged, self.reach, core, self.channels))
-            except Exception as error:  # what a model cannot do in a precision is for the table
-                yield Precision(name, why_not=f"{type(error).__name__}: {error}".partition("\n")[0])
+            except Exception as failure:  # an entry in the table
+                yield Precision(name, why_not=f"{type(failure).__name__}: {failure}".partition("\n")[0])
                 continue
             if tried is None:
-                yield Precision(name, why_not="no room")
+                yield Precision(name, why_not="not enough memory")
                 continue
-            apart = _difference(pixels, exact)
-            yield Precision(name, tried.seconds, apart, "NaN or infinity in places" if apart is None else "")
+            error = _difference(pixels, exact)
+            yield Precision(
+                name, tried.seconds, error, "some pixels are NaN or infinite" if error is None else ""
+            )
 
-    def _on_processor(self, core: Region, tile: tuple[int, ...]) -> NDArray[Any]:
+    def _compute_on_cpu(self, core: Region, tile: tuple[int, ...]) -> NDArray[Any]:
         stages = DenoiseStages(self.task, Device("cpu", "float32", self.device.channels_last))
         tiling = replace(self.task.tiling, tile=tile, batch=1)
         runner = TileRunner(stages.tiles.model, stages.tiles.device, tiling, self.runner.name)
@@ -304,7 +301,7 @@ class _Trial:
 
 
 def _staged(stages: DenoiseStages, block: Block) -> Staged:
-    """What a block reads; where that cannot be had, random pixels: a damaged block is a matter for the run."""
+    """Read and stage a block, or random pixels if it cannot be read: the run reports damaged blocks."""
     with suppress(HalotileError, OSError):
         return stages.read(block).staged
     task, roles = stages.task, stages.task.roles
@@ -316,14 +313,14 @@ def _staged(stages: DenoiseStages, block: Block) -> Staged:
 
 
 def _pixels(computed: Computed) -> NDArray[Any]:
-    """What was computed, also where a run would refuse it."""
+    """Collect the pixels, or infinity where a run would refuse them."""
     with suppress(BlockFailed):
         return computed.collect()
     return np.array([np.inf])
 
 
 def _difference(pixels: NDArray[Any], exact: NDArray[Any]) -> float | None:
-    """The largest, of the largest pixel; None where a pixel is no number.
+    """The largest difference, relative to the largest pixel; None if a pixel is NaN or infinite.
 
     Examples
     --------
@@ -333,5 +330,5 @@ def _difference(pixels: NDArray[Any], exact: NDArray[Any]) -> float | None:
     finite = np.isfinite(exact)
     if pixels.shape != exact.shape or not np.isfinite(pixels[finite]).all():
         return None
-    most = np.abs(exact[finite]).max(initial=0.0)
-    return float(np.abs(pixels - exact)[finite].max(initial=0.0) / (most or 1.0))
+    largest = np.abs(exact[finite]).max(initial=0.0)
+    return float(np.abs(pixels - exact)[finite].max(initial=0.0) / (largest or 1.0))

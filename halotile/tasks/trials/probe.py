@@ -1,9 +1,9 @@
-"""What a denoiser shows of itself when it is tried: how far it looks, its stride, whether it keeps state.
+"""Probes of a denoiser: its receptive field, its stride, and whether it keeps state.
 
-A window is probed that is long on one axis and narrow on the others. One of its pixels is made
-NaN, which passes through every sum it enters whatever the weights are; or it is changed by a lot, for
-code that swallows NaN; or, where the model can be differentiated, an output pixel is traced back. The
-farthest pixel that any of the three reaches is the receptive field. It is never overestimated.
+The probed window is long on one axis and narrow on the others. One of its pixels is set to
+NaN, which passes through every sum whatever the weights are; or it is changed by a lot, for
+code that drops NaN; or, if the model can be differentiated, the gradient of an output pixel is computed. The
+largest distance that any of the three reaches is the receptive field. It is never overestimated.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ if TYPE_CHECKING:
     import torch
 
 LENGTHS = {1: (128, 256, 512, 1024, 2048), 2: (64, 128, 256, 512, 1024), 3: (32, 64, 128, 256)}
-"""Lengths that are tried until the window's ends are out of reach."""
+"""Window lengths, tried until the ends are out of reach."""
 ALIGNMENTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
-"""Total strides that are tried."""
+"""Total strides to try."""
 COMPARED = 48
-"""Pixels compared between an image and its shifted copy, at least."""
+"""Least number of pixels compared between an image and its shifted copy."""
 RAGGED = 64
-"""Length, at least, of a window whose ragged end is tried: a network may pad by reflection, up to its own length."""
+"""Least length of a window with a ragged end: a network may pad by reflection, up to the length of the window."""
 BATCH_PIXELS = 8 * 128 * 64
-"""Pixels of windows that are computed at once, if it is more than one: a gradient keeps all activations."""
+"""Pixels of windows computed at once, beyond one window: a gradient keeps all activations."""
 CLEAR = 1e-3
-"""What a shifted result differs by in single precision, of the largest pixel, where no rounding could explain it."""
+"""Difference of a shifted result in single precision, relative to the largest pixel, that rounding cannot explain."""
 
 FAR, PLACED = 0, -1
-"""Instead of a stride: the model looks at the whole image, or its result depends on where the tile lies."""
+"""Returned instead of a stride: the model looks at the whole image, or its result depends on the position of the tile."""
 
 Exact = tuple[Trial, float, "torch.dtype"]
-"""A model, how well its results agree, and its type of pixel."""
-Look = Callable[[Trial, int, "torch.Tensor", list[int]], "torch.Tensor"]
-"""Of a trial, an axis, windows and a place in each: which pixels along the axis each place touches."""
+"""A model, the tolerance for its results, and its dtype."""
+Probe = Callable[[Trial, int, "torch.Tensor", list[int]], "torch.Tensor"]
+"""Takes a trial, an axis, windows and a place in each; returns the pixels along the axis that each place affects."""
 
 
 def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
-    """Receptive field and alignment of a denoiser, in pixels, found by trying it.
+    """Probe the receptive field and alignment of a denoiser, in pixels.
 
     Parameters
     ----------
     denoiser : Denoiser
-        It is built, which may run a user's code.
+        Is built, which may run a user's code.
     dims : int
         Number of spatial axes.
 
     Returns
     -------
     (int, int)
-        How far an output pixel looks, and the multiple on which tile origins must fall.
+        The receptive field, and the number of which tile origins must be multiples.
 
     Raises
     ------
     ConfigError
-        When it looks at the whole image, depends on where a tile lies, fails on a small window,
-        or makes another shape than it declares.
+        When it looks at the whole image, depends on the position of a tile, fails on a small window,
+        or returns another shape than it declares.
 
     Examples
     --------
@@ -81,94 +81,89 @@ def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
 
 
 def check_purity(denoiser: Denoiser, dims: int, model: Model | None = None) -> None:
-    """Refuse a denoiser that remembers: a tile, another tile, and the first again must agree in every bit.
+    """Refuse a denoiser with memory: its results for a tile before and after another tile must agree in every bit.
 
     Parameters
     ----------
     denoiser : Denoiser
-        What declares the shape of the result.
+        Declares the shape of the result.
     dims : int
         Number of tiled axes.
     model : callable, optional
-        What it built, where that was done already.
+        Its model, if it is built already.
 
     Raises
     ------
     ConfigError
-        When the first tile comes out differently the second time, or when the denoiser changes the
-        pixels it was given.
+        When the two results differ, or when the denoiser changes its input.
     """
-    _check_pure(Trial.of(denoiser, dims, model))
+    import torch
+
+    trial = Trial.of(denoiser, dims, model)
+    tile, other = trial.noise(trial.shape(0, NARROW[trial.dims]), 2).split(1)
+    original = tile.clone()
+    with torch.inference_mode():
+        first = trial.run(tile).clone()
+        trial.run(other)
+        again = trial.run(tile)
+    if not torch.equal(tile, original):
+        raise ConfigError(
+            f"{trial.name} changes its input. Write a function that leaves its input alone: clone() it at "
+            "the start."
+        )
+    if not _same(first, again):
+        change = float((first - again).abs().max())
+        raise ConfigError(
+            f"{trial.name} returned two results for one tile, {change:.3g} apart, with another tile in between: "
+            "it keeps state or draws random numbers, so the result would depend on the order of tiles. "
+            "Write a function whose result depends on its input alone."
+        )
 
 
-def check_own_code(denoiser: Denoiser, dims: int) -> None:
-    """Refuse a user's code that is not pure, or is not the same each time it is built.
+def check_user_code(denoiser: Denoiser, dims: int) -> None:
+    """Refuse a user's code that is not pure, or differs each time it is built.
 
     Raises
     ------
     ConfigError
-        As :func:`check_purity`; and when two that were built from the same options differ in a bit.
+        As :func:`check_purity`; and when two models built from the same options differ in a bit.
     """
     if isinstance(denoiser, ArrayDenoiser):
-        denoiser.try_out(dims)
+        denoiser.check_stateless(dims)
         return
     import torch
 
     trial, again = Trial.of(denoiser, dims), Trial.of(denoiser, dims)
-    _check_pure(trial)
+    check_purity(denoiser, dims, trial.model)
     window = trial.noise(trial.shape(0, NARROW[dims]))
     with torch.inference_mode():
         first, second = trial.run(window.clone()), again.run(window.clone())
     if not _same(first, second):
         raise ConfigError(
-            f"{trial.name} gives another result each time it is built: each worker would have its own. "
+            f"{trial.name} gives another result each time it is built, so workers would disagree. "
             "Draw no random numbers in it, or seed them."
         )
 
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two results agree in every bit; NaN agrees with NaN."""
+    """Return whether two results agree in every bit, counting NaN as equal to NaN."""
     return bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
-def _check_pure(trial: Trial) -> None:
-    """A tile, another tile, and the first again."""
-    import torch
-
-    tile, other = trial.noise(trial.shape(0, NARROW[trial.dims]), 2).split(1)
-    given = tile.clone()
-    with torch.inference_mode():
-        first = trial.run(tile).clone()
-        trial.run(other)
-        again = trial.run(tile)
-    if not torch.equal(tile, given):
-        raise ConfigError(
-            f"{trial.name} changes the pixels it is given. Write one that leaves its input alone: a clone() at "
-            "its start will do."
-        )
-    if not _same(first, again):
-        change = float((first - again).abs().max())
-        raise ConfigError(
-            f"{trial.name} gave one tile two results, {change:.3g} apart, after it had seen another tile between: "
-            "it keeps state or draws random numbers, so the result would depend on the order of tiles. "
-            "Write one whose result depends on its input alone."
-        )
-
-
 def check_ragged(denoiser: Denoiser, image: tuple[int, ...]) -> None:
-    """Refuse a strided network that cannot take the image's ragged far edge.
+    """Refuse a strided network that cannot process the ragged far edge of the image.
 
     Parameters
     ----------
     denoiser : Denoiser
-        With its alignment known.
+        Its alignment must be known.
     image : tuple of int
         Lengths of the tiled axes, in pixels.
 
     Raises
     ------
     ConfigError
-        When the network loses pixels, or fails, on a side that is no multiple of its total stride.
+        When the network loses pixels, or fails, on a side that is not a multiple of its total stride.
     """
     stride = denoiser.alignment
     rest = [n % stride for n in image]
@@ -179,48 +174,45 @@ def check_ragged(denoiser: Denoiser, image: tuple[int, ...]) -> None:
         trial.run(trial.noise(tuple(max(4, -(-RAGGED // stride)) * stride + r for r in rest)))
     except ConfigError as error:
         raise ConfigError(
-            f"{denoiser.title} has a total stride of {stride}, and the image's sides {list(image)} are no multiples of "
+            f"{denoiser.title} has a total stride of {stride}, and the image's sides {list(image)} are not multiples of "
             f"it: {error} Let forward pad to a multiple of {stride} and crop its result, or pad the image."
         ) from error
 
 
 def _probe_axis(trial: Trial, exact: Exact, axis: int, likely: int) -> tuple[int, int]:
-    """Receptive field and alignment along one axis; ``likely`` is the alignment along another one."""
+    """Probe receptive field and alignment along one axis; ``likely`` is the alignment along another one."""
     lengths = LENGTHS[trial.dims]
     _check_finite(trial, trial.noise(trial.shape(axis, lengths[0])))
-    passed = 0
+    exceeded = 0
     for length in lengths:
         start = length // 2
         pair = [start, start + 1]
         try:
-            by_nan = _reach(trial, axis, length, pair, [_touched_by_nan])
-            otherwise = (
-                None
-                if by_nan is None
-                else _reach(trial, axis, length, pair, [_touched_by_change, _traced_back])
-            )
+            by_nan = otherwise = _reach(trial, axis, length, pair, [_affected_by_nan])
+            if by_nan is not None:
+                otherwise = _reach(trial, axis, length, pair, [_affected_by_change, _with_gradient])
         except Exception as error:
-            # It saw the whole of a window, and of one twice as long it needs more than twice the memory.
-            if passed and is_out_of_memory(error):
-                raise trial.too_far(passed) from None
+            # It depends on all of a shorter window, and needs more than twice the memory for one twice as long.
+            if exceeded and is_out_of_memory(error):
+                raise trial.reach_error(exceeded) from None
             raise
         if by_nan is None or otherwise is None:
-            passed = length
+            exceeded = length
             continue
         reach = max(by_nan, otherwise)
         alignment = _alignment(trial, exact, axis, reach, likely)
-        # What lets NaN through from two places does so from the others.
-        looks = LOOKS if otherwise > by_nan else [_touched_by_nan]
-        rest = _reach(trial, axis, length, list(range(start + 2, start + alignment)), looks)
+        # If NaN passes from two places, it passes from the others.
+        probes = PROBES if otherwise > by_nan else [_affected_by_nan]
+        rest = _reach(trial, axis, length, list(range(start + 2, start + alignment)), probes)
         if rest is not None:
             return max(reach, rest), alignment
-    raise trial.too_far(lengths[-1])
+    raise trial.reach_error(lengths[-1])
 
 
 def stride_along(trial: Trial, axis: int) -> int:
-    """Multiple on which tile origins must fall along an axis; :data:`FAR` or :data:`PLACED` where tiles cannot do.
+    """Number of which tile origins must be multiples along an axis; :data:`FAR` or :data:`PLACED` if tiles are impossible.
 
-    For a model that may draw random numbers or remember, of which no more is asked than whether it looks at everything.
+    For a model that may draw random numbers or keep state; for such a model only :data:`FAR` is detected.
     """
     reach = _reach_at_most(trial, axis)
     if reach is None:
@@ -237,7 +229,7 @@ def stride_along(trial: Trial, axis: int) -> int:
 
 
 def _reach_at_most(trial: Trial, axis: int) -> int | None:
-    """No less than the receptive field; None where a pixel reaches the ends of every window."""
+    """An upper bound of the receptive field; None if a pixel affects the ends of every window."""
     lengths = LENGTHS[trial.dims]
     for length in lengths:
         try:
@@ -252,22 +244,22 @@ def _reach_at_most(trial: Trial, axis: int) -> int | None:
 
 def _reaches_ends(trial: Trial, axis: int, length: int) -> bool:
     window = trial.noise(trial.shape(axis, length))
-    # Not by a change: where something is drawn or remembered, everything changes.
-    touched = (look(trial, axis, window, [length // 2])[0] for look in (_touched_by_nan, _traced_back))
-    return any(bool(line[0] or line[-1]) for line in touched)
+    # Not by a change: with random numbers or state, everything changes.
+    affected = (probe(trial, axis, window, [length // 2])[0] for probe in (_affected_by_nan, _with_gradient))
+    return any(bool(line[0] or line[-1]) for line in affected)
 
 
-def _reach(trial: Trial, axis: int, length: int, positions: list[int], looks: Iterable[Look]) -> int | None:
-    """Farthest pixel that these positions touch; None where that may lie beyond the window."""
+def _reach(trial: Trial, axis: int, length: int, positions: list[int], probes: Iterable[Probe]) -> int | None:
+    """Largest distance to a pixel that these positions affect; None if that may lie beyond the window."""
     reach = 0
     window = trial.noise(trial.shape(axis, length))
     at_once = max(1, BATCH_PIXELS // window[0, 0].numel())
     for first in range(0, len(positions), at_once):
         group = positions[first : first + at_once]
         windows = window.repeat(len(group), *[1] * (trial.dims + 1))
-        for look in looks:
-            touched = look(trial, axis, windows, group)
-            for place, line in zip(group, touched, strict=True):
+        for probe in probes:
+            affected = probe(trial, axis, windows, group)
+            for place, line in zip(group, affected, strict=True):
                 cells = line.nonzero().flatten().tolist()
                 if cells and (cells[0] == 0 or cells[-1] == length - 1):
                     return None
@@ -276,27 +268,27 @@ def _reach(trial: Trial, axis: int, length: int, positions: list[int], looks: It
 
 
 def _check_finite(trial: Trial, windows: torch.Tensor) -> None:
-    """Refuse a model that makes of windows in which nothing is marked what marks are told by."""
+    """Refuse a model that returns NaN or infinity for ordinary windows, from which marks could not be distinguished."""
     import torch
 
     with torch.inference_mode():
         result = trial.run(windows)
     if not result.isfinite().all():
         raise ConfigError(
-            f"{trial.name} makes NaN or infinity of pixels between 0 and 1. Check its weights and options."
+            f"{trial.name} returns NaN or infinity for pixels between 0 and 1. Check its weights and options."
         )
 
 
-def _touched_by_nan(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
-    """Where along the axis each window's result is NaN when one of its pixels is."""
+def _affected_by_nan(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
+    """The pixels along the axis where each window's result is NaN when one of its pixels is."""
     import torch
 
     with torch.inference_mode():
         return _along(trial, axis, trial.run(_marked(windows, axis, places, math.nan)).isnan())
 
 
-def _touched_by_change(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
-    """Where along the axis each window's result changes when one of its pixels does."""
+def _affected_by_change(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
+    """The pixels along the axis where each window's result changes when one of its pixels does."""
     import torch
 
     with torch.inference_mode():
@@ -304,8 +296,8 @@ def _touched_by_change(trial: Trial, axis: int, windows: torch.Tensor, places: l
         return _along(trial, axis, trial.run(_marked(windows, axis, places, 37.0)) != plain)
 
 
-def _traced_back(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
-    """Where along the axis the gradient of each window's one output pixel is not zero."""
+def _with_gradient(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
+    """The pixels along the axis where the gradient of one output pixel of each window is not zero."""
     import torch
 
     nowhere = torch.zeros(len(places), windows.shape[2 + axis])
@@ -335,34 +327,34 @@ def _marked(windows: torch.Tensor, axis: int, places: list[int], value: float) -
 
 
 def _along(trial: Trial, axis: int, touched: torch.Tensor, scale: int | None = None) -> torch.Tensor:
-    """For each window and each input pixel of the axis: whether anything there is touched."""
+    """Reduce affected pixels to the axis: one flag for each window and each input pixel."""
     lines = touched.movedim(2 + axis, -1).flatten(1, -2).any(1)
     return lines.unflatten(1, (-1, scale or trial.scale)).any(2)
 
 
-LOOKS: tuple[Look, ...] = (_touched_by_nan, _touched_by_change, _traced_back)
+PROBES: tuple[Probe, ...] = (_affected_by_nan, _affected_by_change, _with_gradient)
 
 
 def _alignment(trial: Trial, exact: Exact, axis: int, reach: int, likely: int) -> int:
-    """The shift that is likely, if the result follows it, or else the least one that it follows."""
+    """The likely shift, if the result shifts with the window by it, else the least shift for which it does."""
     import torch
 
     rough: Exact = trial, CLEAR, torch.float32
     for shift in dict.fromkeys((likely, *ALIGNMENTS)):
-        # Double precision takes ten times as long: it is left what single precision cannot tell.
+        # Double precision takes ten times as long: it only confirms the result in single precision.
         if _follows(rough, axis, shift, reach) and _follows(exact, axis, shift, reach):
             return shift
     raise ConfigError(
-        f"{trial.name} does not follow when the image is shifted by any of {ALIGNMENTS[0]} to {ALIGNMENTS[-1]} "
-        "pixels: its result depends on where the tile lies. A position encoding does that. "
-        "Write a network without one; or receptive_field and alignment by hand, if you know better."
+        f"the result of {trial.name} does not shift with the image by any of {ALIGNMENTS[0]} to {ALIGNMENTS[-1]} "
+        "pixels: it depends on the position of the tile. A position encoding does that. "
+        "Write a network without one; or, if you know them, receptive_field and alignment."
     )
 
 
 def _in_double(trial: Trial) -> Exact:
-    """A copy of the model in double precision, how well its results agree, and its type of pixel.
+    """A copy of the model in double precision, with its tolerance and dtype.
 
-    Single precision, where the model cannot be converted, hides paths that add less than its tolerance.
+    If the model cannot be converted, single precision is used, which hides contributions below its tolerance.
     """
     import torch
 
@@ -373,7 +365,7 @@ def _in_double(trial: Trial) -> Exact:
         double = replace(trial, model=copy.deepcopy(trial.model).double())
         with torch.inference_mode():
             double.run(double.noise(double.shape(0, NARROW[trial.dims])).double())
-    except Exception as error:  # it makes tensors in single precision, or cannot be copied
+    except Exception as error:  # it creates tensors in single precision, or cannot be copied
         if is_out_of_memory(error):
             raise
         return single
@@ -381,11 +373,11 @@ def _in_double(trial: Trial) -> Exact:
 
 
 def _follows(by: Exact, axis: int, shift: int, reach: int) -> bool:
-    """Whether shifting the window shifts the result, away from the window's ends."""
+    """Return whether shifting the window shifts the result, away from the ends of the window."""
     import torch
 
     trial, tolerance, kind = by
-    # With a stride of that much, other pixels may look that much further.
+    # With a stride of the shift, other pixels may look as much farther.
     margin = reach + shift
     length = -(-(2 * margin + shift + COMPARED) // 64) * 64
     image = trial.noise(trial.shape(axis, length + shift)).to(kind)

@@ -1,4 +1,4 @@
-"""What a denoiser is built of: all that the outcome of a trial follows from, and what has to stay as it was while a job runs."""
+"""Digests of everything that a denoiser is built from, to reuse the result of a trial and to detect changes during a job."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from halotile.tasks.trials.user_code import imported_digest, loaded_code, source
 from halotile.tasks.weights import file_sha256
 
 _loaded: dict[str, str] = {}
-"""Digests of code by the names that it was imported by, when this process imported it: it stays so until the process ends."""
+"""Digests of imported code by name, as of its import in this process, for which it does not change any more."""
 _files: dict[Path, str] = {}
-"""The same of each of the files that it lies in, which other names may share."""
+"""Digests of the files of that code, which several names may share."""
 _CHANGED = (
-    "was changed while the job ran, and a worker that begins now would compute with what it has become. Put it back as it was and "
-    "run again to go on, or run with --fresh to start over."
+    "was changed while the job ran, so a new worker would compute with the new version. Restore the old version and "
+    "run again to continue, or run with --fresh to start over."
 )
 
 
-def origin_of(denoiser: Denoiser, *question: Any) -> str | None:
+def build_digest(denoiser: Denoiser, *question: Any) -> str | None:
     """Digest of a denoiser, as it is built in this process, and of a question about it.
 
-    None where the digest would not tell everything: the network holds something that cannot be looked into, or the files of what was
-    imported cannot be read.
+    None if the digest would be incomplete: the network holds an object that cannot be inspected, or the files of
+    imported code cannot be read.
     """
     network, loaded = whole_digest((denoiser, denoiser.build())), loaded_code()
     if network is None or loaded is None:
@@ -52,12 +52,12 @@ def seals_of(denoiser: Denoiser, code: Mapping[str, str]) -> dict[str, str]:
 
 
 def build_sealed(denoiser: Denoiser, seals: Mapping[str, str]) -> Model:
-    """What the denoiser builds, of the very files and the code that the job was planned with.
+    """Build the denoiser, from the same files and code that the job was planned with.
 
     Raises
     ------
     WeightsError, ConfigError
-        When one of them was changed since: other blocks are of what it was.
+        When one of them was changed since: other blocks were computed with the old version.
     """
     model = denoiser.build()
     for name, digest in seals.items():
@@ -72,7 +72,7 @@ def build_sealed(denoiser: Denoiser, seals: Mapping[str, str]) -> Model:
 
 
 def _loaded_digest(name: str) -> str:
-    """Digest of the code that this process computes with under a name."""
+    """Digest of the code that this process imported under a name."""
     if name not in _loaded:
         for file in source_files(name.partition(":")[0]):
             digest = file_sha256(file)
@@ -84,18 +84,18 @@ def _loaded_digest(name: str) -> str:
 
 def _outdated(name: str) -> ConfigError:
     return ConfigError(
-        f"the code of {name} was changed since this worker imported it for an earlier job, and it would compute with what it was. "
-        "Start the workers anew."
+        f"the code of {name} was changed since this worker imported it for an earlier job, so it would compute with the old version. "
+        "Restart the workers."
     )
 
 
 def _imported(denoiser: Denoiser) -> str | None:
-    """The name by which the user's own code is imported; plug-ins tell of theirs in their own way."""
+    """The name by which the user's own code is imported; plug-ins report their code in their own way."""
     return denoiser.import_ if isinstance(denoiser, UserNetwork | Function) else None
 
 
 def _halotile() -> str:
-    """Digest of halotile's sources, which change between two versions where they are worked on."""
+    """Digest of halotile's sources, which may change without a new version in a development installation."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parents[2].rglob("*.py")):
         digest.update(file.read_bytes())

@@ -1,4 +1,4 @@
-"""A denoiser on trial: its model beside what it declares, and random windows to try it on."""
+"""A denoiser on trial: its model and declarations, and random windows to try it on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from halotile.errors import ConfigError
+from halotile.storage.grid import Depth, Region
 from halotile.tasks.denoisers.base import Denoiser, Model
 from halotile.tasks.devices.device import is_out_of_memory
 
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
     import torch
 
 NARROW = {1: 1, 2: 64, 3: 16}
-"""Width of a window on its narrow axes, by the number of axes."""
+"""Width of a window on its narrow axes, by number of axes."""
 CHANNELS = (1, 3, 2, 4, 6, 8, 12)
-"""Numbers of channels that a network which fails is tried with."""
+"""Numbers of channels to try with a network that fails."""
 
 
 @contextmanager
-def failing_as(what: str, kind: type[ConfigError] = ConfigError) -> Iterator[None]:
-    """Whatever code of somebody else's raises within the context comes as an error with these words, but for want of memory.
+def failing_as(message: str, kind: type[ConfigError] = ConfigError) -> Iterator[None]:
+    """Raise exceptions of foreign code inside the context as errors with this message, except when memory runs out.
 
     Examples
     --------
@@ -37,12 +38,12 @@ def failing_as(what: str, kind: type[ConfigError] = ConfigError) -> Iterator[Non
     except Exception as error:
         if isinstance(error, ConfigError) or is_out_of_memory(error):
             raise
-        raise kind(f"{what}: {type(error).__name__}: {error}.") from error
+        raise kind(f"{message}: {type(error).__name__}: {error}.") from error
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A model with what it declares about its results."""
+    """A model with the declarations of its denoiser."""
 
     model: Model
     name: str
@@ -52,10 +53,10 @@ class Trial:
 
     @classmethod
     def of(cls, denoiser: Denoiser, dims: int, model: Model | None = None) -> Self:
-        """A denoiser with the model it built, or built here with some noise level where it would be estimated."""
+        """The trial of a denoiser; without a model it is built, with an arbitrary noise level in place of ``auto``."""
         if model is None:
-            told = denoiser.with_noise_level(0.1) if denoiser.wants_noise_level else denoiser
-            model = told.build()
+            leveled = denoiser.with_noise_level(0.1) if denoiser.wants_noise_level else denoiser
+            model = leveled.build()
         return cls(model, denoiser.title, denoiser.channels, denoiser.scale, dims)
 
     def noise(self, shape: tuple[int, ...], count: int = 1) -> torch.Tensor:
@@ -66,11 +67,11 @@ class Trial:
         return torch.rand((count, self.channels[0], *shape), generator=generator)
 
     def shape(self, axis: int, length: int) -> tuple[int, ...]:
-        """A window that is long on one axis."""
+        """Shape of a window that is long on one axis."""
         return tuple(length if i == axis else NARROW[self.dims] for i in range(self.dims))
 
     def run(self, windows: torch.Tensor) -> torch.Tensor:
-        """The model's result, of the shape it declares."""
+        """Run the model, and check the shape of the result."""
         try:
             result: Any = self.model(windows)
         except ConfigError:
@@ -80,44 +81,40 @@ class Trial:
                 raise
             raise ConfigError(
                 f"{self.name} failed on a window of shape {tuple(windows.shape)}: {type(error).__name__}: {error}. "
-                f"{self._channels_that_do(windows)}"
+                f"{self._advice(windows)}"
             ) from error
         shape = tuple(getattr(result, "shape", ()))
         expected = (len(windows), self.channels[1], *(n * self.scale for n in windows.shape[2:]))
         if shape != expected:
             raise ConfigError(
-                f"{self.name} made {shape or type(result).__name__} of a window of shape {tuple(windows.shape)}, where "
-                f"{expected} was declared. {self._declaration(tuple(windows.shape), shape)}"
+                f"{self.name} returned {shape or type(result).__name__} for a window of shape {tuple(windows.shape)}, where "
+                f"{expected} was declared. {self._advise_declaration(tuple(windows.shape), shape)}"
             )
-        found: torch.Tensor = result
-        return found
+        checked: torch.Tensor = result
+        return checked
 
-    def _channels_that_do(self, windows: torch.Tensor) -> str:
-        """What to write about a model that fails: other channels, if it takes those."""
-        import torch
-
-        if self.dims < 3 and self._takes(windows[:1, :, None].repeat(1, 1, NARROW[3], *[1] * self.dims)):
+    def _advice(self, windows: torch.Tensor) -> str:
+        """Advice on a model that fails: other channels, if it accepts them."""
+        if self.dims < 3 and self._try(windows[:1, :, None].repeat(1, 1, NARROW[3], *[1] * self.dims)):
             return f"It takes {self.dims + 1} axes: write tile: {{axes: {'zyx'[-self.dims - 1 :]}}}, if the image has them."
         for count in CHANNELS:
             window = windows[:1, :1].repeat(1, count, *[1] * self.dims)
-            with suppress(Exception, SystemExit), torch.inference_mode():
-                made: Any = self.model(window)
-                if made.dim() != window.dim() or len(made) != 1:
-                    continue
-                return f"It takes {count} channel{'s' if count > 1 else ''}: write channels: [{count}, {made.shape[1]}]."
-        return "Check it; or, if it cannot do with such a window, write receptive_field and alignment."
+            if channels := self._try(window):
+                return f"It takes {count} channel{'s' if count > 1 else ''}: write channels: [{count}, {channels}]."
+        return "Check it; or, if it cannot process such a window, write receptive_field and alignment."
 
-    def _takes(self, window: torch.Tensor) -> bool:
-        """Whether the model makes something of the same axes of a window."""
+    def _try(self, window: torch.Tensor) -> int:
+        """Number of channels of the model's result for a window; 0 if it fails or returns other axes."""
         import torch
 
         with suppress(Exception, SystemExit), torch.inference_mode():
-            made: Any = self.model(window)
-            return bool(made.dim() == window.dim() and len(made) == 1)
-        return False
+            result: Any = self.model(window)
+            if result.dim() == window.dim() and len(result) == 1:
+                return int(result.shape[1])
+        return 0
 
-    def _declaration(self, given: tuple[int, ...], made: tuple[int, ...]) -> str:
-        """What to declare of a model that makes this shape of that one."""
+    def _advise_declaration(self, given: tuple[int, ...], made: tuple[int, ...]) -> str:
+        """Advice on the declarations of a model that returns the shape ``made`` for the shape ``given``."""
         if len(made) != len(given) or made[0] != given[0]:
             return "Return a tensor of shape (tiles, channels, *spatial)."
         lines = []
@@ -134,10 +131,24 @@ class Trial:
             lines.append("every spatial axis has to grow by the same whole number")
         return f"{', and '.join(lines).capitalize()}."
 
-    def too_far(self, length: int) -> ConfigError:
-        """What to say of a model that reaches both ends of every window."""
+    def reach_error(self, length: int) -> ConfigError:
+        """The error for a model whose receptive field exceeds every window."""
         return ConfigError(
-            f"{self.name} looks at the whole image, or at least {length // 2 - 1} pixels far: no tile can give its "
+            f"{self.name} looks at the whole image, or at least {length // 2 - 1} pixels far: tiles cannot reproduce its "
             "result. A normalisation, attention or Fourier transform over all pixels does that. "
-            "Write a local network; or receptive_field and alignment by hand, if you know better."
+            "Write a local network; or, if you know them, receptive_field and alignment."
         )
+
+
+def valid_part(window: Region, depth: Depth, image: tuple[int, ...]) -> Region:
+    """The part of a window that its ends do not affect, unless they are those of the image.
+
+    Examples
+    --------
+    >>> valid_part(Region((0, 8), (16, 32)), ((2, 2), (3, 3)), (64, 32))
+    Region(start=(0, 11), stop=(14, 32))
+    """
+    return Region(
+        tuple(a + before if a != 0 else a for a, (before, _) in zip(window.start, depth, strict=True)),
+        tuple(b - after if b != n else b for b, (_, after), n in zip(window.stop, depth, image, strict=True)),
+    )

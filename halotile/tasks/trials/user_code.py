@@ -1,8 +1,8 @@
-"""What a user's own code is, as digests that are the same in every process and change when the code does.
+"""Digests of a user's own code that are the same in every process and change with the code.
 
-Code that is imported by name is told by its source files: those of its module, and of every module that these
-import and that lies in the same folder. What a script hands over is told by its byte code, and by
-everything this uses: constants, defaults, closures, globals, the state of objects.
+Code that is imported by name is identified by its source files: those of its module, and of every module that these
+import from the same folder. An object from a script is identified by its byte code, and by
+everything that it uses: constants, defaults, closures, globals, the state of objects.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 
 INSTALLED = ("site-packages", "dist-packages")
-"""Folders of packages that somebody else wrote."""
+"""Folders of installed packages."""
 SUFFIXES = ("py", *(suffix.lstrip(".") for suffix in importlib.machinery.EXTENSION_SUFFIXES))
-BOOKKEPT = ("__firstlineno__", "__static_attributes__", "__slotnames__", "__doc__", "_abc_impl")
-"""What Python notes in a class for itself."""
+GENERATED = ("__firstlineno__", "__static_attributes__", "__slotnames__", "__doc__", "_abc_impl")
+"""Attributes that Python adds to a class."""
 DIGITS = 16
 
 
-def imported_digest(reference: str, found: Any) -> str:
-    """Digest of the code behind ``package.module:name``, which was imported as ``found``.
+def imported_digest(reference: str, value: Any) -> str:
+    """Digest of the code behind ``package.module:name``, which was imported as ``value``.
 
     Examples
     --------
@@ -40,20 +40,20 @@ def imported_digest(reference: str, found: Any) -> str:
     """
     name = reference.partition(":")[0]
     root, files = _root(name), source_files(name)
-    if root is None or not files:  # it has no file, such as a module that a notebook made
-        return value_digest(found)
+    if root is None or not files:  # such as a module of a notebook
+        return value_digest(value)
     digest = hashlib.sha256()
     for file in files:
         content = file.read_bytes()
-        # From the folder down: a project that is moved stays what it is.
+        # Relative to the folder: moving a project does not change the digest.
         digest.update(f"{file.relative_to(root)} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:DIGITS]
 
 
 def source_files(name: str) -> list[Path]:
-    """The user's files that are run when a module is imported, in order of their names.
+    """The user's files that run when a module is imported, sorted by name.
 
-    Of a package that is installed these are all its sources; the standard library has none.
+    For an installed package these are all its sources; for the standard library none.
     """
     root, top = _root(name), name.partition(".")[0]
     if root is None or top in sys.stdlib_module_names:
@@ -71,7 +71,7 @@ def source_files(name: str) -> list[Path]:
 
 
 def _root(name: str) -> Path | None:
-    """The folder in which the topmost package of a module lies; None for one that has no file."""
+    """The folder of the topmost package of a module; None for one without a file."""
     top = name.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top)
@@ -88,7 +88,7 @@ def _is_installed(folder: Path) -> bool:
 
 
 def _files_of(root: Path, name: str) -> Iterator[Path]:
-    """The file of a module below a folder, and those of the packages around it."""
+    """Yield the file of a module below a folder, and those of the packages that contain it."""
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
         place = root.joinpath(*parts[:count])
@@ -97,12 +97,12 @@ def _files_of(root: Path, name: str) -> Iterator[Path]:
 
 
 def _imports(file: Path, root: Path) -> Iterator[str]:
-    """Names of the modules that a source file may import, wherever in it: in a function, too."""
+    """Yield names of the modules that a source file may import, also inside functions."""
     if file.suffix != ".py":
         return
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # then it is imported behind a condition, or not at all
+    except (SyntaxError, ValueError):  # imported conditionally, or not at all
         return
     package = file.relative_to(root).parent.parts
     for node in ast.walk(tree):
@@ -116,12 +116,12 @@ def _imports(file: Path, root: Path) -> Iterator[str]:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a name is not one of halotile, which is told by its version."""
+    """Return whether a name does not belong to halotile, which is identified by its version."""
     return name.partition(".")[0] != "halotile"
 
 
 def value_digest(value: Any) -> str:
-    """Digest of a function or an object, with everything that it uses.
+    """Digest of a function or an object, and everything that it uses.
 
     Examples
     --------
@@ -130,13 +130,11 @@ def value_digest(value: Any) -> str:
     >>> value_digest(times(2)) == value_digest(times(2)), value_digest(times(2)) == value_digest(times(3))
     (True, False)
     """
-    walk = _Walk()
-    walk.take(value)
-    return walk.digest.hexdigest()[:DIGITS]
+    return _Walk(value).digest.hexdigest()[:DIGITS]
 
 
 def whole_digest(value: Any) -> str | None:
-    """The same in full length; None where something in it cannot be looked into, such as an open file or compiled code.
+    """Digest in full length; None if a part cannot be inspected, such as an open file or compiled code.
 
     Examples
     --------
@@ -144,36 +142,30 @@ def whole_digest(value: Any) -> str | None:
     >>> len(whole_digest([1, 2])), whole_digest([threading.Lock()]) is None
     (64, True)
     """
-    walk = _Walk()
-    walk.take(value)
+    walk = _Walk(value)
     return walk.digest.hexdigest() if walk.is_whole else None
 
 
 def loaded_code() -> dict[str, str] | None:
-    """The code that this process computes with, halotile's own apart: digests of the user's files that it imported, and of what is installed.
+    """Digests of the user's files that this process imported, and of the installed packages, without halotile.
 
-    None where that cannot be told: a file is gone by now, or lies in an archive.
+    None if they cannot be determined: a file was deleted, or lies in an archive.
     """
     try:
-        found = {"installed": _installed()}
+        digests = {"installed": _installed()}
         for name, module in sorted(sys.modules.items()):
-            top, file = name.partition(".")[0], getattr(module, "__file__", None)
-            if (
-                top not in sys.stdlib_module_names
-                and _is_own(top)
-                and isinstance(file, str)
-                and not _is_foreign(top)
-            ):
-                found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and not _is_foreign(name.partition(".")[0]):
+                digests[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except OSError:
         return None
-    return found
+    return digests
 
 
 def _installed() -> str:
-    """Digest of what lies in the folders of installed packages, imported or not: the record of each tells its version and when it came.
+    """Digest of the entries of the folders of installed packages, whose records give version and time of installation.
 
-    Which of them are imported says nothing: that depends on whether workers are to be started.
+    All of them, imported or not: which ones are imported depends on whether workers are to be started.
     """
     facts = set()
     for folder in {place for place in sys.path if _is_installed(Path(place)) and os.path.isdir(place)}:
@@ -184,30 +176,31 @@ def _installed() -> str:
     return hashlib.sha256(repr(sorted(facts)).encode()).hexdigest()
 
 
-def called(value: Any) -> str:
+def qualified_name(value: Any) -> str:
     """The name of a function, or of the class of an object, with its module.
 
     Examples
     --------
-    >>> called(functools.partial(value_digest))
+    >>> qualified_name(functools.partial(value_digest))
     'halotile.tasks.trials.user_code:value_digest'
     """
     if isinstance(value, functools.partial):
-        return called(value.func)
+        return qualified_name(value.func)
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{getattr(named, '__module__', '')}:{named.__qualname__}"
 
 
 class _Walk:
-    """Goes through a value once and feeds what it is made of to a digest."""
+    """Traverse a value once and feed its parts to a digest."""
 
-    def __init__(self) -> None:
+    def __init__(self, value: Any) -> None:
         self.digest = hashlib.sha256()
         self.is_whole = True
         self.seen: dict[int, tuple[int, Any]] = {}
-        """By address: the order in which it was met; the object is held, so that its address stays its own."""
+        """By address: the number of the object, and the object itself, so that its address is not reused."""
+        self.take(value)
 
-    def report(self, *words: object) -> None:
+    def update(self, *words: object) -> None:
         for word in words:
             text = str(word).encode()
             self.digest.update(b"%d:" % len(text) + text)
@@ -215,24 +208,24 @@ class _Walk:
     def take(self, value: Any) -> None:
         kind = type(value)
         if value is None or value is Ellipsis or kind in (bool, int, float, complex, str, bytes):
-            self.report(kind.__name__, repr(value))
+            self.update(kind.__name__, repr(value))
             return
         if id(value) in self.seen:
-            self.report("again", self.seen[id(value)][0])
+            self.update("again", self.seen[id(value)][0])
             return
         self.seen[id(value)] = len(self.seen), value
-        self._take_made(value)
+        self._take_compound(value)
 
-    def _take_made(self, value: Any) -> None:
+    def _take_compound(self, value: Any) -> None:
         if isinstance(value, tuple | list):
             self._take_all(type(value).__name__, value)
-        elif isinstance(value, set | frozenset):  # in an order that does not differ between processes
+        elif isinstance(value, set | frozenset):  # in the same order in all processes
             self._take_all("set", sorted(map(value_digest, value)))
         elif type(value) is dict or isinstance(value, types.MappingProxyType):
             self._take_mapping(value)
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            self.report("array", value.dtype, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
-        elif _is_tensor(value):
+            self.update("array", value.dtype, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
+        elif "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
             self._take_tensor(value)
         elif isinstance(value, types.CodeType):
             self._take_code(value)
@@ -255,12 +248,12 @@ class _Walk:
 
     def _take_all(self, what: str, values: Any) -> None:
         values = list(values)
-        self.report(what, len(values))
+        self.update(what, len(values))
         for value in values:
             self.take(value)
 
     def _take_mapping(self, mapping: Mapping[Any, Any]) -> None:
-        self.report("mapping", len(mapping))
+        self.update("mapping", len(mapping))
         ordered = sorted(mapping) if all(isinstance(key, str) for key in mapping) else mapping
         for key in ordered:
             self.take(key)
@@ -270,81 +263,71 @@ class _Walk:
         import torch
 
         numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        self.report(
+        self.update(
             "tensor", tensor.dtype, tuple(tensor.shape), hashlib.sha256(numbers.tobytes()).hexdigest()
         )
 
     def _take_code(self, code: types.CodeType) -> None:
-        self.report("code", code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
+        self.update("code", code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
         self._take_all("constants", code.co_consts)
 
     def _take_function(self, function: types.FunctionType) -> None:
-        self.report("function", function.__module__, function.__qualname__)
+        self.update("function", function.__module__, function.__qualname__)
         self.take(function.__code__)
         self._take_all("defaults", (function.__defaults__, function.__kwdefaults__, function.__dict__))
         for cell in function.__closure__ or ():
             try:
                 self.take(cell.cell_contents)
-            except ValueError:  # nothing is in it yet
-                self.report("empty")
-        if _is_foreign(function.__module__):  # its closure may hold the user's own, its globals do not
+            except ValueError:  # the cell is still empty
+                self.update("empty")
+        if _is_foreign(function.__module__):  # its closure may hold the user's code, its globals do not
             return
         named = sorted(set(_names(function.__code__)) & function.__globals__.keys())
         self._take_mapping({name: function.__globals__[name] for name in named})
 
     def _take_class(self, kind: type) -> None:
-        self.report("class", kind.__module__, kind.__qualname__)
+        self.update("class", kind.__module__, kind.__qualname__)
         if _is_foreign(kind.__module__):
             return
         self._take_all("bases", kind.__bases__)
-        self._take_mapping(
-            {key: value for key, value in vars(kind).items() if not _is_bookkeeping(key, value)}
-        )
+        # Slots are included with the objects that fill them.
+        slots = types.MemberDescriptorType | types.GetSetDescriptorType
+        items = vars(kind).items()
+        self._take_mapping({k: v for k, v in items if k not in GENERATED and not isinstance(v, slots)})
 
     def _take_module(self, module: types.ModuleType) -> None:
-        self.report("module", module.__name__)
+        self.update("module", module.__name__)
         if not _is_foreign(module.__name__):
-            self.report(*(file.read_bytes() for file in source_files(module.__name__)))
+            self.update(*(file.read_bytes() for file in source_files(module.__name__)))
 
     def _take_object(self, value: Any) -> None:
-        """Any other object: what it would be pickled as."""
+        """Take any other object by the parts that pickle would store."""
         self.take(type(value))
         try:
             registered = copyreg.dispatch_table.get(type(value))
             parts = registered(value) if registered else value.__reduce_ex__(4)
-        except Exception:  # an open file, a lock: it has no state of its own
+        except Exception:  # such as an open file or a lock
             self.is_whole = False
             return
         if isinstance(parts, str):
-            self.report(getattr(value, "__module__", ""), parts)
+            self.update(getattr(value, "__module__", ""), parts)
             return
         make, arguments, *state = parts
-        self.report(getattr(make, "__qualname__", ""))
+        self.update(getattr(make, "__qualname__", ""))
         self._take_all("object", [arguments, *(list(s) if isinstance(s, Iterator) else s for s in state)])
 
 
-def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
 def _names(code: types.CodeType) -> Iterator[str]:
-    """Every global name in a function, and in those written inside it."""
+    """Yield every global name in a function, and in those defined inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
 
 
-def _is_bookkeeping(key: str, value: Any) -> bool:
-    """What Python notes in a class for itself; slots are told with the objects that fill them."""
-    described = isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
-    return described or key in BOOKKEPT
-
-
 @functools.lru_cache(maxsize=1024)
 def _is_foreign(module: str | None) -> bool:
-    """Whether a module is Python's own, installed, or halotile: known by its name."""
+    """Return whether a module belongs to Python, an installed package, or halotile."""
     top = (module or "__main__").partition(".")[0]
     if top in sys.stdlib_module_names or not _is_own(top):
         return True

@@ -50,7 +50,7 @@ KINDS: dict[str, tuple[Operator, Kind, Region]] = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_operator_says_what_it_sees(name: str) -> None:
+def test_an_operator_declares_its_window(name: str) -> None:
     operator, kind, window = KINDS[name]
     assert (operator.kind, window_of(operator, IMAGE)) == (kind, window)
 

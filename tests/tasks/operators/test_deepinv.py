@@ -80,7 +80,7 @@ GENERIC: dict[str, tuple[DeepInv, Kind, int, tuple[int, ...]]] = {
     "wrong adjoint": (DeepInv(physics=made(differences, wrong), reach_="auto"), "local", 1, IMAGE),
     "declared": (DeepInv(physics=made(folding, None), reach_=3), "local", 3, IMAGE),
     "many images": (DeepInv(physics=made(folding, None), reach_="auto"), "local", 1, (2, 2, 3, 20, 17)),
-    "not told": (DeepInv(physics=made(differences, differences)), "whole", 0, IMAGE),
+    "no reach": (DeepInv(physics=made(differences, differences)), "whole", 0, IMAGE),
     "wrapping": (DeepInv(physics=made(wrapping, wrapping), reach_="auto"), "whole", 0, IMAGE),
     "different everywhere": (DeepInv(physics=made(ramp, ramp), reach_="auto"), "whole", 0, IMAGE),
     "colours to grey": (named("Decolorize"), "whole", 0, (3, 40, 33)),
@@ -152,7 +152,7 @@ def test_an_operator_travels(name: str) -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_what_is_ours_becomes_ours(name: str) -> None:
     operator, kind = OURS[name]
-    assert type(operator.ours) is kind
+    assert type(operator.replacement) is kind
     assert operator.kind == "local"
 
 
@@ -166,7 +166,7 @@ def test_ours_measures_what_deepinv_does(name: str) -> None:
 @pytest.mark.parametrize("name", GENERIC)
 def test_what_it_sees_is_found_out(name: str) -> None:
     operator, kind, reach, _ = GENERIC[name]
-    assert (operator.ours, operator.kind, operator.reach) == (None, kind, reach)
+    assert (operator.replacement, operator.kind, operator.reach) == (None, kind, reach)
 
 
 @pytest.mark.parametrize("name", ["differences", "MRI", "MRI with several coils"])
@@ -209,7 +209,7 @@ def test_a_map_of_the_whole_is_computed_once() -> None:
     assert calls == [(1, 1, 20, 300)]
 
 
-def test_memory_is_told_before() -> None:
+def test_memory_is_known_in_advance() -> None:
     tomography = GENERIC["tomography"][0]
     measured = int(np.prod(tomography.measured((16, 16))))
     assert tomography.memory_bytes((16, 16)) == 4 * 3 * (256 + measured)
@@ -218,8 +218,8 @@ def test_memory_is_told_before() -> None:
 def test_a_filter_is_read_from_its_file(tmp_path: Any) -> None:
     np.save(tmp_path / "psf.npy", PSF)
     blur = named("Blur", filter=str(tmp_path / "psf.npy"), padding="circular")
-    assert isinstance(blur.ours, Blur)
-    assert np.allclose(blur.ours.kernel, PSF)
+    assert isinstance(blur.replacement, Blur)
+    assert np.allclose(blur.replacement.kernel, PSF)
 
 
 def test_deepinv_is_not_imported_to_write_an_operator_down() -> None:
@@ -231,7 +231,7 @@ def test_deepinv_is_not_imported_to_write_an_operator_down() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_without_deepinv_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_deepinv_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepinv.physics", None)
     with pytest.raises(MissingPackage, match=r"halotile\[deepinv\]"):
         _ = named("Denoising").kind
@@ -239,23 +239,23 @@ def test_without_deepinv_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "no class": (lambda: named("Bluur").kind, "Did you mean 'Blur'"),
-    "not linear": (lambda: named("PhaseRetrieval").kind, "no such linear physics"),
+    "not linear": (lambda: named("PhaseRetrieval").kind, "not a linear physics"),
     "not a physics": (lambda: DeepInv(physics=3).kind, "physics is a int"),
     "a stack": (
         lambda: DeepInv(physics=physics.stack(physics.Denoising(), physics.Denoising())).kind,
-        "write each operator by itself",
+        "Write each operator of a stack by itself",
     ),
     "options": (
         lambda: named("Tomography", corners=4).kind,
-        "options has 'corners', and physics Tomography takes no such thing. Write some of angles, img_width",
+        "options has 'corners', which physics Tomography does not take. Write some of angles, img_width",
     ),
     "an option misspelt": (
         lambda: named("Blur", paddin="circular").kind,
-        r"'paddin', and .* Did you mean 'padding'\?",
+        r"'paddin', which .* Did you mean 'padding'\?",
     ),
     "options that do not fit": (
         lambda: named("Tomography", angles="many", img_width=16).kind,
-        r"cannot be made with the options \['angles', 'img_width'\]",
+        r"cannot be built with the options \['angles', 'img_width'\]",
     ),
     "reach that is none": (lambda: DeepInv(physics="Blur", reach_=-1), "reach is -1"),
     "reach too short": (

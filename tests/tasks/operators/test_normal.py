@@ -18,7 +18,7 @@ from tests.tasks.operators.test_operators import OPERATORS, kernel, numbers
 
 SHAPE = (70, 65)
 SMALL = (12, 9)
-"""Where no pixel is far from the rim."""
+"""A shape in which no pixel is far from the rim."""
 STACKS = {boundary: [boundary] * 3 for boundary in RULES} | {"mixed": ["circular", "reflect", "zero"]}
 
 
@@ -100,7 +100,7 @@ def test_a_region_is_cut_around_its_centre(centre: tuple[tuple[int, int], tuple[
     assert (hits == 1).all()
 
 
-def test_what_folds_is_told_before() -> None:
+def test_operators_that_fold_are_known_in_advance() -> None:
     folding = {name for name, operator in OPERATORS.items() if can_fold(operator)}
     assert {"blur zero (5, 5)", "blur valid (9, 2) fft"} <= folding
     assert not folding & {"mask", "sum", "downsampling reflect 2", "crop zero", "window"}

@@ -188,7 +188,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "kernels for other planes": (
         lambda: Blur(kernel=np.ones((3, 5, 5))).measured(IMAGE),
-        r"shape \(3, 5, 5\), one for each of 3 planes, and the image of shape \(2, 40, 33\) has 2 planes",
+        r"shape \(3, 5, 5\), one for each of 3 planes, but the image of shape \(2, 40, 33\) has 2 planes",
     ),
     "kernels for planes of an image without": (
         lambda: Blur(kernel=np.ones((2, 5, 5))).measured(IMAGE[1:]),
@@ -212,7 +212,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "window before the image": (lambda: Crop(origin=(-1, 0), size=(5, 9)), "origin is .* 0 or more"),
     "normal form of a mask": (
         lambda: Normal(operators=(Blur(kernel=kernel(3, 3)), mask(40, 33)), weights=(1, 1)),  # type: ignore[arg-type]
-        r"operator 1 \(mask\) does not fold",
+        r"operator 1 \(mask\) cannot be folded",
     ),
     "normal form of a downsampling": (
         lambda: Normal(operators=(Blur(kernel=kernel(3, 3), factor=2),), weights=(1,)),
@@ -222,14 +222,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: Normal(operators=(Blur(kernel=kernel(3, 3)),), weights=()),
         "one weight for each",
     ),
-    "mask of another shape": (lambda: mask(40, 30).measured(IMAGE), "Give it the image's shape"),
-    "no factor": (lambda: Downsample(factor=0), "whole number, 1 or more"),
+    "mask of another shape": (lambda: mask(40, 30).measured(IMAGE), "Write a mask of the image's shape"),
+    "no factor": (lambda: Downsample(factor=0), "whole number of at least 1"),
     "unknown boundary of a downsampling": (lambda: Downsample(boundary="odd"), "write one of circular"),
     "valid shift": (lambda: Shift(shift=(1, 1), boundary="valid"), "circular, reflect, replicate, zero"),
     "shift by nothing": (lambda: Shift(shift=(float("nan"), 1)), "two numbers"),
     "shift beyond the image": (
         lambda: Shift(shift=(0.5, 33)).measured(IMAGE),
-        r"shift is \(0\.5, 33\) and the image is 33 pixels long: nothing of it",
+        r"shift is \(0\.5, 33\) and the image is 33 pixels long: only the zeros",
     ),
     "shift before the image": (
         lambda: Shift(shift=(-30, 0), size=(30, 9)).measured(IMAGE),
@@ -237,7 +237,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "circular crop": (
         lambda: Shift(shift=(1, 1), size=(9, 9), boundary="circular").measured(IMAGE),
-        "Leave size out",
+        "Omit size",
     ),
     "sum of different shapes": (
         lambda: Sum(

@@ -1,1 +1,1 @@
-"""How driver, scheduler and workers find and trust each other: addresses, certificates, the wait for a first worker."""
+"""Connections between driver, scheduler and workers: addresses, certificates, the wait for a first worker."""

@@ -1,4 +1,4 @@
-"""Addresses to listen on: never a wildcard, and beyond this machine only where somebody has to come from there."""
+"""Addresses to listen on: never a wildcard, and beyond this machine only where other machines have to connect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def host_of(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to a host.
+    """Return True for a host that only this machine can connect to.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_exposed(address: str) -> bool:
-    """Whether other machines can connect to a scheduler, and need no certificate.
+    """Return True for a scheduler that other machines can connect to without a certificate.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def address_of_interface(name: str) -> str:
     Raises
     ------
     ConfigError
-        When there is none of this name; the message lists those that have an address.
+        When there is none of this name; the message lists the interfaces that have an address.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def own_address() -> str:
 
 
 def address_towards(host: str) -> str:
-    """The address of this machine that a host would answer to. Nothing is sent.
+    """The address of this machine on the way to a host. Nothing is sent.
 
     Examples
     --------
@@ -100,8 +100,7 @@ def address_towards(host: str) -> str:
     family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)
-        found: str = probe.getsockname()[0]
-    return found
+        return str(probe.getsockname()[0])
 
 
 def _interfaces() -> dict[str, str]:

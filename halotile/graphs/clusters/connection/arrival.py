@@ -10,33 +10,33 @@ from halotile.graphs.clusters.base import Cluster
 
 POLL_SECONDS = 0.2
 QUIET_SECONDS = 3.0
-"""A wait that is no longer is not worth a word."""
+"""A shorter wait is not reported."""
 
 
 def await_workers(
     cluster: Cluster, report: Callable[[str], None], between: Callable[[], None] = lambda: None
 ) -> None:
-    """Until a worker is there; whenever the reason changes for which none is, it is said.
+    """Wait until there is a worker; report whenever the reason changes for which there is none.
 
     Parameters
     ----------
     cluster : Cluster
         A running cluster.
     report : callable
-        Takes a line for whoever watches.
+        Takes a line for the user.
     between : callable
         Called several times a second; what it raises ends the wait.
 
     Raises
     ------
     ClusterFailed
-        When none is to be had.
+        When there will be none.
     """
-    began, said = time.monotonic(), None
+    began, reported = time.monotonic(), None
     while (missing := cluster.missing()) is not None:
-        if missing != said and time.monotonic() - began > QUIET_SECONDS:
+        if missing != reported and time.monotonic() - began > QUIET_SECONDS:
             report(f"waiting for the first of {counted(cluster.workers, 'worker')}: {missing}")
-            said = missing
+            reported = missing
         cluster.check()
         between()
         time.sleep(POLL_SECONDS)

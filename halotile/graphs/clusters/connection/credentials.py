@@ -1,7 +1,7 @@
-"""The certificates of one run: a pair for scheduler, workers and client alike, gone when the run is.
+"""The certificates of one run: a pair for scheduler, workers and client alike, removed at its end.
 
-Where workers start on other machines they are files, of mode 0600 in a folder of mode 0700. Its owner holds a lock in it: one whose
-owner was killed is found out by the lock, and swept.
+Where workers start on other machines they are files, of mode 0600 in a folder of mode 0700. Its owner holds a lock in it: a folder
+whose owner was killed is recognised by the lock that nobody holds, and removed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-from distributed.security import Security
+from typing import TYPE_CHECKING
 
 from halotile.errors import OutputRefused
 from halotile.storage.cache import user_cache
 from halotile.storage.run_directory.locks import flock
+
+if TYPE_CHECKING:
+    from distributed.security import Security
 
 PREFIX = "tls-"
 _OWNER = "owner"
@@ -35,14 +37,16 @@ class Credentials:
     Parameters
     ----------
     folder : Path
-        Where they lie.
+        Their folder.
     """
 
     folder: Path
 
     @property
     def security(self) -> Security:
-        """As Dask takes them; encryption is required."""
+        """In Dask's form; encryption is required."""
+        from distributed.security import Security
+
         certificate, key = self.paths
         roles = ("scheduler", "worker", "client")
         files = {f"tls_{role}_cert": certificate for role in roles}
@@ -51,22 +55,17 @@ class Credentials:
 
     @property
     def paths(self) -> tuple[str, str]:
-        """The certificate, which vouches for itself, and its key."""
+        """The certificate, which is its own authority, and its key."""
         return str(self.folder / _CERTIFICATE), str(self.folder / _KEY)
 
     def environment(self) -> dict[str, str]:
         """Variables by which any Dask client finds them. They name files, and hold no secret."""
         certificate, key = self.paths
         tls = "DASK_DISTRIBUTED__COMM__TLS__"
-        roles = {
-            f"{tls}{role}__{what}": path
-            for role in ("SCHEDULER", "WORKER", "CLIENT")
-            for what, path in (("CERT", certificate), ("KEY", key))
-        }
-        return roles | {
-            f"{tls}CA_FILE": certificate,
-            "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "true",
-        }
+        variables = {f"{tls}CA_FILE": certificate, "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "true"}
+        for role in ("SCHEDULER", "WORKER", "CLIENT"):
+            variables |= {f"{tls}{role}__CERT": certificate, f"{tls}{role}__KEY": key}
+        return variables
 
 
 @contextmanager
@@ -75,45 +74,48 @@ def credentials(base: Path) -> Iterator[Credentials]:
 
     Folders there whose owners are gone are removed.
     """
+    from distributed.security import Security
+
     with owned_folder(base, PREFIX) as folder:
-        made = Credentials(folder)
+        tls = Credentials(folder)
         temporary = Security.temporary().get_tls_config_for_role("client")
-        for path, text in zip(made.paths, (temporary["cert"], temporary["key"]), strict=True):
-            _write_private(path, text)
-        yield made
+        for path, text in zip(tls.paths, (temporary["cert"], temporary["key"]), strict=True):
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(text)
+        yield tls
 
 
 @contextmanager
 def owned_folder(base: Path, prefix: str) -> Iterator[Path]:
     """A folder of mode 0700 in ``base``, for the length of the context.
 
-    Those of its prefix that owners on this machine left behind are removed. Locks of others may not be seen here.
+    Folders of its prefix that owners on this machine left behind are removed. Locks of other machines may not be seen here.
     """
-    ours = f"{prefix}{socket.gethostname()}-tmp"
-    sweep_stale(base, ours)
-    # It gets its name once it is owned: nobody sweeps it in between.
+    own_prefix = f"{prefix}{socket.gethostname()}-tmp"
+    sweep_stale(base, own_prefix)
+    # It gets its name once it is owned: nobody removes it in between.
     unnamed = Path(tempfile.mkdtemp(prefix="tmp", dir=base))  # of mode 0700
-    folder = unnamed.with_name(ours + unnamed.name.removeprefix("tmp"))
+    folder = unnamed.with_name(own_prefix + unnamed.name.removeprefix("tmp"))
     try:
-        with ExitStack() as held:
-            with suppress(OutputRefused):  # on a file system without locks nobody sweeps
-                held.enter_context(_owned(unnamed))
+        with ExitStack() as lock:
+            with suppress(OutputRefused):  # on a file system without locks nobody removes folders
+                lock.enter_context(_owned(unnamed))
             unnamed.rename(folder)
             yield folder
     finally:
-        for made in (unnamed, folder):
-            shutil.rmtree(made, ignore_errors=True)
+        for path in (unnamed, folder):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep_stale(base: Path, prefix: str = PREFIX) -> None:
-    """Remove folders, by default of certificates, that were left behind by owners that are gone: none where there are no locks."""
+    """Remove folders, by default of certificates, whose owners are gone; none on a file system without locks."""
     for folder in base.glob(f"{prefix}*"):
         with suppress(OSError, OutputRefused), _owned(folder, os.geteuid()):
             shutil.rmtree(folder)
 
 
 def private_base() -> Path:
-    """A folder of the user's own, for certificates of what has no run directory.
+    """A private folder of the user, for certificates of a cluster without a run directory.
 
     It is in the home, which machines of a cluster share.
     """
@@ -125,19 +127,22 @@ def private_base() -> Path:
 
 @contextmanager
 def _owned(folder: Path, user: int | None = None) -> Iterator[None]:
-    """Hold the lock of a folder; OSError when somebody else does, or it is not this user's, OutputRefused where there are no locks."""
-    with ExitStack() as held:
-        # What others planted under such a name is not followed, nor is anything made in it.
+    """Hold the lock of a folder.
+
+    Raises
+    ------
+    OSError
+        When somebody else holds it, or the folder is not this user's.
+    OutputRefused
+        On a file system without locks.
+    """
+    with ExitStack() as opened:
+        # A link that another user planted under such a name is not followed, and nothing is created in it.
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        held.callback(os.close, place)
+        opened.callback(os.close, place)
         if user not in (None, os.fstat(place).st_uid):
             raise PermissionError(f"{folder} is another user's")
         lock = os.open(_OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=place)
-        held.callback(os.close, lock)
+        opened.callback(os.close, lock)
         flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-
-
-def _write_private(path: str, text: str) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)

@@ -1,4 +1,4 @@
-"""How many cores of this machine a batch job has, by the variables that its batch system sets: not all of them bind a job to its cores."""
+"""Cores of this machine that a batch job has, from the variables of its batch system: not all of them bind a job to its cores."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ Shares = Mapping[str, int]
 """Cores of a job by the name of the machine."""
 
 
-def named(text: str) -> Shares:
-    """Each core by a line, or a word, with the name of its machine.
+def parse_names(text: str) -> Shares:
+    """Parse a list that has the name of its machine for each core.
 
     Examples
     --------
-    >>> dict(named("n1\\nn1\\nn2"))
+    >>> dict(parse_names("n1\\nn1\\nn2"))
     {'n1': 2, 'n2': 1}
     """
     return Counter(text.split())
 
 
-def paired(text: str) -> Shares:
-    """Machines, each followed by its number of cores.
+def parse_pairs(text: str) -> Shares:
+    """Parse machines that are each followed by their number of cores.
 
     Examples
     --------
-    >>> paired("n1 4 n2 8")
+    >>> parse_pairs("n1 4 n2 8")
     {'n1': 4, 'n2': 8}
     """
     words = text.split()
     return {name: int(count) for name, count in zip(words[::2], words[1::2], strict=True)}
 
 
-def in_rows(text: str) -> Shares:
-    """A line for each machine: its name, its number of cores, and what does not matter here.
+def parse_rows(text: str) -> Shares:
+    """Parse a line for each machine: its name, its number of cores, and more.
 
     Examples
     --------
-    >>> in_rows("n1 4 all.q@n1 UNDEFINED")
+    >>> parse_rows("n1 4 all.q@n1 UNDEFINED")
     {'n1': 4}
     """
     rows = [line.split() for line in text.splitlines() if line.strip()]
     return {row[0]: int(row[1]) for row in rows}
 
 
-def advertised(text: str) -> Shares:
-    """The attribute of a slot of HTCondor's, which is on one machine.
+def parse_slot(text: str) -> Shares:
+    """Parse the attributes of an HTCondor slot, which is on one machine.
 
     Examples
     --------
-    >>> advertised("Arch = 1\\nCpus = 4")
+    >>> parse_slot("Arch = 1\\nCpus = 4")
     {'': 4}
     """
     found = re.search(r"(?m)^Cpus\s*=\s*(\d+)", text)
@@ -67,22 +67,22 @@ def advertised(text: str) -> Shares:
 
 @dataclass(frozen=True)
 class BatchVariables:
-    """What a batch system tells a job of its cores.
+    """Variables in which a batch system describes the cores of a job.
 
     Parameters
     ----------
     job : tuple of str
         Set in its jobs, one of them at least: the others may be set elsewhere too.
     word : str
-        What it calls a core.
+        Its word for a core.
     here : tuple of str
         Numbers of cores on this machine.
     lists : mapping
-        Which cores are on which machine, by how that is read.
+        Lists of the cores on each machine, with their parsers.
     files : mapping
-        The same where the variable names a file.
+        Names of files with such lists, with their parsers.
     whole : tuple of str
-        Numbers of cores of the whole job, for where nothing tells which of them are here.
+        Numbers of cores of the whole job, where no variable has the number on this machine.
     """
 
     job: tuple[str, ...]
@@ -99,19 +99,19 @@ SYSTEMS = {
     ),
     # NCPUS is of the first chunk, and may be its ompthreads; the file has a line for each mpiproc in PBS Pro, for each core in Torque.
     "PBS": BatchVariables(
-        ("PBS_JOBID",), here=("NCPUS", "PBS_NUM_PPN"), files={"PBS_NODEFILE": named}, whole=("PBS_NP",)
+        ("PBS_JOBID",), here=("NCPUS", "PBS_NUM_PPN"), files={"PBS_NODEFILE": parse_names}, whole=("PBS_NP",)
     ),
     "SGE": BatchVariables(
-        ("JOB_ID", "SGE_TASK_ID"), "slot", files={"PE_HOSTFILE": in_rows}, whole=("NSLOTS",)
+        ("JOB_ID", "SGE_TASK_ID"), "slot", files={"PE_HOSTFILE": parse_rows}, whole=("NSLOTS",)
     ),
     "LSF": BatchVariables(
         ("LSB_JOBID",),
         "slot",
-        lists={"LSB_MCPU_HOSTS": paired, "LSB_HOSTS": named},
+        lists={"LSB_MCPU_HOSTS": parse_pairs, "LSB_HOSTS": parse_names},
         whole=("LSB_DJOB_NUMPROC",),
     ),
-    "OAR": BatchVariables(("OAR_JOB_ID",), files={"OAR_NODEFILE": named}),
-    "HTCondor": BatchVariables(("_CONDOR_JOB_AD",), files={"_CONDOR_MACHINE_AD": advertised}),
+    "OAR": BatchVariables(("OAR_JOB_ID",), files={"OAR_NODEFILE": parse_names}),
+    "HTCondor": BatchVariables(("_CONDOR_JOB_AD",), files={"_CONDOR_MACHINE_AD": parse_slot}),
 }
 
 
@@ -121,9 +121,9 @@ class Slots(NamedTuple):
     Parameters
     ----------
     cores : int
-        How many.
+        Their number.
     word : str
-        What its batch system calls one.
+        Its batch system's word for one.
     """
 
     cores: int
@@ -131,19 +131,19 @@ class Slots(NamedTuple):
 
     @property
     def why(self) -> str:
-        """Why there is a worker for each.
+        """The reason for a worker on each.
 
         Examples
         --------
         >>> Slots(4, "slot").why, Slots(1, "CPU").why
         ('one for each of 4 slots of the job', 'the job has 1 CPU')
         """
-        told = counted(self.cores, self.word)
-        return f"one for each of {told} of the job" if self.cores > 1 else f"the job has {told}"
+        count = counted(self.cores, self.word)
+        return f"one for each of {count} of the job" if self.cores > 1 else f"the job has {count}"
 
 
 def slots_here(environment: Mapping[str, str] = os.environ) -> Slots | None:
-    """What the batch job has here that this process is in; None where it is in none, or nothing tells.
+    """Cores of this machine that the batch job of this process has; None where it is in none, or their number is unknown.
 
     Examples
     --------
@@ -158,31 +158,29 @@ def slots_here(environment: Mapping[str, str] = os.environ) -> Slots | None:
 
 
 def _count(system: BatchVariables, environment: Mapping[str, str]) -> int:
-    """Cores on this machine: the most that is told, for each way may tell of a part of the job; 0 where nothing is."""
+    """Cores on this machine: the largest number, since each variable may describe a part of the job; 0 where there is none."""
     here = [_number(environment.get(name, "")) for name in system.here]
-    for name, read in system.lists.items():
-        here.append(_share(environment.get(name, ""), read))
-    for name, read in system.files.items():
+    here += [_share(environment.get(name, ""), parse) for name, parse in system.lists.items()]
+    for name, parse in system.files.items():
         with suppress(OSError, UnicodeError):
-            here.append(_share(Path(environment[name]).read_text() if name in environment else "", read))
+            here.append(_share(Path(environment[name]).read_text() if name in environment else "", parse))
     whole = [_number(environment.get(name, "")) for name in system.whole]
     return max([0, *here]) or max([0, *whole])
 
 
-def _number(word: str) -> int:
-    return int(word) if word.isdecimal() else 0
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
 
 
-def _share(text: str, read: Callable[[str], Shares]) -> int:
-    """This machine's part of a list; the largest where none is known by its name: batch systems have names of their own."""
+def _share(text: str, parse: Callable[[str], Shares]) -> int:
+    """This machine's part of a list; the largest where none has its name: batch systems have their own names."""
     try:
-        shares = read(text)
-    except (ValueError, IndexError):  # not as it is documented: then it tells nothing
+        shares = parse(text)
+    except (ValueError, IndexError):  # not in the documented format
         return 0
     own = _short(socket.gethostname())
-    return sum(count for name, count in shares.items() if _short(name) == own) or max(
-        shares.values(), default=0
-    )
+    here = sum(count for name, count in shares.items() if _short(name) == own)
+    return here or max(shares.values(), default=0)
 
 
 def _short(name: str) -> str:

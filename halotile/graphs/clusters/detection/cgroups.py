@@ -16,7 +16,7 @@ def cgroups_of(controller: str) -> Iterator[Path]:
     Parameters
     ----------
     controller : str
-        What they bound: ``cpu`` or ``memory``.
+        The bounded resource: ``cpu`` or ``memory``.
     """
     lines = []
     with suppress(OSError):  # no Linux

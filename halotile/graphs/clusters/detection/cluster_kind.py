@@ -1,16 +1,13 @@
-"""Which kind of cluster a job means where it is started: what is written, else what the environment says."""
+"""The kind of cluster that a job means where it is started: as written, else as the environment suggests."""
 
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from halotile import registry
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import counted
-from halotile.graphs.clusters.detection.gpus import INSTALL, gpus_here, has_dask_cuda
+from halotile.graphs.clusters.base import Environment, Traits
 from halotile.graphs.clusters.detection.launchers import copy_of
 from halotile.graphs.jobs.sections import Cluster
 from halotile.graphs.rules.words import nearest
@@ -19,36 +16,51 @@ AUTO = "auto"
 DEFAULT = "local"
 VARIABLE = "HALOTILE_CLUSTER"
 ADDRESS = "DASK_SCHEDULER_ADDRESS"
-"""Where Dask itself looks for a running scheduler."""
+"""The variable in which Dask itself looks for a running scheduler."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of cluster, and why it is that one.
+    """A kind of cluster with the reason for its choice.
 
     Parameters
     ----------
     name : str
         A name in ``halotile.graphs.clusters``.
     why : str
-        In a few words.
+        The reason in a few words.
     """
 
     name: str
     why: str
 
+    @property
+    def traits(self) -> Traits:
+        """Declaration of the kind."""
+        return traits_of(self.name)
 
-def kind_of(choice: Cluster, environment: Mapping[str, str] = os.environ) -> Kind:
+
+def traits_of(name: str) -> Traits:
+    """Declaration of a kind by its name; the defaults for one that declares nothing or cannot be found."""
+    try:
+        kind = registry.find("clusters", name)
+    except ConfigError:  # reported when it is to be started
+        return Traits()
+    traits: Traits = getattr(kind, "TRAITS", Traits())
+    return traits
+
+
+def kind_of(choice: Cluster, environment: Environment = os.environ) -> Kind:
     """The kind that a job means in an environment.
 
-    What is written comes first; then ``HALOTILE_CLUSTER``, then ``DASK_SCHEDULER_ADDRESS``, then whether this is one of
-    several copies of the command (see :mod:`halotile.graphs.clusters.detection.launchers`), then whether it is in a Slurm allocation; at last this machine, its
-    GPUs where it has any.
+    The kind in the job comes first; then ``HALOTILE_CLUSTER``, then ``DASK_SCHEDULER_ADDRESS``, then several copies of the command
+    (see :mod:`halotile.graphs.clusters.detection.launchers`), then a Slurm allocation; at last this machine, with its GPUs where it
+    has any.
 
     Raises
     ------
     ConfigError
-        When ``HALOTILE_CLUSTER`` names none, and where copies of the command are numbered, and not counted.
+        When ``HALOTILE_CLUSTER`` names no kind, and where copies of the command are numbered, and not counted.
 
     Examples
     --------
@@ -63,32 +75,22 @@ def kind_of(choice: Cluster, environment: Mapping[str, str] = os.environ) -> Kin
     >>> kind_of(Cluster(), {"CUDA_VISIBLE_DEVICES": ""})
     Kind(name='local', why='no GPU: CUDA_VISIBLE_DEVICES shows none')
     """
+    from halotile.graphs.clusters import local_cuda, ranks, scheduler, slurm_alloc
+
     if choice.kind != AUTO:
         return Kind(choice.kind, "as written")
-    if choice.address or choice.scheduler_file:
-        return Kind("scheduler", "the job says where it is")
+    if kind := scheduler.detect_in_job(choice):
+        return kind
     if environment.get(VARIABLE, AUTO) != AUTO:
-        return Kind(_known(environment[VARIABLE]), f"{VARIABLE} says so")
-    if environment.get(ADDRESS):
-        return Kind("scheduler", f"{ADDRESS} is {environment[ADDRESS]}")
-    if (found := copy_of(environment)) is not None:
-        return Kind("ranks", f"this is copy {found.rank} of {found.size} of the command")
-    if "SLURM_JOB_ID" in environment:
-        if shutil.which("srun", path=environment.get("PATH")):
-            return Kind("slurm-alloc", f"in Slurm's allocation {environment['SLURM_JOB_ID']}")
-        return Kind("local", "in an allocation of Slurm's, but there is no srun here")
-    gpus = gpus_here(environment)
-    if not gpus.names:
-        return Kind(DEFAULT, f"no GPU: {gpus.why_none}")
-    if not has_dask_cuda():
-        return Kind(
-            DEFAULT, f"{counted(len(gpus.names), 'GPU')} here are left alone; for a worker on each: {INSTALL}"
-        )
-    return Kind("local-cuda", f"{counted(len(gpus.names), 'GPU')} here, a worker on each")
+        return Kind(_known(environment[VARIABLE]), f"{VARIABLE} is set to it")
+    for detect in (scheduler.detect, ranks.detect, slurm_alloc.detect):  # in order of precedence
+        if kind := detect(environment):
+            return kind
+    return local_cuda.detect(environment)
 
 
-def is_other_copy(choice: Cluster, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is a copy of the command that is to work for the first one.
+def is_other_copy(choice: Cluster, environment: Environment = os.environ) -> bool:
+    """Return True for a copy of the command that is to work for the first one.
 
     Examples
     --------
@@ -97,11 +99,10 @@ def is_other_copy(choice: Cluster, environment: Mapping[str, str] = os.environ) 
     >>> is_other_copy(Cluster(kind="local"), {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"})
     False
     """
-    return (
-        kind_of(choice, environment).name == "ranks"
-        and (found := copy_of(environment)) is not None
-        and found.rank > 0
-    )
+    if not kind_of(choice, environment).traits.of_copies:
+        return False
+    copy = copy_of(environment)
+    return copy is not None and copy.rank > 0
 
 
 def check_startable(choice: Cluster) -> None:
@@ -110,7 +111,7 @@ def check_startable(choice: Cluster) -> None:
     Raises
     ------
     ConfigError, MissingPackage
-        Saying what it lacks.
+        With the name of what it lacks.
     """
     check = getattr(registry.find("clusters", kind_of(choice).name), "check", None)
     if check is not None:
@@ -123,9 +124,9 @@ def check_one_script(kind: Kind) -> None:
     Raises
     ------
     ConfigError
-        Where the environment says that this is one of several.
+        Where this is one of several copies.
     """
-    if kind.name == "ranks":
+    if kind.traits.of_copies:
         raise ConfigError(
             f"{kind.why}, and a script is its own driver. Start `recon-cli exec script.py` in its place, in as many copies."
         )
@@ -136,5 +137,5 @@ def _known(kind: str) -> str:
     if kind not in names:
         near = nearest(kind, names, likeness=0.5)
         hint = f"Did you mean {near}?" if near else f"Write one of {', '.join(names)}."
-        raise ConfigError(f"{VARIABLE} is {kind!r}, and no cluster is called so. {hint}")
+        raise ConfigError(f"{VARIABLE} is {kind!r}, and there is no such kind of cluster. {hint}")
     return kind

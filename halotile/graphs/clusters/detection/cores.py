@@ -1,4 +1,4 @@
-"""How many cores this process may use: by its affinity, by the limits of its control groups, and by what its batch job has."""
+"""Number of cores that this process may use: by its affinity, the limits of its control groups, and its batch job."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from halotile.graphs.clusters.detection.cgroups import cgroups_of
 
 
 def cores_here(environment: Mapping[str, str] = os.environ) -> int:
-    """Cores that this process may keep busy, one at least."""
+    """Number of cores that this process may keep busy, one at least."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    told = [slots.cores] if (slots := slots_here(environment)) else []
-    return max(1, min([cores, *told, *map(math.ceil, _cores_of_groups())]))
+    job = [slots.cores] if (slots := slots_here(environment)) else []
+    return max(1, min([cores, *job, *map(math.ceil, _cores_of_groups())]))
 
 
 def _cores_of_groups() -> Iterator[float]:

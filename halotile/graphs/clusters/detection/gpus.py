@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as NVML tells them: CUDA itself is not touched, which would cost each process that is forked later its own."""
+"""The GPUs of this machine, as NVML lists them: CUDA itself is not initialised, since processes forked later could not use it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 PACKAGE = "dask_cuda"
 INSTALL = "pip install 'halotile[cuda]'"
 _HIDDEN = ("", "-1", "NoDevFiles")
-"""What CUDA_VISIBLE_DEVICES says where none is to be seen."""
+"""Values of CUDA_VISIBLE_DEVICES that hide all GPUs."""
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """Those that workers may use.
+    """The GPUs that workers may use.
 
     Parameters
     ----------
     names : tuple of str
-        As CUDA_VISIBLE_DEVICES names them: numbers, or UUIDs.
+        Their names in CUDA_VISIBLE_DEVICES: numbers, or UUIDs.
     why_none : str
-        Why there is none, in a few words; empty where there is one.
+        The reason in a few words why there is none; empty where there is one.
     """
 
     names: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ def gpus_here(environment: Mapping[str, str] = os.environ) -> Gpus:
 
 
 def shown_by(visible: str, count: int) -> tuple[str, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES shows of so many: numbers or UUIDs, up to the first that names none.
+    """The GPUs out of ``count`` that CUDA_VISIBLE_DEVICES shows: numbers or UUIDs, up to the first that names none.
 
     Source: NVIDIA, "CUDA C++ Programming Guide", CUDA environment variables.
 
@@ -68,16 +68,16 @@ def shown_by(visible: str, count: int) -> tuple[str, ...]:
 
 
 def has_dask_cuda() -> bool:
-    """Whether the package that starts a worker for each GPU is installed."""
+    """Return True if the package that starts a worker for each GPU is installed."""
     return importlib.util.find_spec(PACKAGE) is not None
 
 
 def _counted() -> tuple[int, str]:
-    """How many NVML tells of, and why none."""
+    """Number of GPUs that NVML lists, and the reason why none."""
     try:
         import pynvml
     except ImportError:
-        return 0, "nothing tells of one (nvidia-ml-py is not installed)"
+        return 0, "none can be found (nvidia-ml-py is not installed)"
     try:
         pynvml.nvmlInit()
         try:

@@ -11,9 +11,10 @@ from halotile.errors import ConfigError
 
 OWN_RANK = "HALOTILE_RANK"
 OWN_SIZE = "HALOTILE_SIZE"
-"""Together with HALOTILE_RANK it counts before what any launcher says; it also tells what PMIx and PALS may leave open."""
+"""Together with HALOTILE_RANK it takes precedence over the variables of any launcher; it also gives the number that PMIx and PALS may
+leave out."""
 UNCOUNTED = ("PMIX_RANK", "PALS_RANKID")
-"""Set by launchers that number their copies and may leave it to a library to say how many there are."""
+"""Set by launchers that number their copies, and may leave their count to a library."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,13 @@ class Launcher:
     Parameters
     ----------
     rank, size : str
-        Number of this copy, and of how many.
+        Variables with the number of this copy, and with the number of copies.
     local_rank, local_size : str
         The same among the copies on this machine.
     launch : tuple of str
-        What sets two launches apart.
+        Variables that distinguish two launches.
     by_slurm : bool
-        Whether `srun` may have set them.
+        True if `srun` may have set them.
     """
 
     rank: str
@@ -40,29 +41,18 @@ class Launcher:
     by_slurm: bool = False
 
 
+def _prefixed(prefix: str, *launch: str) -> Launcher:
+    """A launcher whose variables are prefix_RANK, prefix_SIZE, prefix_LOCAL_RANK and prefix_LOCAL_SIZE."""
+    return Launcher(
+        f"{prefix}_RANK", f"{prefix}_SIZE", f"{prefix}_LOCAL_RANK", f"{prefix}_LOCAL_SIZE", launch
+    )
+
+
 LAUNCHERS = {
-    "an override": Launcher(OWN_RANK, OWN_SIZE, "HALOTILE_LOCAL_RANK", "HALOTILE_LOCAL_SIZE"),
-    "Open MPI": Launcher(
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
-    ),
-    "MVAPICH2": Launcher(
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_LOCAL_SIZE",
-        ("MPIRUN_ID",),
-    ),
-    "MVAPICH": Launcher(
-        "MVP_COMM_WORLD_RANK",
-        "MVP_COMM_WORLD_SIZE",
-        "MVP_COMM_WORLD_LOCAL_RANK",
-        "MVP_COMM_WORLD_LOCAL_SIZE",
-        ("MPIRUN_ID",),
-    ),
+    "an override": _prefixed("HALOTILE"),
+    "Open MPI": _prefixed("OMPI_COMM_WORLD", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
+    "MVAPICH2": _prefixed("MV2_COMM_WORLD", "MPIRUN_ID"),
+    "MVAPICH": _prefixed("MVP_COMM_WORLD", "MPIRUN_ID"),
     "PALS": Launcher(
         "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE", ("PALS_APID",), by_slurm=True
     ),
@@ -98,9 +88,9 @@ class Copy:
     Parameters
     ----------
     rank, size : int
-        Its number, and how many there are.
+        Its number, and the number of copies.
     local_rank, local_size : int, optional
-        The same among those on this machine, where that is told.
+        The same among the copies on this machine, where that is known.
     launch : str
         The name of the launch, where it has one.
     """
@@ -113,12 +103,12 @@ class Copy:
 
 
 def copy_of(environment: Mapping[str, str] = os.environ) -> Copy | None:
-    """This copy of the command; None where there is but one.
+    """This copy of the command; None where there is only one.
 
     Raises
     ------
     ConfigError
-        Where the copies are numbered, and nothing says how many there are.
+        Where the copies are numbered, and no variable has their count.
 
     Examples
     --------
@@ -146,14 +136,14 @@ def copy_of(environment: Mapping[str, str] = os.environ) -> Copy | None:
     uncounted = next((name for name in UNCOUNTED if name in environment), None)
     if uncounted and not counted:
         raise ConfigError(
-            f"{uncounted} is {environment[uncounted]}: this is one of several copies of the command, and no variable says how many "
-            f"there are. Set {OWN_SIZE} to their number for all of them."
+            f"{uncounted} is {environment[uncounted]}: this is one of several copies of the command, and no variable has their "
+            f"count. Set {OWN_SIZE} to their number for all of them."
         )
     return None
 
 
 def _is_interactive(environment: Mapping[str, str]) -> bool:
-    """Whether this is the shell of `srun --pty`, whose other tasks have none: what srun starts from there has no terminal."""
+    """Return True in the shell of `srun --pty`, which alone has a terminal: its other tasks and steps started from it have none."""
     if "SLURM_PTY_PORT" not in environment:
         return False
     with suppress(OSError):

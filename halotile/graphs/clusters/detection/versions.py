@@ -1,4 +1,4 @@
-"""Whether the workers have what this process has: a difference in versions may change bits, or fail far from its cause."""
+"""Comparison of package versions with the workers: a difference may change bits, or fail far from its cause."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from distributed import Client
 
 PACKAGES = ["halotile", "torch", "zarr", "numcodecs", "scipy"]
-"""Besides those that Dask compares itself."""
+"""Packages besides those that Dask compares itself."""
 CALL_SECONDS = 60.0
 _NEEDED = ("python", "dask", "distributed", "numpy", "cloudpickle", *PACKAGES)
 
 
 def differing_versions(client: Client) -> tuple[str, ...]:
-    """What workers have in another version than this process, or not at all; a line for each package."""
+    """A line for each package that workers have in another version than this process, or not at all."""
 
     async def ask() -> Any:
         return await client.get_versions(packages=PACKAGES)
@@ -24,7 +24,7 @@ def differing_versions(client: Client) -> tuple[str, ...]:
 
 
 def _lines(ours: Mapping[str, Any], workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The differences in words.
+    """A line for each difference.
 
     Examples
     --------

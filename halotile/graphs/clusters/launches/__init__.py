@@ -1,1 +1,1 @@
-"""What brings workers from elsewhere, a piece for each: jobs of a batch system, steps of an allocation, and who replaces them."""
+"""Launches, each of which brings a worker from elsewhere: batch jobs and job steps, and the thread that replaces lost ones."""

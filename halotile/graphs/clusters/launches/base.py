@@ -1,33 +1,31 @@
-"""What a piece is, and how it stands."""
+"""A launch and its state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 LOG_LINES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """How a piece stands that has no worker.
+class State(NamedTuple):
+    """State of a launch that has no worker.
 
     Parameters
     ----------
     over : bool
-        Whether it has ended, and brings none.
-    words : str
-        As whoever runs it says it, such as ``PENDING (Resources)``.
+        True when it has ended, and brings none.
+    text : str
+        The state in the words of the batch system, such as ``PENDING (Resources)``.
     """
 
     over: bool
-    words: str
+    text: str
 
 
 def with_reason(name: str, reason: str) -> str:
-    """A state in words, with its reason where there is one.
+    """The text of a state, with its reason where there is one.
 
     Examples
     --------
@@ -37,40 +35,37 @@ def with_reason(name: str, reason: str) -> str:
     return name if reason in ("", "None", "(null)", "undefined") else f"{name} ({reason})"
 
 
-class Piece(Protocol):
-    """A job or a step that brings one worker."""
+class Launch(Protocol):
+    """A batch job or a job step that brings one worker."""
 
     @property
     def title(self) -> str:
-        """What it is called, such as ``job 17``; nothing before it has been taken."""
-        ...
+        """Its name, such as ``job 17``; empty before it has been accepted."""
 
     @property
     def refusal(self) -> str | None:
-        """Why it was not even taken."""
-        ...
+        """Reason why it was not accepted."""
 
     def log_tail(self) -> str:
-        """The last lines of what it printed."""
-        ...
+        """The last lines that it printed."""
 
 
-Look = Callable[[Sequence[Piece]], Mapping[Piece, State]]
-"""How pieces stand, all of them asked for at once. One that is left out is not known to be over."""
+QueryStates = Callable[[Sequence[Launch]], Mapping[Launch, State]]
+"""States of launches, queried for all of them at once. One that is left out is not known to be over."""
 
 
 def tail_of(paths: Sequence[Path], lines: int = LOG_LINES) -> str:
-    """The last lines of the newest log that says anything.
+    """The last lines of the newest log that is not empty.
 
     Examples
     --------
     >>> tail_of([Path("no-such.log")])
     ''
     """
-    for path in sorted(filter(Path.is_file, paths), key=lambda each: each.stat().st_mtime, reverse=True):
+    for path in sorted(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime, reverse=True):
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 8192))
-            said = file.read().decode(errors="replace").strip().splitlines()
-        if said:
-            return "\n".join(said[-lines:])
+            tail = file.read().decode(errors="replace").strip().splitlines()
+        if tail:
+            return "\n".join(tail[-lines:])
     return ""

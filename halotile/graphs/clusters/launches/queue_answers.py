@@ -1,4 +1,4 @@
-"""What batch systems answer when they are asked how their jobs stand."""
+"""Answers of batch systems about the states of jobs."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ CALL_SECONDS = 30.0
 _FORGOTTEN = re.compile(r"unknown job|do(es)? not exist|has finished|no such job", re.IGNORECASE)
 
 
-def together_then_each(
+def ask_together_then_singly(
     ask: Callable[[Sequence[str]], Mapping[str, State]], ids: Sequence[str]
 ) -> dict[str, State]:
-    """How jobs stand in a system that may answer for several, or for none of them once one is over.
+    """States of jobs in a system that may answer for several, or for none of them once one is over.
 
-    The server has others to answer: it is asked once for all, and again only for those of which that told nothing.
+    The server has others to answer: it is asked once for all jobs, and again only for those that this answer left out.
     """
     states = dict(ask(ids))
-    for each in ids if len(ids) > 1 else ():
-        if each not in states:
-            states |= ask([each])
+    for job in ids if len(ids) > 1 else ():
+        if job not in states:
+            states |= ask([job])
     return states
 
 
-def known_to(
-    row: str, words: Callable[[Sequence[str]], Sequence[str]], ids: Sequence[str]
+def states_by_row(
+    row: str, command: Callable[[Sequence[str]], Sequence[str]], ids: Sequence[str]
 ) -> dict[str, State]:
-    """How jobs stand in a system that has a row for each that is not over, and says that it knows none of the others.
+    """States of jobs in a system that prints a row for each that is not over, and an error for a job that it does not know.
 
-    What it says besides, such as that its server cannot be reached, tells nothing of a job.
+    Any other error, such as that its server cannot be reached, is no answer.
 
     Parameters
     ----------
     row : str
-        How a row of a job begins, with ``{}`` in the place of its number.
-    words : callable
+        Pattern for the beginning of a job's row, with ``{}`` in the place of its number.
+    command : callable
         The command for some ids.
     ids : sequence of str
         The jobs.
     """
 
     def ask(some: Sequence[str]) -> dict[str, State]:
-        done = called(words(some))
+        done = run_command(command(some))
         if done is None:
             return {}
-        there = [each for each in some if re.search(row.format(number_of(each)), done.stdout, re.MULTILINE)]
-        if not there and len(some) == 1 and _FORGOTTEN.search(done.stdout + done.stderr):
+        listed = [job for job in some if re.search(row.format(number_of(job)), done.stdout, re.MULTILINE)]
+        if not listed and len(some) == 1 and _FORGOTTEN.search(done.stdout + done.stderr):
             return {some[0]: State(True, "not in the queue any more")}
-        return dict.fromkeys(there, State(False, "in the queue"))
+        return dict.fromkeys(listed, State(False, "in the queue"))
 
-    return together_then_each(ask, ids)
+    return ask_together_then_singly(ask, ids)
 
 
 def number_of(job: str) -> str:
@@ -67,8 +67,8 @@ def number_of(job: str) -> str:
     return found[0] if found else job
 
 
-def called(words: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-    """What a command of a batch system answers; None when it does not."""
+def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+    """Run a command of a batch system; None when it does not start or does not end in time."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

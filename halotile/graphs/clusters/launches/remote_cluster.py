@@ -1,4 +1,4 @@
-"""A cluster whose scheduler is in this process and whose workers are brought by pieces."""
+"""A cluster whose scheduler is in this process and whose workers are on other machines."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from distributed.security import Security
 
 from halotile.graphs.clusters.base import Cluster, Order, config_errors_described
 from halotile.graphs.clusters.connection.addresses import LOOPBACK
-from halotile.graphs.clusters.connection.credentials import credentials, private_base
-from halotile.graphs.clusters.launches.base import Look
-from halotile.graphs.clusters.launches.keeper import Keeper
+from halotile.graphs.clusters.connection.credentials import Credentials, credentials, private_base
+from halotile.graphs.clusters.launches.base import QueryStates
+from halotile.graphs.clusters.launches.supervisor import Supervisor
 from halotile.graphs.clusters.workers.environment import own_environment
 from halotile.graphs.clusters.workers.scratch import keep_off_path, private_scratch
 from halotile.graphs.clusters.workers.settings import SETTINGS
@@ -25,10 +25,10 @@ from halotile.storage.run_directory.names import WORKERS
 
 START_SECONDS = 120
 DEATH_SECONDS = 60
-"""How long a worker looks for the scheduler."""
+"""Time for which a worker looks for the scheduler."""
 
 REMOTE_SETTINGS = SETTINGS | {
-    # A worker that died is back by then, started anew by its nanny; one that is not, is lost with its piece.
+    # A worker that died is back by then, started anew by its nanny; one that is not, is lost with its launch.
     "distributed.deploy.lost-worker-timeout": "15s",
     "distributed.comm.require-encryption": True,
 }
@@ -36,48 +36,49 @@ REMOTE_SETTINGS = SETTINGS | {
 
 @dataclass(frozen=True)
 class RemoteWorkers:
-    """A running cluster with a keeper."""
+    """A running cluster with a supervisor."""
 
     client: Client
     workers: int
     dashboard: str | None
-    keeper: Keeper
+    supervisor: Supervisor
 
     def missing(self) -> str | None:
-        """Why no worker is there yet."""
-        return self.keeper.missing()
+        """Return the reason why there is no worker yet."""
+        return self.supervisor.missing()
 
     def check(self) -> None:
         """Raise when there will be none."""
-        self.keeper.check()
+        self.supervisor.check()
 
 
-Hold = Callable[[Security, Path, dict[str, Any]], Any]
-"""``hold(security, logs, scheduler_options)``: a SpecCluster that has the scheduler, and no piece yet."""
+MakeCluster = Callable[[Security, Path, dict[str, Any]], Any]
+"""``make(security, logs, scheduler_options)``: a SpecCluster with its scheduler, and no launch yet."""
 
 
 @contextmanager
-def kept(
-    order: Order, address: str, hold: Hold, look: Look, room: Callable[[], int] | None = None
+def supervised_cluster(
+    order: Order,
+    address: str,
+    make: MakeCluster,
+    query: QueryStates,
+    capacity: Callable[[], int] | None = None,
 ) -> Iterator[Cluster]:
-    """A cluster whose pieces are kept for the length of the context.
+    """A cluster whose launches are replaced when they are lost, for the length of the context.
 
     Parameters
     ----------
     order : Order
-        What is asked for.
+        Requirements for the cluster.
     address : str
-        Where the scheduler listens.
-    hold : callable
-        Makes what holds the pieces.
-    look : callable
-        How pieces stand.
-    room : callable, optional
-        How many pieces there is room for by now.
+        Address that the scheduler listens on.
+    make : callable
+        Makes the cluster that holds the launches.
+    query : callable
+        States of launches.
+    capacity : callable, optional
+        Number of launches that there is room for by now.
     """
-    order.require_tls()
-    base = (order.folder or private_base()) / WORKERS
-    base.mkdir(mode=0o700, exist_ok=True)
     options = {
         "host": address,
         "protocol": "tls://",
@@ -85,37 +86,54 @@ def kept(
         "dashboard_address": f"{LOOPBACK}:0",
         **order.scheduler_options,
     }
-    given = nullcontext(order.credentials) if order.credentials else credentials(base)
-    with (
-        own_environment(),
-        dask.config.set(REMOTE_SETTINGS | order.settings),
-        private_scratch(),
-        given as made,
-    ):
+    with remote_environment(order) as (base, tls):
         with config_errors_described():
-            cluster = hold(made.security, base, options | {"security": made.security})
+            cluster = make(tls.security, base, options | {"security": tls.security})
         try:
-            keep_off_path()
-            with Client(cluster, timeout=START_SECONDS, set_as_default=False) as client:
-                pages = pages_of(cluster) if order.choice.dashboard else None
-                answer_allowed_only(cluster.scheduler, pages)
-                with Keeper(cluster, order.workers, look, order.report, room) as keeper:
-                    yield RemoteWorkers(client, order.workers, pages, keeper)
+            with (
+                connected(cluster, order) as (client, dashboard),
+                Supervisor(cluster, order.workers, query, order.report, capacity) as supervisor,
+            ):
+                yield RemoteWorkers(client, order.workers, dashboard, supervisor)
         finally:
             with suppress(TimeoutError, OSError):
                 cluster.close(timeout=30)
 
 
+@contextmanager
+def remote_environment(order: Order) -> Iterator[tuple[Path, Credentials]]:
+    """The settings and scratch folder for a scheduler that other machines reach; yields the folder of its files and its certificates."""
+    order.require_tls()
+    base = (order.folder or private_base()) / WORKERS
+    base.mkdir(mode=0o700, exist_ok=True)
+    certificates = nullcontext(order.credentials) if order.credentials else credentials(base)
+    with (
+        own_environment(),
+        dask.config.set(REMOTE_SETTINGS | order.settings),
+        private_scratch(),
+        certificates as tls,
+    ):
+        yield base, tls
+
+
+@contextmanager
+def connected(cluster: Any, order: Order) -> Iterator[tuple[Client, str | None]]:
+    """A client of a new cluster, and the address of its dashboard, if it has one: on the driver's loopback, wherever its scheduler
+    listens."""
+    keep_off_path()
+    with Client(cluster, timeout=START_SECONDS, set_as_default=False) as client:
+        dashboard = None
+        if order.choice.dashboard:
+            dashboard = f"http://{LOOPBACK}:{cluster.scheduler.http_server.port}/status"
+        answer_allowed_only(cluster.scheduler, dashboard)
+        yield client, dashboard
+
+
 def worker_arguments(order: Order, security: Security, interface: str | None) -> list[str]:
-    """What the command of a worker is told, besides the scheduler's address and its own name."""
+    """Arguments of the worker's command, besides the scheduler's address and its own name."""
     tls = security.get_tls_config_for_role("worker")
     return [
         *("--tls-ca-file", tls["ca_file"], "--tls-cert", tls["cert"], "--tls-key", tls["key"]),
         *("--memory-limit", str(order.memory_bytes), "--death-timeout", str(DEATH_SECONDS)),
         *(("--interface", interface) if interface else ()),
     ]
-
-
-def pages_of(cluster: Any) -> str:
-    """Where the dashboard is: on the driver's loopback, wherever its scheduler listens."""
-    return f"http://{LOOPBACK}:{cluster.scheduler.http_server.port}/status"

@@ -1,4 +1,4 @@
-"""What Slurm's commands answer."""
+"""Slurm commands and their answers."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ _GONE = "Invalid job id"
 
 
 def answer_of(words: Sequence[str]) -> str:
-    """What a command prints.
+    """Run a command and return its output.
 
     Raises
     ------
     ClusterFailed
-        With Slurm's words when it fails.
+        With Slurm's message when it fails.
     """
-    done = _called(words)
+    done = _run(words)
     if done.returncode != 0:
         raise _failure(done)
     return done.stdout
 
 
 def queued(ids: Sequence[str], *options: str) -> dict[str, tuple[str, str]]:
-    """The state and its reason of each job that `squeue` knows; one that Slurm has forgotten is left out.
+    """The state and its reason of each job that `squeue` lists; one that Slurm has forgotten is left out.
 
     Parameters
     ----------
     ids : sequence of str
         The jobs.
     *options : str
-        Which of them `squeue` tells of: those that are not over, unless it is told ``--states=all``.
+        Options of `squeue`, which lists jobs that are not over, unless it has ``--states=all``.
 
     Raises
     ------
     ClusterFailed
         When Slurm does not answer.
     """
-    done = _called(["squeue", "--noheader", f"--jobs={','.join(ids)}", "--format=%A|%T|%r", *options])
+    done = _run(["squeue", "--noheader", f"--jobs={','.join(ids)}", "--format=%A|%T|%r", *options])
     if done.returncode != 0 and _GONE not in done.stderr:
         raise _failure(done)
     rows = [line.split("|", 2) for line in done.stdout.splitlines() if line.count("|") > 1]
     return {number: (state, reason) for number, state, reason in rows}
 
 
-def _called(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
     except FileNotFoundError as error:
@@ -61,5 +61,5 @@ def _called(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _failure(done: subprocess.CompletedProcess[str]) -> ClusterFailed:
-    said = " ".join(done.stderr.split())
-    return ClusterFailed(said or f"{done.args[0]} ended with exit code {done.returncode}")
+    message = " ".join(done.stderr.split())
+    return ClusterFailed(message or f"{done.args[0]} ended with exit code {done.returncode}")

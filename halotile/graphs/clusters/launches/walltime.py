@@ -1,4 +1,4 @@
-"""How long a job may take, as a job file says it (in Slurm's way) and as other batch systems read it."""
+"""Walltimes, in Slurm's format of job files and in the formats of other batch systems."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def is_walltime(text: str) -> bool:
-    """Whether it is written as :func:`seconds_of` reads it.
+    """Return True for the format that :func:`seconds_of` reads.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def seconds_of(walltime: str) -> int:
 
 
 def clock(walltime: str) -> str:
-    """Hours, minutes and seconds, as PBS, SGE and OAR read it.
+    """Hours, minutes and seconds, the format of PBS, SGE and OAR.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def clock(walltime: str) -> str:
 
 
 def whole_minutes(walltime: str) -> str:
-    """Hours and minutes, as LSF reads it; what is begun of a minute is one.
+    """Hours and minutes, the format of LSF, rounded up to whole minutes.
 
     Examples
     --------

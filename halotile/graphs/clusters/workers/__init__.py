@@ -1,1 +1,1 @@
-"""The processes of workers, on this machine or on another: their environment, how they start, and what Dask is told."""
+"""The processes of workers, on this machine or on another: their environment, their start, and Dask's settings."""

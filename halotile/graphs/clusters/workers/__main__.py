@@ -1,6 +1,6 @@
 """The command that starts a worker on another machine: ``python -m halotile.graphs.clusters.workers ADDRESS [options of dask worker]``.
 
-It listens at the address of this machine on the way to the scheduler, or at that of ``--interface``, and nowhere else.
+It listens on the address of this machine on the way to the scheduler, or on that of ``--interface``, and nowhere else.
 With ``--share 1/4`` it takes the second quarter of the GPUs that it may see.
 """
 
@@ -28,15 +28,15 @@ from halotile.graphs.clusters.workers.environment import keep_compiled_code_at_h
 from halotile.graphs.clusters.workers.scratch import private_scratch
 from halotile.graphs.clusters.workers.settings import SETTINGS
 from halotile.graphs.clusters.workers.worker import OwnWorker
-from halotile.graphs.submission.orphans import put_back
+from halotile.graphs.submission.orphans import requeue_orphan
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 PRIVATE = ("--no-dashboard", "--dashboard-address", f"{LOOPBACK}:0")
-"""Its own web server, which it has without pages too, would listen on every interface."""
+"""Its web server, which it has without pages too, would otherwise listen on every interface."""
 OWN_WORKER = f"{OwnWorker.__module__}.{OwnWorker.__qualname__}"
 LEVEL = "DASK_LOGGING__DISTRIBUTED"
 QUIET = "warning"
-"""What the logs are for is what went wrong."""
+"""The logs are for errors."""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -56,19 +56,19 @@ def main(words: Sequence[str] | None = None) -> None:
     with (
         dask.config.set(SETTINGS | {"distributed.comm.require-encryption": encrypted}),
         private_scratch() as scratch,
-        describe(own.address),
+        errors_described(own.address),
     ):
-        # Of an option that is there twice, as dask-jobqueue's configuration may have it, the last counts.
-        ours = ["--nthreads", "1", "--local-directory", scratch, "--worker-class", OWN_WORKER]
+        # Of an option that occurs twice, as it may with dask-jobqueue's configuration, the last counts.
+        fixed = ["--nthreads", "1", "--local-directory", scratch, "--worker-class", OWN_WORKER]
         try:
-            dask_worker([own.address, "--host", host, *PRIVATE, *others, *ours])
+            dask_worker([own.address, "--host", host, *PRIVATE, *others, *fixed])
         finally:
-            put_back(own.address)
+            requeue_orphan(own.address)
 
 
 @contextmanager
-def describe(address: str) -> Iterator[None]:
-    """What keeps a worker from its scheduler, as the one line that ends its log."""
+def errors_described(address: str) -> Iterator[None]:
+    """End with one line, the last of the log, when an error keeps a worker from its scheduler."""
     try:
         yield
     except (RuntimeError, OSError) as error:

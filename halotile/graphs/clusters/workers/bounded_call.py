@@ -1,4 +1,4 @@
-"""A call in a process of its own, forked as workers are, that may hold no more than so much memory."""
+"""A call in a process of its own, forked as workers are, with a limit on its memory."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):
-    """The process ended without an answer; the message says how, to follow the name of what it ran."""
+    """The process ended without an answer; the message is the end of a sentence that begins with the name of the call."""
 
     def __init__(self, code: int) -> None:
         super().__init__(_ending(code))
         self.code = code
-        """Its exit code; of a signal the number, negative."""
+        """Exit code; for a signal the negative number."""
 
 
 def call_bounded(call: Callable[[], T], limit_bytes: int) -> T:
-    """The result of a call in another process, which is gone on return.
+    """Run a call in another process, which is gone on return, and return its result.
 
     Parameters
     ----------
     call : callable
-        Pickled by value where it is a script's.
+        Pickled by value where a script defines it.
     limit_bytes : int
-        What it may allocate. On Linux the kernel holds to that, and allocations beyond it fail; elsewhere nothing does.
+        Memory that it may allocate. On Linux the kernel enforces it, and allocations beyond it fail; elsewhere nothing does.
 
     Raises
     ------
     HalotileError
-        What the call raised; anything else that it raised comes as a RuntimeError with its name.
+        The error of the call; any other exception comes as a RuntimeError with its name.
     NoAnswer
         When the process ended before the call did.
     """
@@ -61,7 +61,7 @@ def call_bounded(call: Callable[[], T], limit_bytes: int) -> T:
         process.start()
     there.close()
     try:
-        is_result, found = pickle.loads(here.recv_bytes())
+        is_result, value = pickle.loads(here.recv_bytes())
     except EOFError:
         process.join()
         raise NoAnswer(process.exitcode or 0) from None
@@ -69,29 +69,27 @@ def call_bounded(call: Callable[[], T], limit_bytes: int) -> T:
         process.kill()
         process.join()
         here.close()
-    if is_result:
-        result: T = found
-        return result
-    raise found
+    if not is_result:
+        raise value
+    result: T = value
+    return result
 
 
 def _ending(code: int) -> str:
-    """How a process with this exit code ended.
+    """The end of a process with this exit code, in words.
 
     Examples
     --------
     >>> _ending(-11), _ending(3)
     ('was ended by SIGSEGV', 'ended its process with exit code 3')
     """
-    return (
-        f"was ended by {signal.Signals(-code).name}"
-        if code < 0
-        else f"ended its process with exit code {code}"
-    )
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended its process with exit code {code}"
 
 
 def _answer(replies: Connection, requested: bytes, limit_bytes: int, environment: Mapping[str, str]) -> None:
-    """What the process does."""
+    """Run the call and send its result or error: the target of the process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(environment)
     limit_memory(limit_bytes)
@@ -106,7 +104,7 @@ def _answer(replies: Connection, requested: bytes, limit_bytes: int, environment
 
 
 def _end_with_parent() -> None:
-    """Nobody waits for an answer any more."""
+    """End this process with its parent: nobody waits for an answer any more."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -27,14 +27,14 @@ WORKER_ENVIRONMENT = ALLOCATOR_ENVIRONMENT | {
 
 
 def keep_compiled_code_at_home() -> None:
-    """Have torch keep what it compiles in the user's cache: by default it trusts a folder of ``$TMPDIR``, whoever made it."""
-    with suppress(ConfigError):  # without a home, it is as torch has it
+    """Have torch keep compiled code in the user's cache: by default it trusts a folder of ``$TMPDIR``, whoever made it."""
+    with suppress(ConfigError):  # without a home, torch's default stays
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "torchinductor"))
 
 
 @contextmanager
 def own_environment() -> Iterator[None]:
-    """An environment for what starts in the context; this process gets its own back at the end.
+    """An environment for processes that start in the context; this process gets its own back at the end.
 
     Dask's nanny writes the environment meant for workers into the process that starts them.
     """

@@ -1,7 +1,7 @@
-"""Workers are forked from a process that has imported what each of them would import itself.
+"""The process that workers are forked from, which has imported the modules that each of them needs.
 
-So it is imported once and not once a worker, lies in memory once, and a worker that takes the place of a dead one works
-at once. The process has one thread and computes nothing: what is forked from it is safe to compute with.
+So they are imported once and not once a worker, lie in memory once, and a worker that takes the place of a dead one works
+at once. The process has one thread and computes nothing: processes forked from it are safe to compute with.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT, own_environment
 
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-"""How multiprocessing starts workers. Elsewhere there are system libraries that do not survive a fork."""
+"""Start method of multiprocessing for workers. Elsewhere there are system libraries that do not survive a fork."""
 
 PRELOADED = ["halotile.graphs.clusters.workers.preloaded"]
 
 FORK_SETTINGS = {
     "distributed.worker.multiprocessing-method": METHOD,
-    # What a worker would take over from the process that it is forked from; the user's environment goes before.
+    # Variables that a worker would inherit from the process that it is forked from; the user's environment takes precedence.
     "distributed.nanny.environ": {"PYTHONPATH": "", "PYTHONSAFEPATH": ""},
 }
 
 NOT_IMPORTED = "__main__"
 """A main module of this name is left alone by processes that multiprocessing starts."""
 
-_guard = threading.Lock()
-_held: list[Any] = []
+_lock = threading.Lock()
+_specs: list[Any] = []
+"""The spec of the main module, once for each thread that is in :func:`script_not_imported`."""
 
 
 def ensure_forks() -> None:
-    """Start the process that workers are forked from, or find it running."""
+    """Start the process that workers are forked from, unless it is running."""
     if METHOD != "forkserver":
         return
     multiprocessing.get_context(METHOD).set_forkserver_preload(PRELOADED)
     with children_spared_from_ctrl_c(), own_environment():
-        # It is to import what this process would, and nothing that happens to lie in the working directory.
+        # It imports the same modules as this process, and nothing that happens to lie in the working directory.
         path = os.pathsep.join(filter(None, sys.path))
         os.environ.update(WORKER_ENVIRONMENT, PYTHONPATH=path, PYTHONSAFEPATH="1")
         try:
@@ -59,20 +60,20 @@ def ensure_forks() -> None:
 
 
 def expect_no_workers() -> None:
-    """Trials alone will be forked in this process: what only workers import is not imported."""
+    """Expect trials alone to be forked in this process: modules that only workers need are not imported."""
     PRELOADED[:] = ["halotile.graphs.clusters.workers.preloaded_for_trials"]
 
 
 def environment_now() -> dict[str, str]:
-    """What the environment of workers has to say anew: they are forked from a process that may be older than a change to it."""
+    """The present environment, for workers that are forked from a process that may be older than a change to it."""
     return {name: word for name, word in os.environ.items() if name not in WORKER_ENVIRONMENT}
 
 
 @contextmanager
 def children_spared_from_ctrl_c() -> Iterator[None]:
-    """Threads and processes that begin in here never see SIGINT and SIGHUP; this thread gets them a moment later.
+    """Hide SIGINT and SIGHUP from threads and processes that begin in here; this thread gets them a moment later.
 
-    Ctrl-C, and the end of a terminal, go to every process of it. The driver alone decides what they mean.
+    Ctrl-C and the end of a terminal send them to every process of it. The driver alone reacts to them.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
@@ -85,7 +86,7 @@ def children_spared_from_ctrl_c() -> Iterator[None]:
 
 
 def _start_resource_tracker() -> None:
-    """Start the process that clears up after workers that were killed, and is not to complain of them."""
+    """Start the process that clears up after workers that were killed, without its warnings about them."""
     with own_environment():
         known = os.environ.get("PYTHONWARNINGS")
         os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (known, "ignore:resource_tracker")))
@@ -94,7 +95,7 @@ def _start_resource_tracker() -> None:
 
 @contextmanager
 def script_not_imported() -> Iterator[None]:
-    """Processes that are spawned in here do not import the main module; several threads may be in here at once.
+    """Keep processes that are spawned in here from importing the main module; several threads may be in here at once.
 
     Examples
     --------
@@ -103,17 +104,13 @@ def script_not_imported() -> Iterator[None]:
     '__main__'
     """
     main = sys.modules["__main__"]
-    with _guard:
-        if not _held:
-            known = getattr(main, "__spec__", None)
-            main.__spec__ = ModuleSpec(NOT_IMPORTED, None)
-        else:
-            known = _held[0]
-        _held.append(known)
+    with _lock:
+        _specs.append(_specs[0] if _specs else getattr(main, "__spec__", None))
+        main.__spec__ = ModuleSpec(NOT_IMPORTED, None)
     try:
         yield
     finally:
-        with _guard:
-            known = _held.pop()
-            if not _held:
-                main.__spec__ = known
+        with _lock:
+            spec = _specs.pop()
+            if not _specs:
+                main.__spec__ = spec

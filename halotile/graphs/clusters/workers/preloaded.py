@@ -1,6 +1,6 @@
-"""Imported by the process that workers are forked from, before the first of them."""
+"""Imports of the process that workers are forked from, before the first of them."""
 
-# ruff: noqa: E402 - nothing that is imported is garbage, and searching it takes an eighth of the time
+# ruff: noqa: E402 - imported modules are no garbage, and a search for garbage takes an eighth of the time
 from __future__ import annotations
 
 import gc
@@ -18,9 +18,9 @@ import halotile.tasks.step
 
 __all__ = ["distributed", "halotile"]
 
-# Users' code may draw without a seed: workers are not to draw the same.
+# Users' code may draw without a seed: workers must not draw the same numbers.
 os.register_at_fork(after_in_child=np.random.seed)
 
-# What is imported stays to the end: a search for garbage would write to it, and it would be shared no longer.
+# Imported modules stay to the end: a search for garbage would write to them, and end the sharing of their memory.
 gc.freeze()
 gc.enable()

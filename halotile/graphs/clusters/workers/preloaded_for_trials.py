@@ -1,6 +1,6 @@
-"""Imported in its place where no workers are forked from the process, but trials of a denoiser alone."""
+"""Imports of the same process where no workers are forked from it, but trials of a denoiser alone."""
 
-# ruff: noqa: E402 - as there
+# ruff: noqa: E402 - as in preloaded.py
 from __future__ import annotations
 
 import gc

@@ -1,4 +1,4 @@
-"""Where Dask's servers keep their files: a folder that nobody else can have made, and that no module is imported from."""
+"""The scratch folder of Dask's servers, which nobody else can have made, and from which no module is imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import dask
 from halotile.graphs.clusters.connection.credentials import owned_folder
 
 PREFIX = "halotile-scratch-"
-_DASKS = "dask-scratch-space"
+_DASK_FOLDER = "dask-scratch-space"
 """Part of the path of each folder that Dask makes for a server."""
 
 
@@ -23,12 +23,13 @@ def private_scratch() -> Iterator[str]:
 
     Dask's own, ``$TMPDIR/dask-scratch-space``, belongs to whoever makes it first.
     """
-    with owned_folder(Path(tempfile.gettempdir()), PREFIX) as folder:
-        made = str(folder)
-        with dask.config.set({"temporary-directory": made}):
-            yield made
+    with (
+        owned_folder(Path(tempfile.gettempdir()), PREFIX) as folder,
+        dask.config.set({"temporary-directory": str(folder)}),
+    ):
+        yield str(folder)
 
 
 def keep_off_path() -> None:
-    """Import nothing from folders of Dask's servers, which Dask puts first on ``sys.path``."""
-    sys.path[:] = [place for place in sys.path if _DASKS not in str(place)]
+    """Remove the folders of Dask's servers from ``sys.path``, where Dask puts them first."""
+    sys.path[:] = [place for place in sys.path if _DASK_FOLDER not in str(place)]

@@ -1,24 +1,25 @@
-"""What Dask is told, in the driver and in workers on other machines alike."""
+"""Dask's settings, in the driver and in workers on other machines alike."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
+from halotile.graphs.clusters.workers.fork_server import FORK_SETTINGS
 
 SETTINGS: dict[str, Any] = {
     "distributed.scheduler.worker-saturation": "inf",
-    # How soon an idle worker takes what waits at a slow one.
+    # Interval at which an idle worker takes tasks that wait at a slow one.
     "distributed.scheduler.work-stealing-interval": "200ms",
     "distributed.comm.timeouts.connect": "30s",
-    # Other users of the machine can look at what is served on loopback: no logs, and no lines of anybody's source.
+    # Other users of the machine can read the pages on loopback: no logs, and no lines of anybody's source.
     "distributed.scheduler.http.routes": [
         "distributed.http.scheduler.prometheus",
         "distributed.http.health",
         "distributed.http.statics",
     ],
     "distributed.worker.http.routes": [],
-    # What Dask remembers of past tasks: a million of them pass through.
+    # Dask's memory of past tasks: a million of them pass through.
     "distributed.admin.low-level-log-length": 100,
     "distributed.diagnostics.computations.max-history": 2,
     # Blocks hold no results on workers: nothing to spill, and pausing would only stall the stream.
@@ -27,9 +28,17 @@ SETTINGS: dict[str, Any] = {
     "distributed.worker.memory.pause": False,
     "distributed.worker.memory.terminate": 0.98,
     "distributed.nanny.pre-spawn-environ": WORKER_ENVIRONMENT,
-    # Dask looks at itself 50 to 100 times a second in every process: on few cores that is taken from the computation.
+    # Dask samples itself 50 to 100 times a second in every process: on few cores that is taken from the computation.
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.system-monitor.interval": "2s",
     "distributed.worker.memory.monitor-interval": "200ms",
 }
+
+LOCAL_SETTINGS = (
+    SETTINGS
+    | FORK_SETTINGS
+    # A worker that is not back by then is given up for good, also one that died again only just now.
+    | {"distributed.deploy.lost-worker-timeout": "365 days"}
+)
+"""Settings for workers on this machine."""

@@ -1,25 +1,45 @@
-"""A worker that keeps to its memory, and imports nothing from its scratch folder."""
+"""A worker that keeps to its memory, and a nanny whose workers do not run the script that started them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from distributed import Worker
+from distributed import Nanny, Worker
 
 from halotile.graphs.clusters.detection.gpus import gpus_here
+from halotile.graphs.clusters.workers.fork_server import ensure_forks, script_not_imported
 from halotile.graphs.clusters.workers.scratch import keep_off_path
 from halotile.tasks.devices.memory_limits import allow_memory
 
 
 class OwnWorker(Worker):  # type: ignore[misc]
-    """Dask's worker, for every kind of cluster that starts its own.
+    """Dask's worker, for every kind of cluster that starts its own; it imports nothing from its scratch folder.
 
     Its nanny looks at its memory a few times a second, and in between an input that is damaged, or made for it, could have a
     machine run out. So it may take as much again as its plan allows, on top of what it starts with, and no more. Where there
-    are GPUs it has its nanny alone: what their drivers need is not known.
+    are GPUs only its nanny limits it: the needs of their drivers are not known.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         keep_off_path()
         allow_memory(None if gpus_here().names else self.memory_manager.memory_limit)
+
+
+class OwnNanny(Nanny):  # type: ignore[misc]
+    """Starts and restarts a worker without the main module.
+
+    A process that multiprocessing spawns imports the main module of its parent. A script without
+    ``if __name__ == "__main__":`` would start workers of its own in each worker. Workers need nothing of it: functions
+    of a script are pickled by value.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, worker_class=OwnWorker, **kwargs)
+
+    async def instantiate(self) -> Any:
+        """Start the process, and wait until it answers."""
+        keep_off_path()  # processes that start inherit it
+        with script_not_imported():
+            ensure_forks()
+            return await super().instantiate()

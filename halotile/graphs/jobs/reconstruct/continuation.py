@@ -68,7 +68,7 @@ class Reached:
     def of(cls, directory: RunDirectory) -> Reached:
         """What a run directory tells."""
         kept = Checkpoint(directory.state_path / ITERATE / "checkpoint").read()
-        written = directory.read_written()
+        written = directory.read_output_iterations()
         # A run that only mends its output iterates anew, and is behind what it has told already.
         rows = max((kept or {}).get("rows", []), written, key=len)
         return cls(rows, last_of(written), kept is not None)

@@ -15,7 +15,7 @@ from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.denoised_image import Denoised
-from halotile.tasks.devices.pinned_buffers import COUNT
+from halotile.tasks.devices.streams import BUFFERS
 from halotile.tasks.fidelity import Term
 from halotile.tasks.operators.base import Operator, Shape
 from halotile.tasks.priors import Prior
@@ -107,7 +107,7 @@ def footprint_of_step(
         + (IMAGES_OF_A_STEP + form.per_sweep - 1) * step,
         operators_bytes=IMAGES_OF_A_GRADIENT * seen + (TRANSFORMS_BYTES if form.is_fft else 0),
         # On a GPU they are there, and the pixels pass through pinned memory on their way: two pieces each way.
-        tiles_bytes=2 * COUNT * pinned(step) if on_gpu else tiles,
+        tiles_bytes=2 * BUFFERS * pinned(step) if on_gpu else tiles,
     )
 
 

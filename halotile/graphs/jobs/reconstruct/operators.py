@@ -15,7 +15,7 @@ from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice
 from halotile.graphs.plans.opening import Imports, allow_imports
 from halotile.graphs.rules.operator_options import Kind, stand_ins
 from halotile.registry import find
-from halotile.storage.arrays import Source, open_numbers, open_source
+from halotile.storage.arrays import Source, open_array, open_source
 from halotile.storage.grid import Region
 from halotile.tasks.fidelity import L2, Fidelity, Poisson, Term
 from halotile.tasks.operators.base import Operator, Shape
@@ -71,7 +71,7 @@ def _given(value: Any, kind: Kind | None, job: Imports | None) -> Any:
     if kind == "operators":
         return tuple(_nested(inner, job) for inner in value)
     if kind is not None and isinstance(value, str):
-        source = open_numbers(value)
+        source = open_array(value)
         return source if kind == "image" else np.array(source.read(Region.whole(source.shape)))
     if kind == "array" and isinstance(value, list | tuple):
         return np.asarray(value)
@@ -174,7 +174,7 @@ def _open_measurement(path: str, operator: Operator) -> Source:
     except DamagedData:
         raise
     except InputError:
-        line = open_numbers(path)
+        line = open_array(path)
         if len(line.shape) != 1 or line.dtype.kind not in "biuf" or operator.kind != "whole":
             raise
     return cast(Source, line)

@@ -85,13 +85,13 @@ class ReconstructWork(Inversion):
             spent = iterations.rows[-1].get(SPENT)
             why = ": rounding keeps its residual from getting shorter" if spent else ""
             at.report(f"{self.solver.name} is done {counted(left_out, 'iteration')} early{why}")
-        at.directory.write_written(iterations.rows)
+        at.directory.write_output_iterations(iterations.rows)
         yield self._writing(iterations)
 
     def _report_mending(self, at: Place) -> None:
         """Report why a few blocks take a whole run."""
         if is_gone(at.directory):
-            written = counted(last_of(at.directory.read_written()), "iteration")
+            written = counted(last_of(at.directory.read_output_iterations()), "iteration")
             at.report(
                 f"to write damaged blocks anew: {written} from the start, for what the solver had was removed when "
                 "the run ended (solver.keep_state: true keeps it)"

@@ -1,1 +1,1 @@
-"""Stacks of operators: tensors in, tensors out."""
+"""Distributed stacks of operators and their data fidelities."""

@@ -1,4 +1,4 @@
-"""A stack of local operators block by block: a task reads a block once, and adds what every operator makes of it."""
+"""Stacks of local operators, block by block: a task reads a block once and applies all operators to it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,14 +15,20 @@ import torch
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
-from halotile.tasks.distributed.stacks.maps import Linear, Many, image_measured_as, is_measured, is_real, own
-from halotile.tasks.distributed.stacks.operators import pack
-from halotile.tasks.distributed.stacks.windows import Late, windows
+from halotile.tasks.distributed.stacks.linear_map import (
+    LinearMap,
+    find_image_shape,
+    is_supported,
+    measured_shapes,
+)
+from halotile.tasks.distributed.stacks.operators import make_packer
+from halotile.tasks.distributed.stacks.windows import LazyBlock, wrapped_windows
 from halotile.tasks.distributed.transport.calls import Call, Tensors
 from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.evaluate import Batch
 from halotile.tasks.distributed.transport.packing import Packed
-from halotile.tasks.distributed.transport.typed import empty
+from halotile.tasks.distributed.transport.tensors import to_tensor
+from halotile.tasks.distributed.transport.type_conversion import empty_tensor
 from halotile.tasks.fidelity import Gradient, NormalImage, Term, share_of
 from halotile.tasks.operators.base import InMemory, Operator, Shape, with_engine
 from halotile.tasks.operators.deepinv import DeepInv
@@ -29,84 +36,80 @@ from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
 
 LARGE = 2**19
-"""Pixels of an image from which it is worth while to cut it: smaller ones cost less than a task."""
+"""Size in pixels from which an image is cut into blocks: smaller ones cost less than a task."""
 BLOCK = 1024
 SINGLE = np.dtype(np.float32)
-"""What the way of computing a convolution is chosen for."""
-Wants = Literal["forward", "adjoint", "normal", "gradient", "misfit"]
+"""Dtype that the way of computing a convolution is chosen for."""
+Output = Literal["forward", "adjoint", "normal", "gradient", "misfit"]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One block of ``A x``, ``A^T y``, ``A^T A x`` or ``sum_i w_i A_i^T (A_i x - y_i)``, or its share of the misfit.
+class BlockCall:
+    """One block of ``A x``, ``A^T y``, ``A^T A x``, the gradient or the misfit.
+
+    The gradient is ``sum_i w_i A_i^T (A_i x - y_i)``.
 
     Parameters
     ----------
     operators : Packed
-        A tuple of them.
-    wants : str
-        Which of these.
+        A tuple of operators.
+    output : str
+        The result to compute.
     image : tuple of int
         Shape of the image.
     region : Region
-        The block, in pixels of the image; of measurements the part that it answers for.
+        The block, in pixels of the image; for measurements, the block's share of them.
     weights : tuple of float
-        ``w_i``: of gradient and misfit.
+        ``w_i``, for gradient and misfit.
     """
 
     operators: Packed
-    wants: Wants
+    output: Output
     image: Shape
     region: Region
     weights: tuple[float, ...] = ()
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        return self.of([InMemory(tensor.numpy()) for tensor in tensors])
+        return self.compute([InMemory(tensor.numpy()) for tensor in tensors])
 
-    def of(self, given: Sequence[Readable]) -> Tensors:
-        """The same of arrays of which only what is read has to be there."""
+    def compute(self, sources: Sequence[Readable]) -> Tensors:
+        """Compute the block from arrays of which only parts are read."""
         operators: tuple[Operator, ...] = self.operators.get()
-        if self.wants == "normal":
-            terms = tuple(Term(operator, given[0]) for operator in operators)
-            return (own(NormalImage(given[0], terms).read(self.region)),)
-        if self.wants == "adjoint":
-            parts = (o.adjoint(source, self.image) for o, source in zip(operators, given, strict=True))
-            return (own(Total(tuple(parts), (1.0,) * len(operators)).read(self.region)),)
-        shares = tuple(share_of(self.region, self.image, o.measured(self.image)) for o in operators)
-        if self.wants == "gradient":
-            weighted = zip(operators, given[1:], self.weights, strict=True)
-            return (own(Gradient(given[0], tuple(Term(*each) for each in weighted)).read(self.region)),)
-        seen = [o.forward(given[0]).read(share) for o, share in zip(operators, shares, strict=True)]
-        if self.wants == "misfit":
-            return (
-                self._misfit(
-                    seen, [source.read(share) for source, share in zip(given[1:], shares, strict=True)]
-                ),
-            )
-        return tuple(own(pixels) for pixels in seen)
-
-    def _misfit(self, seen: Sequence[Any], measured: Sequence[Any]) -> torch.Tensor:
-        """``sum_i w_i |A_i x - y_i|² / 2`` of each image of a batch, over what the block answers for."""
-        squares = (
+        if self.output == "normal":
+            terms = tuple(Term(operator, sources[0]) for operator in operators)
+            return (to_tensor(NormalImage(sources[0], terms).read(self.region)),)
+        if self.output == "adjoint":
+            images = (o.adjoint(source, self.image) for o, source in zip(operators, sources, strict=True))
+            return (to_tensor(Total(tuple(images), (1.0,) * len(operators)).read(self.region)),)
+        if self.output == "gradient":
+            weighted = zip(operators, sources[1:], self.weights, strict=True)
+            terms = tuple(Term(*parts) for parts in weighted)
+            return (to_tensor(Gradient(sources[0], terms).read(self.region)),)
+        shares = [share_of(self.region, self.image, o.measured(self.image)) for o in operators]
+        predicted = [o.forward(sources[0]).read(share) for o, share in zip(operators, shares, strict=True)]
+        if self.output == "forward":
+            return tuple(to_tensor(pixels) for pixels in predicted)
+        measured = [source.read(share) for source, share in zip(sources[1:], shares, strict=True)]
+        squares = [
             weight * np.square(np.subtract(a, b, dtype=np.float64)).reshape(len(a), -1).sum(1) / 2
-            for a, b, weight in zip(seen, measured, self.weights, strict=True)
-        )
-        return own(np.sum(list(squares), axis=0))
+            for a, b, weight in zip(predicted, measured, self.weights, strict=True)
+        ]
+        return (to_tensor(np.sum(squares, axis=0)),)
 
 
 class LocalStack:
-    """Operators that look a few pixels far, on images that are never whole anywhere.
+    """Operators with a small reach, on images that no task holds whole.
 
     Parameters
     ----------
     engine : Engine
-        Who computes the blocks.
+        The engine that computes the blocks.
     operators : tuple of Operator
-        The stack.
+        The operators.
     exact : bool
-        Whether every convolution is a direct sum, and ``A^T A`` is taken as it is written.
-    told : tuple of tuple of int
-        For each operator the shape (C, H, W) of the images that it is told to have, or None.
+        Compute every convolution as a direct sum, and ``A^T A`` as it is written.
+    declared : tuple of tuple of int
+        For each operator the declared shape (C, H, W) of its images, or None.
     """
 
     def __init__(
@@ -114,118 +117,122 @@ class LocalStack:
         engine: Engine,
         operators: tuple[Operator, ...],
         exact: bool = False,
-        told: tuple[Shape | None, ...] = (),
+        declared: tuple[Shape | None, ...] = (),
     ) -> None:
         self.engine = engine
         self.operators = tuple(with_engine(operator, SINGLE, exact) for operator in operators)
-        self.packed = pack(engine, self.operators)
-        self._folded = None if exact else _folded(engine, operators)
-        self._told = told
+        self.packed = make_packer(engine, self.operators).pack()
+        self._folded = None if exact else _fold(engine, operators)
+        self._declared = declared
 
-    def takes(self, image: Shape) -> bool:
-        """Whether every operator takes an image of this shape."""
-        return is_measured(self.operators, image)
+    def accepts(self, image: Shape) -> bool:
+        """Return True if every operator accepts an image of this shape."""
+        return measured_shapes(self.operators, image) is not None
 
-    def forward(self, x: torch.Tensor) -> Many:
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         """``(A_1 x, ..., A_n x)``."""
-        image = tuple(x.shape)
-        return Linear(lambda t: self._run("forward", t, image), lambda t: self._run("adjoint", t, image))([x])
+        return self._linear(tuple(x.shape))([x])
 
     def adjoint(self, y: Sequence[torch.Tensor], image: Shape) -> torch.Tensor:
         """``sum_i A_i^T y_i``."""
-        linear = Linear(lambda t: self._run("adjoint", t, image), lambda t: self._run("forward", t, image))
-        return linear(y)[0]
+        return self._linear(image).transposed(y)[0]
 
     def normal(self, x: torch.Tensor) -> torch.Tensor:
         """``sum_i A_i^T A_i x``."""
         image = tuple(x.shape)
         if self._folded is not None:
             return self._folded.adjoint([x], image)
-
-        def apply(tensors: Many) -> Many:
-            return self._run("normal", tensors, image)
-
-        return Linear(apply, apply)([x])[0]
+        apply = partial(self._run, "normal", image)
+        return LinearMap(apply, apply)([x])[0]
 
     def gradient(
         self, x: torch.Tensor, y: Sequence[torch.Tensor], weights: tuple[float, ...]
     ) -> torch.Tensor:
-        """``sum_i w_i A_i^T (A_i x - y_i)``, a linear map of all of them."""
+        """``sum_i w_i A_i^T (A_i x - y_i)``, a linear map of ``x`` and all ``y_i``."""
         image = tuple(x.shape)
+        apply = partial(self._run, "gradient", image, weights=weights)
 
-        def apply(tensors: Many) -> Many:
-            return self._run("gradient", tensors, image, weights)
+        def transpose(cotangents: list[torch.Tensor]) -> list[torch.Tensor]:
+            zeros = [torch.zeros_like(part) for part in y]
+            images = self._run("forward", image, cotangents)
+            return [*apply([*cotangents, *zeros]), *(-w * v for w, v in zip(weights, images, strict=True))]
 
-        def transpose(cotangents: Many) -> Many:
-            (slope,) = cotangents
-            nothing = [torch.zeros_like(part) for part in y]
-            seen = self._run("forward", [slope], image)
-            return [*apply([slope, *nothing]), *(-w * part for w, part in zip(weights, seen, strict=True))]
-
-        return Linear(apply, transpose)([x, *y])[0]
+        return LinearMap(apply, transpose)([x, *y])[0]
 
     def misfit(self, x: torch.Tensor, y: Sequence[torch.Tensor], weights: tuple[float, ...]) -> torch.Tensor:
-        """``sum_i w_i |A_i x - y_i|² / 2`` of each image of a batch; no gradients are kept."""
+        """``sum_i w_i |A_i x - y_i|² / 2`` of each image of a batch, without gradients."""
         image = tuple(x.shape)
         places = tuple(range(1 + len(y)))
         calls = tuple(
-            Call(Piece(self.packed, "misfit", image, region, weights), places, (0,), number)
+            Call(BlockCall(self.packed, "misfit", image, region, weights), places, (0,), number)
             for number, region in enumerate(blocks_of(image))
         )
         (total,) = Batch(self.engine, "forward", calls, 1, "block").values([x, *y])
         assert total is not None
         return total.to(x.dtype)
 
-    def image_of(self, y: Sequence[torch.Tensor]) -> Shape | None:
-        """Shape of the image that has such measurements; None where none is found."""
-        return image_measured_as(self.operators, [tuple(part.shape) for part in y], self._told)
+    def image_shape(self, y: Sequence[torch.Tensor]) -> Shape | None:
+        """Shape of the image that has such measurements; None if there is none."""
+        return find_image_shape(self.operators, [tuple(part.shape) for part in y], self._declared)
 
-    def later(self, wants: Wants, arrays: Sequence[Any], image: Shape) -> list[Any]:
-        """The same of arrays that are not computed yet: each block when its windows are."""
-        if wants == "normal" and self._folded is not None:
-            return self._folded.later("adjoint", arrays, image)
-        shapes = [o.measured(image) for o in self.operators] if wants == "forward" else [image]
-        given = [tuple(array.shape) for array in arrays]
-        lates, places = [], []
+    def lazy(self, output: Output, arrays: Sequence[Any], image: Shape) -> list[Any]:
+        """Return lazy results of lazy arrays: each block is computed once its windows are."""
+        if output == "normal" and self._folded is not None:
+            return self._folded.lazy("adjoint", arrays, image)
+        inputs = tuple(tuple(array.shape) for array in arrays)
+        shapes = self._output_shapes(output, image)
+        margin = self._margin(inputs)
+        blocks, places = [], []
         for region in blocks_of(image):
-            piece = Piece(self.packed, wants, image, region)
-            near = tuple(
-                windows(share_of(region, image, shape), self._margin(given), shape) for shape in given
-            )
-            lates.append(Late(piece, tuple(given), near))
+            near = tuple(wrapped_windows(share_of(region, image, shape), margin, shape) for shape in inputs)
+            blocks.append(LazyBlock(BlockCall(self.packed, output, image, region), inputs, near))
             places.append([share_of(region, image, shape) for shape in shapes])
-        return self.engine.blocks_later("forward" if wants == "forward" else "adjoint", lates, places, arrays)
+        return self.engine.lazy_blocks(_phase(output), blocks, places, arrays)
 
     def _margin(self, shapes: Sequence[Shape]) -> int:
-        """How far from a block it may read: there and back, a fold at the rim, and to the edge of a cell of transforms."""
+        """Largest distance that a block reads.
+
+        It covers forward and adjoint, a fold at the rim, and the rest of a transform's cell.
+        """
         is_aligned = all(o.measured(shape) == shape for o in self.operators for shape in shapes)
         return 3 * max(operator.reach for operator in self.operators) + (64 if is_aligned else 512)
 
-    def _run(self, wants: Wants, tensors: Many, image: Shape, weights: tuple[float, ...] = ()) -> Many:
-        regions = list(blocks_of(image))
-        shapes = [o.measured(image) for o in self.operators] if wants == "forward" else [image]
+    def _linear(self, image: Shape) -> LinearMap:
+        return LinearMap(partial(self._run, "forward", image), partial(self._run, "adjoint", image))
+
+    def _output_shapes(self, output: Output, image: Shape) -> list[Shape]:
+        return [o.measured(image) for o in self.operators] if output == "forward" else [image]
+
+    def _run(
+        self, output: Output, image: Shape, tensors: list[torch.Tensor], weights: tuple[float, ...] = ()
+    ) -> list[torch.Tensor]:
+        regions = blocks_of(image)
+        shapes = self._output_shapes(output, image)
         count = len(shapes)
         calls = tuple(
             Call(
-                Piece(self.packed, wants, image, region, weights),
+                BlockCall(self.packed, output, image, region, weights),
                 tuple(range(len(tensors))),
                 tuple(range(number * count, (number + 1) * count)),
                 number,
             )
             for number, region in enumerate(regions)
         )
-        phase = "forward" if wants == "forward" else "adjoint"
-        pieces = Batch(self.engine, phase, calls, len(calls) * count, "block").values(tensors)
-        whole = [empty(self.engine, shape, tensors[0]) for shape in shapes]
-        for number, region in enumerate(regions):
-            for k, shape in enumerate(shapes):
-                place = share_of(region, image, shape) if wants == "forward" else region
-                whole[k][place.slices] = pieces[number * count + k]
-        return whole
+        blocks = iter(Batch(self.engine, _phase(output), calls, len(calls) * count, "block").values(tensors))
+        results = [empty_tensor(self.engine, shape, tensors[0]) for shape in shapes]
+        for region in regions:
+            for result, shape in zip(results, shapes, strict=True):
+                place = region if shape == image else share_of(region, image, shape)
+                result[place.slices] = next(blocks)
+        return results
+
+
+def _phase(output: Output) -> str:
+    return "forward" if output == "forward" else "adjoint"
 
 
 def blocks_of(image: Shape) -> list[Region]:
-    """The blocks of an image, with all of its other axes; smaller ones where there would be fewer than four.
+    """List the blocks of an image, whole along leading axes; smaller ones if there would be fewer than four.
 
     Examples
     --------
@@ -241,23 +248,14 @@ def blocks_of(image: Shape) -> list[Region]:
     ]
 
 
-def is_large(x: Any) -> bool:
-    """Whether an image is worth cutting, and of a type that blocks are computed in."""
-    return is_real(x) and math.prod(x.shape[-2:]) > LARGE
+def is_large(engine: Engine, x: Any) -> bool:
+    """Return True for an image, lazy or not, that is worth cutting and of a dtype that blocks support."""
+    is_lazy = engine.is_lazy(x) and x.ndim == 4 and x.dtype in (np.float32, np.float64)
+    return (is_lazy or is_supported(x)) and math.prod(x.shape[-2:]) > LARGE
 
 
-def is_large_later(engine: Engine, x: Any) -> bool:
-    """The same of an array that is not computed yet."""
-    return (
-        engine.is_lazy(x)
-        and x.ndim == 4
-        and x.dtype in (np.float32, np.float64)
-        and math.prod(x.shape[-2:]) > LARGE
-    )
-
-
-def _folded(engine: Engine, operators: tuple[Operator, ...]) -> LocalStack | None:
-    """``A^T A`` as a stack of one operator, its own adjoint, where a single kernel does the work of all."""
+def _fold(engine: Engine, operators: tuple[Operator, ...]) -> LocalStack | None:
+    """Return ``A^T A`` as a stack of one self-adjoint operator if a single kernel can replace all of them."""
     blurs = tuple(operator for operator in operators if can_fold(operator))
     if len(blurs) != len(operators):
         return None
@@ -266,18 +264,18 @@ def _folded(engine: Engine, operators: tuple[Operator, ...]) -> LocalStack | Non
 
 
 def local_stack(
-    engine: Engine, things: Sequence[Any], exact: bool = False, reach: int | Literal["auto"] | None = None
+    engine: Engine, physics: Sequence[Any], exact: bool = False, reach: int | Literal["auto"] | None = None
 ) -> LocalStack | None:
-    """The stack as local operators; None where one of them sees more than a neighbourhood."""
-    found: list[Operator] = []
-    told: list[Shape | None] = []
-    for thing in things:
+    """Return the stack as local operators; None if one of them depends on more than a neighbourhood."""
+    operators: list[Operator] = []
+    declared: list[Shape | None] = []
+    for part in physics:
         try:
-            operator = DeepInv(physics=thing, reach_=reach)
+            operator = DeepInv(physics=part, reach_=reach)
             if operator.kind != "local":
                 return None
         except (ConfigError, ValueError, RuntimeError):
             return None
-        found.append(operator.ours or operator)
-        told.append(operator.told)
-    return LocalStack(engine, tuple(found), exact, tuple(told)) if found else None
+        operators.append(operator.replacement or operator)
+        declared.append(operator.fixed_shape)
+    return LocalStack(engine, tuple(operators), exact, tuple(declared)) if operators else None

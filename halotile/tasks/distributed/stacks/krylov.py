@@ -1,4 +1,4 @@
-"""Linear systems and norms from products with a symmetric operator alone."""
+"""Linear systems and norms by products with a symmetric operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from halotile.errors import ConfigError, InputError
 
 INDEFINITE = 1e-3
-"""By how much of its largest possible value <x, M x> may be negative, and be taken for rounding."""
+"""Largest negative part of <x, M x>, relative to |x| |M x|, that counts as rounding."""
+RESULT = "the result of the operators for a finite image"
 
 Apply = Callable[[torch.Tensor], torch.Tensor]
 
@@ -20,9 +21,10 @@ Apply = Callable[[torch.Tensor], torch.Tensor]
 def conjugate_gradients(
     apply: Apply, right: torch.Tensor, tol: float, max_iter: int
 ) -> tuple[torch.Tensor, float]:
-    """``x`` with ``M x = b``, each image of a batch by itself; from 0, until ``|b - M x| <= tol |b|``.
+    """Solve ``M x = b`` for each image of a batch by itself, from 0, until ``|b - M x| <= tol |b|``.
 
-    Returns it with the largest ``|b - M x| / |b|`` of an image: above ``tol`` where ``max_iter`` products did not do.
+    Returns ``x`` and the largest ``|b - M x| / |b|`` of an image: above ``tol`` if ``max_iter`` products were
+    too few.
 
     Parameters
     ----------
@@ -33,14 +35,14 @@ def conjugate_gradients(
     tol : float
         Relative residual.
     max_iter : int
-        Products at most.
+        Largest number of products.
 
     Raises
     ------
     InputError
         When ``b``, or a product, is not finite.
     ConfigError
-        When M is not positive, as no product of an operator with its adjoint is.
+        When M is not positive: then it is not the product of an operator with its adjoint.
 
     References
     ----------
@@ -53,41 +55,41 @@ def conjugate_gradients(
     """
     x, residual = torch.zeros_like(right), right.clone()
     direction, square = residual.clone(), _dots(residual, residual)
-    whole = square
-    _check_finite(whole, "what is asked for: look at the measurements")
-    goal = tol**2 * whole
+    start = square
+    _check_finite(start, "the right-hand side: check the measurements")
+    goal = tol**2 * start
     for _ in range(max_iter):
         if bool((square <= goal).all()):
             break
         product = apply(direction)
         along = _dots(direction, product)
-        _check_finite(along, "what the operators make of a finite image")
+        _check_finite(along, RESULT)
         if bool((along < -INDEFINITE * _lengths(direction) * _lengths(product)).any()):
             raise ConfigError(
                 "<x, A^T A x> is negative for an image x: A_adjoint is not the adjoint of A. "
-                "Mend it, or take deepinv.physics.adjoint_function."
+                "Correct it, or use deepinv.physics.adjoint_function."
             )
         step = _ratio(square, along)
         x = x + _scaled(step, direction)
         residual = residual - _scaled(step, product)
         before, square = square, _dots(residual, residual)
         direction = residual + _scaled(_ratio(square, before), direction)
-    return x, float(_ratio(square, whole).max().sqrt())
+    return x, float(_ratio(square, start).max().sqrt())
 
 
 def largest_eigenvalue(apply: Apply, start: torch.Tensor, tol: float, max_iter: int) -> float:
-    """The largest eigenvalue of a symmetric positive operator, by Lanczos' method.
+    """Compute the largest eigenvalue of a symmetric positive operator by the Lanczos method.
 
     Parameters
     ----------
     apply : callable
         The operator.
     start : Tensor
-        Of the shape that it takes; nothing else of it is used.
+        A tensor of the shape, dtype and device of an image.
     tol : float
-        Stop when a step changes the estimate by less than a tenth of this, relatively.
+        Stop when a step changes the estimate by less than a tenth of this, relative to it.
     max_iter : int
-        Products at most.
+        Largest number of products.
 
     References
     ----------
@@ -104,25 +106,28 @@ def largest_eigenvalue(apply: Apply, start: torch.Tensor, tol: float, max_iter: 
     vector = vector / vector.norm()
     before, beta = torch.zeros_like(vector), 0.0
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     estimate = 0.0
     for _ in range(max_iter):
         product = apply(vector)
         alpha = float(_dot(vector, product))
-        _check_finite(torch.tensor(alpha), "what the operators make of a finite image")
+        _check_finite(torch.tensor(alpha), RESULT)
         product = product - alpha * vector - beta * before
         diagonal.append(alpha)
-        known, estimate = estimate, _top(diagonal, beside)
+        previous, estimate = estimate, _largest_ritz_value(diagonal, off_diagonal)
         beta = float(_dot(product, product)) ** 0.5
-        if abs(estimate - known) <= 0.1 * tol * abs(estimate) or beta <= 1e-12 * max(abs(estimate), 1e-300):
+        if abs(estimate - previous) <= 0.1 * tol * abs(estimate) or beta <= 1e-12 * max(
+            abs(estimate), 1e-300
+        ):
             break
-        beside.append(beta)
+        off_diagonal.append(beta)
         before, vector = vector, product / beta
     return estimate
 
 
-def _top(diagonal: list[float], beside: list[float]) -> float:
-    return float(np.linalg.eigvalsh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))[-1])
+def _largest_ritz_value(diagonal: list[float], off_diagonal: list[float]) -> float:
+    matrix = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
+    return float(np.linalg.eigvalsh(matrix)[-1])
 
 
 def _dot(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -131,7 +136,7 @@ def _dot(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _dots(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The inner product of each image of a batch, in double precision."""
+    """Inner product of each image of a batch, in double precision."""
     product = (left.conj() * right).flatten(1)
     return (product.real if product.is_complex() else product).sum(1, dtype=torch.float64)
 
@@ -146,9 +151,8 @@ def _check_finite(numbers: torch.Tensor, what: str) -> None:
 
 
 def _ratio(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
-    return torch.where(
-        below > 0, above / below.clamp_min(torch.finfo(torch.float64).tiny), torch.zeros_like(above)
-    )
+    quotient = above / below.clamp_min(torch.finfo(torch.float64).tiny)
+    return torch.where(below > 0, quotient, torch.zeros_like(above))
 
 
 def _scaled(factor: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -157,50 +161,46 @@ def _scaled(factor: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class System:
-    """``M x = b`` with ``M`` symmetric: solved once, differentiated by solving once more.
+    """A linear system ``M x = b`` with symmetric ``M``: its derivative takes one more solution.
 
     Parameters
     ----------
     apply : callable
-        ``M``, differentiable by whatever it depends on.
+        ``M``, differentiable with respect to everything it depends on.
     solver : callable
-        Gives ``x`` for ``b``, and the relative residual.
+        Returns ``x`` for ``b``, and the relative residual.
     tol : float
-        What that should be.
-    told : callable
-        Is given the residual where it is more.
+        The relative residual to reach.
+    warn : callable
+        Called with the residual if it is larger.
     """
 
     apply: Apply
     solver: Callable[[torch.Tensor], tuple[torch.Tensor, float]]
     tol: float
-    told: Callable[[float], None]
+    warn: Callable[[float], None]
 
     def solve(self, right: torch.Tensor) -> torch.Tensor:
-        """``x``, differentiable by ``b`` and by what ``M`` depends on."""
+        """Solve for ``x``, differentiable with respect to ``b`` and everything ``M`` depends on."""
         with torch.no_grad():
-            found = self._solved(right)
+            solution, residual = self.solver(right)
+            if residual > self.tol:
+                self.warn(residual)
         if not torch.is_grad_enabled():
-            return found
+            return solution
         # 0 up to rounding; its derivatives are those of the equation.
-        gap = right - self.apply(found)
-        result: torch.Tensor = _Implicit.apply(self, found, gap) if gap.requires_grad else found
+        gap = right - self.apply(solution)
+        result: torch.Tensor = _Implicit.apply(self, solution, gap) if gap.requires_grad else solution
         return result
-
-    def _solved(self, right: torch.Tensor) -> torch.Tensor:
-        found, residual = self.solver(right)
-        if residual > self.tol:
-            self.told(residual)
-        return found
 
 
 class _Implicit(torch.autograd.Function):  # type: ignore[misc]
-    """``x``, whose derivative by ``b - M x`` is the inverse of ``M``."""
+    """The solution ``x``, whose derivative with respect to ``b - M x`` is the inverse of ``M``."""
 
     @staticmethod
-    def forward(ctx: Any, system: System, found: torch.Tensor, gap: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, system: System, solution: torch.Tensor, gap: torch.Tensor) -> torch.Tensor:
         ctx.system = system
-        return found.clone()
+        return solution.clone()
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[None, None, torch.Tensor]:

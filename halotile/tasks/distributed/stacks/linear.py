@@ -1,35 +1,45 @@
-"""A stack of linear operators: their adjoints run on workers, and are added up there."""
+"""Distributed stacks of linear operators: their adjoints run on workers, and are added up there."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import torch
-from deepinv.distributed.distribute import DistributedStackedLinearPhysics as Peer
+from deepinv.distributed.distribute import DistributedStackedLinearPhysics as DeepinvClass
 from deepinv.physics import LinearPhysics
 
 from halotile.errors import ConfigError, WrongKind
-from halotile.tasks.distributed.stacks.blockwise import LocalStack, is_large, is_large_later, local_stack
+from halotile.tasks.distributed.stacks.blockwise import LocalStack, is_large, local_stack
+from halotile.tasks.distributed.stacks.iteration_calls import (
+    IterationCall,
+    eigenvalue,
+    is_small,
+    shifted,
+    solve,
+)
 from halotile.tasks.distributed.stacks.krylov import System, conjugate_gradients, largest_eigenvalue
-from halotile.tasks.distributed.stacks.one_call import Largest, Products, Solution, computed, is_small
-from halotile.tasks.distributed.stacks.physics import ADJOINT, DistributedStackedPhysics, check_reduction
-from halotile.tasks.distributed.stacks.single import OneOperator
-from halotile.tasks.distributed.transport.typed import typed
+from halotile.tasks.distributed.stacks.physics import (
+    ADJOINT,
+    DistributedStackedPhysics,
+    SingleLinearOperator,
+    check_reduction,
+)
+from halotile.tasks.distributed.transport.type_conversion import convert_types
 
-MOST_PRODUCTS = 200
-"""Steps of conjugate gradients, where it is not said how many."""
+MAX_PRODUCTS = 200
+"""Default limit of conjugate gradient steps."""
 TOLERANCE = 1e-6
-"""Relative residual of conjugate gradients, where it is not said."""
+"""Default relative residual of conjugate gradients."""
 
 
-class DistributedStackedLinearPhysics(DistributedStackedPhysics, Peer):  # type: ignore[misc]
+class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass):  # type: ignore[misc]
     """``A = (A_1; ...; A_n)``, a ``deepinv.physics.LinearPhysics``.
 
-    ``A^T y = sum_i A_i^T y_i`` is added up by a tree of tasks in the order of the operators, so it has the same
-    bits for any number of workers.
+    ``A^T y = sum_i A_i^T y_i`` is added up by a tree of tasks in the order of the operators, so it has the
+    same bits for any number of workers.
 
     Parameters
     ----------
@@ -38,76 +48,69 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, Peer):  # type:
     """
 
     kind = "LinearPhysics"
-    one = OneOperator
+    single_operator = SingleLinearOperator
+    _local_cache: tuple[LocalStack | None] | None = None
 
-    def _measured(
-        self, name: str, x: torch.Tensor, gather: bool, reduce_op: str | None, words: Any, draws: bool = False
+    def _measure(
+        self,
+        name: str,
+        x: torch.Tensor,
+        gather: bool,
+        reduce_op: str | None,
+        kwargs: Any,
+        draws: bool = False,
     ) -> Any:
-        later = self.ctx.is_lazy(x)
-        is_plain = reduce_op is None and not words and not (draws and later)
-        if is_plain and self._is_cut(x) and (local := self._local(x)):
-            seen = local.later("forward", [x], tuple(x.shape)) if later else local.forward(x)
-            seen = self._noisy(seen) if draws else seen
-            return self._listed(seen, gather)
-        return super()._measured(name, x, gather, reduce_op, words, draws)
+        is_lazy = self.ctx.is_lazy(x)
+        is_plain = reduce_op is None and not kwargs and not (draws and is_lazy)
+        if is_plain and is_large(self.ctx, x) and (local := self._local_stack(x)):
+            results = local.lazy("forward", [x], tuple(x.shape)) if is_lazy else local.forward(x)
+            return self._gather(self._add_noise(results) if draws else results, gather)
+        return super()._measure(name, x, gather, reduce_op, kwargs, draws)
 
-    def _is_cut(self, x: Any) -> bool:
-        """Whether an image is large enough to be cut into blocks."""
-        return is_large(x) or is_large_later(self.ctx, x)
+    def _change(self, method: str, kwargs: Mapping[str, Any], numbers: Iterable[int] | None = None) -> None:
+        super()._change(method, kwargs, numbers)
+        self._local_cache = None
 
-    def _changed(self, method: str, words: Mapping[str, Any], numbers: Iterable[int] | None = None) -> None:
-        super()._changed(method, words, numbers)
-        self._found = None
+    def _local_stack(self, x: Any = None) -> LocalStack | None:
+        """Return the stack by blocks if its operators are local and accept ``x``; determined once."""
+        if self._local_cache is None:
+            self._local_cache = (local_stack(self.ctx, self.operators.local, self.exact, self.reach),)
+        (local,) = self._local_cache
+        return local if x is None or (local and local.accepts(tuple(x.shape))) else None
 
-    def _local(self, x: Any = None) -> LocalStack | None:
-        """The stack by blocks, if its operators are local, found out once, and take the image ``x``."""
-        if self._found is None:
-            self._found = (local_stack(self.ctx, self.operators.here, self.exact, self.reach),)
-        (local,) = self._found
-        return local if x is None or (local and local.takes(tuple(x.shape))) else None
-
-    _found: tuple[LocalStack | None] | None = None
-
-    @cached_property
-    def _told(self) -> set[str]:
-        """Methods that have said that they did not reach their tolerance."""
-        return set()
-
-    def _mean(self, total: torch.Tensor, reduce_op: str) -> torch.Tensor:
+    def _reduce(self, total: torch.Tensor, reduce_op: str) -> torch.Tensor:
         return total / self.num_operators if reduce_op == "mean" else total
 
-    @typed
+    @convert_types
     def A_adjoint(self, y: Any, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any) -> Any:
-        """``sum_i A_i^T y_i``; their mean, or with ``reduce_op=None`` the list of them."""
+        """``sum_i A_i^T y_i``, their mean, or with ``reduce_op=None`` the list of its terms."""
         check_reduction("reduce_op", reduce_op)
-        parts = self._parts(y)
-        if reduce_op and not kwargs and all(map(self._is_cut, parts)) and (local := self._local()):
-            image = local.image_of(parts)
-            if image is not None and self.ctx.is_lazy(parts[0]):
-                return self._mean(local.later("adjoint", parts, image)[0], reduce_op)
-            if image is not None:
-                return self._mean(local.adjoint(parts, image), reduce_op)
-        uses = [(number,) for number in range(self.num_operators)]
-        return self._applied(ADJOINT, "A_adjoint", parts, uses, reduce_op, kwargs)
+        parts = self._measurements(y)
+        is_cut = reduce_op and not kwargs and all(is_large(self.ctx, part) for part in parts)
+        if reduce_op and is_cut and (local := self._local_stack()) and (image := local.image_shape(parts)):
+            if self.ctx.is_lazy(parts[0]):
+                return self._reduce(local.lazy("adjoint", parts, image)[0], reduce_op)
+            return self._reduce(local.adjoint(parts, image), reduce_op)
+        return self._remote_call(ADJOINT, "A_adjoint", (), parts, reduce_op, kwargs)
 
-    @typed
+    @convert_types
     def A_adjoint_A(
         self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
     ) -> Any:
-        """``sum_i A_i^T A_i x``, there and back in one task for each operator."""
+        """``sum_i A_i^T A_i x``, forward and adjoint in one task for each operator."""
         check_reduction("reduce_op", reduce_op)
-        if reduce_op and not kwargs and self._is_cut(x) and (local := self._local(x)):
+        if reduce_op and not kwargs and is_large(self.ctx, x) and (local := self._local_stack(x)):
             if self.ctx.is_lazy(x):
-                return self._mean(local.later("normal", [x], tuple(x.shape))[0], reduce_op)
-            return self._mean(local.normal(x), reduce_op)
-        return self._applied(ADJOINT, "A_adjoint_A", [x], [(0,)] * self.num_operators, reduce_op, kwargs)
+                return self._reduce(local.lazy("normal", [x], tuple(x.shape))[0], reduce_op)
+            return self._reduce(local.normal(x), reduce_op)
+        return self._remote_call(ADJOINT, "A_adjoint_A", [x], (), reduce_op, kwargs)
 
-    @typed
+    @convert_types
     def A_A_adjoint(self, y: Any, gather: bool = True, **kwargs: Any) -> Any:
         """``A (A^T y)``: every measurement depends on all of them."""
         return self.A(self.A_adjoint(y, **kwargs), gather=gather, **kwargs)
 
-    @typed
+    @convert_types
     def A_dagger(
         self,
         y: Any,
@@ -120,33 +123,33 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, Peer):  # type:
         gather: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """The solution of ``A^T A x = A^T y``, by conjugate gradients from 0.
+        """Solve ``A^T A x = A^T y`` by conjugate gradients from 0.
 
         Parameters
         ----------
         y : TensorList
             The measurements.
         solver : str
-            ``CG``; another one of deepinv's is run as it is there.
+            ``CG``; another one of deepinv's runs as it does there.
         max_iter : int, optional
-            Steps at most; 200 when left out.
+            Largest number of steps; 200 when left out.
         tol : float, optional
-            Relative residual; 1e-6 when left out. A warning tells when it is not reached.
+            Relative residual; 1e-6 when left out. There is a warning if it is not reached.
         local_only : bool
-            Not the solution, but the mean of the solutions for each operator by itself, as deepinv gives unasked.
+            Return not the solution but the mean of the solutions for each single operator, deepinv's default.
         """
-        self._check_numbers("A_dagger", *self._parts(y))
+        parts = self._measurements(y)
+        self._check_values("A_dagger", *parts)
         if local_only:
-            uses = [(number,) for number in range(self.num_operators)]
-            return self._applied(ADJOINT, "A_dagger", self._parts(y), uses, "mean", kwargs)
+            return self._remote_call(ADJOINT, "A_dagger", (), parts, "mean", kwargs)
         if solver != "CG":
-            words = {"solver": solver, "max_iter": max_iter, "tol": tol, "verbose": verbose}
-            return LinearPhysics.A_dagger(self, y, **words, **kwargs)
+            options = {"solver": solver, "max_iter": max_iter, "tol": tol, "verbose": verbose}
+            return LinearPhysics.A_dagger(self, y, **options, **kwargs)
         right = self.A_adjoint(y, reduce_op="sum", **kwargs)
         system = self._system("A_dagger", 0.0, right.real.new_ones(()), tol, max_iter, kwargs)
         return system.solve(right)
 
-    @typed
+    @convert_types
     def prox_l2(
         self,
         z: torch.Tensor,
@@ -159,15 +162,12 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, Peer):  # type:
         **kwargs: Any,
     ) -> torch.Tensor:
         """``argmin_x gamma |A x - y|² / 2 + |x - z|² / 2``, by conjugate gradients."""
-        self._check_numbers("prox_l2", z)
-        weight = torch.as_tensor(gamma, dtype=z.dtype, device=z.device)
-        weight = (
-            weight.reshape(weight.shape + (1,) * (z.dim() - weight.dim())) if weight.dim() == 1 else weight
-        )
+        self._check_values("prox_l2", z)
+        weight = as_weight(gamma, z, z.dtype)
         system = self._system("prox_l2", 1.0, weight, tol, max_iter, kwargs)
         return system.solve(weight * self.A_adjoint(y, reduce_op="sum", **kwargs) + z)
 
-    @typed
+    @convert_types
     def compute_sqnorm(
         self,
         x0: torch.Tensor,
@@ -180,39 +180,40 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, Peer):  # type:
         rng: torch.Generator | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """``|A|²``, the largest eigenvalue of ``A^T A``, by Lanczos' method.
+        """Compute ``|A|²``, the largest eigenvalue of ``A^T A``, by the Lanczos method.
 
         Parameters
         ----------
         x0 : Tensor
-            Of the shape of an image.
+            A tensor of the shape of an image.
         max_iter : int
-            Products with ``A^T A`` at most.
+            Largest number of products with ``A^T A``.
         tol : float
-            Relative change that ends it.
+            Relative change at which to stop.
         verbose : bool
-            Whether it is printed.
+            Print the result.
         local_only : bool
-            Not the norm, but the upper bound ``sum_i |A_i|²``, as deepinv gives unasked.
+            Return not the norm but the upper bound ``sum_i |A_i|²``, deepinv's default.
         """
-        self._check_numbers("compute_sqnorm", x0)
+        self._check_values("compute_sqnorm", x0)
         if local_only:
-            words = {"max_iter": max_iter, "tol": tol, "verbose": False, **kwargs}
-            bound = self._applied(ADJOINT, "compute_sqnorm", [x0], [(0,)] * self.num_operators, "sum", words)
-            return bound.reshape(())
+            options = {"max_iter": max_iter, "tol": tol, "verbose": False, **kwargs}
+            return self._remote_call(ADJOINT, "compute_sqnorm", [x0], (), "sum", options).reshape(())
         with torch.no_grad():
-            found = self._largest(x0.detach(), tol, max_iter, kwargs)
+            norm = self._largest_eigenvalue(x0.detach(), tol, max_iter, kwargs)
         if verbose:
-            print(f"||A||² = {found:.4g}")
-        return torch.tensor(found, dtype=x0.real.dtype, device=x0.device)
+            print(f"||A||² = {norm:.4g}")
+        return torch.tensor(norm, dtype=x0.real.dtype, device=x0.device)
 
-    def _largest(self, start: torch.Tensor, tol: float, max_iter: int, words: Mapping[str, Any]) -> float:
-        """The largest eigenvalue of ``A^T A``."""
-        if not words and is_small(self.ctx, start):
-            return float(computed(self.ctx, ADJOINT, Largest(self._products, tol, max_iter), [start])[0])
-        return largest_eigenvalue(
-            lambda x: self.A_adjoint_A(x, reduce_op="sum", **words), start, tol, max_iter
-        )
+    def _largest_eigenvalue(
+        self, start: torch.Tensor, tol: float, max_iter: int, kwargs: Mapping[str, Any]
+    ) -> float:
+        if not kwargs and is_small(self.ctx, start):
+            iterate = partial(eigenvalue, tol=tol, max_iter=max_iter)
+            call = IterationCall(iterate, self.operators.remote, self.kind)
+            return float(call.run(self.ctx, ADJOINT, start, count=1)[0])
+        product = partial(self.A_adjoint_A, reduce_op="sum", **kwargs)
+        return largest_eigenvalue(product, start, tol, max_iter)
 
     def _system(
         self,
@@ -221,44 +222,38 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, Peer):  # type:
         weight: torch.Tensor,
         tol: float | None,
         max_iter: int | None,
-        words: Mapping[str, Any],
+        kwargs: Mapping[str, Any],
     ) -> System:
-        """``w A^T A + s``, for a method, which says once where it does not reach its tolerance."""
-        goal, steps = tol or TOLERANCE, max_iter or MOST_PRODUCTS
-
-        def apply(x: torch.Tensor) -> torch.Tensor:
-            product: torch.Tensor = weight * self.A_adjoint_A(x, reduce_op="sum", **words)
-            return product + shift * x if shift else product
+        """Return the system ``w A^T A + s`` of a method, which warns once about an unreached tolerance."""
+        goal, steps = tol or TOLERANCE, max_iter or MAX_PRODUCTS
+        apply = shifted(partial(self.A_adjoint_A, reduce_op="sum", **kwargs), weight, shift)
 
         def solver(right: torch.Tensor) -> tuple[torch.Tensor, float]:
-            if words or not is_small(self.ctx, right):
+            if kwargs or not is_small(self.ctx, right):
                 return conjugate_gradients(apply, right, goal, steps)
-            function = Solution(self._products, shift, goal, steps)
-            found, residual = computed(self.ctx, ADJOINT, function, [right, weight])
-            return found, float(residual)
+            iterate = partial(solve, shift=shift, tol=goal, max_iter=steps)
+            call = IterationCall(iterate, self.operators.remote, self.kind)
+            solution, residual = call.run(self.ctx, ADJOINT, right, weight, count=2)
+            return solution, float(residual)
 
-        def told(residual: float) -> None:
-            if name not in self._told:
-                self._told.add(name)
+        def warn(residual: float) -> None:
+            if name not in self._warned:
+                self._warned.add(name)
                 warnings.warn(
                     f"{name} ended after {steps} steps of conjugate gradients at a relative residual of {residual:.1e}, and "
-                    f"tol is {goal:g}: the result is not the solution. Write {name}(..., max_iter={5 * steps}), or a tol that "
-                    "is enough for you. This is said once.",
+                    f"tol is {goal:g}: the result is not the solution. Write {name}(..., max_iter={5 * steps}), or a larger "
+                    "tol. This warning is given once.",
                     stacklevel=2,
                 )
 
-        return System(apply, solver, goal, told)
+        return System(apply, solver, goal, warn)
 
-    @property
-    def _products(self) -> Products:
-        return Products(self.operators.things, self.kind)
-
-    def _check_numbers(self, name: str, *values: Any) -> None:
-        """Refuse what is no numbers, where each step depends on those of the one before."""
+    def _check_values(self, name: str, *values: Any) -> None:
+        """Refuse values that an iteration cannot compute with."""
         for value in values:
             if self.ctx.is_lazy(value):
                 raise ConfigError(
-                    f"{name} was given an array that is not computed yet, and iterates on numbers. compute() it first."
+                    f"{name} was given an array that is not computed yet, and its iteration needs the values. compute() it first."
                 )
             if not isinstance(value, torch.Tensor):
                 raise WrongKind(
@@ -266,6 +261,12 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, Peer):  # type:
                 )
             if value.numel() == 0:
                 raise ConfigError(
-                    f"{name} was given a tensor of shape {tuple(value.shape)}: there are no numbers to iterate on. Leave the "
+                    f"{name} was given an empty tensor of shape {tuple(value.shape)}: there is nothing to compute. Leave the "
                     "call out where a batch is empty."
                 )
+
+
+def as_weight(gamma: Any, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a step size, or one for each image of a batch, as a tensor that multiplies ``x``."""
+    weight = torch.as_tensor(gamma, dtype=dtype, device=x.device)
+    return weight.reshape(weight.shape + (1,) * (x.dim() - 1)) if weight.dim() == 1 else weight

@@ -1,84 +1,76 @@
-"""The operators of a distributed stack: objects carried to the workers, or a factory that makes them there."""
+"""The operators of a distributed stack: objects sent to the workers, or a factory that makes them there."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from halotile.errors import ConfigError, WrongKind
-from halotile.tasks.distributed.transport.calls import Made, Thing
+from halotile.tasks.distributed.transport.calls import FactoryObject, RemoteObject
 from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.packing import Packed, Packer
 
-WORDS = "words"
-"""The folder of keywords."""
+ARGUMENTS_FOLDER = "words"
 
 
 @dataclass(frozen=True)
 class Operators:
-    """Numbered things on the workers.
+    """Numbered objects on the workers.
 
     Parameters
     ----------
-    things : tuple of Carried or Made
-        Where they are.
-    here : tuple of object
-        The same in this process; none where a factory makes them.
+    remote : tuple of Packed or FactoryObject
+        The objects on the workers.
+    local : tuple of object
+        The same objects in this process; empty for those of a factory.
     """
 
-    things: tuple[Thing, ...]
-    here: tuple[Any, ...] = ()
+    remote: tuple[RemoteObject, ...]
+    local: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.things)
+        return len(self.remote)
 
-    def chosen(self, numbers: Sequence[int]) -> Operators:
-        """Those of these numbers."""
-        return Operators(
-            tuple(self.things[number] for number in numbers),
-            tuple(self.here[number] for number in numbers) if self.here else (),
-        )
+    def select(self, numbers: Sequence[int]) -> Operators:
+        """Return the objects of these numbers."""
+        local = tuple(self.local[number] for number in numbers) if self.local else ()
+        return Operators(tuple(self.remote[number] for number in numbers), local)
 
-    def repacked(self, changed: Mapping[int, Any]) -> Operators:
-        """With these things, by their numbers, as they are now. What they were stays where it is, for gradients to come."""
-        things = list(self.things)
-        for number, thing in changed.items():
-            place = things[number]
-            assert isinstance(place, Packed)
-            things[number] = Packer(thing, place.folder, place.device).packed()
-        return Operators(tuple(things), self.here)
+    def repack(self, changed: Mapping[int, Any]) -> Operators:
+        """Replace objects by number. The files of the old ones stay, for gradients still to be computed."""
+        remote = list(self.remote)
+        for number, value in changed.items():
+            packed = remote[number]
+            assert isinstance(packed, Packed)
+            remote[number] = Packer(value, packed.folder, packed.device).pack()
+        return Operators(tuple(remote), self.local)
 
 
-def pack_all(engine: Engine, things: Sequence[Any], here: Sequence[Any] | None = None) -> Operators:
-    """Objects as they are now; what is done to them later is not seen. ``here`` is what they are in this process.
+def pack_all(engine: Engine, values: Sequence[Any], local: Sequence[Any] | None = None) -> Operators:
+    """Pack objects as they are now, without later changes. ``local`` are the objects to use in this process.
 
     Raises
     ------
     WrongKind
         With the number of one that cannot be pickled.
     """
-    packed = tuple(_pack(engine, thing, f"operator {number}") for number, thing in enumerate(things))
-    return Operators(packed, tuple(things if here is None else here))
+    packed = tuple(_pack_named(engine, value, f"operator {number}") for number, value in enumerate(values))
+    return Operators(packed, tuple(values if local is None else local))
 
 
-def packer(engine: Engine, thing: Any) -> Packer:
-    """Something that carries an object, as it is whenever it is asked."""
-    return Packer(thing, tempfile.mkdtemp(dir=engine.folder), str(engine.device))
+def make_packer(engine: Engine, value: Any) -> Packer:
+    """Return a packer for an object, with a folder of its own."""
+    return Packer(value, tempfile.mkdtemp(dir=engine.folder), str(engine.device))
 
 
-def pack(engine: Engine, thing: Any) -> Packed:
-    """An object, put where workers find it."""
-    return packer(engine, thing).packed()
-
-
-def _pack(engine: Engine, thing: Any, name: str) -> Packed:
-    """An object with a name for the message that it cannot be carried."""
+def _pack_named(engine: Engine, value: Any, name: str) -> Packed:
+    """Pack an object, and name it in the error if it cannot be sent."""
     try:
-        return pack(engine, thing)
+        return make_packer(engine, value).pack()
     except WrongKind as error:
         raise WrongKind(f"{name}: {error}") from error
 
@@ -86,51 +78,52 @@ def _pack(engine: Engine, thing: Any, name: str) -> Packed:
 def make_all(
     engine: Engine, factory: Callable[..., Any], count: int | None, shared: Mapping[str, Any] | None
 ) -> Operators:
-    """What a factory will make, each where it is first needed.
+    """Return the objects of a factory, each made when it is first needed.
 
     Raises
     ------
     ConfigError
-        When it is not said how many.
+        Without a valid count.
     WrongKind
-        When it cannot be pickled.
+        When the factory cannot be pickled.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ConfigError(
-            f"num_operators is {count!r}: how often the factory is to be called is not clear. "
+            f"num_operators is {count!r}: the number of operators that the factory makes is not known. "
             "When using a factory, write num_operators=4 or the like."
         )
-    packed = _pack(engine, (factory, shared), "the factory and what it shares")
-    return Operators(tuple(Made(packed, index, str(engine.device)) for index in range(count)))
+    packed = _pack_named(engine, (factory, shared), "the factory and its shared values")
+    return Operators(tuple(FactoryObject(packed, index, str(engine.device)) for index in range(count)))
 
 
-def pack_note(engine: Engine, words: Any) -> Packed | None:
-    """Keywords for a call, equal ones once; nothing where there are none.
+def pack_arguments(engine: Engine, arguments: Any) -> Packed | None:
+    """Pack arguments of a call, equal ones once; None if there are none.
 
     Raises
     ------
     ConfigError
-        For a tensor that wants a gradient: it would get none.
+        For a tensor that requires a gradient: it would get none.
     """
-    if not words:
+    if not arguments:
         return None
-    if torch.is_grad_enabled() and (name := _wants_gradient(words)) is not None:
+    if torch.is_grad_enabled() and (name := _name_requiring_grad(arguments)) is not None:
         raise ConfigError(
-            f"{name} wants a gradient, and a distributed operator has gradients by its images alone. Write {name}.detach(), or "
-            "call the operator without distribute."
+            f"{name} wants a gradient, and distributed operators have gradients with respect to their images alone. Write "
+            f"{name}.detach(), or call the operator without distribute."
         )
-    folder = engine.folder / WORDS
+    folder = engine.folder / ARGUMENTS_FOLDER
     folder.mkdir(exist_ok=True)
-    return Packer(words, folder, str(engine.device)).packed()
+    return Packer(arguments, folder, str(engine.device)).pack()
 
 
-def _wants_gradient(words: Any, name: str = "an argument") -> str | None:
-    """The name of a tensor among arguments that wants a gradient."""
-    if isinstance(words, torch.Tensor):
-        return name if words.requires_grad else None
-    named: Any = ()
-    if isinstance(words, Mapping):
-        named = words.items()
-    elif isinstance(words, list | tuple):
-        named = ((name, each) for each in words)
-    return next((found for key, each in named if (found := _wants_gradient(each, key)) is not None), None)
+def _name_requiring_grad(arguments: Any, name: str = "an argument") -> str | None:
+    """Name of a tensor among arguments that requires a gradient."""
+    if isinstance(arguments, torch.Tensor):
+        return name if arguments.requires_grad else None
+    entries: Iterable[Any] = ()
+    if isinstance(arguments, Mapping):
+        entries = arguments.items()
+    elif isinstance(arguments, list | tuple):
+        entries = ((name, entry) for entry in arguments)
+    names = (_name_requiring_grad(entry, key) for key, entry in entries)
+    return next((found for found in names if found is not None), None)

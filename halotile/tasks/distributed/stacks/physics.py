@@ -1,60 +1,108 @@
-"""A stack of operators whose forward calls run on workers."""
+"""Distributed stacks of operators whose forward calls run on workers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
-from deepinv.distributed.distribute import DistributedStackedPhysics as Peer
+from deepinv.distributed.distribute import DistributedStackedPhysics as DeepinvClass
+from deepinv.physics import LinearPhysics, Physics
 from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError, WrongKind
-from halotile.tasks.distributed.rewritten import rewritten
-from halotile.tasks.distributed.stacks.operators import Operators, pack_note
-from halotile.tasks.distributed.stacks.single import OnePhysics
-from halotile.tasks.distributed.transport.calls import Call, Method, Noisy
+from halotile.tasks.distributed.rewrite import rewrite
+from halotile.tasks.distributed.stacks.operators import Operators, pack_arguments
+from halotile.tasks.distributed.transport.calls import Call, Function, MethodCall, SensorCall
 from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
 from halotile.tasks.distributed.transport.packing import Packed
-from halotile.tasks.distributed.transport.random_state import Draws
-from halotile.tasks.distributed.transport.typed import typed
+from halotile.tasks.distributed.transport.random_state import DrawSequence
+from halotile.tasks.distributed.transport.type_conversion import convert_types
 
-GATHERING = ("naive", "concatenated", "broadcast")
+GATHER_STRATEGIES = ("naive", "concatenated", "broadcast")
 REDUCTIONS = ("sum", "mean", None)
 FORWARD, ADJOINT = "forward", "adjoint"
-KEEPING = ("A", "forward", "A_adjoint", "A_adjoint_A", "A_vjp")
-"""Methods that leave an operator with the parameters that they are called with, as those of deepinv do."""
+UPDATING_METHODS = ("A", "forward", "A_adjoint", "A_adjoint_A", "A_vjp")
+"""Methods that store the parameters they are called with in the operator, as deepinv's do."""
 
 
-class DistributedStackedPhysics(Peer):  # type: ignore[misc]
+class SingleOperator(Physics):  # type: ignore[misc]
+    """One operator of a stack, on the workers.
+
+    Parameters
+    ----------
+    stack : DistributedStackedPhysics
+        The stack.
+    number : int
+        Number of the operator.
+    """
+
+    def __init__(self, stack: DistributedStackedPhysics, number: int) -> None:
+        models = {}
+        if local := stack.operators.local:
+            models = {"noise_model": local[number].noise_model, "sensor_model": local[number].sensor_model}
+        super().__init__(**models)
+        self._stack = (stack,)  # in a tuple, so that it is not a submodule
+        self.number = number
+
+    def A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``A_i x``."""
+        return self._remote_call("A", [x], kwargs)
+
+    def A_vjp(self, x: torch.Tensor, v: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``J_i^T v`` with the derivative at ``x``."""
+        return self._remote_call("A_vjp", [x, v], kwargs)
+
+    def _remote_call(self, name: str, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> torch.Tensor:
+        return self._stack[0].apply_single(self.number, name, tensors, kwargs)
+
+
+class SingleLinearOperator(SingleOperator, LinearPhysics):  # type: ignore[misc]
+    """One operator of a stack of linear operators."""
+
+    def A_adjoint(self, y: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``A_i^T y``."""
+        return self._remote_call("A_adjoint", [y], kwargs)
+
+    def A_adjoint_A(self, x: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """``A_i^T A_i x``."""
+        return self._remote_call("A_adjoint_A", [x], kwargs)
+
+
+class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     """``A x = (A_1 x, ..., A_n x)``, each on a worker.
 
-    It is one of deepinv's class for scripts that ask by ``isinstance``, and takes nothing from it.
+    It derives from deepinv's class for scripts that test by ``isinstance``, and uses none of its methods.
 
     Parameters
     ----------
     ctx : Engine
         The context.
     operators : Operators
-        What is stacked.
+        The operators of the stack.
     dtype : torch.dtype, optional
-        Kept for deepinv's sake; results have the type that the operators give.
+        Accepted for compatibility with deepinv; results have the dtype that the operators return.
     gather_strategy : str
-        ``naive``, ``concatenated`` or ``broadcast``. All of them mean the same here: each result is a file of its own,
-        read by the one process that wants it.
+        ``naive``, ``concatenated`` or ``broadcast``. All of them mean the same here: each result is a file of
+        its own, read by the one process that wants it.
     exact : bool
-        Whether local operators on large images are computed by direct sums alone.
+        Compute local operators on large images by direct sums alone.
     reach : int or "auto", optional
-        How far, in pixels, operators look that are none of halotile's.
-    is_one : bool
-        Whether it stands for one operator and no stack: then a measurement is a tensor, and no list of one.
+        Reach in pixels of operators that are not halotile's.
+    is_single : bool
+        The stack stands for a single operator: then a measurement is a tensor, not a list of one.
 
     Raises
     ------
     ConfigError
-        For other words.
+        For an unknown gather strategy.
     """
+
+    kind: str | None = None
+    """Class of ``deepinv.physics`` that operators made by a factory must be instances of."""
+    single_operator: type[SingleOperator] = SingleOperator
+    """Class of a single operator of the stack."""
 
     def __init__(
         self,
@@ -65,211 +113,229 @@ class DistributedStackedPhysics(Peer):  # type: ignore[misc]
         gather_strategy: str = "concatenated",
         exact: bool = False,
         reach: Any = None,
-        is_one: bool = False,
+        is_single: bool = False,
         **kwargs: Any,
     ) -> None:
-        super(Peer, self).__init__(**kwargs)
-        if gather_strategy not in GATHERING:
+        super(DeepinvClass, self).__init__(**kwargs)
+        if gather_strategy not in GATHER_STRATEGIES:
             raise ConfigError(
-                f"gather_strategy is {gather_strategy!r}: it must be one of {', '.join(GATHERING)}."
+                f"gather_strategy is {gather_strategy!r}: it must be one of {', '.join(GATHER_STRATEGIES)}."
             )
         self.ctx = ctx
         self.dtype = dtype or torch.float32
         self.gather_strategy = gather_strategy
         self.exact = exact
         self.reach = reach
-        self.is_one = is_one
+        self.is_single = is_single
         self.operators = operators
         self.num_operators = len(operators)
         self.local_indexes = list(range(len(operators)))
-        self.local_physics = list(operators.here)
-        self._draws = Draws(ctx.seed, ctx.stream())
-        if is_one and operators.here:
-            self.noise_model = operators.here[0].noise_model
-        self._noise = (self.noise_model,)  # in a tuple, so that it is no second module
+        self.local_physics = list(operators.local)
+        self._draws = DrawSequence(ctx.seed, ctx.stream())
+        self._stored_parameters: tuple[str, tuple[int, ...], str] | None = None
+        self._warned: set[str] = set()
+        """Methods that have warned about an unreached tolerance."""
+        if is_single and operators.local:
+            self.noise_model = operators.local[0].noise_model
+        self._noise = (self.noise_model,)  # in a tuple, so that it is not a second submodule
 
     def __len__(self) -> int:
         return self.num_operators
 
     def __getitem__(self, which: int | slice) -> Any:
-        """One operator, or a stack of those of a slice."""
-        if isinstance(which, slice):
-            return self._some(range(self.num_operators)[which])
-        return self.one(self, range(self.num_operators)[which])
-
-    def _some(self, numbers: range) -> Self:
-        """A stack of these operators."""
+        """Return one operator, or a stack of the operators of a slice."""
+        numbers = range(self.num_operators)[which]
+        if isinstance(numbers, int):
+            return self.single_operator(self, numbers)
         if not numbers:
             raise ConfigError(
                 f"the slice takes none of {self.num_operators} operators. Write one that takes some, such as [0:1]."
             )
         return type(self)(
             self.ctx,
-            self.operators.chosen(numbers),
+            self.operators.select(numbers),
             dtype=self.dtype,
             gather_strategy=self.gather_strategy,
             exact=self.exact,
             reach=self.reach,
         )
 
-    @typed
+    @convert_types
     def A(self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = None, **kwargs: Any) -> Any:
         """``(A_1 x, ..., A_n x)``, or their sum or mean."""
-        return self._measured("A", x, gather, reduce_op, kwargs)
+        return self._measure("A", x, gather, reduce_op, kwargs)
 
-    @typed
+    @convert_types
     def forward(
         self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = None, **kwargs: Any
     ) -> Any:
         """``A x`` with the operators' noise.
 
-        Noise is drawn from the context's seed, or from a generator of the noise model, by the number of the call and that of
-        the operator: the same for any number of workers.
+        Noise is drawn from the context's seed, or from a generator of the noise model, by the number of the
+        call and that of the operator: the same for any number of workers.
         """
         if self.noise_model is not self._noise[0]:  # it was assigned
             self.set_noise_model(self.noise_model)
-        return self._measured("forward", x, gather, reduce_op, kwargs, draws=True)
+        return self._measure("forward", x, gather, reduce_op, kwargs, draws=True)
 
-    @typed
+    @convert_types
     def A_vjp(
         self, x: torch.Tensor, v: Any, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
     ) -> Any:
-        """``sum_i J_i^T v_i`` with the derivatives ``J_i`` at ``x``; with ``reduce_op=None`` the list of them."""
-        uses = [(0, number + 1) for number in range(self.num_operators)]
-        return self._applied(ADJOINT, "A_vjp", [x, *self._parts(v)], uses, reduce_op, kwargs)
+        """``sum_i J_i^T v_i`` with derivatives at ``x``; for ``reduce_op=None`` the list of terms."""
+        return self._remote_call(ADJOINT, "A_vjp", [x], self._measurements(v), reduce_op, kwargs)
 
     def update(self, **kwargs: Any) -> None:
-        """Change parameters of the operators and their noise, such as ``filter``, here and for all calls to come."""
-        self._changed("update", kwargs)
+        """Change parameters of operators and noise, such as ``filter``, here and for all later calls."""
+        self._change("update", kwargs)
 
     def update_parameters(self, **kwargs: Any) -> None:
-        """Change parameters of the operators, here and for all calls to come."""
-        self._changed("update_parameters", kwargs)
+        """Change parameters of the operators, here and for all later calls."""
+        self._change("update_parameters", kwargs)
 
     def set_noise_model(self, noise_model: Any, **kwargs: Any) -> None:
-        """Give every operator this noise, here and for all calls to come."""
-        self._changed("set_noise_model", {"noise_model": noise_model, **kwargs})
+        """Set the noise model of every operator, here and for all later calls."""
+        self._change("set_noise_model", {"noise_model": noise_model, **kwargs})
         self.noise_model = noise_model
         self._noise = (noise_model,)
 
-    def _changed(self, method: str, words: Mapping[str, Any], numbers: Iterable[int] | None = None) -> None:
-        if not words:
+    def _change(self, method: str, kwargs: Mapping[str, Any], numbers: Iterable[int] | None = None) -> None:
+        """Call a method that changes these operators, by default all of them, and send them again."""
+        if not kwargs:
             return
-        if not self.operators.here:
+        local = self.operators.local
+        if not local:
             raise ConfigError(
-                f"{method} has nothing to change: a factory makes the operators on the workers. Write distribute(...) anew, "
+                f"{method} has nothing to change: a factory makes the operators on the workers. Call distribute(...) again "
                 "with other shared values."
             )
-        which = range(self.num_operators) if numbers is None else numbers
-        for number in which:
-            getattr(self.operators.here[number], method)(**words)
-        changed = {number: rewritten(self.operators.here[number], self.exact) for number in which}
-        self.operators = self.operators.repacked(changed)
-        self._kept = None
+        changed = list(range(self.num_operators) if numbers is None else numbers)
+        for number in changed:
+            getattr(local[number], method)(**kwargs)
+        self.operators = self.operators.repack({n: rewrite(local[n], self.exact) for n in changed})
+        self._stored_parameters = None
 
-    def _keep(self, name: str, words: Mapping[str, Any], packed: Packed | None, *numbers: int) -> None:
-        """Leave operators with the parameters of a call, as deepinv does, unless a factory makes them on the workers."""
-        if name not in KEEPING or packed is None or not self.operators.here:
+    def _store_parameters(
+        self, name: str, kwargs: Mapping[str, Any], packed: Packed | None, *numbers: int
+    ) -> None:
+        """Store the parameters of a call in the operators, as deepinv does, except in those of a factory."""
+        if name not in UPDATING_METHODS or packed is None or not self.operators.local:
             return
         method = "update" if name == "forward" else "update_parameters"
-        if self._kept != (kept := (method, numbers, packed.digest)):
-            self._changed(method, words, numbers or None)
-            self._kept = kept
+        parameters = (method, numbers, packed.digest)
+        if self._stored_parameters != parameters:
+            self._change(method, kwargs, numbers or None)
+            self._stored_parameters = parameters
 
-    _kept: tuple[str, tuple[int, ...], str] | None = None
-    """What the last call left the operators with."""
-
-    def _parts(self, y: Any) -> list[torch.Tensor]:
-        """One measurement for each operator."""
-        is_single = isinstance(y, torch.Tensor) or self.ctx.is_lazy(y)
-        if not isinstance(y, list | tuple | TensorList) and not (is_single and self.num_operators == 1):
-            what = (
+    def _measurements(self, y: Any) -> list[torch.Tensor]:
+        """Return the list of measurements, one for each operator."""
+        is_array = isinstance(y, torch.Tensor) or self.ctx.is_lazy(y)
+        if not isinstance(y, list | tuple | TensorList) and not (is_array and self.num_operators == 1):
+            given = (
                 f"one array of shape {tuple(y.shape)}"
-                if is_single
+                if is_array
                 else f"an object of type {type(y).__name__}"
             )
             raise WrongKind(
-                f"{what} was given as the measurements of {self.num_operators} operators. Write a list or a TensorList, with one "
+                f"{given} was given as the measurements of {self.num_operators} operators. Write a list or a TensorList, with one "
                 "measurement for each operator."
             )
-        parts = [y] if is_single else list(y)
-        if len(parts) != self.num_operators:
+        measurements = [y] if is_array else list(y)
+        if len(measurements) != self.num_operators:
             raise ConfigError(
-                f"{len(parts)} measurements were given for {self.num_operators} operators. Write one for each."
+                f"{len(measurements)} measurements were given for {self.num_operators} operators. Write one for each."
             )
-        return parts
+        return measurements
 
-    def _measured(
-        self, name: str, x: torch.Tensor, gather: bool, reduce_op: str | None, words: Any, draws: bool = False
+    def _measure(
+        self,
+        name: str,
+        x: torch.Tensor,
+        gather: bool,
+        reduce_op: str | None,
+        kwargs: Any,
+        draws: bool = False,
     ) -> Any:
-        uses = [(0,)] * self.num_operators
-        result = self._applied(FORWARD, name, [x], uses, reduce_op, words, draws=draws)
-        return self._listed(result, gather) if reduce_op is None else result
+        result = self._remote_call(FORWARD, name, [x], (), reduce_op, kwargs, draws=draws)
+        return self._gather(result, gather) if reduce_op is None else result
 
-    def _listed(self, seen: Sequence[Any], gather: bool) -> Any:
-        """Measurements as they are given: a ``TensorList``, a list of arrays, or that of one operator."""
-        if self.is_one:
-            return seen[0]
-        return TensorList(seen) if gather and all(isinstance(each, torch.Tensor) for each in seen) else seen
+    def _gather(self, results: Sequence[Any], gather: bool) -> Any:
+        """Return measurements as a ``TensorList``, as a list of arrays, or as that of a single operator."""
+        if self.is_single:
+            return results[0]
+        is_tensors = all(isinstance(result, torch.Tensor) for result in results)
+        return TensorList(results) if gather and is_tensors else results
 
-    def _applied(
+    def _remote_call(
         self,
         phase: str,
         name: str,
-        tensors: Sequence[torch.Tensor],
-        uses: Sequence[tuple[int, ...]],
+        shared: Sequence[torch.Tensor],
+        own: Sequence[torch.Tensor],
         reduce_op: str | None,
-        words: Any,
+        kwargs: Any,
         draws: bool = False,
     ) -> Any:
-        """A method of every operator: the list of results, or what ``reduce_op`` makes of it."""
-        if "return_graph_anchor" in words:
+        """Call a method of every operator, and return the list of results or its reduction.
+
+        Its arguments are the shared tensors, followed by the operator's own one, if there are any.
+        """
+        if "return_graph_anchor" in kwargs:
             raise ConfigError(
                 "a DataFidelity that deepinv distributed was given a physics of halotile's. Distribute both by halotile: "
                 "from halotile import distribute."
             )
         check_reduction("reduce_op", reduce_op)
-        packed = pack_note(self.ctx, words)
-        self._keep(name, words, packed)
+        packed = pack_arguments(self.ctx, kwargs)
+        self._store_parameters(name, kwargs, packed)
         draw = self._draws.next() if draws else None
-        calls = tuple(
-            Call(
-                Method(thing, name, packed, draw and draw.of(number), self.kind),
-                used,
-                (0 if reduce_op else number,),
-                number,
-            )
-            for number, (thing, used) in enumerate(zip(self.operators.things, uses, strict=True))
-        )
-        found = evaluate(Batch(self.ctx, phase, calls, 1 if reduce_op else self.num_operators), tensors)
-        if reduce_op is None:
-            return found
-        return found[0] / self.num_operators if reduce_op == "mean" else found[0]
+        functions = [
+            MethodCall(operator, name, packed, draw and draw.for_number(number), self.kind)
+            for number, operator in enumerate(self.operators.remote)
+        ]
+        return evaluate_reduced(self.ctx, phase, functions, shared, own, reduce_op)
 
-    def applied_by(self, number: int, name: str, tensors: list[torch.Tensor], words: Any) -> torch.Tensor:
-        """A method of one operator."""
-        packed = pack_note(self.ctx, words)
-        self._keep(name, words, packed, number)
-        method = Method(self.operators.things[number], name, packed, kind=self.kind)
+    def apply_single(self, number: int, name: str, tensors: list[torch.Tensor], kwargs: Any) -> torch.Tensor:
+        """Call a method of one operator."""
+        packed = pack_arguments(self.ctx, kwargs)
+        self._store_parameters(name, kwargs, packed, number)
+        method = MethodCall(self.operators.remote[number], name, packed, kind=self.kind)
         call = Call(method, tuple(range(len(tensors))), (0,), number)
         return evaluate(Batch(self.ctx, FORWARD if name == "A" else ADJOINT, (call,), 1), tensors)[0]
 
-    def _noisy(self, seen: Sequence[torch.Tensor]) -> list[Any]:
-        """Measurements with the noise that the operators' own forward calls would give them."""
+    def _add_noise(self, measurements: Sequence[torch.Tensor]) -> list[Any]:
+        """Add the noise that the operators' own forward calls would add."""
         draw = self._draws.next()
-        calls = tuple(
-            Call(Noisy(thing, draw.of(number)), (number,), (number,), number)
-            for number, thing in enumerate(self.operators.things)
-        )
-        return evaluate(Batch(self.ctx, FORWARD, calls, self.num_operators), seen)
-
-    kind: str | None = None
-    """Class of ``deepinv.physics`` that operators made by a factory have to be of."""
-    one: type[OnePhysics] = OnePhysics
-    """What stands for one operator."""
+        operators = enumerate(self.operators.remote)
+        functions = [SensorCall(operator, draw.for_number(number)) for number, operator in operators]
+        noisy: list[Any] = evaluate_reduced(self.ctx, FORWARD, functions, (), measurements, None)
+        return noisy
 
 
-def check_reduction(name: str, word: str | None) -> None:
-    """Refuse what is no way to add up."""
-    if word not in REDUCTIONS:
-        raise ConfigError(f"{name} is {word!r}. Write 'sum', 'mean', or None for a list.")
+def evaluate_reduced(
+    engine: Engine,
+    phase: str,
+    functions: Sequence[Function],
+    shared: Sequence[torch.Tensor],
+    own: Sequence[torch.Tensor],
+    reduction: str | None,
+) -> Any:
+    """Evaluate the function of each operator, and return the list of values or its reduction.
+
+    Its inputs are the shared tensors, followed by the operator's own one, if there are any.
+    """
+    common = tuple(range(len(shared)))
+    calls = tuple(
+        Call(function, (*common, len(shared) + n) if own else common, (0 if reduction else n,), n)
+        for n, function in enumerate(functions)
+    )
+    values = evaluate(Batch(engine, phase, calls, 1 if reduction else len(calls)), [*shared, *own])
+    if reduction is None:
+        return values
+    return values[0] / len(calls) if reduction == "mean" else values[0]
+
+
+def check_reduction(name: str, reduction: str | None) -> None:
+    """Refuse an unknown reduction."""
+    if reduction not in REDUCTIONS:
+        raise ConfigError(f"{name} is {reduction!r}. Write 'sum', 'mean', or None for a list.")

@@ -1,31 +1,34 @@
-"""Blocks of a stack of local operators that are given the windows they need, not whole images."""
+"""Blocks of a stack of local operators that get the windows they read instead of whole images."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
-from halotile.storage.rim import Readable
-from halotile.tasks.distributed.transport.calls import Tensors
+
+if TYPE_CHECKING:
+    from halotile.tasks.distributed.stacks.blockwise import BlockCall
 
 Array = NDArray[Any]
 
 
-def windows(region: Region, margin: int, shape: Sequence[int]) -> tuple[Region, ...]:
-    """What lies up to ``margin`` pixels from a region of an image whose ends meet: both rims of it, near one of them.
+def wrapped_windows(region: Region, margin: int, shape: Sequence[int]) -> tuple[Region, ...]:
+    """List the windows up to ``margin`` pixels around a region of a periodic image.
+
+    Near a rim there are several.
 
     Only the last two axes have margins.
 
     Examples
     --------
-    >>> [(r.start, r.stop) for r in windows(Region((0, 4), (4, 8)), 2, (12, 30))]
+    >>> [(r.start, r.stop) for r in wrapped_windows(Region((0, 4), (4, 8)), 2, (12, 30))]
     [((0, 2), (6, 10)), ((10, 2), (12, 10))]
     """
     front = [[(0, n)] for n in shape[:-2]]
@@ -40,7 +43,7 @@ def windows(region: Region, margin: int, shape: Sequence[int]) -> tuple[Region, 
 
 
 def _runs(start: int, stop: int, length: int) -> list[tuple[int, int]]:
-    """The span as runs of an axis whose ends meet."""
+    """Split a span of a periodic axis into runs."""
     if stop - start >= length:
         return [(0, length)]
     inside = (max(0, start), min(length, stop))
@@ -52,59 +55,51 @@ def _runs(start: int, stop: int, length: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Held:
-    """An array of which some windows are there."""
+class PartialArray:
+    """An array of which only some windows are present."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     parts: tuple[tuple[Region, Array], ...]
 
     def read(self, region: Region) -> Array:
-        """The pixels of ``region``.
+        """Read the pixels of ``region``.
 
         Raises
         ------
         InputError
-            Where they are not there.
+            If no window contains it.
         """
         for window, pixels in self.parts:
             if region.inside(window):
                 part: Array = pixels[region.relative_to(window).slices]
                 return part
-        raise InputError(f"{region} was read, and only {[window for window, _ in self.parts]} is there.")
-
-
-class Block(Protocol):
-    """What computes a block from arrays of which only what it reads has to be there."""
-
-    def of(self, given: Sequence[Readable]) -> Tensors:
-        """The block of each of its results."""
-        ...
+        raise InputError(f"{region} was read, but only {[window for window, _ in self.parts]} are present.")
 
 
 @dataclass(frozen=True)
-class Late:
-    """A block that is computed when its windows are.
+class LazyBlock:
+    """A block that is computed once its windows are.
 
     Parameters
     ----------
-    piece : Block
-        The block.
+    call : BlockCall
+        The call that computes the block.
     shapes : tuple of tuple of int
-        Of the arrays that it reads.
+        Shapes of the arrays that it reads.
     windows : tuple of tuple of Region
-        For each of them, what is given.
+        For each of these arrays, the windows that are present.
     """
 
-    piece: Block
+    call: BlockCall
     shapes: tuple[tuple[int, ...], ...]
     windows: tuple[tuple[Region, ...], ...]
 
     def __call__(self, *pixels: Array) -> list[Array]:
-        """The arrays of the block, from the windows of all inputs one after the other."""
-        rest = iter(pixels)
+        """Compute the arrays of the block from the windows of all inputs, one after the other."""
+        remaining = iter(pixels)
         sources = [
-            Held(shape, pixels[0].dtype, tuple((region, next(rest)) for region in regions))
+            PartialArray(shape, pixels[0].dtype, tuple((region, next(remaining)) for region in regions))
             for shape, regions in zip(self.shapes, self.windows, strict=True)
         ]
-        return [tensor.numpy() for tensor in self.piece.of(sources) if tensor is not None]
+        return [tensor.numpy() for tensor in self.call.compute(sources) if tensor is not None]

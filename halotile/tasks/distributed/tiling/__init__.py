@@ -1,1 +1,1 @@
-"""Denoisers and other functions of images on tiles: tensors in, tensors out."""
+"""Denoisers and other functions of images, applied tile by tile."""

@@ -1,4 +1,4 @@
-"""A denoiser, or any function of images, run on tiles by workers."""
+"""A denoiser, or any function of images, applied tile by tile on workers."""
 
 from __future__ import annotations
 
@@ -12,44 +12,48 @@ import numpy as np
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.stacks.operators import pack_note, packer
-from halotile.tasks.distributed.tiling.custom import CUSTOM, CustomTiles
-from halotile.tasks.distributed.tiling.processed import CutOut, Processed
-from halotile.tasks.distributed.tiling.tileable import Looking, is_triable, lent_to_windows, refusal
+from halotile.tasks.distributed.stacks.operators import make_packer, pack_arguments
+from halotile.tasks.distributed.tiling.custom import STRATEGY_METHODS, CustomTiles
+from halotile.tasks.distributed.tiling.processor_call import Argument, ImageCall, ProcessorCall, find_tensors
+from halotile.tasks.distributed.tiling.stride_trial import (
+    StrideTrial,
+    has_trial,
+    shrink_argument,
+    tiling_error,
+)
 from halotile.tasks.distributed.tiling.tiles import Tiles, tiles_of
-from halotile.tasks.distributed.tiling.training_notes import name_of, remarks
-from halotile.tasks.distributed.transport.arguments import Argument, tensors_of
+from halotile.tasks.distributed.tiling.training_warnings import name_of, training_warnings
 from halotile.tasks.distributed.transport.calls import Call
 from halotile.tasks.distributed.transport.contents import contents_of, running_statistics
 from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
-from halotile.tasks.distributed.transport.random_state import Draws
-from halotile.tasks.distributed.transport.typed import empty, typed
+from halotile.tasks.distributed.transport.random_state import DrawSequence
+from halotile.tasks.distributed.transport.type_conversion import convert_types, empty_tensor
 
 STRATEGIES = ("overlap_tiling", "basic")
 BATCH_PIXELS = 2**18
-"""Numbers in a batch, about, where its size is not given: small tiles share a task."""
+"""Approximate size of a batch without max_batch_size: small tiles share a task."""
 PHASE = "denoise"
 
 
 @dataclass(frozen=True)
 class TilingOptions:
-    """How images are cut, in deepinv's words.
+    """Tiling of images, in deepinv's terms.
 
     Parameters
     ----------
     strategy : str or object
         ``overlap_tiling``; ``basic``, without overlap; or an object with the methods of deepinv's strategies.
     patch_size, overlap : int or tuple of int
-        Of the tiles without their halo, and of the halo.
+        Size of the tiles without their halo, and width of the halo.
     tiling_dims : int or tuple of int, optional
         Axes that are cut; all but the first two when left out.
     max_batch_size : int, optional
         Tiles that are processed at once. Left out, small tiles are put together.
     blending : str, optional
-        ``linear`` or ``hann``: neighbours are mixed where they overlap.
+        ``linear`` or ``hann`` blends neighbours where they overlap.
     unsafe : bool
-        Whether a processor that looks at all of an image is cut as well.
+        Tile a processor that depends on the whole image as well.
     """
 
     strategy: Any = "overlap_tiling"
@@ -70,215 +74,210 @@ class TilingOptions:
                 raise ConfigError(
                     f"tiling_strategy is {self.strategy!r}. Write one of {', '.join(STRATEGIES)}, or an object of your own."
                 )
-        elif missing := [name for name in CUSTOM if not hasattr(self.strategy, name)]:
+        elif missing := [name for name in STRATEGY_METHODS if not hasattr(self.strategy, name)]:
             raise ConfigError(f"tiling_strategy is a {type(self.strategy).__name__} without {missing[0]}().")
 
     def tiles(self, shape: Sequence[int]) -> Tiles:
-        """The tiles of an image of this shape."""
+        """Cut an image of this shape."""
         overlap = 0 if self.strategy == "basic" else self.overlap
         return tiles_of(shape, self.patch_size, overlap, self.tiling_dims, self.blending)
 
     def batches(self, tiles: Tiles) -> list[tuple[int, ...]]:
-        """The tiles of each batch. It depends on the image and the options alone."""
+        """Group tiles into batches, which depend on the image and the options alone."""
         size = self.max_batch_size or max(1, BATCH_PIXELS // tiles.window_pixels)
-        return [
-            tuple(range(start, min(start + size, len(tiles)))) for start in range(0, len(tiles), max(1, size))
-        ]
+        return [tuple(range(len(tiles)))[start : start + size] for start in range(0, len(tiles), size)]
 
 
 class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
     """``D(x)``, tile by tile on workers.
 
-    Weights that want gradients get them: the backward pass computes the tiles once more.
+    Weights that require gradients get them: the backward pass computes the tiles once more.
 
     Parameters
     ----------
     ctx : Engine
         The context.
     processor : callable
-        ``processor(batch, *args, **kwargs)``, a network or a function. A network is sent again when it has changed.
+        ``processor(batch, *args, **kwargs)``, a network or a function. A network is sent again when it has
+        changed.
     options : TilingOptions
-        How images are cut.
+        Tiling of the images.
     """
 
     result_name = "denoised"
-    """How files of results begin."""
+    """Prefix of the files of results."""
 
     def __init__(self, ctx: Engine, processor: Any, options: TilingOptions | None = None) -> None:
-        torch.nn.Module.__init__(self)  # and not that of deepinv's class, which may come between
+        torch.nn.Module.__init__(self)  # not super(): deepinv's class may come between
         self.ctx = ctx
         self.processor = processor
         self.options = options or TilingOptions()
         self.max_batch_size = self.options.max_batch_size
-        self._packer = packer(ctx, processor)
-        self._draws = Draws(ctx.seed, ctx.stream())
-        self._told: set[str] = set()
-        self._asked: set[tuple[bool, bool]] = set()
+        self._packer = make_packer(ctx, processor)
+        self._draws = DrawSequence(ctx.seed, ctx.stream())
+        self._warned: set[str] = set()
+        self._checked_modes: set[tuple[bool, bool]] = set()
         self._strides: dict[tuple[int, ...], float] = {}
-        """What :class:`Looking` said, by the number of axes and those that are cut."""
+        """Results of :class:`StrideTrial`, by the number of axes and those that are cut."""
 
-    @typed
+    @convert_types
     def forward(self, x: torch.Tensor, *args: Any, gather: bool = True, **kwargs: Any) -> torch.Tensor:
-        """The processed image, ``scale`` times as large if the processor upscales.
+        """Return the processed image, ``scale`` times as large if the processor upscales.
 
         Parameters
         ----------
         x : Tensor, shape (B, C, ...)
             The images.
         *args, **kwargs
-            For the processor. A tensor as large as the image is cut as the image is, such as a noise level for each
-            pixel; one whose first axis is that of the batch goes with its images, whatever its other axes are.
+            Arguments of the processor. A tensor as large as the image is cut like it, such as a noise level
+            for each pixel; one whose first axis is the batch axis goes with its images, whatever its other
+            axes are.
         gather : bool
-            Accepted for deepinv's sake.
+            Accepted for compatibility with deepinv.
         """
         if isinstance(self.options.strategy, str):
-            return self._tiled(x, args, kwargs)
-        return self._custom(x, args, kwargs)
+            return self._forward_tiled(x, args, kwargs)
+        return self._forward_custom(x, args, kwargs)
 
-    def _tiled(self, x: torch.Tensor, args: tuple[Any, ...], words: dict[str, Any]) -> torch.Tensor:
+    def _forward_tiled(self, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         tiles = self.options.tiles(x.shape)
-        arguments, tensors = tensors_of(args, words, tiles.shape, tiles.axes)
-        processed, weights = self._processed(args, words, arguments, tiles)
-        cut = [a for a, cuts in zip(tiles.axes, tiles.cuts, strict=True) if len(cuts) > 1]
-        tiles = replace(tiles, stride=self._stride(x, processed, tensors, cut))
-        processed = replace(processed, tiles=tiles)
+        arguments, tensors = find_tensors(args, kwargs, tiles.shape, tiles.axes)
+        call, weights = self._make_call(args, kwargs, arguments)
+        cut = [axis for axis, parts in zip(tiles.axes, tiles.axis_tiles, strict=True) if len(parts) > 1]
+        tiles = replace(tiles, stride=self._stride(x, call, tensors, cut))
+        call = replace(call, tiles=tiles)
         batches = self.options.batches(tiles)
         if self.ctx.is_lazy(x) and tensors:
             raise ConfigError(
-                "a tensor came with an image that is not computed yet: how it goes with the tiles is not clear. Write a number, "
+                "a tensor was given with an image that is not computed yet: its parts for the tiles are not known. Write a number, "
                 "or compute() the image first."
             )
         if self.ctx.is_lazy(x):
-            return self.ctx.tiles_later(PHASE, x, processed, tiles)
+            return self.ctx.lazy_tiles(PHASE, x, call, tiles)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *tensors, *weights)):
-            results = self._differentiable(x, processed, tensors, weights, tiles, batches)
+            # The windows are cut here, so that autograd knows their places in the image.
+            columns = [
+                [torch.cat([tiles.window(x, number) for number in numbers]) for numbers in batches],
+                *(
+                    [argument.for_tiles(tensor, tiles, numbers) for numbers in batches]
+                    for argument, tensor in zip(arguments, tensors, strict=True)
+                ),
+            ]
+            results = self._evaluate(call, weights, columns, [numbers[0] for numbers in batches])
         else:
             inputs = tuple(range(1 + len(tensors)))
             calls = tuple(
-                Call(CutOut(processed.of(numbers[0]), tiles, numbers), inputs, (slot,), numbers[0])
+                Call(ImageCall(call.for_batch(numbers[0]), tiles, numbers), inputs, (slot,), numbers[0])
                 for slot, numbers in enumerate(batches)
             )
             results = evaluate(Batch(self.ctx, PHASE, calls, len(calls), "tile"), [x, *tensors])
-        made = [
+        parts = [
             part
             for result, numbers in zip(results, batches, strict=True)
             for part in torch.chunk(result, len(numbers))
         ]
-        return tiles.joined(made, lambda shape, like: empty(self.ctx, shape, like))
+        return tiles.join(parts, lambda shape, like: empty_tensor(self.ctx, shape, like))
 
-    def _differentiable(
+    def _forward_custom(self, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """Apply the processor by a user's strategy, whose windows are cut here."""
+        tiles = CustomTiles(self.options.strategy, tuple(x.shape), self.options.max_batch_size)
+        batches = tiles.cut(x)
+        arguments, tensors = find_tensors(args, kwargs, x.shape, tiles.axes)
+        call, weights = self._make_call(args, kwargs, arguments)
+        self._stride(x, call, tensors, tiles.axes if len(tiles.numbers) > 1 else ())
+        columns = [
+            batches,
+            *(tiles.cut_argument(a, t, batches) for a, t in zip(arguments, tensors, strict=True)),
+        ]
+        results = self._evaluate(call, weights, columns, range(len(batches)), "batch of tiles")
+        return tiles.join(x, batches, results)
+
+    def _evaluate(
         self,
-        x: torch.Tensor,
-        processed: Processed,
-        tensors: list[torch.Tensor],
-        weights: list[torch.Tensor],
-        tiles: Tiles,
-        batches: list[tuple[int, ...]],
+        call: ProcessorCall,
+        weights: Sequence[torch.Tensor],
+        columns: Sequence[Sequence[torch.Tensor]],
+        numbers: Sequence[int],
+        what: str = "tile",
     ) -> list[torch.Tensor]:
-        """The windows are cut here, so that autograd sees how they lie in the image."""
+        """Evaluate the call on every batch; each column holds one input, batch by batch."""
         inputs: list[torch.Tensor] = list(weights)
         calls = []
-        for slot, numbers in enumerate(batches):
-            first = len(inputs)
-            inputs.append(torch.cat([tiles.window(x, number) for number in numbers]))
-            inputs += [a.of(t, tiles, numbers) for a, t in zip(processed.arguments, tensors, strict=True)]
-            used = (*range(first, len(inputs)), *range(len(weights)))
-            calls.append(Call(processed.of(numbers[0]), used, (slot,), numbers[0]))
-        return evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), "tile"), inputs)
-
-    def _custom(self, x: torch.Tensor, args: tuple[Any, ...], words: dict[str, Any]) -> torch.Tensor:
-        """By a strategy of the caller's own, whose windows are cut here."""
-        by = CustomTiles(self.options.strategy, tuple(x.shape), self.options.max_batch_size)
-        batches = by.cut(x)
-        arguments, tensors = tensors_of(args, words, x.shape, by.axes)
-        processed, weights = self._processed(args, words, arguments, None)
-        self._stride(x, processed, tensors, by.axes if len(by.numbers) > 1 else ())
-        beside = [by.beside(a, t, batches) for a, t in zip(arguments, tensors, strict=True)]
-        inputs: list[torch.Tensor] = list(weights)
-        calls = []
-        for slot, given in enumerate(zip(batches, *beside, strict=True)):
-            used = (*range(len(inputs), len(inputs) + len(given)), *range(len(weights)))
-            calls.append(Call(processed.of(slot), used, (slot,), slot))
-            inputs += given
-        results = evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), "batch of tiles"), inputs)
-        return by.joined(x, batches, results)
+        for slot, (number, *row) in enumerate(zip(numbers, *columns, strict=True)):
+            used = (*range(len(inputs), len(inputs) + len(row)), *range(len(weights)))
+            calls.append(Call(call.for_batch(number), used, (slot,), number))
+            inputs += row
+        return evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), what), inputs)
 
     def _stride(
-        self, x: Any, processed: Processed, tensors: Sequence[torch.Tensor], axes: Sequence[int]
+        self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]
     ) -> int:
-        """Multiple on which tiles have to begin that are cut along these axes; tried once for such axes, on a worker.
+        """Return the multiple on which tiles along these axes have to begin, tried once on a worker.
 
         Raises
         ------
         ConfigError
-            When no tiles can do.
+            When the processor cannot be tiled.
         """
-        # In training mode a layer that normalises a batch is one that eval() makes local: that is told elsewhere.
-        learns = any(True for each in contents_of(self.processor) for _ in running_statistics(each))
-        if self.options.unsafe or learns or not is_triable(x, axes):
+        # A layer that normalises a batch in training mode is local after eval(): there is a warning for that.
+        trains = any(running_statistics(held) for held in contents_of(self.processor))
+        if self.options.unsafe or trains or not has_trial(x, axes):
             return 1
         name = f"the denoiser ({name_of(self.processor)})"
-        cut = (len(x.shape), *axes)
-        if cut not in self._strides:
-            found = self._looking(x, processed, tensors, axes)
-            self._strides[cut] = found
-            if not math.isfinite(found):
-                why = "fails on" if math.isnan(found) else "runs out of memory on"
+        key = (len(x.shape), *axes)
+        if key not in self._strides:
+            self._strides[key] = self._try_stride(x, call, tensors, axes)
+            if not math.isfinite(self._strides[key]):
+                failure = "fails on" if math.isnan(self._strides[key]) else "runs out of memory on"
                 warnings.warn(
-                    f"{name} {why} small windows of random pixels: whether its tiles give what the whole image gives is not "
-                    "known. This is said once.",
+                    f"{name} {failure} small windows of random pixels: it is not known if its tiles give the result of the whole "
+                    "image. This warning is given once.",
                     stacklevel=3,
                 )
-        found = self._strides[cut]
-        if found <= 0:
-            raise refusal(name, found)
-        return int(found) if math.isfinite(found) else 1
+        stride = self._strides[key]
+        if stride <= 0:
+            raise tiling_error(name, stride)
+        return int(stride) if math.isfinite(stride) else 1
 
-    def _looking(
-        self, x: Any, processed: Processed, tensors: Sequence[torch.Tensor], axes: Sequence[int]
+    def _try_stride(
+        self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]
     ) -> float:
-        """What :class:`Looking` says of these axes."""
-        arguments = processed.arguments
+        """Run :class:`StrideTrial` for these axes."""
         like = x.new_zeros(1) if isinstance(x, torch.Tensor) else torch.from_numpy(np.zeros(1, x.dtype))
-        lent = [lent_to_windows(a, t.detach()) for a, t in zip(arguments, tensors, strict=True)]
-        looking = Looking(
-            replace(processed, parameters=(), tiles=None, draw=None),
+        small = [shrink_argument(a, t.detach()) for a, t in zip(call.arguments, tensors, strict=True)]
+        trial = StrideTrial(
+            replace(call, weights=(), tiles=None, draw=None),
             channels=x.shape[1],
             dims=len(x.shape) - 2,
             axes=tuple(axis - 2 for axis in axes),
             # Beyond its share the worker would be ended from outside, and nothing learned.
             limit_bytes=self.ctx.task_bytes and self.ctx.task_bytes * 9 // 10,
         )
-        call = Call(looking, tuple(range(1 + len(lent))), (0,), 0)
-        (found,) = Batch(self.ctx, PHASE, (call,), 1, "tile").values([like, *lent])
-        assert found is not None
-        return float(found)
+        trial_call = Call(trial, tuple(range(1 + len(small))), (0,), 0)
+        (stride,) = Batch(self.ctx, PHASE, (trial_call,), 1, "tile").values([like, *small])
+        assert stride is not None
+        return float(stride)
 
-    def _tell(self) -> None:
-        """Say once what these tiles do not do; a network is looked through once for each mode that it is in."""
-        state = (torch.is_grad_enabled(), getattr(self.processor, "training", False))
-        if state in self._asked:
+    def _warn(self) -> None:
+        """Warn once about effects of tiling; a network is searched once for each of its modes."""
+        mode = (torch.is_grad_enabled(), getattr(self.processor, "training", False))
+        if mode in self._checked_modes:
             return
-        self._asked.add(state)
-        for about, remark in remarks(self.processor, with_gradients=state[0]).items():
-            if about not in self._told:
-                self._told.add(about)
-                warnings.warn(f"{remark} This is said once.", stacklevel=2)
+        self._checked_modes.add(mode)
+        for topic, message in training_warnings(self.processor, with_gradients=mode[0]).items():
+            if topic not in self._warned:
+                self._warned.add(topic)
+                warnings.warn(f"{message} This warning is given once.", stacklevel=2)
 
-    def _processed(
-        self,
-        args: tuple[Any, ...],
-        words: dict[str, Any],
-        arguments: tuple[Argument, ...],
-        tiles: Tiles | None,
-    ) -> tuple[Processed, list[torch.Tensor]]:
-        """What is called on the workers, and the weights that want gradients."""
+    def _make_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: tuple[Argument, ...]
+    ) -> tuple[ProcessorCall, list[torch.Tensor]]:
+        """Return the call for the workers, and the weights that require gradients."""
         named = dict(self.processor.named_parameters()) if isinstance(self.processor, torch.nn.Module) else {}
-        wanted = {n: p for n, p in named.items() if p.requires_grad and torch.is_grad_enabled()}
-        rest = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
-        keywords = {key: value for key, value in words.items() if not isinstance(value, torch.Tensor)}
-        packed = pack_note(self.ctx, (rest, keywords) if rest or keywords else None)
-        self._tell()
-        draw = self._draws.next()
-        processed = Processed(self._packer.packed(), packed, arguments, tuple(wanted), tiles, draw)
-        return processed, list(wanted.values())
+        weights = {n: p for n, p in named.items() if p.requires_grad and torch.is_grad_enabled()}
+        positional = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
+        keywords = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Tensor)}
+        constants = pack_arguments(self.ctx, (positional, keywords) if positional or keywords else None)
+        self._warn()
+        packed, draw = self._packer.pack(), self._draws.next()
+        return ProcessorCall(packed, constants, arguments, tuple(weights), None, draw), list(weights.values())

@@ -1,4 +1,4 @@
-"""How an image is cut into tiles that overlap, and put together again."""
+"""Overlapping tiles of an image: cutting it, and assembling it again."""
 
 from __future__ import annotations
 
@@ -22,16 +22,11 @@ Span = tuple[int, int]
 Empty = Callable[[tuple[int, ...], torch.Tensor], torch.Tensor]
 
 
-def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    made: torch.Tensor = like.new_empty(shape)
-    return made
-
-
 @dataclass(frozen=True, slots=True)
-class Cut:
+class AxisTile:
     """One tile along one axis: its core, and the window that it is computed from.
 
-    Cores fill the axis and do not overlap; windows may reach past its ends, where the image is mirrored.
+    Cores fill the axis and do not overlap; windows may extend past its ends, where the image is mirrored.
     """
 
     core: Span
@@ -40,52 +35,52 @@ class Cut:
     """The window without its halo."""
 
 
-def cut_axis(length: int, patch: int, overlap: int, stride: int = 1) -> tuple[Cut, ...]:
-    """The tiles of an axis: windows of equal length, the last one moved back to end with the axis.
+def cut_axis(length: int, patch: int, overlap: int, stride: int = 1) -> tuple[AxisTile, ...]:
+    """Cut an axis into tiles: windows of equal length, the last one moved back to end with the axis.
 
-    With a stride, all of them begin on multiples of it: sizes are rounded up, and the last one ends behind the axis.
+    With a stride, every window begins on a multiple of it: sizes are rounded up, and the last one ends past
+    the axis.
 
-    An axis that is no longer than a patch is one tile, and is not padded.
+    An axis no longer than a patch is one tile, without padding.
 
     Examples
     --------
-    >>> [(cut.core, cut.window) for cut in cut_axis(10, 4, 1)]
+    >>> [(tile.core, tile.window) for tile in cut_axis(10, 4, 1)]
     [((0, 4), (-1, 5)), ((4, 8), (3, 9)), ((8, 10), (5, 11))]
     >>> cut_axis(4, 4, 1)
-    (Cut(core=(0, 4), window=(0, 4), inner=(0, 4)),)
-    >>> [cut.window for cut in cut_axis(15, 6, 3, 4)]
+    (AxisTile(core=(0, 4), window=(0, 4), inner=(0, 4)),)
+    >>> [tile.window for tile in cut_axis(15, 6, 3, 4)]
     [(-4, 12), (4, 20)]
     """
     patch, overlap = (-(-size // stride) * stride for size in (patch, overlap))
     if length <= patch:
-        return (Cut((0, length), (0, length), (0, length)),)
+        return (AxisTile((0, length), (0, length), (0, length)),)
     starts = [*range(0, length - patch, patch), -((patch - length) // stride) * stride]
     ends = [0, *(start + patch for start in starts)]
     return tuple(
-        Cut(
-            (end, min(length, start + patch)),
-            (start - overlap, start + patch + overlap),
-            (start, start + patch),
-        )
-        for start, end in zip(starts, ends, strict=False)
+        AxisTile((end, min(length, stop)), (start - overlap, stop + overlap), (start, stop))
+        for start, end, stop in zip(starts, ends[:-1], ends[1:], strict=True)
     )
 
 
 def blend_axis(
-    cuts: Sequence[Cut], length: int, overlap: int, kind: str, scale: int = 1
+    tiles: Sequence[AxisTile], length: int, overlap: int, kind: str, scale: int = 1
 ) -> list[NDArray[Any]]:
-    """The weight of each tile on its window, as far as it lies inside the axis: they add up to 1 everywhere.
+    """Weights of each tile on the part of its window inside the axis; they add up to 1 everywhere.
 
     Parameters
     ----------
-    cuts : sequence of Cut
+    tiles : sequence of AxisTile
         The tiles.
-    length, overlap : int
-        Of the axis, and of the halo: weights rise from ``overlap`` before the inner part to ``overlap`` behind its start.
+    length : int
+        Length of the axis.
+    overlap : int
+        Halo width: weights rise from ``overlap`` pixels before the start of the inner part to as many after
+        it.
     kind : str
         ``linear`` or ``hann``.
     scale : int
-        Pixels of the result for each of the image.
+        Upscaling factor of the result.
 
     Examples
     --------
@@ -94,20 +89,20 @@ def blend_axis(
     """
     at = (np.arange(length * scale) + 0.5) / scale
     ramps = []
-    for cut in cuts:
-        rise = np.ones_like(at) if cut.inner[0] == 0 else _ramp(at - cut.inner[0], overlap)
-        fall = np.ones_like(at) if cut.inner[1] >= length else _ramp(cut.inner[1] - at, overlap)
+    for start, stop in (tile.inner for tile in tiles):
+        rise = np.ones_like(at) if start == 0 else _ramp(at - start, overlap)
+        fall = np.ones_like(at) if stop >= length else _ramp(stop - at, overlap)
         ramps.append(np.minimum(rise, fall))
     shaped = [np.sin(ramp * np.pi / 2) ** 2 if kind == "hann" else ramp for ramp in ramps]
     total = np.sum(shaped, axis=0)
     return [
-        (weights / total)[max(0, cut.window[0]) * scale : min(length, cut.window[1]) * scale]
-        for weights, cut in zip(shaped, cuts, strict=True)
+        (weights / total)[max(0, tile.window[0]) * scale : min(length, tile.window[1]) * scale]
+        for weights, tile in zip(shaped, tiles, strict=True)
     ]
 
 
 def _ramp(inside: NDArray[Any], overlap: int) -> NDArray[Any]:
-    """From 0 at ``overlap`` pixels outside to 1 at as many inside; a step where there is no overlap."""
+    """Rise from 0 at ``overlap`` pixels outside to 1 at as many inside; a jump without overlap."""
     if overlap == 0:
         return (inside > 0).astype(float)
     return np.clip((inside + overlap) / (2 * overlap), 0, 1)
@@ -120,13 +115,13 @@ class Tiles:
     Parameters
     ----------
     shape : tuple of int
-        Of the image.
+        Shape of the image.
     axes : tuple of int
-        Which axes are cut.
+        Axes that are cut.
     patch, overlap : tuple of int
-        For each of them.
+        Size of a tile and width of its halo along each of them.
     blending : str, optional
-        ``linear`` or ``hann``: neighbours are mixed where they overlap. Otherwise each pixel is that of one tile.
+        ``linear`` or ``hann`` blends neighbours where they overlap. Otherwise each pixel comes from one tile.
     stride : int
         Windows begin on multiples of it.
 
@@ -134,8 +129,8 @@ class Tiles:
     --------
     >>> tiles = Tiles((1, 1, 10, 12), (2, 3), (4, 6), (2, 2), "hann")
     >>> image = torch.arange(120.0).reshape(1, 1, 10, 12)
-    >>> made = [tiles.trimmed(tiles.window(image, number)) for number in range(len(tiles))]
-    >>> bool(torch.allclose(tiles.joined(made), image))
+    >>> parts = [tiles.trim(tiles.window(image, number)) for number in range(len(tiles))]
+    >>> bool(torch.allclose(tiles.join(parts), image))
     True
     """
 
@@ -151,122 +146,111 @@ class Tiles:
             raise ConfigError(f"blending is {self.blending!r}. Write 'linear', 'hann', or leave it out.")
         if min(self.patch) < 1 or min(self.overlap) < 0:
             raise ConfigError(
-                f"patch_size is {self.patch} and overlap {self.overlap}. Write sizes of 1 and overlaps of 0 at least."
+                f"patch_size is {self.patch} and overlap {self.overlap}. Write sizes of at least 1 and overlaps of at least 0."
             )
 
     @cached_property
-    def cuts(self) -> tuple[tuple[Cut, ...], ...]:
-        """The tiles of each axis that is cut."""
+    def axis_tiles(self) -> tuple[tuple[AxisTile, ...], ...]:
+        """The tiles along each axis that is cut."""
         return tuple(
             cut_axis(self.shape[axis], p, r, self.stride)
             for axis, p, r in zip(self.axes, self.patch, self.overlap, strict=True)
         )
 
     @cached_property
-    def _numbered(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(itertools.product(*(range(len(cuts)) for cuts in self.cuts)))
+    def _indices(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(itertools.product(*(range(len(tiles)) for tiles in self.axis_tiles)))
 
     def __len__(self) -> int:
-        return len(self._numbered)
+        return len(self._indices)
 
     @property
     def window_pixels(self) -> int:
-        """Numbers in one window."""
-        windows = math.prod(cuts[0].window[1] - cuts[0].window[0] for cuts in self.cuts)
+        """Size of one window, over all axes."""
+        windows = math.prod(tile.window[1] - tile.window[0] for tile, *_ in self.axis_tiles)
         return windows * math.prod(n for axis, n in enumerate(self.shape) if axis not in self.axes)
 
-    def _of(self, number: int) -> list[Cut]:
-        return [cuts[i] for cuts, i in zip(self.cuts, self._numbered[number], strict=True)]
+    def _tile(self, number: int) -> list[AxisTile]:
+        return [tiles[i] for tiles, i in zip(self.axis_tiles, self._indices[number], strict=True)]
 
     def window(self, image: torch.Tensor, number: int) -> torch.Tensor:
-        """The window of a tile, mirrored about the edge pixels where it reaches past them."""
-        for axis, cut in zip(self.axes, self._of(number), strict=True):
-            image = _span(image, axis, cut.window)
+        """Return the window of a tile, mirrored about the edge pixels where it extends past them."""
+        for axis, tile in zip(self.axes, self._tile(number), strict=True):
+            image = _read_span(image, axis, tile.window)
         return image
 
-    def check_made(self, result: torch.Tensor, batch: torch.Tensor) -> None:
-        """Refuse what is no image for each window of a batch."""
+    def check_result(self, result: torch.Tensor, batch: torch.Tensor) -> None:
+        """Refuse a result that does not have an image for each window of a batch."""
         if result.dim() != batch.dim() or (0 not in self.axes and len(result) != len(batch)):
             raise ConfigError(
-                f"the processor made a tensor of shape {tuple(result.shape)} of tiles of shape {tuple(batch.shape)}: there has "
-                "to be an image for each of them. Have it keep the axes, and the length of the first."
+                f"the processor returned a tensor of shape {tuple(result.shape)} for tiles of shape {tuple(batch.shape)}: an image "
+                "for each tile is needed. Keep the number of axes, and the length of the first."
             )
 
-    def trimmed(self, result: torch.Tensor) -> torch.Tensor:
-        """What is kept of a computed window: all of it for blending, else what lies inside the halo."""
+    def trim(self, result: torch.Tensor) -> torch.Tensor:
+        """Cut the halo off a computed window; blending needs all of it."""
         if self.blending is not None:
             return result
-        for axis, cuts in zip(self.axes, self.cuts, strict=True):
-            cut = cuts[0]
-            scale = self._scale(result, axis, cut.window)
-            start, stop = ((edge - cut.window[0]) * scale for edge in cut.inner)
+        for axis, (tile, *_) in zip(self.axes, self.axis_tiles, strict=True):
+            scale = self._scale(result, axis, tile.window)
+            start, stop = ((edge - tile.window[0]) * scale for edge in tile.inner)
             result = result.narrow(axis, start, stop - start)
         return result
 
-    def joined(self, results: Sequence[torch.Tensor], empty: Empty = _empty) -> torch.Tensor:
-        """The image that the trimmed tiles make; as many times larger as they are. ``empty`` makes room for it."""
-        given = [(cuts[0].window if self.blending else cuts[0].inner) for cuts in self.cuts]
-        scales = [self._scale(results[0], axis, span) for axis, span in zip(self.axes, given, strict=True)]
+    def join(self, results: Sequence[torch.Tensor], empty: Empty | None = None) -> torch.Tensor:
+        """Assemble the image from trimmed tiles, upscaled as they are; ``empty`` allocates it."""
+        spans = [tile.window if self.blending else tile.inner for tile, *_ in self.axis_tiles]
+        scales = [self._scale(results[0], axis, span) for axis, span in zip(self.axes, spans, strict=True)]
         shape = list(results[0].shape)
         for axis, scale in zip(self.axes, scales, strict=True):
             shape[axis] = self.shape[axis] * scale
-        whole = empty(tuple(shape), results[0])
-        if self.blending is None:
-            for number, result in enumerate(results):
-                whole[self._places(number, scales, shape)] = self._core(result, number, scales)
-            return whole
-        weights = [
-            blend_axis(cuts, self.shape[axis], overlap, self.blending, scale)
-            for axis, cuts, overlap, scale in zip(self.axes, self.cuts, self.overlap, scales, strict=True)
-        ]
-        whole = whole.zero_()
+        whole = empty(tuple(shape), results[0]) if empty else results[0].new_empty(shape)
+        weights = []
+        if self.blending is not None:
+            whole = whole.zero_()
+            parts = zip(self.axis_tiles, self.axes, self.overlap, scales, strict=True)
+            weights = [blend_axis(t, self.shape[a], r, self.blending, scale) for t, a, r, scale in parts]
         for number, result in enumerate(results):
-            self._blend(whole, result, number, scales, weights)
+            place, part = self._place(result, number, scales)
+            if self.blending is None:
+                whole[place] = part
+                continue
+            for axis, lines, index in zip(self.axes, weights, self._indices[number], strict=True):
+                line = torch.from_numpy(lines[index]).to(part)
+                part = part * line.reshape([-1 if i == axis else 1 for i in range(part.dim())])
+            whole[place] += part
         return whole
 
-    def _core(self, result: torch.Tensor, number: int, scales: Sequence[int]) -> torch.Tensor:
-        for axis, cut, scale in zip(self.axes, self._of(number), scales, strict=True):
-            start, stop = ((edge - cut.inner[0]) * scale for edge in cut.core)
-            result = result.narrow(axis, start, stop - start)
-        return result
+    def _place(
+        self, result: torch.Tensor, number: int, scales: Sequence[int]
+    ) -> tuple[tuple[slice, ...], torch.Tensor]:
+        """Return the place of a tile in the image, and the part of its result that goes there."""
+        place = [slice(None)] * result.dim()
+        for axis, tile, scale in zip(self.axes, self._tile(number), scales, strict=True):
+            if self.blending is None:
+                (start, stop), origin = tile.core, tile.inner[0]
+            else:
+                start, stop = max(0, tile.window[0]), min(self.shape[axis], tile.window[1])
+                origin = tile.window[0]
+            result = result.narrow(axis, (start - origin) * scale, (stop - start) * scale)
+            place[axis] = slice(start * scale, stop * scale)
+        return tuple(place), result
 
-    def _places(self, number: int, scales: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
-        places = [slice(0, n) for n in shape]
-        for axis, cut, scale in zip(self.axes, self._of(number), scales, strict=True):
-            places[axis] = slice(cut.core[0] * scale, cut.core[1] * scale)
-        return tuple(places)
-
-    def _blend(
-        self,
-        whole: torch.Tensor,
-        result: torch.Tensor,
-        number: int,
-        scales: Sequence[int],
-        weights: Sequence[Sequence[NDArray[Any]]],
-    ) -> None:
-        places = [slice(None)] * whole.dim()
-        for place, (axis, cut) in enumerate(zip(self.axes, self._of(number), strict=True)):
-            start, stop = max(0, cut.window[0]), min(self.shape[axis], cut.window[1])
-            scale = scales[place]
-            result = result.narrow(axis, (start - cut.window[0]) * scale, (stop - start) * scale)
-            line = torch.from_numpy(weights[place][self._numbered[number][place]]).to(result)
-            result = result * line.reshape([-1 if i == axis else 1 for i in range(result.dim())])
-            places[axis] = slice(start * scale, stop * scale)
-        whole[tuple(places)] += result
-
-    def _scale(self, result: torch.Tensor, axis: int, span: Span) -> int:
-        """How many pixels of the result stand for one of the image."""
-        scale, rest = divmod(int(result.shape[axis]), span[1] - span[0])
+    @staticmethod
+    def _scale(result: torch.Tensor, axis: int, span: Span) -> int:
+        """Upscaling factor of a result for a span of the image along an axis."""
+        length = span[1] - span[0]
+        scale, rest = divmod(int(result.shape[axis]), length)
         if rest or scale < 1:
             raise ConfigError(
-                f"the processor makes {result.shape[axis]} pixels of {span[1] - span[0]} along axis {axis}: tiles of that "
-                "do not fit together. It has to keep the size, or to multiply it by a whole number."
+                f"the processor returned {result.shape[axis]} pixels for {length} along axis {axis}: such tiles do not fit "
+                "together. It has to keep the size, or to multiply it by a whole number."
             )
         return scale
 
 
-def _span(image: torch.Tensor, axis: int, span: Span) -> torch.Tensor:
-    """A run of pixels along one axis, mirrored past its ends."""
+def _read_span(image: torch.Tensor, axis: int, span: Span) -> torch.Tensor:
+    """Return a run of pixels along one axis, mirrored past its ends."""
     length = image.shape[axis]
     start, stop = max(0, span[0]), min(length, span[1])
     if (start, stop) == span:
@@ -284,12 +268,12 @@ def tiles_of(
     tiling_dims: int | Sequence[int] | None,
     blending: str | None,
 ) -> Tiles:
-    """The tiles that options in deepinv's words mean.
+    """Make the tiles of an image from options in deepinv's terms.
 
     Raises
     ------
     ConfigError
-        When they do not fit the image.
+        When the options do not fit the image.
 
     Examples
     --------
@@ -298,7 +282,7 @@ def tiles_of(
     """
     if 0 in shape:
         raise ConfigError(
-            f"the image has the shape {tuple(shape)}: there are no pixels to work on. Leave the call out where a batch is empty."
+            f"the image has the shape {tuple(shape)}: there are no pixels. Leave the call out where a batch is empty."
         )
     if tiling_dims is None:
         axes = (
@@ -312,20 +296,15 @@ def tiles_of(
             "all but the first two are tiled."
         )
     axes = tuple(axis % len(shape) for axis in axes)
-    return Tiles(
-        tuple(shape), axes, _each("patch_size", patch_size, axes), _each("overlap", overlap, axes), blending
-    )
+    sizes, halos = _per_axis("patch_size", patch_size, axes), _per_axis("overlap", overlap, axes)
+    return Tiles(tuple(shape), axes, sizes, halos, blending)
 
 
-def _each(name: str, value: int | Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+def _per_axis(name: str, value: int | Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
     try:
         sizes = (value,) * len(axes) if isinstance(value, int) else tuple(map(operator.index, value))
     except TypeError:
-        raise WrongKind(
-            f"{name} is {value!r}. Write a whole number of pixels, or one for each axis."
-        ) from None
+        raise WrongKind(f"{name} is {value!r}. Write an integer, or one for each axis.") from None
     if len(sizes) != len(axes):
-        raise ConfigError(
-            f"{name} is {value!r}, but {len(axes)} axes are tiled. Write one number, or one for each."
-        )
+        raise ConfigError(f"{name} is {value!r}, but {len(axes)} axes are tiled. Write one, or one per axis.")
     return sizes

@@ -1,1 +1,1 @@
-"""Calls, tensors and objects on their way to workers and back."""
+"""Calls, their tensors and their objects on the way to the workers and back."""

@@ -5,262 +5,262 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
-from halotile.tasks.distributed.transport.loaded_objects import Loaded, lent
+from halotile.tasks.distributed.transport.loaded_objects import LoadedObject, load_for_call
 from halotile.tasks.distributed.transport.packing import Packed
 from halotile.tasks.distributed.transport.random_state import Draw
 from halotile.tasks.operators.deepinv import COPIES
 
+FACTORY_CACHE = 1024
+"""Objects made by factories that a process keeps."""
 Tensors = tuple[torch.Tensor | None, ...]
 
 
 class Function(Protocol):
-    """A pure function of tensors. What it is made of travels as :class:`~halotile.tasks.distributed.transport.packing.Carried`."""
+    """A pure function of tensors; the objects it uses travel as ``Packed``."""
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        """Its values."""
-        ...
+        """Return the values."""
 
 
 @dataclass(frozen=True)
-class Made:
-    """What a factory makes of a number, made once in a process.
+class FactoryObject:
+    """An object that a factory makes from a number, once per process.
 
     Parameters
     ----------
     factory : Packed
         ``factory(index, device, shared)``.
     index : int
-        Which one.
+        Number of the object.
     device : str
-        Where its tensors are to be.
+        Device of its tensors.
     """
 
     factory: Packed
     index: int
     device: str = "cpu"
 
-    def loaded(self) -> Loaded:
-        """The thing itself."""
-        key = (self.factory.digest, self.index, self.device)
-        if key not in _made:
-            while len(_made) >= KEPT:
-                del _made[next(iter(_made))]
+    def load(self) -> LoadedObject:
+        """Return the object, made on first use."""
+        key = self._key
+        if key not in _factory_objects:
+            while len(_factory_objects) >= FACTORY_CACHE:
+                del _factory_objects[next(iter(_factory_objects))]
             factory, shared = self.factory.get()
-            _made[key] = Loaded(factory(self.index, torch.device(self.device), shared))
-        return _made[key]
+            made = factory(self.index, torch.device(self.device), shared)
+            _factory_objects[key] = LoadedObject(made)
+        return _factory_objects[key]
 
-    def forget(self) -> None:
-        """Make it anew next time."""
-        _made.pop((self.factory.digest, self.index, self.device), None)
+    def discard(self) -> None:
+        """Drop the object, so that it is made again on next use."""
+        _factory_objects.pop(self._key, None)
+
+    @property
+    def _key(self) -> tuple[str, int, str]:
+        return self.factory.digest, self.index, self.device
 
 
-KEPT = 1024
-"""Things made by factories that a process keeps."""
-_made: dict[tuple[str, int, str], Loaded] = {}
+_factory_objects: dict[tuple[str, int, str], LoadedObject] = {}
 
-Thing = Packed | Made
+RemoteObject = Packed | FactoryObject
 
 
 @dataclass(frozen=True)
-class Method:
-    """``thing.name(*tensors, **words)``.
+class MethodCall:
+    """``remote.name(*tensors, **kwargs)``.
 
     Parameters
     ----------
-    thing : Carried or Made
-        Whose method it is.
+    remote : Packed or FactoryObject
+        The object.
     name : str
-        Of the method.
-    words : Carried, optional
-        Keywords, constants to autograd.
+        Name of the method.
+    kwargs : Packed, optional
+        Keywords, which are constants to autograd.
     draw : Draw, optional
-        What random numbers it has, wherever it runs.
+        Random numbers of the call.
     kind : str, optional
-        Name of a class of ``deepinv.physics`` that the thing has to be of.
+        Name of the class of ``deepinv.physics`` that the object must be an instance of.
     """
 
-    thing: Thing
+    remote: RemoteObject
     name: str
-    words: Packed | None = None
+    kwargs: Packed | None = None
     draw: Draw | None = None
     kind: str | None = None
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        with lent(self.draw, self.thing, self.words) as (thing, given):
-            words: Mapping[str, Any] = given or {}
-            if self.kind is not None:
-                check_kind(thing, self.kind)
-            return (getattr(thing, self.name)(*tensors, **words),)
+        with load_for_call(self.draw, self.remote, self.kwargs) as (loaded, given):
+            kwargs: Mapping[str, Any] = given or {}
+            check_kind(loaded, self.kind)
+            return (getattr(loaded, self.name)(*tensors, **kwargs),)
 
 
 @dataclass(frozen=True)
-class Noisy:
-    """What a sensor makes of a measurement and its noise: the part of a physics that comes after ``A``.
+class SensorCall:
+    """The noise and the sensor model of a physics, applied to a measurement: what follows after ``A``.
 
     Parameters
     ----------
-    physics : Carried or Made
-        Whose noise and sensor they are.
+    physics : Packed or FactoryObject
+        The physics.
     draw : Draw
-        What random numbers it has, wherever it runs.
+        Random numbers of the call.
     """
 
-    physics: Thing
+    physics: RemoteObject
     draw: Draw
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        with lent(self.draw, self.physics) as (physics,):
+        with load_for_call(self.draw, self.physics) as (physics,):
             return (physics.sensor(physics.noise(*tensors)),)
 
 
-def check_kind(thing: Any, kind: str) -> None:
-    """Refuse what a factory should not have made."""
+def check_kind(value: Any, kind: str | None) -> None:
+    """Refuse an object of a factory that is not an instance of this class of ``deepinv.physics``."""
+    if kind is None:
+        return
     import deepinv.physics
 
-    if not isinstance(thing, getattr(deepinv.physics, kind)):
+    if not isinstance(value, getattr(deepinv.physics, kind)):
         raise ValueError(
-            f"the factory must return {kind} instances, and returned a {type(thing).__name__}. "
+            f"the factory must return {kind} instances, and returned a {type(value).__name__}. "
             "Write type_object='physics' for operators that are not linear."
         )
 
 
 @dataclass(frozen=True)
-class Misfit:
+class FidelityCall:
     """``d(A x, y)``, or its gradient ``A^T d'(A x, y)``: forward and adjoint in one call.
 
     Parameters
     ----------
-    fidelity : Carried or Made
+    fidelity : Packed or FactoryObject
         A ``deepinv.optim.DataFidelity``.
-    physics : Carried or Made
+    physics : Packed or FactoryObject
         The operator.
-    wants : str
+    output : str
         ``fn`` or ``grad``.
-    words : Packed
-        Positional arguments of the distance, and keywords that distance and operator take.
+    arguments : Packed, optional
+        Positional arguments of the distance, and keywords of distance and operator.
     """
 
-    fidelity: Thing
-    physics: Thing
-    wants: str
-    words: Packed | None = None
+    fidelity: RemoteObject
+    physics: RemoteObject
+    output: Literal["fn", "grad"]
+    arguments: Packed | None = None
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> Tensors:
-        with lent(None, self.fidelity, self.physics, self.words) as (fidelity, physics, given):
-            distance = fidelity.d
-            rest, words = given or ((), {})
-            seen = physics.A(x, **words)
-            if self.wants == "fn":
-                return (distance.fn(seen, y, *rest, **words),)
-            return (physics.A_vjp(x, distance.grad(seen, y, *rest, **words), **words),)
+        with load_for_call(None, self.fidelity, self.physics, self.arguments) as (fidelity, physics, given):
+            args, kwargs = given or ((), {})
+            predicted = physics.A(x, **kwargs)
+            value = getattr(fidelity.d, self.output)(predicted, y, *args, **kwargs)
+            return (value if self.output == "fn" else physics.A_vjp(x, value, **kwargs),)
 
 
 @dataclass(frozen=True)
 class SquareWeight:
-    """How much ``|A x - y|²`` counts in a fidelity that a worker made; NaN where its distance is another one.
+    """The weight of ``|A x - y|²`` in a fidelity made by a factory; NaN for another distance.
 
     Parameters
     ----------
-    fidelity : Carried or Made
+    fidelity : Packed or FactoryObject
         A ``deepinv.optim.DataFidelity``.
     """
 
-    fidelity: Thing
+    fidelity: RemoteObject
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        with lent(None, self.fidelity) as (fidelity,):
+        with load_for_call(None, self.fidelity) as (fidelity,):
             weight = square_weight(fidelity)
         return (torch.full((1,), math.nan if weight is None else weight, dtype=torch.float64),)
 
 
 def square_weight(fidelity: Any) -> float | None:
-    """How much ``|A x - y|²`` counts; None where the distance is another one."""
+    """Return the weight of ``|A x - y|²``, or None for another distance."""
     from deepinv.optim.data_fidelity import L2
 
-    plain = type(fidelity) is L2 and not isinstance(fidelity.norm, torch.Tensor)
-    return float(fidelity.norm) if plain else None
+    is_square = type(fidelity) is L2 and not isinstance(fidelity.norm, torch.Tensor)
+    return float(fidelity.norm) if is_square else None
 
 
 @dataclass(frozen=True)
 class Derivative:
-    """Of a function: its inputs and the cotangents of its values in, gradients of the wanted inputs out.
+    """The derivative of a function: from inputs and cotangents to gradients of the wanted inputs.
 
-    It is a function like others, so it has a derivative as well.
+    It is a function like any other, so it has a derivative as well.
 
     Parameters
     ----------
-    of : Function
-        What is differentiated; it is evaluated again.
+    function : Function
+        The function, which is evaluated again.
     wanted : tuple of bool
-        For each input, whether its gradient is wanted.
+        For each input, True if its gradient is wanted.
     given : tuple of bool
-        For each value, whether it has a cotangent.
+        For each value, True if it has a cotangent.
     """
 
-    of: Function
+    function: Function
     wanted: tuple[bool, ...]
     given: tuple[bool, ...]
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        higher = torch.is_grad_enabled()
+        create_graph = torch.is_grad_enabled()
         count = len(self.wanted)
         inputs, cotangents = list(tensors[:count]), tensors[count:]
         with torch.enable_grad():
             for place, wanted in enumerate(self.wanted):
                 if wanted and not inputs[place].requires_grad:
                     inputs[place] = inputs[place].detach().requires_grad_()
-            values = [value for value, given in zip(self.of(*inputs), self.given, strict=True) if given]
+            results = zip(self.function(*inputs), self.given, strict=True)
+            values = [value for value, given in results if given]
             pairs = [
                 (v, c) for v, c in zip(values, cotangents, strict=True) if v is not None and v.requires_grad
             ]
-            sought = [tensor for tensor, wanted in zip(inputs, self.wanted, strict=True) if wanted]
-            found = (
-                torch.autograd.grad(
-                    [value for value, _ in pairs],
-                    sought,
-                    [cotangent for _, cotangent in pairs],
-                    create_graph=higher,
-                    allow_unused=True,
-                )
-                if pairs
-                else [None] * len(sought)
+            targets = [tensor for tensor, wanted in zip(inputs, self.wanted, strict=True) if wanted]
+            if not pairs:
+                return (None,) * len(targets)
+            outputs, weights = zip(*pairs, strict=True)
+            gradients: Tensors = torch.autograd.grad(
+                outputs, targets, weights, create_graph=create_graph, allow_unused=True
             )
-        return tuple(found)
+        return tuple(gradients)
 
 
-def held_bytes(function: Function, given: Sequence[int]) -> int:
-    """About what a function holds at once, of arrays of these sizes; 0 for those that read windows of them.
+def working_bytes(function: Function, sizes: Sequence[int]) -> int:
+    """Estimate the memory of a function of inputs of these sizes; 0 if it reads windows of them.
 
-    An operator on whole images holds copies of image and measurement beside what is mapped. Where only one of the two is
-    given, the other is taken to be as large. A derivative keeps what lies between besides.
+    An operator on whole images holds copies of image and measurement beside the mapped inputs. If only one of
+    the two is an input, the other is taken to be as large. A derivative keeps the intermediate results
+    besides.
     """
     if isinstance(function, Derivative):
-        inputs, cotangents = given[: len(function.wanted)], given[len(function.wanted) :]
-        inner = held_bytes(function.of, inputs)
+        inputs, cotangents = sizes[: len(function.wanted)], sizes[len(function.wanted) :]
+        inner = working_bytes(function.function, inputs)
         return inner and 2 * inner + sum(cotangents)
-    if isinstance(function, Method | Misfit | Noisy):
-        return sum(given) + COPIES * (2 * given[0] if len(given) == 1 else sum(given))
+    if isinstance(function, MethodCall | FidelityCall | SensorCall):
+        return sum(sizes) + COPIES * (2 * sizes[0] if len(sizes) == 1 else sum(sizes))
     return 0
 
 
 @dataclass(frozen=True)
 class Call:
-    """One evaluation: a function, which tensors go in, and which totals its values are added to.
+    """One evaluation of a function: its inputs, and the totals that its values are added to.
 
     Parameters
     ----------
     function : Function
-        What is evaluated.
+        The function.
     inputs : tuple of int
-        Places of its inputs in a list of tensors.
+        Positions of its inputs in a list of tensors.
     slots : tuple of int
-        For each value the total that it is part of.
+        For each value, the number of its total.
     number : int
-        Of the operator or tile, for messages. Totals are added up in the order of the calls.
+        Number of the operator or tile, for messages. Totals are added up in the order of the calls.
     """
 
     function: Function

@@ -1,4 +1,4 @@
-"""What an object holds: its networks, tensors and generators, however deep they lie."""
+"""The contents of an object: its networks, tensors and generators, at any depth."""
 
 from __future__ import annotations
 
@@ -13,81 +13,75 @@ from typing import Any
 import torch
 
 OPAQUE = {*sys.stdlib_module_names, "torch", "numpy", "dask", "distributed"}
-"""Packages whose objects are not looked into, networks apart: what they keep is their own affair."""
+"""Packages whose objects are not searched, except networks: their contents are internal."""
 CONTAINERS = (list, dict, set, deque)
 
 
-def contents_of(*things: Any) -> list[Any]:
-    """Tensors, generators, networks, containers and cells that objects hold, each once.
+def contents_of(*objects: Any) -> list[Any]:
+    """List the tensors, generators, networks, containers and cells that objects hold, each once.
 
-    Attributes of an object are a container. Frozen ones are looked into, but theirs is none: what is in there besides
+    The attributes of an object count as a container, but for frozen dataclasses: what those hold besides
     fields is a cache.
 
     Examples
     --------
     >>> layer = torch.nn.Linear(2, 1, bias=False)
-    >>> [type(each).__name__ for each in contents_of(lambda x: layer(x)) if isinstance(each, torch.Tensor)]
+    >>> [type(held).__name__ for held in contents_of(lambda x: layer(x)) if isinstance(held, torch.Tensor)]
     ['Parameter']
     """
     found: dict[int, Any] = {}
-    ahead = list(things)
-    while ahead:
-        each = ahead.pop()
-        if id(each) not in found:
-            inside = _inside(each)
-            if inside is not None:
-                found[id(each)] = each
-                ahead += inside
+    pending = list(objects)
+    while pending:
+        value = pending.pop()
+        if id(value) not in found and (inside := _direct_contents(value)) is not None:
+            found[id(value)] = value
+            pending += inside
     return list(found.values())
 
 
-def _inside(thing: Any) -> Iterable[Any] | None:
-    """What an object holds directly; None for those that hold nothing of interest."""
-    if isinstance(thing, torch.Tensor | torch.Generator):
+def _direct_contents(value: Any) -> Iterable[Any] | None:
+    """Return the direct contents of an object; None if it holds nothing of interest."""
+    if isinstance(value, torch.Tensor | torch.Generator):
         return ()
-    if isinstance(thing, dict):
-        return None if thing is vars(builtins) else thing.values()
-    if isinstance(thing, list | tuple | set | frozenset | deque):
-        return thing
-    if isinstance(thing, CellType):
-        return of_cell(thing)
-    if isinstance(thing, FunctionType):
-        return _of_function(thing)
-    if isinstance(thing, MethodType):
-        return (thing.__self__,)
-    if isinstance(thing, functools.partial):
-        return (thing.func, thing.args, thing.keywords)
-    return _of_object(thing)
+    if isinstance(value, dict):
+        return None if value is vars(builtins) else value.values()
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return value
+    if isinstance(value, CellType):
+        return (cell_content(value),)
+    if isinstance(value, FunctionType):
+        return _function_contents(value)
+    if isinstance(value, MethodType):
+        return (value.__self__,)
+    if isinstance(value, functools.partial):
+        return (value.func, value.args, value.keywords)
+    return _attributes(value)
 
 
-def _of_object(thing: Any) -> Iterable[Any] | None:
-    attributes = getattr(thing, "__dict__", None)
-    if not isinstance(attributes, dict) or isinstance(thing, type | ModuleType):
+def _attributes(value: Any) -> Iterable[Any] | None:
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict) or isinstance(value, type | ModuleType):
         return None
-    if type(thing).__module__.split(".")[0] in OPAQUE and not isinstance(thing, torch.nn.Module):
+    if type(value).__module__.split(".")[0] in OPAQUE and not isinstance(value, torch.nn.Module):
         return None
-    return attributes.values() if _is_frozen(thing) else (attributes,)
+    is_frozen = getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False)
+    return attributes.values() if is_frozen else (attributes,)
 
 
-def _is_frozen(thing: Any) -> bool:
-    """Whether it is a dataclass whose fields cannot be set."""
-    return bool(getattr(getattr(type(thing), "__dataclass_params__", None), "frozen", False))
-
-
-def of_cell(cell: CellType) -> Iterable[Any]:
-    """What is in a cell of a closure, if there is anything yet."""
+def cell_content(cell: CellType) -> Any:
+    """Return the content of a closure cell, or the cell itself if it is empty."""
     try:
-        return (cell.cell_contents,)
-    except ValueError:  # nothing yet
-        return ()
+        return cell.cell_contents
+    except ValueError:
+        return cell
 
 
-def _of_function(function: FunctionType) -> Iterable[Any]:
-    """What it closes over, its defaults, and the globals that it names, unless it is one of an imported module."""
+def _function_contents(function: FunctionType) -> Iterable[Any]:
+    """Return closure cells, defaults and, unless a function is importable, the globals it uses."""
     held: list[Any] = [*(function.__closure__ or ()), function.__defaults__, function.__kwdefaults__]
     module = sys.modules.get(function.__module__)
     if module is None or function.__globals__ is not vars(module):
-        return [*held, function.__globals__]  # unpickled by value: the globals are its own
+        return [*held, function.__globals__]  # unpickled by value: it has globals of its own
     if module.__name__ == "__main__" or getattr(module, function.__qualname__, None) is not function:
         held += [function.__globals__[n] for n in _names(function.__code__) if n in function.__globals__]
     return held
@@ -100,19 +94,20 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def running_statistics(thing: Any) -> list[tuple[str, torch.nn.Module]]:
-    """Layers that change their buffers when they are called in training mode, with their names.
+def running_statistics(value: Any) -> list[tuple[str, torch.nn.Module]]:
+    """List the layers of a network that update running statistics in training mode, with their names.
 
     Examples
     --------
-    >>> running_statistics(torch.nn.Sequential(torch.nn.BatchNorm2d(1)))[0][0], running_statistics(torch.nn.BatchNorm2d(1).eval())
+    >>> layer = torch.nn.BatchNorm2d(1)
+    >>> running_statistics(torch.nn.Sequential(layer))[0][0], running_statistics(layer.eval())
     ('0', [])
     """
-    if not isinstance(thing, torch.nn.Module):
+    if not isinstance(value, torch.nn.Module):
         return []
     return [
         (name or type(layer).__name__, layer)
-        for name, layer in thing.named_modules()
+        for name, layer in value.named_modules()
         if isinstance(layer, torch.nn.modules.batchnorm._NormBase)
         and layer.training
         and layer.running_mean is not None

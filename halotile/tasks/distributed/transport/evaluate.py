@@ -1,4 +1,4 @@
-"""Calls as a step of autograd: their derivatives are calls again."""
+"""Batches of calls as differentiable operations: their derivatives are batches of calls again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from halotile.tasks.distributed.transport.engine import Engine
 from halotile.tasks.distributed.transport.tensors import kind_of, to_array, to_tensor
 
 BACKWARD = "adjoint"
-"""The phase of derivatives."""
+"""Phase of derivatives."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,15 @@ class Batch:
     Parameters
     ----------
     engine : Engine
-        Who evaluates them.
+        The engine that evaluates them.
     phase : str
-        What the dashboard calls them.
+        Name of the tasks on the dashboard.
     calls : tuple of Call
-        Each names its inputs by their places among the tensors.
+        The calls; each refers to its inputs by their positions among the tensors.
     totals : int
-        How many slots there are: so many tensors come out.
+        Number of slots, and so of results.
     what : str
-        ``operator`` or ``tile``.
+        The unit that a call's number counts, such as ``operator`` or ``tile``.
     """
 
     engine: Engine
@@ -42,66 +42,58 @@ class Batch:
     what: str = "operator"
 
     def values(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """The totals; None where nothing was added."""
+        """Compute the totals; None for slots that no value was added to."""
         stored = [self.engine.put(to_array(tensor), kind_of(tensor)) for tensor in tensors]
         try:
-            found = self.engine.run(self.phase, self.calls, stored, self.what)
+            results = self.engine.run(self.phase, self.calls, stored, self.what)
         finally:
             for each in stored:
                 each.delete()
-        made = {slot: to_tensor(s.take(), s.kind, self.engine.device) for slot, s in found.items()}
-        return [made.get(slot) for slot in range(self.totals)]
+        loaded = {slot: to_tensor(s.take(), s.kind, self.engine.device) for slot, s in results.items()}
+        return [loaded.get(slot) for slot in range(self.totals)]
 
     def derivative(self, wanted: Sequence[bool], given: Sequence[bool]) -> Batch:
-        """What gives the gradients of the wanted tensors, of the same tensors and the given cotangents."""
-        place = len(wanted)
-        cotangents: dict[int, int] = {}
-        for slot, is_given in enumerate(given):
-            if is_given:
-                cotangents[slot] = place
-                place += 1
+        """Return the batch that computes wanted gradients from all tensors and given cotangents."""
+        slots_given = [slot for slot, is_given in enumerate(given) if is_given]
+        places = {slot: len(wanted) + place for place, slot in enumerate(slots_given)}
         calls = []
         for call in self.calls:
-            want = tuple(wanted[i] for i in call.inputs)
-            gave = tuple(slot in cotangents for slot in call.slots)
-            if any(want) and any(gave):
-                extra = tuple(cotangents[slot] for slot in call.slots if slot in cotangents)
+            wanted_inputs = tuple(wanted[i] for i in call.inputs)
+            given_values = tuple(slot in places for slot in call.slots)
+            if any(wanted_inputs) and any(given_values):
+                cotangents = (places[slot] for slot in call.slots if slot in places)
+                function = Derivative(call.function, wanted_inputs, given_values)
                 slots = tuple(i for i in call.inputs if wanted[i])
-                function = Derivative(call.function, want, gave)
-                calls.append(Call(function, (*call.inputs, *extra), slots, call.number))
+                calls.append(Call(function, (*call.inputs, *cotangents), slots, call.number))
         return Batch(self.engine, BACKWARD, tuple(calls), len(wanted), self.what)
 
 
 def evaluate(batch: Batch, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The totals of a batch, differentiable by its tensors as often as wanted.
+    """Compute the totals of a batch, differentiable any number of times.
 
     Raises
     ------
     WrongKind
-        For what is no tensor.
+        For an input that is not a tensor.
     TaskFailed
         When a call fails; with the number of its operator or tile.
     """
+    engine = batch.engine
     for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor) and not batch.engine.is_lazy(tensor):
+        if not isinstance(tensor, torch.Tensor) and not engine.is_lazy(tensor):
             raise WrongKind(
-                f"{batch.phase} was given an object of type {type(tensor).__name__} in the place of a tensor. Write the tensor itself: lists are for "
-                "measurements, one for each operator."
+                f"{batch.phase} was given an object of type {type(tensor).__name__} in the place of a tensor. Write the tensor "
+                "itself: lists are for measurements, one for each operator."
             )
-    if any(batch.engine.is_lazy(tensor) for tensor in tensors):
-        return batch.engine.later(batch.phase, batch.calls, tensors, batch.totals)
-    return [_needed(value) for value in _Evaluate.apply(batch, *tensors)]
-
-
-def _needed(value: torch.Tensor | None) -> torch.Tensor:
-    assert value is not None
-    return value
+    if any(engine.is_lazy(tensor) for tensor in tensors):
+        return engine.lazy_totals(batch.phase, batch.calls, tensors, batch.totals)
+    return list(_Evaluate.apply(batch, *tensors))
 
 
 class _Evaluate(torch.autograd.Function):  # type: ignore[misc]
-    """Forward: the batch. Backward: its derivative, evaluated in the same way.
+    """Autograd function of a batch: backward evaluates its derivative in the same way.
 
-    Forward and context apart, so that ``torch.func`` takes it as well.
+    ``setup_context`` is separate from ``forward`` so that ``torch.func`` accepts it as well.
     """
 
     @staticmethod
@@ -111,25 +103,25 @@ class _Evaluate(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         if not any(ctx.needs_input_grad):
-            return  # tensors of an inference mode have no versions
+            return  # tensors of inference mode have no versions
         ctx.batch, *tensors = inputs
-        # Not by save_for_backward: each of several results may be differentiated by itself, one after the other.
-        ctx.kept = [(tensor, tensor._version) for tensor in tensors]
+        # Not save_for_backward: each of several results may be differentiated by itself, one after the other.
+        ctx.saved = [(tensor, tensor._version) for tensor in tensors]
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        tensors = [tensor for tensor, _ in ctx.kept]
-        if any(tensor._version != version for tensor, version in ctx.kept):
+        tensors = [tensor for tensor, _ in ctx.saved]
+        if any(tensor._version != version for tensor, version in ctx.saved):
             raise RuntimeError(
-                "a tensor that went into a distributed operation was changed in place before the backward pass. "
-                "Write x = x - step rather than x -= step."
+                "an input of a distributed operation was changed in place before the backward pass. "
+                "Write x = x - step instead of x -= step."
             )
         wanted = list(ctx.needs_input_grad[1:])
         derivative = ctx.batch.derivative(wanted, [cotangent is not None for cotangent in cotangents])
         if not derivative.calls:
             return (None,) * (1 + len(tensors))
-        both = [*tensors, *(c for c in cotangents if c is not None)]
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in both):
-            return (None, *_Evaluate.apply(derivative, *both))
-        return (None, *derivative.values(both))
+        inputs = [*tensors, *(c for c in cotangents if c is not None)]
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+            return (None, *_Evaluate.apply(derivative, *inputs))
+        return (None, *derivative.values(inputs))

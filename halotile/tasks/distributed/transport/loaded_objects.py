@@ -10,108 +10,106 @@ from contextlib import contextmanager
 from functools import cached_property
 from operator import is_
 from types import CellType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from halotile.tasks.distributed.transport.contents import CONTAINERS, contents_of, running_statistics
+from halotile.tasks.distributed.transport.contents import (
+    CONTAINERS,
+    cell_content,
+    contents_of,
+    running_statistics,
+)
 from halotile.tasks.distributed.transport.random_state import Draw, global_generators, seeded
 
-_turn = threading.RLock()
-"""Whose random numbers torch gives, and whose attributes may change, where several threads work in a process."""
+if TYPE_CHECKING:
+    from halotile.tasks.distributed.transport.calls import RemoteObject
+
+_lock = threading.RLock()
+"""Held by calls that may draw torch's random numbers or change an object: processes have several threads."""
 
 
-class Place(Protocol):
-    """Where an object is loaded from."""
-
-    def loaded(self) -> Loaded:
-        """The object, loaded when this process first asks for it."""
-        ...
-
-    def forget(self) -> None:
-        """Load it anew next time."""
-        ...
-
-
-class Loaded:
-    """An object of this process, and how it was when it was loaded.
+class LoadedObject:
+    """An object of this process, with its state at the time it was loaded.
 
     Parameters
     ----------
-    thing : object
+    value : object
         The object.
     """
 
-    def __init__(self, thing: Any) -> None:
-        self.thing = thing
-        self.is_quiet = False
-        """Whether it was called, and no call drew random numbers or changed it."""
-        self._is_loud = False
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.is_pure = False
+        """True once it was called, if no call drew random numbers or changed it."""
+        self._has_state = False
 
     @cached_property
-    def origin(self) -> Origin:
-        """How it was; asked for before its first call."""
-        return Origin(self.thing)
+    def snapshot(self) -> Snapshot:
+        """Its state when it was loaded; first read before its first call."""
+        return Snapshot(self.value)
 
-    def tell(self, was_quiet: bool) -> None:
-        """Take note of what a call did."""
-        self._is_loud |= not was_quiet
-        self.is_quiet = not self._is_loud
+    def reset(self, has_drawn: bool) -> bool:
+        """Restore the state after a call, and return False if that is impossible."""
+        has_changed = self.snapshot.restore()
+        is_spoiled = self.snapshot.has_modified_tensors
+        self._has_state |= has_drawn or has_changed or is_spoiled or self.snapshot.has_generators
+        self.is_pure = not self._has_state
+        return not is_spoiled
 
 
-class Origin:
-    """What was in the containers of an object, and in which state its tensors and generators were.
+class Snapshot:
+    """The contents of an object's containers, and the state of its tensors and generators.
 
     Parameters
     ----------
-    thing : object
+    value : object
         The object.
 
     Examples
     --------
     >>> layer = torch.nn.Linear(1, 1)
-    >>> origin = Origin(layer)
+    >>> snapshot = Snapshot(layer)
     >>> layer.seen = 5
-    >>> origin.restore(), hasattr(layer, "seen"), origin.restore()
+    >>> snapshot.restore(), hasattr(layer, "seen"), snapshot.restore()
     (True, False, False)
     """
 
-    def __init__(self, thing: Any) -> None:
-        found = contents_of(thing)
-        networks = [each for each in found if isinstance(each, torch.nn.Module)]
-        # In training mode nothing depends on them, and each call changes them.
-        idle = {
+    def __init__(self, value: Any) -> None:
+        found = contents_of(value)
+        networks = [held for held in found if isinstance(held, torch.nn.Module)]
+        # In training mode running statistics have no effect, and each call changes them.
+        ignored = {
             id(b) for net in networks for _, layer in running_statistics(net) for b in layer._buffers.values()
         }
-        containers = [each for each in found if isinstance(each, CONTAINERS)]
-        self._containers = [(each, each.copy()) for each in containers if each]
-        self._empty = [each for each in containers if not each]  # most of those of a network
-        self._cells = [(each, _content(each)) for each in found if isinstance(each, CellType)]
+        containers = [held for held in found if isinstance(held, CONTAINERS)]
+        self._containers = [(held, held.copy()) for held in containers if held]
+        self._empty = [held for held in containers if not held]  # most of those of a network
+        self._cells = [(held, cell_content(held)) for held in found if isinstance(held, CellType)]
         self._versions = [
-            (each, each._version)
-            for each in found
-            if isinstance(each, torch.Tensor) and id(each) not in idle and not each.is_inference()
+            (held, held._version)
+            for held in found
+            if isinstance(held, torch.Tensor) and id(held) not in ignored and not held.is_inference()
         ]
-        self._generators = [
-            (each, state, _digest(state))
-            for each, state in ((g, g.get_state()) for g in found if isinstance(g, torch.Generator))
-        ]
+        self._generators = [(g, g.get_state()) for g in found if isinstance(g, torch.Generator)]
 
     @property
-    def draws(self) -> bool:
-        """Whether it has generators of its own."""
+    def has_generators(self) -> bool:
+        """True if the object has random number generators of its own."""
         return bool(self._generators)
 
     def seed(self, draw: Draw | None) -> None:
-        """Let its own generators begin where this draw says; with None, where they were."""
+        """Seed the object's own generators for a draw; with None, leave them."""
         if draw is not None:
-            for generator, _, digest in self._generators:
-                generator.manual_seed(draw.key_after(digest))
+            for generator, state in self._generators:
+                content = np.ascontiguousarray(state.numpy()).tobytes()
+                digest = hashlib.blake2b(content, digest_size=16).digest()
+                generator.manual_seed(draw.generator_seed(int.from_bytes(digest, "little")))
 
     def restore(self) -> bool:
-        """Put back what was in its attributes and containers; whether anything had changed."""
-        for generator, state, _ in self._generators:
+        """Restore attributes and containers, and return True if anything had changed."""
+        for generator, state in self._generators:
             generator.set_state(state)
         changed = any(self._empty)
         for container in self._empty if changed else ():
@@ -121,81 +119,59 @@ class Origin:
                 _refill(container, before)
                 changed = True
         for cell, content in self._cells:
-            if _content(cell) is not content:
+            if cell_content(cell) is not content:
                 cell.cell_contents = content
                 changed = True
         return changed
 
     @property
-    def is_spoilt(self) -> bool:
-        """Whether a tensor was written to: what it was is not kept."""
+    def has_modified_tensors(self) -> bool:
+        """True if a tensor was written to, which cannot be restored."""
         return any(tensor._version != version for tensor, version in self._versions)
 
 
 @contextmanager
-def lent(draw: Draw | None, *places: Place | None) -> Iterator[tuple[Any, ...]]:
-    """Objects for one call, which finds them as they were loaded, whatever calls before it did to them.
+def load_for_call(draw: Draw | None, *sources: RemoteObject | None) -> Iterator[tuple[Any, ...]]:
+    """Yield objects for one call in the state in which they were loaded, whatever earlier calls did to them.
 
-    In a process with several threads those that draw random numbers or change wait for one another.
+    In a process with several threads, calls of objects that draw random numbers or change run one at a time.
 
     Parameters
     ----------
     draw : Draw, optional
-        What random numbers the call has; with None, whatever comes.
-    *places : Place or None
-        Where the objects are loaded from; None for None.
+        Random numbers of the call; None leaves the generators as they are.
+    *sources : Packed, FactoryObject or None
+        Sources of the objects; None yields None.
     """
-    held = [(place, place.loaded()) for place in places if place is not None]
-    objects = iter(held)
-    things = tuple(None if place is None else next(objects)[1].thing for place in places)
-    if not _turn.acquire(blocking=not all(loaded.is_quiet for _, loaded in held)):
-        yield things
+    loaded = [None if source is None else source.load() for source in sources]
+    pairs = [(s, o) for s, o in zip(sources, loaded, strict=True) if s is not None and o is not None]
+    values = tuple(None if entry is None else entry.value for entry in loaded)
+    if not _lock.acquire(blocking=not all(entry.is_pure for _, entry in pairs)):
+        yield values
         return
     try:
         with seeded(draw):
-            for _, loaded in held:
-                loaded.origin.seed(draw)
-            before = _drawn_so_far()
+            for _, entry in pairs:
+                entry.snapshot.seed(draw)
+            before = _random_state()
             try:
-                yield things
+                yield values
             finally:
-                has_drawn = not torch.equal(before, _drawn_so_far())
-                for place, loaded in held:
-                    _take_back(place, loaded, has_drawn)
+                has_drawn = not torch.equal(before, _random_state())
+                for source, entry in pairs:
+                    if not entry.reset(has_drawn):
+                        source.discard()
     finally:
-        _turn.release()
+        _lock.release()
 
 
-def _take_back(place: Place, loaded: Loaded, has_drawn: bool) -> None:
-    """Leave an object as it was loaded, after a call."""
-    has_changed = loaded.origin.restore()
-    is_spoilt = loaded.origin.is_spoilt
-    loaded.tell(was_quiet=not (has_drawn or has_changed or is_spoilt or loaded.origin.draws))
-    if is_spoilt:
-        place.forget()
-
-
-def _drawn_so_far() -> torch.Tensor:
-    """What random numbers change."""
+def _random_state() -> torch.Tensor:
+    """State of torch's global generators."""
     return torch.cat([generator.get_state() for generator in global_generators()])
 
 
-def _digest(state: torch.Tensor) -> int:
-    """A number for the state of a generator."""
-    words = np.ascontiguousarray(state.numpy()).tobytes()
-    return int.from_bytes(hashlib.blake2b(words, digest_size=16).digest(), "little")
-
-
-def _content(cell: CellType) -> Any:
-    """What is in a cell; the cell itself where nothing is."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return cell
-
-
 def _is_same(container: Any, before: Any) -> bool:
-    """Whether the very same things are in it, in their order."""
+    """Return True if a container holds the identical objects in the same order."""
     if len(container) != len(before):
         return False
     if isinstance(container, dict) and not all(map(is_, container.values(), before.values())):

@@ -1,4 +1,4 @@
-"""An object as a small pickle beside files that hold its tensors."""
+"""Objects packed as a small pickle beside files that hold their tensors."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ import numpy as np
 import torch
 
 from halotile.errors import HalotileError, WrongKind
-from halotile.tasks.distributed.transport.loaded_objects import Loaded
+from halotile.tasks.distributed.transport.loaded_objects import LoadedObject
 from halotile.tasks.distributed.transport.tensors import kind_of, to_array, to_tensor
 
-KEPT_BYTES = 2**30
-"""Tensors of objects that a process keeps loaded."""
+CACHE_BYTES = 2**30
+"""Size of the objects that a process keeps loaded."""
 
-_loaded: OrderedDict[Packed, Loaded] = OrderedDict()
-_guard = threading.Lock()
+_cache: OrderedDict[Packed, LoadedObject] = OrderedDict()
+_cache_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Where an object lies: what travels in its place.
+    """The files of an object, which travel in place of the object.
 
     Parameters
     ----------
     folder : str
-        Of its files.
+        Folder of the files.
     digest : str
-        Of its content: the name of its pickle.
+        Digest of the content, and name of the pickle.
     tensors : tuple of str
-        The digests of its tensors.
+        Digests of the tensors.
     device : str
-        Where its tensors are put.
+        Device that the tensors are loaded to.
     size_bytes : int
-        Of its tensors and its pickle.
+        Size of tensors and pickle.
     """
 
     folder: str
@@ -52,58 +52,58 @@ class Packed:
     size_bytes: int = 0
 
     def get(self) -> Any:
-        """The object itself, for what does not call it."""
-        return self.loaded().thing
+        """Return the object for uses that do not call it."""
+        return self.load().value
 
-    def forget(self) -> None:
-        """Load it anew next time."""
-        with _guard:
-            _loaded.pop(self, None)
+    def discard(self) -> None:
+        """Drop the object, so that it is loaded again on next use."""
+        with _cache_lock:
+            _cache.pop(self, None)
 
-    def loaded(self) -> Loaded:
-        """The object, loaded when this process first asks for it."""
-        with _guard:
-            if self not in _loaded:
-                _loaded[self] = Loaded(_Reader(self).load())
-                while len(_loaded) > 1 and sum(each.size_bytes for each in _loaded) > KEPT_BYTES:
-                    _loaded.popitem(last=False)
-            _loaded.move_to_end(self)
-            return _loaded[self]
+    def load(self) -> LoadedObject:
+        """Return the object, loaded on first use in this process."""
+        with _cache_lock:
+            if self not in _cache:
+                _cache[self] = LoadedObject(_Reader(self).load())
+                while len(_cache) > 1 and sum(packed.size_bytes for packed in _cache) > CACHE_BYTES:
+                    _cache.popitem(last=False)
+            _cache.move_to_end(self)
+            return _cache[self]
 
 
 class Packer:
-    """Carries one object, anew when it has changed since.
+    """Packs one object, again whenever it has changed.
 
     Parameters
     ----------
-    thing : object
-        A physics, a network, a function: whatever cloudpickle takes. Its tensors become files.
+    value : object
+        A physics, a network, a function: anything that cloudpickle accepts. Its tensors become files.
     folder : path
-        Where they lie: a folder of its own, unless the object never changes.
+        Folder of the files: one of its own, unless the object never changes.
     device : str
-        Where its tensors are put on a worker.
+        Device of its tensors on a worker.
 
     Examples
     --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     layer = torch.nn.Linear(2, 1)
-    ...     first = Carrier(layer, folder)
-    ...     before = first.carried()
+    ...     packer = Packer(layer, folder)
+    ...     before = packer.pack()
     ...     with torch.no_grad():
     ...         _ = layer.bias.fill_(3)
-    ...     first.carried() == before, first.carried().get().bias.item()
+    ...     packer.pack() == before, packer.pack().get().bias.item()
     (False, 3.0)
     """
 
-    def __init__(self, thing: Any, folder: str | os.PathLike[str], device: str = "cpu") -> None:
-        self.thing = thing
+    def __init__(self, value: Any, folder: str | os.PathLike[str], device: str = "cpu") -> None:
+        self.value = value
         self.device = device
         self.folder = Path(folder)
         self._last: Packed | None = None
 
-    def packed(self) -> Packed:
-        """The object as it is now, on the disk.
+    def pack(self) -> Packed:
+        """Write the object as it is now to disk.
 
         Raises
         ------
@@ -113,31 +113,30 @@ class Packer:
         stream = io.BytesIO()
         writer = _Writer(stream, self.folder)
         try:
-            writer.dump(self.thing)
+            writer.dump(self.value)
         except HalotileError:
             raise
         except (pickle.PicklingError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise WrongKind(
-                f"an object of type {type(self.thing).__name__} cannot be sent to the workers: {error}. Take out what belongs to this process, such "
-                "as locks and open files. A factory (index, device, shared) makes physics and fidelities on the workers."
+                f"an object of type {type(self.value).__name__} cannot be sent to the workers: {error}. Remove what belongs "
+                "to this process, such as locks and open files, or write a factory (index, device, shared), which makes "
+                "physics and fidelities on the workers."
             ) from error
         data = stream.getvalue()
         digest = hashlib.sha256(data).hexdigest()[:32]
-        current = Packed(
-            str(self.folder),
-            digest,
-            tuple(sorted(writer.digests)),
-            self.device,
-            len(data) + writer.size_bytes,
-        )
+        size_bytes = len(data) + writer.size_bytes
+        current = Packed(str(self.folder), digest, tuple(sorted(writer.digests)), self.device, size_bytes)
         if current != self._last:
-            _write(self.folder / f"{digest}.pkl", data)
-            self._forget(keep=current)
+            # Renamed into place, so that a worker never reads half of it.
+            partial = self.folder / f"{digest}.partial"
+            partial.write_bytes(data)
+            partial.replace(self.folder / f"{digest}.pkl")
+            self._delete_last(keep=current)
             self._last = current
         return current
 
-    def _forget(self, keep: Packed) -> None:
-        """Remove what the object was before: a network that is trained would leave its weights of every step."""
+    def _delete_last(self, keep: Packed) -> None:
+        """Delete the files of the last version: training would leave the weights of every step."""
         if self._last is not None:
             if self._last.digest != keep.digest:
                 (self.folder / f"{self._last.digest}.pkl").unlink(missing_ok=True)
@@ -145,15 +144,8 @@ class Packer:
                 (self.folder / f"{digest}.npy").unlink(missing_ok=True)
 
 
-def _write(path: Path, data: bytes) -> None:
-    """In one step: a worker never sees half of it."""
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(data)
-    partial.replace(path)
-
-
 class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles everything but tensors, which it writes beside."""
+    """Pickles everything except tensors, which go to files of their own."""
 
     def __init__(self, stream: io.BytesIO, folder: Path) -> None:
         super().__init__(stream)
@@ -162,11 +154,11 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         self.size_bytes = 0
         self._serials: dict[int, int] = {}
 
-    def persistent_id(self, thing: Any) -> Any:
-        """A tensor by the digest of its numbers, and what else makes it."""
-        if not isinstance(thing, torch.Tensor) or type(thing) not in (torch.Tensor, torch.nn.Parameter):
+    def persistent_id(self, value: Any) -> Any:
+        """Identify a tensor by the digest of its values, with its other properties."""
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
             return None
-        array = to_array(thing)
+        array = to_array(value)
         numbers = np.ascontiguousarray(array) if array.ndim else array
         head = f"{array.shape}{array.dtype}".encode()
         digest = hashlib.blake2b(head + b"|", digest_size=16)
@@ -179,14 +171,14 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
             partial.replace(path)
         self.size_bytes += 0 if name in self.digests else numbers.nbytes
         self.digests.add(name)
-        # One that is met twice, as where layers share their weights, is one on the other side as well.
-        serial = self._serials.setdefault(id(thing), len(self._serials))
-        is_parameter = isinstance(thing, torch.nn.Parameter)
-        return serial, name, kind_of(thing), is_parameter, bool(thing.requires_grad)
+        # A tensor that occurs twice, as where layers share weights, is loaded as one tensor.
+        serial = self._serials.setdefault(id(value), len(self._serials))
+        is_parameter = isinstance(value, torch.nn.Parameter)
+        return serial, name, kind_of(value), is_parameter, bool(value.requires_grad)
 
 
 class _Reader(pickle.Unpickler):
-    """Unpickles what a writer wrote, with tensors of its own."""
+    """Unpickles the output of a writer."""
 
     def __init__(self, packed: Packed) -> None:
         self.folder = Path(packed.folder)
@@ -195,7 +187,7 @@ class _Reader(pickle.Unpickler):
         self._tensors: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, name: tuple[int, str, str, bool, bool]) -> torch.Tensor:
-        """The tensor of this name; the same one each time."""
+        """Return the tensor of this identity; the same one each time."""
         serial, digest, kind, is_parameter, requires_grad = name
         if serial not in self._tensors:
             numbers = np.load(self.folder / f"{digest}.npy", allow_pickle=False)

@@ -13,22 +13,22 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What random numbers a call has.
+    """The random numbers of one call.
 
     Parameters
     ----------
     seed : int
-        Of the context.
+        Seed of the context.
     stream : int
-        Which of the context's distributed objects draws.
+        Number of the distributed object within the context.
     call : int
-        How often it drew before.
+        Number of earlier calls of that object.
     number : int
-        Of the operator, or of the first tile of a batch.
+        Number of the operator, or of the first tile of a batch.
 
     Examples
     --------
-    >>> Draw(1, 0, 0).of(3).key() == Draw(1, 0, 0, 3).key()
+    >>> Draw(1, 0, 0).for_number(3).torch_seed() == Draw(1, 0, 0, 3).torch_seed()
     True
     """
 
@@ -37,39 +37,39 @@ class Draw:
     call: int
     number: int = 0
 
-    def of(self, number: int) -> Draw:
-        """That of one operator or tile."""
+    def for_number(self, number: int) -> Draw:
+        """Return the draw of one operator or tile."""
         return replace(self, number=number)
 
-    def key(self) -> int:
-        """The seed of torch's own generators."""
-        return _mixed(self.seed % 2**64, self.stream, self.call, self.number)
+    def torch_seed(self) -> int:
+        """Seed for torch's global generators."""
+        return self._mix(self.seed % 2**64)
 
-    def key_after(self, state: int) -> int:
-        """The seed of a generator that somebody brings: what its state was decides, and not the seed of the context."""
-        return _mixed(state, self.stream, self.call, self.number)
+    def generator_seed(self, state: int) -> int:
+        """Seed for a user's generator: it follows from the generator's state, not from the context's seed."""
+        return self._mix(state)
+
+    def _mix(self, seed: int) -> int:
+        sequence = np.random.SeedSequence((seed, self.stream, self.call, self.number))
+        return int(sequence.generate_state(1, np.uint64)[0])
 
 
-def _mixed(*numbers: int) -> int:
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
-
-
-class Draws:
+class DrawSequence:
     """The draws of one distributed object, one for each of its calls.
 
     Parameters
     ----------
     seed : int, optional
-        Of the context. Where there is none, random numbers are others each time.
+        Seed of the context. Without one, random numbers differ from run to run.
     stream : int
-        Which of the context's objects it is.
+        Number of the object within the context.
     """
 
     def __init__(self, seed: int | None, stream: int) -> None:
         self._next = Draw(secrets.randbits(62) if seed is None else seed, stream, 0)
 
     def next(self) -> Draw:
-        """That of the next call."""
+        """Return the draw of the next call."""
         draw = self._next
         self._next = replace(draw, call=draw.call + 1)
         return draw
@@ -77,15 +77,15 @@ class Draws:
 
 @contextmanager
 def seeded(draw: Draw | None) -> Iterator[None]:
-    """Random numbers of torch are those of a draw; with None, whatever comes. Afterwards they go on as before."""
+    """Seed torch's global generators from a draw and restore them afterwards; do nothing for None."""
     if draw is None:
         yield
         return
-    # Not by torch.manual_seed: it writes down the whole stack where CUDA has not begun, which costs more than a tile.
+    # Not torch.manual_seed: without CUDA it records the whole stack, which costs more than a tile.
     generators = global_generators()
     before = [generator.get_state() for generator in generators]
     for generator in generators:
-        generator.manual_seed(draw.key())
+        generator.manual_seed(draw.torch_seed())
     try:
         yield
     finally:
@@ -94,6 +94,6 @@ def seeded(draw: Draw | None) -> Iterator[None]:
 
 
 def global_generators() -> Sequence[torch.Generator]:
-    """Those that torch draws from unasked."""
+    """The generators that torch uses by default."""
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     return [torch.default_generator, *cuda]

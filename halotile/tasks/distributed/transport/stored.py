@@ -1,4 +1,4 @@
-"""Arrays as files: how images go to workers, and how results come back."""
+"""Arrays in files: images on their way to the workers, and results on their way back."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An array in a ``.npy`` file: what travels in its place.
+    """An array in a ``.npy`` file, which travels in place of the array.
 
     Parameters
     ----------
     path : str
         The file.
     kind : str
-        Type of a number as torch calls it; NumPy has no bfloat16, which is stored as float32.
+        Name of the torch dtype; NumPy has no bfloat16, which is stored as float32.
     """
 
     path: str
     kind: str
 
     def load(self) -> Array:
-        """The array, read when it is used; what is written to it stays in this process."""
+        """Memory-map the array, copy-on-write: writes to it stay in this process."""
         array: Array = np.load(self.path, mmap_mode="c", allow_pickle=False)
         return array
 
     def take(self) -> Array:
-        """The array, its file forgotten, and the folder if it was the last: the disk is free again once the array is."""
+        """Load the array, and delete its file and its folder if empty: disk space is freed with the array."""
         array = self.load()
         self.delete()
         with suppress(OSError):
@@ -44,14 +44,14 @@ class Stored:
         return array
 
     def delete(self) -> None:
-        """Remove the file, if it is still there."""
+        """Remove the file if it still exists."""
         Path(self.path).unlink(missing_ok=True)
 
 
 def store(
     array: Array, folder: str | os.PathLike[str], kind: str | None = None, stem: str = "array"
 ) -> Stored:
-    """Write an array into a folder, under a name of its own.
+    """Write an array to a new file in a folder.
 
     Examples
     --------

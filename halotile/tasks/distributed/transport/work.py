@@ -1,4 +1,4 @@
-"""What a worker does: a group of calls, or the sum of what groups came to."""
+"""The work of a worker: evaluating groups of calls, and adding up their results."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from halotile.tasks.distributed.transport.stored import Array, Stored, store
 from halotile.tasks.distributed.transport.tensors import (
     check_tensor,
     kind_of,
-    kind_of_both,
-    loaded,
+    promoted_kind,
     to_array,
     to_tensor,
 )
 
 PART = "part"
-"""How the files of partial sums begin."""
+"""Prefix of the files of partial sums."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What some calls came to: one array for each slot, and how many arrays there were at once."""
+class PartialSums:
+    """The results of some calls: one array for each slot, and the largest number of arrays at once."""
 
     arrays: dict[int, Stored]
     alive: int
@@ -39,38 +38,38 @@ class Parts:
 
 @dataclass(frozen=True)
 class Work:
-    """Calls with what they have in common; pickles to a few kilobytes.
+    """Calls with their common inputs and settings; pickles to a few kilobytes.
 
     Parameters
     ----------
     folder : str
-        Where results go.
+        Folder of the results.
     inputs : tuple of Stored
-        What calls name by places.
+        Arrays that calls refer to by position.
     phase, what : str
-        For messages.
-    wide : bool
-        Whether sums are kept in double precision until the last.
+        Name of the tasks, and the unit that a call's number counts, for messages.
+    in_double : bool
+        Keep sums in double precision until the last.
     device : str
-        What is computed on.
+        Device of the computation.
     """
 
     folder: str
     inputs: tuple[Stored, ...]
     phase: str
     what: str
-    wide: bool = False
+    in_double: bool = False
     device: str = "cpu"
 
-    def compute(self, calls: Sequence[Call], after: Parts | None = None) -> Parts:
-        """Evaluate calls one after the other, adding up what goes to the same slot.
+    def compute(self, calls: Sequence[Call], after: PartialSums | None = None) -> PartialSums:
+        """Evaluate calls one after the other, and add up the values of each slot.
 
         Parameters
         ----------
         calls : sequence of Call
-            What is evaluated.
-        after : Parts, optional
-            What has to be there first; it is not used.
+            The calls.
+        after : PartialSums, optional
+            A result that the task only waits for.
 
         Raises
         ------
@@ -80,50 +79,51 @@ class Work:
         totals: dict[int, tuple[Array, str]] = {}
         for call in calls:
             for slot, (array, kind) in self._evaluate(call).items():
-                self._enter(totals, slot, array, kind)
-        return self._keep(totals)
+                self._add_to(totals, slot, array, kind)
+        return self._store(totals)
 
-    def file(self, calls: Sequence[Call], name: str) -> None:
-        """Evaluate calls, and leave what they came to in a file of this name: to ask a worker for it takes longer."""
+    def compute_to_file(self, calls: Sequence[Call], name: str) -> None:
+        """Evaluate calls and describe the results in a file: fetching from a worker takes longer."""
         path = Path(self.folder, name)
         partial = path.with_suffix(".partial")
         partial.write_bytes(pickle.dumps(self.compute(calls)))
         partial.replace(path)
 
-    def filed(self, name: str) -> Parts:
-        """What a file of this name says, which is forgotten."""
+    def take_from_file(self, name: str) -> PartialSums:
+        """Read the results that a file describes, and delete the file."""
         path = Path(self.folder, name)
-        parts: Parts = pickle.loads(path.read_bytes())
+        sums: PartialSums = pickle.loads(path.read_bytes())
         path.unlink()
-        return parts
+        return sums
 
-    def add(self, parts: Sequence[Parts]) -> Parts:
-        """The sums of several parts, slot by slot, in their order."""
+    def add(self, parts: Sequence[PartialSums]) -> PartialSums:
+        """Add up several partial sums, slot by slot, in their order."""
         totals: dict[int, tuple[Array, str]] = {}
         for part in parts:
             for slot, stored in part.arrays.items():
-                self._enter(totals, slot, stored.load(), stored.kind)
-        kept = self._keep(totals)
+                self._add_to(totals, slot, stored.load(), stored.kind)
+        sums = self._store(totals)
         for part in parts:
             for stored in part.arrays.values():
                 stored.delete()
-        return Parts(kept.arrays, max(kept.alive, *(part.alive for part in parts)))
+        return PartialSums(sums.arrays, max(sums.alive, *(part.alive for part in parts)))
 
-    def _enter(self, totals: dict[int, tuple[Array, str]], slot: int, array: Array, kind: str) -> None:
-        """Add an array to what is in a slot, in the type of both."""
+    def _add_to(self, totals: dict[int, tuple[Array, str]], slot: int, array: Array, kind: str) -> None:
+        """Add an array to the total of a slot, in their common type."""
         if slot in totals:
-            before, known = totals[slot]
-            array, kind = _sum(before, array, self.wide), kind_of_both(known, kind)
+            before, kind_before = totals[slot]
+            array, kind = _sum(before, array, self.in_double), promoted_kind(kind_before, kind)
         totals[slot] = array, kind
 
-    def _keep(self, totals: dict[int, tuple[Array, str]]) -> Parts:
+    def _store(self, totals: dict[int, tuple[Array, str]]) -> PartialSums:
         arrays = {slot: store(array, self.folder, kind, PART) for slot, (array, kind) in totals.items()}
         alive = math.ceil(len(list(Path(self.folder).glob(f"{PART}-*"))) / max(1, len(arrays)))
-        return Parts(arrays, alive)
+        return PartialSums(arrays, alive)
 
     def _evaluate(self, call: Call) -> dict[int, tuple[Array, str]]:
         try:
-            tensors = [loaded(self.inputs[place], self.device) for place in call.inputs]
+            inputs = (self.inputs[place] for place in call.inputs)
+            tensors = [to_tensor(stored.load(), stored.kind, self.device) for stored in inputs]
             with torch.no_grad():
                 values = call.function(*tensors)
             for value in values:
@@ -134,47 +134,47 @@ class Work:
                 if value is not None
             }
         except Exception as error:
-            raise failure(f"{self.phase} of {self.what} {call.number}", error) from None
+            raise _task_failure(f"{self.phase} of {self.what} {call.number}", error) from None
 
 
-def failure(task: str, error: Exception) -> TaskFailed:
-    """What is told of an error that is being handled: which task, and the lines where it came from."""
+def _task_failure(task: str, error: Exception) -> TaskFailed:
+    """Return the error to raise for an exception that is being handled, with its traceback as a note."""
     failed = TaskFailed(f"{task} failed on a worker: {type(error).__name__}: {error}")
     failed.add_note(traceback.format_exc())
     return failed
 
 
 def _check_value(function: Function, value: Any) -> None:
-    """Refuse what is no tensor; where something has no derivative there is none."""
+    """Refuse a value that is not a tensor; a derivative may be None."""
     if value is not None or not isinstance(function, Derivative):
         check_tensor(getattr(function, "name", "the function"), value)
 
 
-def _sum(left: Array, right: Array, wide: bool) -> Array:
-    wider: Any = None
-    if wide and left.dtype.kind in "fc":
-        wider = np.complex128 if left.dtype.kind == "c" else np.float64
+def _sum(left: Array, right: Array, in_double: bool) -> Array:
+    dtype: Any = None
+    if in_double and left.dtype.kind in "fc":
+        dtype = np.complex128 if left.dtype.kind == "c" else np.float64
     try:
-        added: Array = np.add(left, right, dtype=wider)
+        total: Array = np.add(left, right, dtype=dtype)
     except ValueError as error:
         raise InputError(
-            f"results of shapes {left.shape} and {right.shape} were to be added up: the operators do not go with images of one "
-            "size. Write img_size=(channels, rows, columns) where an operator takes it, or reduce_op=None for a list."
+            f"results of shapes {left.shape} and {right.shape} cannot be added: the operators do not take images of one size. "
+            "Write img_size=(channels, rows, columns) where an operator takes it, or reduce_op=None for a list."
         ) from error
-    return added
+    return total
 
 
-def on_arrays(function: Function, place: int, *arrays: Array) -> Array:
-    """One value of a function, of arrays."""
+def call_on_arrays(function: Function, place: int, *arrays: Array) -> Array:
+    """Return one value of a function of arrays."""
     with torch.no_grad():
-        value = function(*(to_tensor(np.array(array), str(array.dtype)) for array in arrays))[place]
+        value = function(*(to_tensor(np.array(array)) for array in arrays))[place]
     _check_value(function, value)
     assert value is not None
     return to_array(value)
 
 
-def on_arrays_named(task: str, function: Function, place: int, *arrays: Array) -> Array:
-    """The same on a worker.
+def run_named_task(task: str, function: Function, place: int, *arrays: Array) -> Array:
+    """Return one value of a function of arrays, on a worker.
 
     Raises
     ------
@@ -182,19 +182,13 @@ def on_arrays_named(task: str, function: Function, place: int, *arrays: Array) -
         With the name of the task that failed.
     """
     try:
-        return on_arrays(function, place, *arrays)
+        return call_on_arrays(function, place, *arrays)
     except Exception as error:
-        raise failure(task, error) from None
-
-
-def outcome(function: Function, place: int, arrays: Sequence[Array]) -> tuple[tuple[int, ...], Any]:
-    """Shape and type of one value of a function."""
-    found = on_arrays(function, place, *arrays)
-    return found.shape, found.dtype
+        raise _task_failure(task, error) from None
 
 
 def add_arrays(arrays: Sequence[Array]) -> Array:
-    """Their sum, in their order."""
+    """Add up arrays in their order."""
     total = arrays[0]
     for array in arrays[1:]:
         total = total + array

@@ -1,1 +1,1 @@
-"""What several operators are made of. No operator of its own is here."""
+"""Code that several operators share."""

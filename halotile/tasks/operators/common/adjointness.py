@@ -1,4 +1,4 @@
-"""Trial of an operator that nobody has tried: its adjoint is held against its forward."""
+"""Check of the adjoint of a user's operator against its forward."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from halotile.tasks.operators.base import InMemory, Operator, Shape, window_of
 from halotile.tasks.operators.crop import Pasted
 
 EDGE = 64
-"""Of the corners of an image that are tried, in pixels."""
+"""Edge of the corners of an image that are tried, in pixels."""
 TOLERANCE = 1e-4
-"""Of two products, in parts of the larger one: rounding in single precision stays a hundred times below it."""
+"""Allowed difference of the products, relative to the larger one: a hundred times the rounding in single precision."""
 SEED = 0
 
 
@@ -26,7 +26,7 @@ def check_adjoint(operator: Operator, image: Shape) -> None:
     Raises
     ------
     ConfigError
-        With both products; or with what went wrong in code of the user's own.
+        With both products; or with the error of the user's code.
     """
     try:
         products = [_products(operator, corner, image) for corner in _corners(window_of(operator, image))]
@@ -34,20 +34,20 @@ def check_adjoint(operator: Operator, image: Shape) -> None:
         raise
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"forward and adjoint were tried on an image of shape {list(image)}, and failed: {type(error).__name__}: {error}."
+            f"forward and adjoint were tried on an image of shape {list(image)} and failed: {type(error).__name__}: {error}."
         ) from error
     for there, back in products:
-        off = abs(there - back) / max(abs(there), abs(back), 1e-300)
-        if not off <= TOLERANCE:
+        difference = abs(there - back) / max(abs(there), abs(back), 1e-300)
+        if not difference <= TOLERANCE:
             raise ConfigError(
-                f"the adjoint is not that of forward: for random x and y, <A x, y> is {there:.6g} and <x, A^T y> {back:.6g}, "
-                f"{off:.2g} apart in parts of the larger one, where {TOLERANCE:g} is allowed. Solvers would not find the "
+                f"adjoint is not the transpose of forward: for random x and y, <A x, y> is {there:.6g} and <x, A^T y> {back:.6g}, "
+                f"a relative difference of {difference:.2g}, where {TOLERANCE:g} is allowed. Solvers would not find the "
                 "minimum. Write the transpose of forward."
             )
 
 
 def _corners(window: Region) -> list[Region]:
-    """The first and the last, so that every side of the rim is in one of them; along other axes one plane."""
+    """The first and the last corner, which together touch every side of the rim; along other axes one plane."""
     sizes = [min(n, 1 if axis < len(window.start) - 2 else EDGE) for axis, n in enumerate(window.shape)]
     first = Region(window.start, tuple(a + n for a, n in zip(window.start, sizes, strict=True)))
     last = Region(tuple(b - n for b, n in zip(window.stop, sizes, strict=True)), window.stop)
@@ -55,13 +55,13 @@ def _corners(window: Region) -> list[Region]:
 
 
 def _products(operator: Operator, corner: Region, image: Shape) -> tuple[float, float]:
-    """Both products, for ``x`` in a corner and ``y`` in the part of the measurement that it answers for."""
+    """Both products, for ``x`` in a corner and ``y`` in the corresponding part of the measurement."""
     random = np.random.default_rng(SEED)
     x = random.standard_normal(corner.shape)
     measured = operator.measured(image)
     there = Term(operator, Constant(measured, np.dtype(np.float64))).share(corner, image)
     seen = _read(operator.forward(Pasted(InMemory(x), corner, image)), measured, there)
-    # With a part along A x the products are large beside what rounding takes from them.
+    # With a component along A x the products are large compared to their rounding.
     y = seen + np.sqrt(np.mean(seen**2)) * random.standard_normal(seen.shape)
     back = _read(operator.adjoint(Pasted(InMemory(y), there, measured), image), image, corner)
     return float(np.sum(seen * y)), float(np.sum(x * back))
@@ -71,7 +71,7 @@ def _read(result: Readable, shape: Shape, region: Region) -> NDArray[np.float64]
     pixels: Pixels = result.read(region)
     if tuple(result.shape) != tuple(shape) or pixels.shape != region.shape:
         raise ConfigError(
-            f"an image of shape {list(result.shape)} came out, and pixels of shape {list(pixels.shape)} for a region of "
-            f"{list(region.shape)}, where the shape is {list(shape)}. Write forward and adjoint that give what measured tells."
+            f"the result has shape {list(result.shape)}, and pixels of shape {list(pixels.shape)} for a region of "
+            f"{list(region.shape)}, where the shape must be {list(shape)}. Write forward and adjoint that agree with measured."
         )
     return np.asarray(pixels, np.float64)

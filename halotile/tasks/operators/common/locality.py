@@ -1,4 +1,4 @@
-"""How far a linear map looks, found by trying it on small images."""
+"""Reach of a linear map, found by trials on small images."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from halotile.tasks.operators.base import Shape
 from halotile.tasks.operators.common.physics import REFUSALS
 
 SIDES = (48, 160)
-"""Edges of the images that are tried; a map has to look less far than a fourth of them."""
+"""Edges of the trial images; the reach must be less than a quarter of them."""
 FAINT = 1e-6
-"""What is less than this part of the largest is not seen: the rounding of a Fourier transform."""
+"""Values below this fraction of the largest are ignored: the rounding of a Fourier transform."""
 SAME = 1e-5
-"""How near, relative to the largest value, a window has to come to the whole."""
+"""Allowed difference between a window and the whole, relative to the largest value."""
 
 Array = NDArray[Any]
 Map = Callable[[Array], Array]
-"""An image to a measurement of the same shape."""
+"""Takes an image and returns a measurement of the same shape."""
 
 
 def find_reach(forward: Map, adjoint: Map, channels: int) -> int | None:
-    """How far forward and adjoint look; None for a map that sees all of the image, or that differs from place to place.
+    """The reach of forward and adjoint; None for a map that needs the whole image, or varies over the image.
 
-    Impulses in the middle, at edges and in corners say how far; then windows are computed by themselves and held
-    against the whole. A map that wraps around, changes the shape or works on one size only is none that
-    can run on windows.
+    Impulses in the middle, at edges and in corners give the reach; then windows computed by themselves are compared with
+    the whole. A map that wraps around, changes the shape or works on one size only cannot
+    run on windows.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def find_reach(forward: Map, adjoint: Map, channels: int) -> int | None:
 
 
 def agrees(forward: Map, adjoint: Map, reach: int, shape: Shape) -> bool:
-    """Whether windows that are this much wider than they have to be give the values of the whole."""
+    """Return whether windows with a margin of the reach have the values of the whole image."""
     image = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     for operation, margin in ((forward, reach), (adjoint, 2 * reach)):
         whole = operation(image)
@@ -71,7 +71,7 @@ def widened(region: Region, margin: int, shape: Shape) -> Region:
 
 
 def _spread(operation: Map, shape: Shape) -> int:
-    """The largest distance at which an impulse is seen, or one that is too large."""
+    """The largest distance to which an impulse spreads; the search ends at one that is too large."""
     far = 0
     for place in _places(shape[-1]):
         impulse = np.zeros(shape, np.float32)
@@ -87,7 +87,7 @@ def _spread(operation: Map, shape: Shape) -> int:
 
 
 def _places(side: int) -> Iterator[tuple[int, int]]:
-    """The middle, an odd place, edges, corners."""
+    """Yield the middle, an odd place, edges and corners."""
     yield from ((side // 2, side // 2), (side // 3, side // 2 + 3))
     ends = (0, 1, side - 1)
     yield from ((y, x) for y in ends for x in ends)
@@ -95,7 +95,7 @@ def _places(side: int) -> Iterator[tuple[int, int]]:
 
 
 def _regions(shape: Shape) -> Iterator[Region]:
-    """Regions inside and at the rim."""
+    """Yield regions inside the image and at its rim."""
     n = shape[-1]
     spans = ((0, n // 4), (n // 3, n // 2 + 1), (n - 5, n))
     for top, bottom in spans:

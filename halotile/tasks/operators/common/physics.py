@@ -1,4 +1,4 @@
-"""A linear physics of deepinv that takes NumPy images and gives NumPy measurements."""
+"""A deepinv linear physics on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     import torch
 
 ADJOINT_TOLERANCE = 1e-5
-"""How far deepinv's adjoint may be from the transpose before the derivative of A takes its place."""
+"""Largest deviation of deepinv's adjoint from the transpose; beyond it the derivative of A is used."""
 
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
-"""What a physics raises for an image that it does not take."""
+"""Exceptions of a physics for an image that it does not accept."""
 
 Array = NDArray[Any]
 
 
 class Physics:
-    """Calls of one physics object.
+    """A physics object called with NumPy arrays.
 
-    Images have the axes (..., C, H, W), or (H, W) for one channel; so have measurements as far as they are images.
+    Images have the axes (..., C, H, W), or (H, W) for one channel; so have measurements that are images.
 
     Parameters
     ----------
     module : deepinv.physics.LinearPhysics
-        It is not changed: another precision or device means a copy.
+        Not changed: it is copied to another precision or device.
     """
 
     def __init__(self, module: Any) -> None:
@@ -50,11 +50,11 @@ class Physics:
 
         tensor = _tensor(image, batched(image.shape))
         with torch.no_grad():
-            result = self._called("A", tensor)
+            result = self._call("A", tensor)
         if not isinstance(result, torch.Tensor) or result.is_complex():
             raise ConfigError(
-                f"{type(self.module).__name__} gives {type(result).__name__} of {getattr(result, 'dtype', 'several parts')}: "
-                "one measurement of real numbers is needed. Write the parts of a stack as operators of their own."
+                f"{type(self.module).__name__} returns {type(result).__name__} of {getattr(result, 'dtype', 'several parts')}: "
+                "one measurement of real numbers is needed. Write each part of a stack as a separate operator."
             )
         self._measured[image.shape] = tuple(result.shape)
         shape = unbatched(image.shape, self._measured[image.shape])
@@ -62,21 +62,21 @@ class Physics:
         return pixels
 
     def adjoint(self, measurement: Array, image: Shape) -> Array:
-        """``A^T y``: deepinv's, or the derivative of A where that is none."""
+        """``A^T y``: deepinv's adjoint if it is the transpose, else the derivative of A."""
         if image not in self._trusts:
             self._trusts[image] = self._is_adjoint(image)
         tensor = _tensor(measurement, self._measured[image])
-        transpose = self._given if self._trusts[image] else self._derived
+        transpose = self._own_adjoint if self._trusts[image] else self._derivative
         pixels: Array = transpose(tensor, batched(image)).to(tensor.dtype).reshape(image).numpy()
         return pixels
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement; found by one.
+        """Shape of the measurement, found by measuring an image of zeros.
 
         Raises
         ------
         ConfigError
-            When the physics takes no such image.
+            When the physics does not accept such an image.
         """
         if image not in self._measured:
             try:
@@ -85,12 +85,12 @@ class Physics:
                 if isinstance(error, ConfigError):
                     raise
                 raise ConfigError(
-                    f"{type(self.module).__name__} of deepinv does not take an image of {' x '.join(map(str, image))}: {error}."
+                    f"{type(self.module).__name__} of deepinv does not accept an image of {' x '.join(map(str, image))}: {error}."
                 ) from error
         return unbatched(image, self._measured[image])
 
-    def _called(self, method: str, tensor: torch.Tensor) -> Any:
-        """What a method gives; in single precision where it takes no double."""
+    def _call(self, method: str, tensor: torch.Tensor) -> Any:
+        """Call a method; in single precision if it does not accept double."""
         import torch
 
         try:
@@ -101,42 +101,42 @@ class Physics:
         return getattr(self._module(torch.float32), method)(tensor.float()).double()
 
     def _module(self, dtype: Any) -> Any:
-        """The physics for numbers of this type, on the CPU."""
+        """The physics for numbers of this dtype, on the CPU."""
         import torch
 
         if dtype not in self._modules:
-            numbers = [t for t in _held(self.module) if t.is_floating_point() or t.is_complex()]
+            numbers = [t for t in _tensors(self.module) if t.is_floating_point() or t.is_complex()]
             fits = all(t.device.type == "cpu" and t.dtype in (dtype, dtype.to_complex()) for t in numbers)
             module = self.module if fits else copy.deepcopy(self.module).cpu()
             self._modules[dtype] = _cast(module, double=dtype == torch.float64)
         return self._modules[dtype]
 
-    def _given(self, measurement: torch.Tensor, image: Shape) -> torch.Tensor:
+    def _own_adjoint(self, measurement: torch.Tensor, image: Shape) -> torch.Tensor:
         """deepinv's adjoint."""
         import torch
 
         with torch.no_grad():
-            result: torch.Tensor = self._called("A_adjoint", measurement)
+            result: torch.Tensor = self._call("A_adjoint", measurement)
         return result
 
-    def _derived(self, measurement: torch.Tensor, image: Shape) -> torch.Tensor:
-        """The derivative of A, transposed."""
+    def _derivative(self, measurement: torch.Tensor, image: Shape) -> torch.Tensor:
+        """The transposed derivative of A."""
         import torch
 
         with torch.enable_grad():
             origin = torch.zeros(image, dtype=measurement.dtype, requires_grad=True)
-            result = self._called("A", origin)
+            result = self._call("A", origin)
             (gradient,) = torch.autograd.grad(result, origin, measurement)
         return gradient
 
     def _is_adjoint(self, image: Shape) -> bool:
-        """Whether deepinv's adjoint is the transpose of A, on a random pair."""
+        """Return whether deepinv's adjoint is the transpose of A, on a random pair."""
         rng = np.random.default_rng(0)
         x = rng.standard_normal(image).astype(np.float32)
         ax = self.forward(x)
         y = rng.standard_normal(ax.shape).astype(np.float32)
         try:
-            transposed = self._given(_tensor(y, self._measured[image]), batched(image))
+            transposed = self._own_adjoint(_tensor(y, self._measured[image]), batched(image))
             aty = transposed.reshape(image).numpy()
         except REFUSALS:  # for some kernels and boundaries
             return False
@@ -144,15 +144,15 @@ class Physics:
         return bool(gap <= ADJOINT_TOLERANCE * np.linalg.norm(ax) * np.linalg.norm(y))
 
 
-def _held(module: Any) -> list[torch.Tensor]:
-    """The tensors of a module."""
+def _tensors(module: Any) -> list[torch.Tensor]:
+    """The parameters and buffers of a module."""
     return [*module.parameters(), *module.buffers()]
 
 
 def _cast(module: Any, *, double: bool) -> Any:
-    """The module in double or single precision; torch by itself leaves complex tensors as they are."""
+    """Cast a module to double or single precision, with its complex tensors, which torch leaves out."""
     module = module.double() if double else module.float()
-    for tensor in _held(module):
+    for tensor in _tensors(module):
         if tensor.is_complex():
             tensor.data = tensor.data.cdouble() if double else tensor.data.cfloat()
     return module
@@ -171,7 +171,7 @@ def batched(image: Shape) -> Shape:
 
 
 def unbatched(image: Shape, measurement: Shape) -> Shape:
-    """The shape of a measurement without the axes that the image has not.
+    """The shape of a measurement without the axes that the image does not have.
 
     Examples
     --------
@@ -185,9 +185,9 @@ def unbatched(image: Shape, measurement: Shape) -> Shape:
 
 
 def build(physics: str | object, options: Mapping[str, Any]) -> Any:
-    """The physics object: given, or made from the name of its class.
+    """Return the physics object, given or built from the name of its class.
 
-    What it draws when it is made, such as a mask, is the same in every process.
+    Random numbers of the constructor, such as a mask, are the same in every process.
 
     Raises
     ------
@@ -195,20 +195,20 @@ def build(physics: str | object, options: Mapping[str, Any]) -> Any:
     """
     kinds = import_deepinv()
     if not isinstance(physics, str):
-        made = physics
+        module = physics
     else:
         kind = _class(kinds, physics)
         _check_options(kinds, kind, options)
-        made = _make(kind, {key: _option(key, value) for key, value in options.items()})
-    if not isinstance(made, kinds.LinearPhysics) or isinstance(made, kinds.StackedLinearPhysics):
+        module = _construct(kind, {key: _option(key, value) for key, value in options.items()})
+    if not isinstance(module, kinds.LinearPhysics) or isinstance(module, kinds.StackedLinearPhysics):
         raise ConfigError(
-            f"physics is a {type(made).__name__}: it has to be one LinearPhysics. Of a stack write each operator by itself."
+            f"physics is a {type(module).__name__}: it must be one LinearPhysics. Write each operator of a stack by itself."
         )
-    return made
+    return module
 
 
 def import_deepinv() -> Any:
-    """``deepinv.physics``; what it warns of while it is imported is not said."""
+    """Import ``deepinv.physics``, without the warnings of its import."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -221,52 +221,48 @@ def import_deepinv() -> Any:
 
 
 def _class(kinds: Any, name: str) -> Any:
-    """The class of this name."""
-    found = getattr(kinds, name, None)
-    if isinstance(found, type) and issubclass(found, kinds.LinearPhysics):
-        return found
-    known = [
-        key
-        for key, kind in vars(kinds).items()
-        if isinstance(kind, type) and issubclass(kind, kinds.LinearPhysics)
-    ]
+    """The physics class of this name."""
+    classes = {key: kind for key, kind in vars(kinds).items() if isinstance(kind, type)}
+    known = {key: kind for key, kind in classes.items() if issubclass(kind, kinds.LinearPhysics)}
+    if name in known:
+        return known[name]
     near = difflib.get_close_matches(name, known, 1)
     hint = f"Did you mean {near[0]!r}? " if near else ""
     raise ConfigError(
-        f"physics is {name!r}: no such linear physics. {hint}Write one of {', '.join(sorted(known))}."
+        f"physics is {name!r}, which is not a linear physics of deepinv. {hint}Write one of {', '.join(sorted(known))}."
     )
 
 
 def _check_options(kinds: Any, kind: Any, options: Mapping[str, Any]) -> None:
-    """Refuse options that no constructor takes: deepinv drops them with a warning."""
-    known = _taken(kinds, kind)
+    """Refuse options that no constructor takes, which deepinv would drop with a warning."""
+    known = _parameters(kinds, kind)
     for key in options if known else ():
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             own = [name for name in inspect.signature(kind).parameters if name in known]
             raise ConfigError(
-                f"options has {key!r}, and physics {kind.__name__} takes no such thing. "
+                f"options has {key!r}, which physics {kind.__name__} does not take. "
                 + (f"Did you mean {near[0]!r}?" if near else f"Write some of {', '.join(own)}.")
             )
 
 
-def _taken(kinds: Any, kind: Any) -> list[str]:
-    """What the constructors of a class take, its own first; nothing where that cannot be told.
+def _parameters(kinds: Any, kind: Any) -> list[str]:
+    """Parameters of the constructors of a class, its own first; empty if they cannot be determined.
 
-    Each that takes ``**options`` hands on to the next one what it does not know; the first of all drops it.
+    A constructor with ``**kwargs`` passes on unknown arguments to that of its base class; that of Physics drops them.
     """
     known: dict[str, None] = {}
-    for each in kind.__mro__:
-        if "__init__" not in vars(each):
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
             continue
-        given = list(inspect.signature(each.__init__).parameters.values())[1:]
-        known |= dict.fromkeys(p.name for p in given if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-        if each is kinds.Physics or not any(p.kind == p.VAR_KEYWORD for p in given):
+        own = list(inspect.signature(base.__init__).parameters.values())[1:]
+        known |= dict.fromkeys(p.name for p in own if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        if base is kinds.Physics or not any(p.kind == p.VAR_KEYWORD for p in own):
             return list(known)
     return []
 
 
-def _make(kind: Any, options: dict[str, Any]) -> Any:
+def _construct(kind: Any, options: dict[str, Any]) -> Any:
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -275,14 +271,14 @@ def _make(kind: Any, options: dict[str, Any]) -> Any:
             return kind(**options)
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(
-                f"physics {kind.__name__} cannot be made with the options {sorted(options)}: {error}. See deepinv's page on it."
+                f"physics {kind.__name__} cannot be built with the options {sorted(options)}: {error}. See its page in deepinv's documentation."
             ) from error
 
 
 def _option(key: str, value: Any) -> Any:
-    """An option as deepinv takes it: arrays, their files and nested lists as tensors, flat lists as tuples.
+    """Convert an option for deepinv: arrays, their files and nested lists to tensors, flat lists to tuples.
 
-    Single precision, so that it is the same whatever is reconstructed; a complex array stays complex.
+    Always to single precision, whatever is reconstructed; a complex array stays complex.
     """
     import torch
 
@@ -301,7 +297,7 @@ def _option(key: str, value: Any) -> Any:
 
 
 def _tensor(pixels: Array, shape: Shape) -> torch.Tensor:
-    """A tensor of its own, in the working type."""
+    """Copy pixels to a tensor of the working dtype."""
     import torch
 
     return torch.from_numpy(np.array(pixels, working_dtype(pixels.dtype), order="C")).reshape(shape)

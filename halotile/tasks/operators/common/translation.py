@@ -1,4 +1,4 @@
-"""Operators of deepinv as the operators of this package that they are."""
+"""Translation of deepinv physics to the equivalent operators of this package."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from halotile.tasks.operators.common.physics import REFUSALS, Physics
 from halotile.tasks.operators.mask import Mask
 
 NEAR = 5e-6
-"""How near, relative to the largest value, ours has to come to theirs in single precision."""
+"""Allowed difference between both in single precision, relative to the largest value."""
 
 
-def translated(physics: Physics, channels: int) -> Operator | None:
-    """The operator of ours that measures what a physics measures; None where there is none.
+def translate(physics: Physics, channels: int) -> Operator | None:
+    """The operator of this package that is equivalent to a physics, if there is one.
 
-    It is held against the physics on a random image. Only the forward operator is: it determines the adjoint, and
-    deepinv's is not the transpose for some boundaries and kernels.
+    The two are compared on a random image. Only forward is compared: it determines the adjoint, and
+    deepinv's adjoint is not the transpose for some boundaries and kernels.
     """
     kind = type(physics.module)
     make = TRANSLATIONS.get(kind.__name__) if kind.__module__.startswith("deepinv.") else None
@@ -30,7 +30,7 @@ def translated(physics: Physics, channels: int) -> Operator | None:
     try:
         operator = make(physics.module)
         return operator if operator is not None and _measure_alike(operator, physics, channels) else None
-    except (*REFUSALS, AttributeError):  # unlike those that are known
+    except (*REFUSALS, AttributeError):  # an unknown variant
         return None
 
 
@@ -42,7 +42,7 @@ def _measure_alike(operator: Operator, physics: Physics, channels: int) -> bool:
 
 
 def _image_shape(operator: Operator, module: Any, channels: int) -> Shape:
-    """Of the physics' own size where it has one, else a small one."""
+    """The size of the physics if it has one, else a small one."""
     if isinstance(operator, Mask):
         return (1, *operator.mask.shape)[-3:]
     size = getattr(module, "img_size", None)
@@ -53,37 +53,24 @@ def _image_shape(operator: Operator, module: Any, channels: int) -> Shape:
     return channels, side, side + factor
 
 
-def _blur(module: Any) -> Operator | None:
-    return Blur(kernel=_kernel(module.filter), boundary=_boundary(module.padding))
-
-
-def _blur_fft(module: Any) -> Operator | None:
-    return Blur(kernel=_kernel(module.filter), boundary="circular")
-
-
 def _downsampling(module: Any) -> Operator | None:
     kernel = np.ones((1, 1)) if module.filter is None else _kernel(module.filter)
     blur = Blur(kernel=kernel, boundary=_boundary(module.padding), factor=int(module.factor))
     if size := stated_size(module):
-        blur.measured(size)  # which refuses sizes that deepinv alone takes
+        blur.measured(size)  # refuses sizes that only deepinv accepts
     return blur
-
-
-def _denoising(module: Any) -> Operator | None:
-    return Blur(kernel=np.ones((1, 1)), boundary="zero")
 
 
 def _inpainting(module: Any) -> Operator | None:
     mask: NDArray[Any] = module.mask.cpu().numpy()
-    if mask.ndim == 4 and len(mask) == 1:
-        mask = mask[0]
-    if mask.ndim == 3 and len(mask) == 1:
-        mask = mask[0]
+    for axes in (4, 3):
+        if mask.ndim == axes and len(mask) == 1:
+            mask = mask[0]
     return Mask(mask=InMemory(mask)) if mask.ndim <= 3 else None
 
 
 def _kernel(filter_: Any) -> NDArray[Any]:
-    """A filter (1, C, rows, columns) as kernels for the planes, or as one for all of them."""
+    """The kernels of the planes from a filter (1, C, rows, columns), or one kernel for all planes."""
     one, channels, rows, columns = filter_.shape
     if one != 1:
         raise ValueError("a filter for each image of a batch")
@@ -96,23 +83,23 @@ def _boundary(padding: str) -> str:
 
 
 TRANSLATIONS: dict[str, Callable[[Any], Operator | None]] = {
-    "Blur": _blur,
-    "BlurFFT": _blur_fft,
+    "Blur": lambda module: Blur(kernel=_kernel(module.filter), boundary=_boundary(module.padding)),
+    "BlurFFT": lambda module: Blur(kernel=_kernel(module.filter), boundary="circular"),
     "Downsampling": _downsampling,
-    "Denoising": _denoising,
+    "Denoising": lambda module: Blur(kernel=np.ones((1, 1)), boundary="zero"),
     "Inpainting": _inpainting,
 }
-"""By the name of the class."""
+"""Functions that build the operator, by class name."""
 
 
 def stated_size(module: Any) -> Shape | None:
-    """The shape (C, H, W) of the images that a ``Downsampling`` is told to have: its adjoint gives no other."""
+    """The image shape (C, H, W) in the options of a ``Downsampling``, the only one that its adjoint returns."""
     size = getattr(module, "imsize", None)
     return tuple(size) if size is not None and len(size) == 3 else None
 
 
 def channel_counts(module: Any) -> Iterator[int]:
-    """How many channels its images may have: as it says, or those that are usual."""
+    """Yield possible numbers of channels: as declared, then the usual ones."""
     size = getattr(module, "img_size", None)
     if size is not None and len(size) == 3:
         yield int(size[0])

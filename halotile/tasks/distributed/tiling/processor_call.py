@@ -1,0 +1,164 @@
+"""Calls of a processor on a batch of tiles, with the parts of its arguments that go with each tile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from halotile.tasks.distributed.tiling.tiles import Tiles
+from halotile.tasks.distributed.transport.calls import Tensors
+from halotile.tasks.distributed.transport.loaded_objects import load_for_call
+from halotile.tasks.distributed.transport.packing import Packed
+from halotile.tasks.distributed.transport.random_state import Draw
+from halotile.tasks.distributed.transport.tensors import check_tensor
+
+Role = Literal["image", "sample", "constant"]
+"""Role of an argument: cut like the image, repeated for the images of each tile, or passed on as it is."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor among the arguments of a processor.
+
+    Parameters
+    ----------
+    place : int or str
+        Its position after the image, or its keyword.
+    role : str
+        Its role.
+    """
+
+    place: int | str
+    role: Role
+
+    def for_tiles(self, tensor: torch.Tensor, tiles: Tiles, numbers: tuple[int, ...]) -> torch.Tensor:
+        """Return the part of a tensor that goes with the batch of these tiles."""
+        if self.role == "image":
+            if tensor.shape[0] == 1 and 0 not in tiles.axes:
+                tensor = tensor.expand(tiles.shape[0], *tensor.shape[1:])
+            whole = replace(tiles, shape=tuple(tensor.shape))
+            return torch.cat([whole.window(tensor, number) for number in numbers])
+        return self.repeat(tensor, len(numbers))
+
+    def repeat(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
+        """Repeat a tensor that is not cut for a batch of ``count`` tiles of each image."""
+        if self.role == "sample" and count > 1:
+            return tensor.repeat(count, *(1,) * (tensor.dim() - 1))
+        return tensor
+
+
+def find_tensors(
+    args: Sequence[Any], kwargs: Mapping[str, Any], image: Sequence[int], axes: Sequence[int]
+) -> tuple[tuple[Argument, ...], list[torch.Tensor]]:
+    """Find the tensors among arguments, with their roles for an image that is cut along these axes."""
+    places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    found = [(place, value) for place, value in places if isinstance(value, torch.Tensor)]
+    arguments = tuple(Argument(place, role_of(value.shape, image, axes)) for place, value in found)
+    return arguments, [value for _, value in found]
+
+
+def role_of(shape: Sequence[int], image: Sequence[int], axes: Sequence[int]) -> Role:
+    """Role of a tensor of one shape for the tiles of an image of another.
+
+    A tensor as large as the image along the cut axes is cut like it. Otherwise its first axis may be the
+    batch axis. For a batch of one image, an axis of length 1 counts as the batch axis if the tensor has fewer
+    axes than the image and more than one element.
+
+    Examples
+    --------
+    >>> [role_of(shape, (4, 3, 64, 64), (2, 3)) for shape in [(4, 1, 64, 64), (4, 2), (4,), (7, 2), ()]]
+    ['image', 'sample', 'sample', 'constant', 'constant']
+    >>> [role_of(shape, (1, 3, 64, 64), (2, 3)) for shape in [(1, 2), (1,), (1, 1, 5, 5)]]
+    ['sample', 'constant', 'constant']
+    """
+    if len(shape) == len(image) and all(shape[axis] == image[axis] for axis in axes):
+        return "image"
+    if not shape or 0 in axes or shape[0] != image[0]:
+        return "constant"
+    is_ambiguous = image[0] == 1 and (len(shape) >= len(image) or math.prod(shape) == 1)
+    return "constant" if is_ambiguous else "sample"
+
+
+@dataclass(frozen=True)
+class ProcessorCall:
+    """``processor(batch, ...)``, with the halo of each tile trimmed.
+
+    Parameters
+    ----------
+    processor : Packed
+        The network or function.
+    constants : Packed, optional
+        Positional arguments and keywords that are not tensors.
+    arguments : tuple of Argument
+        Arguments that are tensors; they follow the batch among the inputs.
+    weights : tuple of str
+        Names of the weights of the network that need gradients; the weights follow the arguments.
+    tiles : Tiles, optional
+        Tiles that results are trimmed for; without them, results are not trimmed.
+    draw : Draw, optional
+        Random numbers of the call.
+    """
+
+    processor: Packed
+    constants: Packed | None
+    arguments: tuple[Argument, ...] = ()
+    weights: tuple[str, ...] = ()
+    tiles: Tiles | None = None
+    draw: Draw | None = None
+
+    def for_batch(self, number: int) -> ProcessorCall:
+        """Return the same call with random numbers for the batch that begins with this tile."""
+        return replace(self, draw=self.draw and self.draw.for_number(number))
+
+    def __call__(self, batch: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
+        with load_for_call(self.draw, self.processor, self.constants) as (processor, constants):
+            given, named = constants or ([], {})
+            args, kwargs = list(given), dict(named)
+            for argument, tensor in zip(self.arguments, tensors, strict=False):
+                if isinstance(argument.place, int):
+                    args[argument.place] = tensor
+                else:
+                    kwargs[argument.place] = tensor
+            values = tensors[len(self.arguments) :]
+            if values:
+                weights = dict(zip(self.weights, values, strict=True))
+                result = torch.func.functional_call(processor, weights, (batch, *args), kwargs)
+            else:
+                result = processor(batch, *args, **kwargs)
+        check_tensor("the processor", result)
+        if self.tiles is None:
+            return (result,)
+        self.tiles.check_result(result, batch)
+        return (self.tiles.trim(result),)
+
+
+@dataclass(frozen=True)
+class ImageCall:
+    """A processor call on some tiles of an image, of which only their windows are read.
+
+    Parameters
+    ----------
+    call : ProcessorCall
+        The call on the batch.
+    tiles : Tiles
+        The tiles of the image.
+    numbers : tuple of int
+        The tiles of the batch.
+    """
+
+    call: ProcessorCall
+    tiles: Tiles
+    numbers: tuple[int, ...]
+
+    def __call__(self, image: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
+        batch = torch.cat([self.tiles.window(image, number) for number in self.numbers])
+        arguments = self.call.arguments
+        parts = (
+            argument.for_tiles(tensor, self.tiles, self.numbers)
+            for argument, tensor in zip(arguments, tensors, strict=False)
+        )
+        return self.call(batch, *parts, *tensors[len(arguments) :])

@@ -1,0 +1,146 @@
+"""Elementwise functions give a number the same bits wherever it lies in its tensor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from halotile.tasks.convolution.activations import VECTORS, SteadyElementwise, SteadyNetwork
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "exp": torch.exp,
+    "gelu": F.gelu,
+    "gelu by tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "silu in place": lambda x: F.silu(x.clone(), inplace=True),
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "selu": F.selu,
+    "celu": F.celu,
+    "mish": F.mish,
+    "power": lambda x: x.abs().pow(2.2),
+    "power of each": lambda x: torch.pow(x.abs(), x),
+}
+CPU_DIFFERS = ("mish", "softplus", "sigmoid", "gelu by tanh")
+
+
+def numbers(count: int) -> torch.Tensor:
+    return 1.5 * torch.randn(count, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_pieces_have_the_bits_of_the_whole(name: str, mode: Any) -> None:
+    function, x = FUNCTIONS[name], numbers(VECTORS * 48)
+    with mode(), SteadyElementwise():
+        whole = function(x)
+        for size in (3, 7, 64, 1001):
+            assert torch.equal(whole, torch.cat([function(part.clone()) for part in x.split(size)])), size
+
+
+def test_the_cases_show_what_torch_does() -> None:
+    """Without the mode, some of them differ."""
+    x = numbers(VECTORS * 48)
+    differing = [
+        name
+        for name in CPU_DIFFERS
+        if not torch.equal(FUNCTIONS[name](x), torch.cat([FUNCTIONS[name](p.clone()) for p in x.split(7)]))
+    ]
+    assert differing
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_all_but_the_end_has_the_bits_of_torch(name: str) -> None:
+    x = numbers(VECTORS * 20 + 13)
+    with torch.inference_mode():
+        plain = FUNCTIONS[name](x)
+        with SteadyElementwise():
+            steady = FUNCTIONS[name](x)
+    assert torch.equal(plain[: -(len(x) % VECTORS)], steady[: -(len(x) % VECTORS)])
+    assert torch.allclose(plain, steady, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "tanh", "exp", "silu", "gelu"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_part_of_an_image_has_the_bits_of_the_image(name: str, layout: torch.memory_format) -> None:
+    """torch ends every row of a tensor with gaps by itself."""
+    function = getattr(torch, name, None) or getattr(torch.nn.functional, name)
+    whole = numbers(2 * 3 * 50 * 77).reshape(2, 3, 50, 77).contiguous(memory_format=layout)
+    with SteadyElementwise():
+        part = function(whole[..., :41, 3:60])
+        assert torch.equal(part, function(whole)[..., :41, 3:60])
+
+
+def test_rows_of_an_image_have_the_bits_of_the_image() -> None:
+    """They have no gaps, but other strides along the axes of one."""
+    whole = numbers(384 * 144).reshape(1, 1, 384, 144)
+    with SteadyElementwise():
+        expected = torch.sigmoid(whole)
+        for rows in range(300, 384):
+            assert torch.equal(torch.sigmoid(whole[:, :, :rows]), expected[:, :, :rows])
+
+
+def test_a_part_of_an_image_is_changed_in_place() -> None:
+    whole = numbers(50 * 77).reshape(1, 1, 50, 77)
+    expected, given = torch.sigmoid(whole), whole.clone()
+    with SteadyElementwise():
+        part = whole[..., :41, 3:60]
+        assert part.sigmoid_() is part
+    assert torch.equal(part, expected[..., :41, 3:60])
+    assert torch.equal(whole[..., 41:, :], given[..., 41:, :])
+
+
+def test_layouts_and_types_stay() -> None:
+    last = numbers(2 * 3 * 11 * 13).reshape(2, 3, 11, 13).contiguous(memory_format=torch.channels_last)
+    with SteadyElementwise():
+        assert torch.sigmoid(last).is_contiguous(memory_format=torch.channels_last)
+        top = last[..., :5, :].contiguous(memory_format=torch.channels_last)
+        assert torch.equal(torch.sigmoid(top[:, :2]), torch.sigmoid(last[:, :2])[..., :5, :])
+        assert torch.equal(torch.where(last > 0, last, -last), last.abs())
+        assert torch.equal(torch.abs(torch.arange(-5, 5)), torch.arange(-5, 5).abs())
+        assert (last + last.mean()).shape == last.shape
+        assert torch.sigmoid(torch.zeros(0)).shape == (0,)
+        halves = torch.empty(11)
+        torch.sigmoid(numbers(11), out=halves)
+        assert halves[0] > 0
+
+
+def test_a_network_keeps_what_it_is_given_beside_the_batch() -> None:
+    class Shifted(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, batch: torch.Tensor, shift: float) -> torch.Tensor:
+            return torch.sigmoid(batch) + shift
+
+    x = numbers(100).reshape(1, 1, 10, 10)
+    assert torch.allclose(SteadyNetwork(Shifted())(x, 2.0), torch.sigmoid(x) + 2)
+
+
+def test_a_network_does_not_load_the_compiler() -> None:
+    code = (
+        "import sys, torch; from halotile.tasks.convolution.activations import SteadyNetwork; "
+        "SteadyNetwork(torch.nn.Sigmoid())(torch.rand(1, 1, 9, 9)); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_a_network_compiles_of_itself_runs_as_it_is_written() -> None:
+    compiled = []
+
+    def compile_it(graph: Any, _: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    network = torch.compile(torch.nn.Sigmoid(), backend=compile_it)
+    x = numbers(99).reshape(1, 1, 9, 11)
+    with torch.inference_mode(), SteadyElementwise():
+        expected = torch.sigmoid(x)
+    with torch.inference_mode():
+        assert torch.equal(SteadyNetwork(network)(x), expected)
+    assert not compiled

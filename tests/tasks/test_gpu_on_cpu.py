@@ -1,0 +1,347 @@
+"""The code for a GPU, run on the CPU: the same bits, through buffers that are reused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+from halotile.graphs.plans.make import make_plan
+from halotile.storage.grid import Grid, Region
+from halotile.storage.sharded.output import create_output
+from halotile.tasks.block import BlockRunner, Receipt
+from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
+from halotile.tasks.denoisers.dncnn import DnCNN
+from halotile.tasks.devices.device import LOST, Device, Download
+from halotile.tasks.devices.gpu import Gpu
+from halotile.tasks.devices.streams import Buffers
+from halotile.tasks.inner_tiles import TileRunner
+from tests.support import DTYPES, dncnn_weights, job_of, work_of, write_zarr
+from tests.tasks.test_inner_tiles import blur, tiling
+
+
+class Overwritten(Buffers):
+    """Buffers whose content is overwritten as soon as they are returned."""
+
+    def give(self, memory: Any, mark: Any = None) -> None:
+        """Overwrite the buffer, then return it."""
+        memory.fill_(255)
+        super().give(memory, mark)
+
+
+def gpu_device(**options: Any) -> Gpu:
+    """A GPU whose buffers are overwritten between two uses."""
+    made = Gpu("cpu", **options)
+    made._upload_buffers, made._download_buffers, made._small_buffers = (
+        Overwritten(made.streams.pinned) for _ in range(3)
+    )
+    return made
+
+
+def image(dtype: str, shape: tuple[int, ...] = (2, 1, 100, 120)) -> np.ndarray[Any, Any]:
+    """Noise."""
+    return (np.random.default_rng(0).random(shape) * 100).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pixels_of_every_type_get_there_and_back(dtype: str) -> None:
+    device, pixels = gpu_device(), image(dtype)
+    sent = [device.stage(pixels), device.stage(pixels[..., ::-1]), device.stage(np.asfortranarray(pixels))]
+    back = [device.fetch(device.take(each)).pixels() for each in sent]
+    for got, want in zip(back, (pixels, pixels[..., ::-1], pixels), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", [1, 5, 64])
+@pytest.mark.parametrize("records", [False, True])
+def test_a_block_has_the_same_bits_as_without(dtype: str, batch: int, records: bool) -> None:
+    pixels, whole = image(dtype), Region.whole((100, 120))
+    core = Region((20, 30), (90, 80))
+    form = tiling(batch=batch, range=(0.0, 100.0))
+    plain, there = (
+        TileRunner(blur, device, form, "blur")(pixels, whole, core, 1, {})
+        for device in (Device(), gpu_device(records=records))
+    )
+    np.testing.assert_array_equal(there, plain)
+
+
+def test_every_batch_has_the_same_shape() -> None:
+    shapes = set()
+
+    def noted(batch: torch.Tensor) -> torch.Tensor:
+        shapes.add(tuple(batch.shape))
+        return batch
+
+    whole = Region.whole((100, 120))
+    TileRunner(noted, gpu_device(), tiling(batch=7), "noted")(image("float32"), whole, whole, 1, {})
+    assert len(shapes) == 1
+    assert shapes.pop()[0] == 7
+
+
+def test_what_cannot_be_recorded_is_asked_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, whole = gpu_device(records=True), Region.whole((100, 120))
+
+    def refuse(call: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(device.streams, "record", refuse)
+    pixels = image("float32")
+    got = TileRunner(blur, device, tiling(), "blur")(pixels, whole, whole, 1, {})
+    np.testing.assert_array_equal(
+        got, TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
+    )
+    assert not device.records
+
+
+def test_each_margin_has_a_recording_of_its_own(tmp_path: Path) -> None:
+    """A stack of convolutions computes less where a margin is not wanted, and each batch finds what was recorded for it."""
+    weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
+    denoiser = DnCNN(weights=str(weights), depth=3, width=8)
+    whole, form = Region.whole((200, 220)), tiling(depth=((3, 3), (3, 3)), image=(200, 220), batch=2)
+    pixels = image("float32", (2, 1, 200, 220))
+    device = gpu_device(records=True)
+    runner = TileRunner(denoiser.build(), device, form, "dncnn")
+    plain = TileRunner(denoiser.build(), Device(), form, "dncnn")(pixels, whole, whole, 1, {})
+    for _ in range(2):
+        np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), plain)
+    assert len(device._recorded) > 1
+
+
+def test_blocks_that_are_on_their_way_at_once_do_not_mix() -> None:
+    """As with the io threads of a worker: one block is read while another is computed and a third one written."""
+    whole = Region.whole((100, 120))
+    runner = TileRunner(blur, gpu_device(), tiling(), "blur")
+    images = [image("float32") + number for number in range(6)]
+    want = [TileRunner(blur, Device(), tiling(), "blur")(each, whole, whole, 1, {}) for each in images]
+    got: dict[int, Any] = {}
+    writer: threading.Thread | None = None
+    staged = runner.stage(images[0], {})
+    for number in range(6):
+        following = runner.stage(images[number + 1], {}) if number < 5 else None
+        computed = runner.launch(staged, whole, whole, 1)
+        if writer is not None:
+            writer.join()
+        writer = threading.Thread(target=lambda n=number, c=computed: got.update({n: c.collect()}))
+        writer.start()
+        if following is not None:
+            staged = following
+    assert writer is not None
+    writer.join()
+    for number, pixels in enumerate(want):
+        np.testing.assert_array_equal(got[number], pixels)
+
+
+def test_memory_that_is_taken_comes_back_where_the_model_fails() -> None:
+    whole, device = Region.whole((100, 120)), gpu_device()
+    runner = TileRunner(lambda batch: batch[..., 1:], device, tiling(), "wrong")
+    for _ in range(5):
+        with pytest.raises(RuntimeError):
+            runner(image("float32"), whole, whole, 1, {})
+    np.testing.assert_array_equal(
+        device.fetch(device.take(device.stage(image("uint8")))).pixels(), image("uint8")
+    )
+
+
+class Full(Gpu):
+    """A GPU whose memory runs out in one place, a given number of times."""
+
+    def __init__(self, place: str, times: int) -> None:
+        super().__init__("cpu")
+        self._upload_buffers, self._download_buffers, self._small_buffers = (
+            Overwritten(self.streams.pinned) for _ in range(3)
+        )
+        self.where, self.times = place, times
+
+    def _perhaps(self, place: str) -> None:
+        if place == self.where and self.times:
+            self.times -= 1
+            raise RuntimeError("CUDA error: out of memory")
+
+    def stage(self, pixels: np.ndarray[Any, Any]) -> Any:
+        """Run out of memory in an upload, perhaps."""
+        self._perhaps("upload")
+        return super().stage(pixels)
+
+    def fetch(self, tensor: torch.Tensor) -> Download:
+        """Run out of memory in the download of a result, or of its sums, perhaps."""
+        self._perhaps("download" if tensor.ndim > 1 else "sums")
+        return super().fetch(tensor)
+
+    def run(self, model: Any, batch: torch.Tensor, sides: Any) -> torch.Tensor:
+        """Run out of memory in the model, perhaps."""
+        self._perhaps("model")
+        return super().run(model, batch, sides)
+
+
+@pytest.mark.parametrize("place", ["model", "download", "sums"])
+def test_wherever_memory_runs_out_the_batch_is_halved_and_nothing_is_lost(place: str) -> None:
+    pixels, whole = image("float32"), Region.whole((100, 120))
+    want = TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
+    runner = TileRunner(blur, Full(place, 3), tiling(batch=16), "blur")
+    np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
+    assert runner.batch == 2
+    np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
+
+
+def test_a_block_that_has_no_room_on_the_gpu_is_tried_again_with_a_smaller_batch() -> None:
+    pixels, whole = image("float32"), Region.whole((100, 120))
+    runner = TileRunner(blur, Full("upload", 2), tiling(batch=16), "blur")
+    want = TileRunner(blur, Device(), tiling(), "blur")(pixels, whole, whole, 1, {})
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            runner.stage(pixels, {})
+    np.testing.assert_array_equal(runner(pixels, whole, whole, 1, {}), want)
+    assert runner.batch == 8
+
+
+def test_a_region_that_is_waited_for_makes_room_before_it_goes_over() -> None:
+    pixels, whole = image("float32"), Region.whole((100, 120))
+    runner = TileRunner(blur, Full("upload", 2), tiling(batch=16), "blur")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            runner(pixels, whole, whole, 1, {})
+    runner(pixels, whole, whole, 1, {})
+    assert runner.batch == 4
+
+
+@pytest.mark.parametrize("place", ["download", "sums"])
+def test_pinned_memory_comes_back_whatever_fails(place: str) -> None:
+    """Else the computing thread would wait for a buffer for ever."""
+    pixels, whole = image("float32"), Region.whole((100, 120))
+    device = Full(place, 5)
+    runner = TileRunner(blur, device, tiling(batch=1), "blur")
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            runner(pixels, whole, whole, 1, {})
+    assert runner(pixels, whole, whole, 1, {}).shape == pixels.shape
+
+
+def test_a_process_whose_gpu_is_lost_ends() -> None:
+    """Every further call and block would fail."""
+    program = (
+        "from halotile.tasks.devices.gpu import Gpu\n"
+        "from halotile.tasks.devices.device import unless_lost\n"
+        "gpu = Gpu('cpu')\n"
+        "def lost(): raise RuntimeError('an illegal memory access was encountered')\n"
+        "try:\n"
+        "    with unless_lost(gpu): raise ValueError('the model')\n"
+        "except ValueError: print('goes on')\n"
+        "gpu.streams.check_device = lost\n"
+        "with unless_lost(gpu): lost()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (LOST, "goes on\n")
+
+
+@pytest.mark.parametrize(
+    ("precision", "tf32", "by_stopwatch"),
+    [("float32", False, False), ("tf32", True, True), ("float16", False, True), ("bfloat16", False, True)],
+)
+def test_the_precision_is_set_where_it_is_computed(precision: str, tf32: bool, by_stopwatch: bool) -> None:
+    """Two GPUs in one process each keep their own precision."""
+    backends = torch.backends
+    before = backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic
+    device, other = gpu_device(precision=precision), gpu_device(precision="float32" if tf32 else "tf32")
+    with other.computing():
+        pass
+    with device.computing():
+        settings = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32, backends.cudnn.benchmark
+        deterministic = backends.cudnn.deterministic
+    assert settings == (tf32, tf32, by_stopwatch)
+    assert deterministic == (not by_stopwatch)
+    with gpu_device().computing():  # as for the others
+        pass
+    backends.cuda.matmul.allow_tf32, backends.cudnn.benchmark, backends.cudnn.deterministic = before
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_a_worker_writes_the_same_image_with_a_gpu(dtype: str, tmp_path: Path) -> None:
+    """All three threads: read and upload, compute, download and write."""
+    source = write_zarr(tmp_path / "in.zarr", image(dtype, (700, 610)))
+    written = []
+    for name, device in (("cpu", Device()), ("gpu", gpu_device())):
+        job = job_of(source, tmp_path / f"{name}.zarr", "tv", {"strength": 0.2}, tile={"block": 128})
+        plan = make_plan(job)
+        create_output(plan.output, plan.layout)
+        runner = BlockRunner(Staged(work_of(plan).task, device))
+        receipt = runner.run(range(len(plan.grid)))
+        assert (sorted(receipt.done), receipt.bad) == (list(range(len(plan.grid))), [])
+        assert receipt.compute_seconds > 0
+        written.append(zarr.open_array(plan.output, mode="r")[...])
+    np.testing.assert_array_equal(written[0], written[1])
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A task on a given device, with io threads."""
+
+    task: DenoiseTask
+    device: Device
+    overlap = True
+    io_threads = 1
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of the task."""
+        return self.task.grid
+
+    @property
+    def batch(self) -> int:
+        """The batch of the task."""
+        return self.task.batch
+
+    def stages(self) -> DenoiseStages:
+        """The stages on the device."""
+        return DenoiseStages(self.task, self.device)
+
+
+class Elsewhere(Gpu):
+    """A device with shapes and dtypes but no values: tensors that are not copied there, and requests for values, fail."""
+
+    def __init__(self) -> None:
+        super().__init__("meta")
+
+    def fetch(self, tensor: torch.Tensor) -> Download:
+        """Return without a copy."""
+        return Download(tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sides"),
+    [
+        ("gaussian", {"sigma": 2}, ()),
+        ("median", {"size": 5}, ()),
+        ("tv", {"strength": 0.1}, ()),
+        ("tv", {"strength": 1.0}, ("sigma",)),
+        ("nlm", {"strength": 0.5, "sigma": 0.1}, ()),
+        ("nlm", {"strength": 0.5}, ("sigma", "mask")),
+        ("dncnn", {"depth": 5, "width": 8}, ()),
+        ("torch", {"import": "tests.networks:unet"}, ()),
+    ],
+)
+def test_every_denoiser_stays_on_its_device(
+    name: str, options: dict[str, Any], sides: tuple[str, ...], tmp_path: Path
+) -> None:
+    """No pixel or number is copied back in between: the GPU would be idle meanwhile."""
+    source = write_zarr(tmp_path / "in.zarr", image("uint16", (300, 260)))
+    if name == "dncnn":
+        options = options | {"weights": str(dncnn_weights(tmp_path / "w.safetensors", 5, 8))}
+    paths = {
+        side: str(write_zarr(tmp_path / f"{side}.zarr", np.full((300, 260), 0.1, "float32")))
+        for side in sides
+    }
+    job = job_of(source, tmp_path / "out.zarr", name, options, tile={"block": 128}, input={"sides": paths})
+    stages = DenoiseStages(work_of(make_plan(job)).task, Elsewhere())
+    stages.check()
+    for block in (stages.task.grid.block_at(0), stages.task.grid.block_at(4)):
+        computed = stages.compute(block, stages.read(block), Receipt()).computed
+        assert computed._output.tensor.device.type == "meta"

@@ -1,0 +1,199 @@
+"""Inner tiles: they cover the core, keep their halo, share one shape; batches shrink when memory runs out."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halotile.errors import BlockFailed
+from halotile.storage.grid import Region
+from halotile.storage.sharded.output import to_dtype
+from halotile.tasks.devices.device import Device
+from halotile.tasks.inner_tiles import TileRunner, Tiling, cut_evenly, windows_of
+
+
+def tiling(**changes: Any) -> Tiling:
+    values: dict[str, Any] = {
+        "tile": (32, 32),
+        "depth": ((3, 3), (3, 3)),
+        "align": (1, 1),
+        "least": (1, 1),
+        "image": (100, 120),
+        "scale": 1,
+        "batch": 4,
+        "range": None,
+        "work_dtype": "float32",
+    }
+    return Tiling(**(values | changes))
+
+
+def blur(batch: torch.Tensor) -> torch.Tensor:
+    """Mean over 7x7, zero outside the window: looks 3 pixels far."""
+    channels = batch.shape[1]
+    kernel = torch.full((channels, 1, 7, 7), 1 / 49, dtype=batch.dtype)
+    return torch.nn.functional.conv2d(batch, kernel, padding=3, groups=channels)
+
+
+def run(
+    pixels: np.ndarray[Any, Any], model: Any, settings_: Tiling, core: Region | None = None
+) -> np.ndarray[Any, Any]:
+    whole = Region.whole(pixels.shape[-2:])
+    core = core or whole
+    runner = TileRunner(model, Device(), settings_, "blur")
+    return to_dtype(runner(pixels, whole, core, pixels.shape[-3], {}), pixels.dtype)
+
+
+@given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 90), st.sampled_from([1, 2, 4, 8]))
+@settings(deadline=None, max_examples=150)
+def test_even_cuts_cover_the_interval_in_aligned_pieces(
+    start: int, length: int, edge: int, align: int
+) -> None:
+    start *= align
+    parts = cut_evenly(start, start + length, edge, align)
+    assert parts[0][0] == start
+    assert parts[-1][1] == start + length
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(parts))
+    assert all(a % align == 0 for a, _ in parts)
+    assert all(b - a <= -(-edge // align) * align for a, b in parts)
+
+
+@given(
+    st.tuples(st.integers(1, 150), st.integers(1, 150)),
+    st.integers(1, 64),
+    st.integers(0, 20),
+    st.sampled_from([1, 2, 8]),
+)
+@settings(deadline=None, max_examples=150)
+def test_windows_hold_what_their_tile_needs(
+    image: tuple[int, int], edge: int, depth: int, align: int
+) -> None:
+    whole = Region.whole(image)
+    edge = -(-edge // align) * align
+    form = tiling(tile=(edge, edge), depth=((depth, depth),) * 2, align=(align,) * 2, image=image)
+    covered = np.zeros(image, int)
+    for window in windows_of(whole, whole, (), form):
+        covered[window.core.slices] += 1
+        assert window.core.grow(form.depth).clip(whole).inside(window.reach)
+        assert window.reach.inside(whole)
+        assert all(a % align == 0 for a in window.reach.start)
+        assert all(b % align == 0 or b == n for b, n in zip(window.reach.stop, image, strict=True))
+    assert (covered == 1).all()
+
+
+@pytest.mark.parametrize("least", [1, 40, 90, 500])
+def test_windows_are_never_shorter_than_the_least(least: int) -> None:
+    whole = Region.whole((100, 120))
+    for window in windows_of(whole, whole, (), tiling(least=(least, least))):
+        assert window.reach.shape >= (min(least, 100), min(least, 120))
+        assert window.reach.inside(whole)
+
+
+def test_windows_share_one_shape_where_the_image_is_large_enough() -> None:
+    whole = Region.whole((100, 120))
+    shapes = {w.reach.shape for w in windows_of(whole, whole, (2,), tiling())}
+    assert len(shapes) == 1
+
+
+@pytest.mark.parametrize("batch", [1, 3, 100])
+@pytest.mark.parametrize("tile", [16, 33, 200])
+def test_tiles_give_the_whole_image(tile: int, batch: int) -> None:
+    pixels = np.random.default_rng(0).random((2, 3, 100, 120), dtype=np.float32)
+    got = run(pixels, blur, tiling(tile=(tile, tile), batch=batch))
+    want = blur(torch.from_numpy(pixels)).numpy()
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_a_core_inside_what_was_read_gets_its_own_pixels() -> None:
+    pixels = np.random.default_rng(0).random((1, 100, 120), dtype=np.float32)
+    core = Region((20, 30), (90, 80))
+    got = run(pixels, blur, tiling(), core)
+    np.testing.assert_allclose(
+        got, blur(torch.from_numpy(pixels[None]))[0].numpy()[:, 20:90, 30:80], atol=1e-6
+    )
+
+
+def test_scaled_results_land_where_they_belong() -> None:
+    pixels = np.random.default_rng(0).random((1, 40, 50), dtype=np.float32)
+
+    def double(batch: torch.Tensor) -> torch.Tensor:
+        return batch.repeat_interleave(2, 2).repeat_interleave(2, 3)
+
+    got = run(pixels, double, tiling(scale=2, image=(40, 50)))
+    assert np.array_equal(got, pixels.repeat(2, 1).repeat(2, 2))
+
+
+def test_integers_are_mapped_to_unit_range_and_back() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 50, 60), dtype=np.uint8)
+    seen: list[float] = []
+
+    def note(batch: torch.Tensor) -> torch.Tensor:
+        seen.append(float(batch.max()))
+        return batch * 2
+
+    got = run(pixels, note, tiling(range=(0.0, 255.0), image=(50, 60)))
+    assert max(seen) <= 1.0
+    assert np.array_equal(got, np.minimum(pixels.astype(int) * 2, 255).astype(np.uint8))
+
+
+class Hungry:
+    """A model that has memory for two tiles at most, as a full GPU would."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def __call__(self, batch: torch.Tensor) -> torch.Tensor:
+        self.batches.append(len(batch))
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return batch
+
+
+def test_the_batch_is_halved_when_memory_runs_out_and_stays_small() -> None:
+    pixels = np.random.default_rng(0).random((1, 100, 120), dtype=np.float32)
+    model = Hungry()
+    runner = TileRunner(model, Device(), tiling(batch=8), "hungry")
+    whole = Region.whole((100, 120))
+    assert np.array_equal(runner(pixels, whole, whole, 1, {}), pixels)
+    assert model.batches[:3] == [8, 4, 2]
+    assert runner.batch == 2
+    runner(pixels, whole, whole, 1, {})
+    assert max(model.batches[3:]) == 2
+
+
+def test_a_single_tile_that_does_not_fit_is_an_error() -> None:
+    def never(batch: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        run(np.zeros((1, 40, 40), np.float32), never, tiling(image=(40, 40)))
+
+
+def test_a_wrong_shape_is_named_not_cropped() -> None:
+    with pytest.raises(BlockFailed, match=r"blur returned shape \(4, 1, 29, 34\)"):
+        run(np.zeros((1, 100, 120), np.float32), lambda b: b[..., 1:-1, 1:-1], tiling())
+
+
+def test_nan_on_finite_pixels_is_an_error_and_nan_in_the_input_passes() -> None:
+    pixels = np.zeros((1, 100, 120), np.float32)
+    with pytest.raises(BlockFailed, match="NaN or infinity for finite pixels"):
+        run(pixels, lambda b: b / 0, tiling())
+    pixels[0, 50, 50] = np.nan
+    assert np.isnan(run(pixels, lambda b: b * 1, tiling())[0, 50, 50])
+
+
+def test_side_inputs_are_cut_like_the_image_and_shared_over_planes() -> None:
+    pixels = np.random.default_rng(0).random((3, 1, 100, 120), dtype=np.float32)
+    side = np.random.default_rng(1).random((1, 1, 100, 120), dtype=np.float32)
+    whole = Region.whole((100, 120))
+
+    def add(batch: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        return batch + sigma
+
+    result = TileRunner(add, Device(), tiling(), "add")(pixels, whole, whole, 1, {"sigma": side})
+    assert np.array_equal(result, pixels + side)

@@ -1,0 +1,65 @@
+"""A worker computes with the files and the code that its job was planned with, or refuses with the reason."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from halotile.errors import ConfigError
+from halotile.tasks.denoisers.function import Function
+from halotile.tasks.options import import_reference
+from halotile.tasks.trials import provenance
+from halotile.tasks.trials.provenance import build_sealed, seals_of
+from halotile.tasks.trials.user_code import imported_digest
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module of two functions, and another one that shares code with it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for name in ("_loaded", "_files"):
+        monkeypatch.setattr(provenance, name, {})
+    for name in ("shared_code", "first_code", "second_code"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "shared_code.py").write_text("FACTOR = 1\n")
+    for name in ("first_code", "second_code"):
+        (tmp_path / f"{name}.py").write_text(
+            "from shared_code import FACTOR\ndef one(x):\n    return x * FACTOR\ndef two(x):\n    return x + FACTOR\n"
+        )
+    return tmp_path / "shared_code.py"
+
+
+def of(name: str) -> tuple[Function, dict[str, str]]:
+    """A denoiser, and what a job that is planned now takes it to be."""
+    denoiser = Function(import_=name, depth=0)
+    return denoiser, dict(seals_of(denoiser, {name: imported_digest(name, import_reference(name))}))
+
+
+@pytest.mark.parametrize("later", ["first_code:one", "first_code:two", "second_code:one"])
+def test_a_worker_that_outlives_a_job_does_not_compute_with_its_code(module: Path, later: str) -> None:
+    build_sealed(*of("first_code:one"))
+    build_sealed(*of(later))
+    module.write_text("FACTOR = 100\n")
+    with pytest.raises(
+        ConfigError, match=r"changed since this worker imported it for an earlier job.*Restart the workers"
+    ):
+        build_sealed(*of(later if later == "first_code:one" else later.replace("one", "two")))
+
+
+def test_code_that_is_edited_while_its_job_runs_stays_what_it_was_in_memory(module: Path) -> None:
+    requested = of("first_code:one")
+    build_sealed(*requested)
+    module.write_text("FACTOR = 100\n")
+    build_sealed(*requested)
+
+
+def test_code_that_was_changed_before_a_worker_begins_is_not_computed_with(module: Path) -> None:
+    requested = of("first_code:one")
+    module.write_text("FACTOR = 100\n")
+    with pytest.raises(
+        ConfigError, match=r"first_code:one was changed while the job ran.*Restore the old version"
+    ):
+        build_sealed(*requested)

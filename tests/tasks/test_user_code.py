@@ -1,0 +1,264 @@
+"""A user's code gets the same digest in every process, and another one when it is changed."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from halotile.tasks.trials.user_code import (
+    imported_digest,
+    loaded_code,
+    qualified_name,
+    source_files,
+    value_digest,
+)
+
+FACTOR: Any = 1.0
+
+
+def by_closure(factor: Any) -> Callable[[Any], Any]:
+    return lambda image: image * factor
+
+
+def by_nested_closure(factor: Any) -> Callable[[Any], Any]:
+    inner = by_closure(factor)
+    return lambda image: inner(image) + 1
+
+
+def by_default(factor: Any) -> Callable[[Any], Any]:
+    def call(image: Any, factor: Any = factor) -> Any:
+        return image * factor
+
+    return call
+
+
+def by_keyword_default(factor: Any) -> Callable[[Any], Any]:
+    def call(image: Any, *, factor: Any = factor) -> Any:
+        return image * factor
+
+    return call
+
+
+def by_partial(factor: Any) -> Callable[[Any], Any]:
+    return functools.partial(np.multiply, factor)
+
+
+class Times:
+    offset = 0
+
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+
+    def __call__(self, image: Any) -> Any:
+        return image * self.factor
+
+    def method(self, image: Any) -> Any:
+        return image * self.factor
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+
+    def __call__(self, image: Any) -> Any:
+        return image * self.factor
+
+
+def by_method(factor: Any) -> Callable[[Any], Any]:
+    return Times(factor).method
+
+
+def by_cached(factor: Any) -> Callable[[Any], Any]:
+    return functools.lru_cache(by_closure(factor))
+
+
+MAKERS = [
+    by_closure,
+    by_nested_closure,
+    by_default,
+    by_keyword_default,
+    by_partial,
+    by_method,
+    by_cached,
+    Times,
+    Slotted,
+]
+PAIRS: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+    (lambda: 1, lambda: 2),
+    (lambda: 1, lambda: 1.0),
+    (lambda: (1, 2), lambda: (2, 1)),
+    (lambda: {"a": 1}, lambda: {"a": 2}),
+    (lambda: {"a", "b"}, lambda: {"a", "c"}),
+    (lambda: np.zeros(3000), lambda: np.append(np.zeros(2999), 1.0)),
+    (lambda: np.zeros(4, "float32"), lambda: np.zeros(2, "float64")),
+    (lambda: torch.zeros(3, dtype=torch.bfloat16), lambda: torch.ones(3, dtype=torch.bfloat16)),
+    (lambda: np.float32(1), lambda: np.float32(2)),
+    (lambda: Path("a"), lambda: Path("b")),
+    (lambda: np.sin, lambda: np.cos),
+    (lambda: re.compile("a"), lambda: re.compile("b")),
+    (lambda: np.random.default_rng(1), lambda: np.random.default_rng(2)),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_what_a_function_uses_belongs_to_it(
+    make: Callable[[Any], Any], one: Callable[[], Any], other: Callable[[], Any]
+) -> None:
+    assert value_digest(make(one())) == value_digest(make(one()))
+    assert value_digest(make(one())) != value_digest(make(other()))
+
+
+def by_global(image: Any) -> Any:
+    return image * FACTOR
+
+
+def by_global_further_in(image: Any) -> Any:
+    return [by_global(line) for line in image]
+
+
+@pytest.mark.parametrize(
+    "call", [by_global, by_global_further_in, lambda image: (lambda: by_global(image))()]
+)
+def test_a_global_that_a_function_names_belongs_to_it(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], Any]
+) -> None:
+    before = value_digest(call)
+    monkeypatch.setitem(globals(), "FACTOR", 2.0)
+    assert value_digest(call) != before
+
+
+def test_the_class_of_an_object_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = value_digest(Times(1))
+    monkeypatch.setattr(Times, "offset", 1)
+    assert value_digest(Times(1)) != before
+
+
+def test_what_goes_round_in_a_circle_ends() -> None:
+    def make(value: int) -> Times:
+        first, second = Times(value), Times(None)
+        second.factor, first.offset = [first], second  # type: ignore[assignment]
+        return first
+
+    assert value_digest(make(1)) == value_digest(make(1)) != value_digest(make(2))
+
+
+def test_an_object_without_state_does_no_harm() -> None:
+    import threading
+
+    assert value_digest(by_closure(threading.Lock())) == value_digest(by_closure(threading.Lock()))
+
+
+def test_a_function_is_called_by_its_name() -> None:
+    assert qualified_name(functools.partial(by_global)) == f"{__name__}:by_global"
+    assert qualified_name(Times(1)) == f"{__name__}:Times"
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of modules, which are not imported."""
+    files = {
+        "entry.py": "import json\nimport sibling\nfrom package.deep import thing\n",
+        "sibling.py": "def f():\n    import late\n",
+        "late.py": "",
+        "package/__init__.py": "from . import near\n",
+        "package/near.py": "from .. import package\n",
+        "package/deep/__init__.py": "from ..far import x\n",
+        "package/deep/thing.py": "",
+        "package/far.py": "",
+        "stranger.py": "",
+        "json.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "noticed"),
+    [
+        ("entry.py", True),
+        ("sibling.py", True),
+        ("late.py", True),
+        ("package/__init__.py", True),
+        ("package/near.py", True),
+        ("package/deep/thing.py", True),
+        ("package/far.py", True),
+        ("stranger.py", False),
+    ],
+)
+def test_a_change_to_a_file_that_an_import_runs_is_noticed(lab: Path, file: str, noticed: bool) -> None:
+    before = imported_digest("entry:f", None)
+    with (lab / file).open("a") as opened:
+        opened.write("\nx = 1\n")
+    assert (imported_digest("entry:f", None) != before) == noticed
+
+
+def test_a_project_that_is_moved_stays_what_it_is(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = imported_digest("entry:f", None)
+    moved = lab.with_name("moved")
+    lab.rename(moved)
+    monkeypatch.setattr(sys, "path", [str(moved), *sys.path[1:]])
+    assert imported_digest("entry:f", None) == before
+
+
+def test_a_file_that_cannot_be_read_as_python_ends_the_search_there(lab: Path) -> None:
+    (lab / "late.py").write_text("print 'two'")
+    assert lab / "late.py" in source_files("entry")
+
+
+def test_an_installed_package_is_identified_by_its_own_files_alone() -> None:
+    files = source_files("safetensors.torch")
+    assert {"torch.py", "__init__.py"} <= {file.name for file in files}
+    assert all("safetensors" in file.parts for file in files)
+
+
+def test_a_module_without_a_file_is_identified_by_the_imported_value() -> None:
+    assert source_files("math") == []
+    assert imported_digest("nowhere:f", by_closure(1)) != imported_digest("nowhere:f", by_closure(2))
+
+
+@pytest.mark.parametrize("how", ["gone", "in an archive"])
+def test_there_is_no_digest_for_code_that_cannot_be_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    place = tmp_path
+    if how == "gone":
+        (tmp_path / "passing.py").write_text("VALUE = 1")
+    else:
+        place = tmp_path / "some.zip"
+        with zipfile.ZipFile(place, "w") as archive:
+            archive.writestr("passing.py", "VALUE = 1")
+    monkeypatch.syspath_prepend(str(place))
+    assert loaded_code() is not None
+    importlib.import_module("passing")
+    (tmp_path / "passing.py").unlink(missing_ok=True)
+    try:
+        assert loaded_code() is None
+    finally:
+        del sys.modules["passing"]
+
+
+def test_what_an_installed_decorator_holds_belongs_to_the_function() -> None:
+    def wrap(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def wrapped(image: Any) -> Any:
+            return call(image)
+
+        wrapped.__module__ = "scipy.ndimage"
+        return wrapped
+
+    assert value_digest(wrap(by_closure(1))) != value_digest(wrap(by_closure(2)))
