@@ -20,6 +20,7 @@ from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, T
 from halotile.graphs.plans.denoisers import make_denoiser
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
+from halotile.graphs.plans.resources.memory import Footprint
 from halotile.storage.sharded.output import create_output, to_dtype
 from halotile.tasks.block import BlockRunner
 
@@ -158,6 +159,16 @@ def dncnn_weights(path: Path, depth: int = 5, width: int = 8, channels: tuple[in
         state[f"layers.{layer}.bias"] = torch.randn(out, generator=generator) * 0.01
     save_file(state, path)
     return path
+
+
+def footprint_of(plan: Plan) -> Footprint:
+    """The memory that a worker of a denoising plan needs, by what it is for."""
+    from halotile.graphs.jobs.denoise import fit
+
+    (source, *_), work = plan.sources, work_of(plan)
+    found = fit.footprint_of(work.task, plan.layout, source.chunks if not source.mapped else (1,), work.tuned)
+    assert found.total_bytes == plan.memory_bytes
+    return found
 
 
 def work_of(plan: Plan) -> Any:

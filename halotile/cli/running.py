@@ -89,7 +89,9 @@ def _among_copies(job: Job) -> AbstractContextManager[None]:
     return as_first()
 
 
-def simulate(job: Job, noise: NoiseChoice, *, overwrite: bool, as_json: bool, quiet: bool) -> None:
+def simulate(
+    job: Job, noise: NoiseChoice, *, overwrite: bool, fresh: bool, as_json: bool, quiet: bool
+) -> None:
     """Simulate the measurements of a job.
 
     Raises
@@ -110,7 +112,7 @@ def simulate(job: Job, noise: NoiseChoice, *, overwrite: bool, as_json: bool, qu
         raise ConfigError("simulate is a command for one copy. Start it without mpirun and srun.")
     go(
         simulation_of(job, noise, overwrite=overwrite),
-        fresh=False,
+        fresh=fresh,
         same_input=False,
         as_json=as_json,
         quiet=quiet,

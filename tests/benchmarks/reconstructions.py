@@ -28,7 +28,8 @@ def measurement(folder: Path, edge: int, number: int) -> Path:
     """What one of the blurs makes of the image; blurred row by row of chunks, so that no size is too large."""
     import zarr
 
-    from halotile.storage.grid import Region
+    from halotile.tasks.devices.device import torch_threads
+from halotile.storage.grid import Region
     from halotile.tasks.operators.blur import Blur
 
     path = folder / f"blurred-{edge}-{number}.zarr"
@@ -157,7 +158,6 @@ def same_bits(folder: Path, edge: int) -> Result:
     from halotile.graphs.kinds.sections import Tile
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.solvers.base import State
-    from halotile.tasks.devices.device import torch_threads
     from halotile.tasks.operators.base import InMemory, read_all
     from tests.support import work_of
 
@@ -172,7 +172,7 @@ def same_bits(folder: Path, edge: int) -> Result:
     work = work_of(whole)
     problem = work.problem(STEP)
     x: Any = work.start
-    with threads():
+    with torch_threads():
         for _ in range(2):
             at = x
             step = work.solver.step(problem, State(), lambda name, age: at)  # noqa: B023 - called at once

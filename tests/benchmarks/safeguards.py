@@ -29,7 +29,7 @@ def share(folder: Path, edge: int) -> Result:
     from halotile.graphs.runs.outputs.held_output import HeldOutputs
     from halotile.tasks.denoisers.function import GivenFunction
 
-    HeldOutputs._told = timed(HeldOutputs._told)  # type: ignore[method-assign]
+    HeldOutputs._is_checked = timed(HeldOutputs._is_checked)  # type: ignore[method-assign]
     in_workers: list[float] = []
     job = run_job(
         image(folder, edge),

@@ -67,7 +67,8 @@ def reconstruction(tmp_path: Path) -> Path:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An engine that remembers what it was asked."""
     made = Engine()
-    for name, function in {"planner": "make_plan", "tiles": "run", "claim": "look"}.items():
+    functions = {"plans.make": "make_plan", "runs.driver": "run", "runs.claim": "look"}
+    for name, function in functions.items():
         module = ModuleType(name)
         setattr(module, function, getattr(made, function))
         monkeypatch.setitem(sys.modules, f"halotile.graphs.{name}", module)

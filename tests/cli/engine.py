@@ -11,7 +11,9 @@ from typing import Any
 from typer.testing import CliRunner
 
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.kinds.sections import Cluster
+from halotile.graphs.kinds.base import JobKind
+from halotile.graphs.kinds.finder import kind_of
+from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Region
 
@@ -62,9 +64,24 @@ class FakePlan:
     same_input: bool = False
 
     @property
+    def kind(self) -> JobKind:
+        """That of the job."""
+        return kind_of(self.job)
+
+    @property
+    def run(self) -> Run:
+        """As it is asked for."""
+        return self.job.run
+
+    @property
     def cluster(self) -> Cluster:
         """As it is asked for."""
         return self.job.cluster
+
+    @property
+    def run_directory(self) -> Path:
+        """Beside the output."""
+        return Path(f"{self.job.place}.run")
 
     def summary(self) -> dict[str, Any]:
         return FIGURES

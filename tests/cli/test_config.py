@@ -9,11 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 import halotile
-from halotile.cli.config.kinds import JOBS
+from halotile.cli.config.kinds import keys_of
 from halotile.cli.config.loading import Flags, load_job, load_saved_job, read_config
 from halotile.cli.config.sections import check_config
 from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError
+from halotile.graphs.kinds.finder import kind_names
 from tests.support import load_denoising
 
 RUNNER = CliRunner()
@@ -203,7 +204,7 @@ def test_a_section_without_entries_is_left_at_its_defaults(config: Path) -> None
     config.write_text(
         config.read_text().replace("{size: auto, depth: auto, boundary: auto, batch: auto}", "")
     )
-    assert load_job(config).tile.size == "auto"
+    assert load_denoising(config).tile.size == "auto"
 
 
 @pytest.mark.parametrize(
@@ -267,7 +268,7 @@ def test_two_dots_after_a_link_lead_where_the_file_system_says(config: Path) -> 
     (config.parent / "a" / "deep").mkdir(parents=True)
     (config.parent / "link").symlink_to(config.parent / "a" / "deep")
     config.write_text(config.read_text().replace("path: clean.zarr", "path: link/../clean.zarr"))
-    assert load_job(config).output.path == str(config.parent.resolve() / "a" / "clean.zarr")
+    assert load_denoising(config).output.path == str(config.parent.resolve() / "a" / "clean.zarr")
 
 
 def test_addresses_are_not_paths(config: Path) -> None:
@@ -276,7 +277,7 @@ def test_addresses_are_not_paths(config: Path) -> None:
 
 
 def test_set_replaces_values_in_order(config: Path) -> None:
-    job = load_job(
+    job = load_denoising(
         config, ["tile.size=128", "tile.size=[256, 512]", "run.on_bad_block=quarantine"], Flags(workers=7)
     )
     assert (job.tile.size, job.run.on_bad_block, job.run.workers) == ((256, 512), "quarantine", 7)
@@ -397,6 +398,6 @@ def test_a_damaged_saved_job_is_refused(tmp_path: Path, text: str) -> None:
         load_saved_job(tmp_path / "job.json")
 
 
-@pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.parametrize("kind", kind_names())
 def test_the_sections_of_a_job_are_fields_of_its_dataclass(kind: str) -> None:
-    assert set(JOBS[kind].sections) <= set(JOBS[kind].schema.__dataclass_fields__)
+    assert set(keys_of(kind).sections) <= set(keys_of(kind).schema.__dataclass_fields__)

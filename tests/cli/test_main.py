@@ -114,7 +114,7 @@ def test_a_plan_that_is_stopped_leaves_nothing_to_resume(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("halotile.graphs.jobs.denoise.plan.make_plan", stopped)
+    monkeypatch.setattr("halotile.graphs.plans.make.make_plan", stopped)
     result = RUNNER.invoke(app, ["plan", str(config)])
     assert (result.exit_code, result.stderr.strip()) == (130, "stopped")
 
@@ -248,7 +248,7 @@ def test_a_signal_before_a_run_begins_stops_it_resumably(config: Path, number: s
         "from halotile.cli.main import main\n"
         "planner = types.ModuleType('planner')\n"
         f"planner.make_plan = lambda job, **_: os.kill(os.getpid(), {int(number)})\n"
-        "sys.modules['halotile.graphs.jobs.denoise.plan'] = planner\n"
+        "sys.modules['halotile.graphs.plans.make'] = planner\n"
         f"sys.argv = ['recon-cli', 'run', {str(config)!r}]\n"
         "main()\n"
     )

@@ -152,7 +152,7 @@ def test_a_small_lie_is_told_with_its_line(
     ("overrides", "words"),
     [
         (("solver={name: cg, step: 0.1}", "prior={name: none}"), "--set solver: solver.step: 0.1, and cg finds its own"),
-        (("solver={name: cg}", "prior={name: none}", "fidelity={name: poisson}"), "poisson with solver cg, which solves"),
+        (("solver={name: cg}", "prior={name: none}", "fidelity={name: poisson}"), "poisson with solver cg, which works on l2 alone"),
         (("solver={name: cg}", "prior={name: l1}"), "prior.name: l1 with solver cg, which knows no prior; write none"),
         (("fidelity={name: poisson}", "start=null"), "poisson divides by what the image gives, and zeros give nothing"),
         (("prior={name: none, weight: 2}",), "prior.weight: there is no prior to count"),

@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 
 from halotile import registry
 from halotile.cli.config.fields import field_types
-from halotile.cli.config.kinds import JOBS, NAMED
+from halotile.cli.config.kinds import is_named, keys_of
 from halotile.cli.config.schema import config_schema
 from halotile.cli.config.yaml_source import read_text
 from halotile.cli.main import app
+from halotile.graphs.kinds.finder import kind_names
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +30,15 @@ def test_it_is_written_as_json(schema: dict[str, Any]) -> None:
 
 def of(schema: dict[str, Any], job: str) -> dict[str, Any]:
     """The part of the schema that a kind of job has."""
-    found: dict[str, Any] = schema["anyOf"][list(JOBS).index(job)]
+    found: dict[str, Any] = schema["anyOf"][kind_names().index(job)]
     return found
 
 
 SECTIONS = [
     (job, name)
-    for job, kind in JOBS.items()
-    for name, section in kind.sections.items()
-    if section not in NAMED
+    for job in kind_names()
+    for name, section in keys_of(job).sections.items()
+    if not is_named(section)
 ]
 
 
@@ -46,7 +47,7 @@ def test_every_key_is_there_with_a_description_and_no_other_is_allowed(
     schema: dict[str, Any], job: str, section: str
 ) -> None:
     part = of(schema, job)["properties"][section]
-    assert set(part["properties"]) == set(field_types(JOBS[job].sections[section]))
+    assert set(part["properties"]) == set(field_types(keys_of(job).sections[section]))
     assert all(entry["description"] for entry in part["properties"].values())
     assert part["additionalProperties"] is False
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from typer.testing import CliRunner
 
 from halotile.cli.main import app
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.jobs.simulate import run as simulate
+from halotile.graphs.runs import driver
 
 RUNNER = CliRunner()
 JOB = """\
@@ -41,21 +42,26 @@ def config(tmp_path: Path) -> Path:
 def test_measurements_are_written_and_then_the_job_is_whole(
     config: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(*given: Any, **options: Any) -> Any:
-        return made(*given, **options, cluster=cluster)
+    def on_the_cluster(*given: Any, **options: Any) -> Any:
+        return run(*given, **options, cluster=cluster)
 
-    made = simulate.run_simulation
-    monkeypatch.setattr(simulate, "run_simulation", run)
+    run = driver.run
+    monkeypatch.setattr(driver, "run", on_the_cluster)
     assert RUNNER.invoke(app, ["validate", str(config)]).exit_code == 4
     done = RUNNER.invoke(app, ["simulate", str(config), "--noise", "poisson", "--gain", "0.01", "--json"])
     assert done.exit_code == 0, done.stderr
-    told = json.loads(done.stdout)["measurements"]
-    assert [part["shape"] for part in told] == [[64, 48], [20, 30]]
-    assert told[0]["noise"]["gain"] == 0.01
+    told = json.loads(done.stdout)
+    assert (told["output"], told["done"]) == (str(config.parent / "y0.zarr"), told["total"])
+    arrays = [zarr.open_array(config.parent / f"y{number}.zarr", mode="r") for number in range(2)]
+    assert [array.shape for array in arrays] == [(64, 48), (20, 30)]
+    noise = json.loads((config.parent / "y0.zarr.run" / "job.json").read_text())["noise"]
+    assert (noise["name"], noise["gain"]) == ("poisson", 0.01)
     assert RUNNER.invoke(app, ["validate", str(config)]).exit_code == 0
     refused = RUNNER.invoke(app, ["simulate", str(config)])
     assert refused.exit_code == 2
-    assert "y0.zarr: something stands there. Write another path, or add --overwrite." in refused.stderr
+    assert "y0.zarr.run belongs to a different job:" in refused.stderr
+    assert 'noise.name was "poisson", is "gaussian"' in refused.stderr
+    assert "--overwrite" in refused.stderr
     again = RUNNER.invoke(app, ["simulate", str(config), "--overwrite", "--quiet"])
     assert (again.exit_code, again.stdout, again.stderr) == (0, "", "")
 
@@ -96,4 +102,4 @@ def test_a_job_without_operators_is_none_to_simulate(tmp_path: Path) -> None:
     )
     result = RUNNER.invoke(app, ["simulate", str(path)])
     assert result.exit_code == 2
-    assert "job is denoise: it has no operators whose measurements could be simulated" in result.stderr
+    assert "job is denoise: measurements are simulated of a reconstruction" in result.stderr

@@ -55,9 +55,7 @@ def test_verify_says_where_a_repair_has_to_iterate_again(
 ) -> None:
     find(monkeypatch, Verdict(4, 4, ("block 2: cut",), 0, iterates=True))
     said = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")]).stderr
-    assert said.endswith(
-        "--repair` does all iterations again, from the start, and writes the damaged blocks.\n"
-    )
+    assert said.endswith("--repair` does all passes again, from the start, and writes the damaged blocks.\n")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def job(folder: Path, device: str) -> Denoising:
 
 
 def test_a_trial_reports_speed_memory_and_errors(gpu_device: Gpu, tmp_path: Path) -> None:
-    task = make_plan(job(tmp_path, "cpu")).task
+    task = work_of(make_plan(job(tmp_path, "cpu"))).task
     found = tune(task, TrialRequest(tiles=((512, 512), (256, 256)), batch=2, compare=True), gpu_device)
     assert found.device == gpu_device.title
     assert [each.name for each in found.precisions] == list(PRECISIONS)

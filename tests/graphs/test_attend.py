@@ -21,13 +21,12 @@ from halotile.errors import DamagedData, OutputInUse, Stopped
 from halotile.graphs import waiting
 from halotile.graphs.clusters.launches import slurm_jobs
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.kinds.sections import Output
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
+from halotile.graphs.kinds.sections import Output
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs import driver
 from halotile.graphs.runs.outputs import claim
-from halotile.graphs.clusters.launches import slurm_jobs
 from halotile.graphs.submission.attend import (
     SILENCE_SECONDS,
     Submission,

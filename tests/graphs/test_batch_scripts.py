@@ -16,6 +16,7 @@ from halotile.graphs.clusters.connection.credentials import Credentials
 from halotile.graphs.clusters.launches.base import State
 from halotile.graphs.clusters.launches.batch_jobs import job_script, logs_of
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run
 from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.submission.script import batch_script

@@ -12,10 +12,10 @@ import halotile
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise import call as main_job
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.kinds.finder import kinds
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
-from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.jobs.simulate.job import NoiseChoice
+from halotile.graphs.kinds.finder import kinds
+from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.rules.check import check_job, checks_of
 
 

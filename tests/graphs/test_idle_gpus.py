@@ -11,8 +11,8 @@ import pytest
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
-from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
+from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.tasks.denoisers.function import GivenFunction
 from tests.graphs.trials import FOUND, GAUSSIAN, deblurring, finding

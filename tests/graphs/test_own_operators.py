@@ -13,8 +13,9 @@ import pytest
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction, SolverChoice
-from halotile.graphs.kinds.sections import Output, Run
+from halotile.graphs.jobs.reconstruct.measurements import checks
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
+from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
 from tests.support import read_zarr, write_zarr

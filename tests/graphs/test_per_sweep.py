@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.graphs.iterations.iterate import Iterations
 from halotile.graphs.jobs.reconstruct.problem.forms import choose_form
 from halotile.graphs.solvers.base import CHANGE, Problem, Solver, State
 from halotile.graphs.solvers.gd import GradientDescent
@@ -24,11 +23,11 @@ from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.normal import weighted_adjoint
 from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation, denoised_in
 from halotile.tasks.step import StepTask
+from tests.graphs.inline import InlineIterations, inline
 from tests.graphs.solving import (
     blurs,
     denoised_by,
     in_memory,
-    inline,
     iterations_of,
     problem_of,
     scene,
@@ -85,13 +84,13 @@ def folded_in(
     return problem, {"by_shard": form.by_shard}
 
 
-def finished(run: Iterations, iterations: int = 6) -> Iterations:
+def finished(run: InlineIterations, iterations: int = 6) -> InlineIterations:
     for _ in run.run(iterations, lambda *_: False):
         pass
     return run
 
 
-def pixels_of(run: Iterations) -> Any:
+def pixels_of(run: InlineIterations) -> Any:
     return read_all(run.image())
 
 

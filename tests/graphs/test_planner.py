@@ -191,7 +191,7 @@ def test_channels_that_do_not_match_are_refused(tmp_path: Path) -> None:
 def test_the_noise_level_is_estimated_once_for_the_whole_picture(source: Path, tmp_path: Path) -> None:
     plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0, "sigma": "auto"}))
     assert 0.05 < plan.identity["noise_level"] < 0.15
-    assert work_of(plan).task.denoiser.sigma == plan.identity["noise_level"]  # type: ignore[attr-defined]
+    assert work_of(plan).task.denoiser.sigma == plan.identity["noise_level"]
 
 
 def test_side_inputs_are_tiled_along(tmp_path: Path) -> None:
@@ -222,8 +222,9 @@ def test_masked_pixels_stay_as_they_were(tmp_path: Path) -> None:
 
 def test_a_plan_with_a_built_in_denoiser_loads_no_torch(source: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from halotile.graphs.kinds.sections import *; from halotile.graphs.jobs.denoise.plan import make_plan; "
-        f"make_plan(Job(input=Input(path={str(source)!r}), output=Output(path={str(tmp_path / 'o.zarr')!r}), "
+        "import sys; from halotile.graphs.kinds.sections import *; from halotile.graphs.plans.make import make_plan; "
+        "from halotile.graphs.jobs.denoise.job import Denoising; "
+        f"make_plan(Denoising(input=Input(path={str(source)!r}), output=Output(path={str(tmp_path / 'o.zarr')!r}), "
         "denoiser=DenoiserChoice(name='tv', options={'strength': 0.1}))); "
         "sys.exit(sum(name in sys.modules for name in ('torch', 'dask', 'distributed')))"
     )

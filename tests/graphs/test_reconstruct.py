@@ -247,12 +247,12 @@ def test_damage_is_found_and_mended_by_iterating_again(undisturbed: Scene) -> No
     flip_bit(scene.output / "c" / "1" / "2", -50)
     found = call("verify", scene.output)
     assert (found.exit_code, "block 6: " in found.stdout) == (4, True)
-    assert "does all iterations again, from the start" in found.stderr
+    assert "does all passes again, from the start" in found.stderr
     mended = call("verify", scene.output, "--repair", "--allow-import")
     assert mended.exit_code == 0, mended.stderr
     assert "1 problem repaired" in mended.stdout
     assert (
-        "to write 1 block anew: 6 iterations from the start, for what the solver had was removed"
+        "to write damaged blocks anew: 6 iterations from the start, for what the solver had was removed"
         in mended.stderr
     )
     assert scene.files() == before

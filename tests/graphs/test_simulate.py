@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from halotile.graphs.jobs.simulate.noise import NoiseChoice
-from halotile.graphs.jobs.simulate.run import run_simulation
 from numpy.typing import NDArray
 
 import halotile
@@ -23,22 +23,27 @@ from halotile.errors import (
     InputError,
     MemoryRefused,
     OutputRefused,
+    ResumeRefused,
     Stopped,
 )
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, Reconstruction
-from halotile.graphs.jobs.simulate import run as engine
-from halotile.graphs.jobs.simulate.plan import make_simulation_plans
+from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
+from halotile.graphs.jobs.simulate.passes import SimulateWork
 from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.runs.driver import run as reconstruct
+from halotile.graphs.plans.plan import Plan, run_directory_of
+from halotile.graphs.runs.driver import run
 from halotile.storage.grid import Grid, Region
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.noise.draws import gaussian
 from halotile.tasks.noise.simulated import Simulated
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from tests.graphs.solving import kernel
 from tests.graphs.test_stages import WholeBlur
+from tests.support import work_of
 
 Pixels = NDArray[Any]
 
@@ -71,9 +76,36 @@ def job_in(folder: Path, **changes: Any) -> Reconstruction:
     return replace(job, **changes)
 
 
+def plan_of(job: Reconstruction, noise: NoiseChoice | None = None, *, overwrite: bool = False) -> Plan:
+    """The plan of a job's measurements."""
+    return make_plan(simulation_of(job, noise or NoiseChoice(), overwrite=overwrite))
+
+
 def made(folder: Path) -> list[Pixels]:
     """The measurements that lie in a folder."""
     return [zarr.open_array(path, mode="r")[...] for path in sorted(folder.glob("y*.zarr"))]
+
+
+def state_of(folder: Path) -> str:
+    """How the run of a folder's measurements ended; it is kept beside the first."""
+    return str((RunDirectory(folder / "y0.zarr.run").read_status() or {})["state"])
+
+
+def done_of(plan: Plan) -> list[int]:
+    """How many blocks of each measurement are done."""
+    paths = [RunDirectory(run_directory_of(output.path)).journal_path for output in plan.outputs]
+    return [len(Journal.open_any(path).done) for path in paths]
+
+
+def after_all_passes(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
+    """Have something happen once every pass of a simulation is over."""
+    passes = SimulateWork.run
+
+    def changing(self: SimulateWork, at: Any) -> Any:
+        yield from passes(self, at)
+        change()
+
+    monkeypatch.setattr(SimulateWork, "run", changing)
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "poisson", "none"])
@@ -118,10 +150,12 @@ def test_measurements_are_the_same_for_any_blocks_and_are_what_operators_give(
         folder.mkdir()
         output = Output(path=str(folder / "x.zarr"), shard=shard, chunk=32)
         job = job_in(folder, output=output, run=Run(workers=workers))
-        plans = make_simulation_plans(job, NoiseChoice(seed=5))
-        paths = run_simulation(plans, cluster=cluster)
+        plan = plan_of(job, NoiseChoice(seed=5))
+        run(plan, cluster=cluster)
+        paths = tuple(output.path for output in plan.outputs)
         assert paths == tuple(folder / f"y{number}.zarr" for number in range(3))
-        assert sorted(p.name for p in folder.iterdir()) == ["truth.npy", *(p.name for p in paths)]
+        kept = sorted(f"{path.name}{suffix}" for path in paths for suffix in ("", ".run"))
+        assert sorted(p.name for p in folder.iterdir()) == ["truth.npy", *kept]
     one, other = made(folders[0]), made(folders[1])
     assert [part.shape for part in one] == [(200, 150), (100, 75), (60, 50)]
     for a, b in zip(one, other, strict=True):
@@ -133,85 +167,115 @@ def test_measurements_are_the_same_for_any_blocks_and_are_what_operators_give(
 
 
 @pytest.mark.cluster
-def test_a_stop_leaves_no_measurement_and_the_next_call_goes_on(
+def test_a_stop_keeps_what_is_done_and_the_next_call_goes_on(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_in(tmp_path)
-    plans = make_simulation_plans(job, NoiseChoice())
-    make = engine._Making.make
+    plan = plan_of(job)
+    passes = SimulateWork.run
 
-    def stopping(self: engine._Making, *given: Any) -> None:
-        if self.plan.data.name == "y2.zarr":
-            raise Stopped("stopped on SIGTERM")
-        make(self, *given)
+    def stopping(self: SimulateWork, at: Any) -> Any:
+        for wanted in passes(self, at):
+            if wanted.title == " while y2.zarr was made":
+                raise Stopped("stopped on SIGTERM")
+            yield wanted
 
-    monkeypatch.setattr(engine._Making, "make", stopping)
+    monkeypatch.setattr(SimulateWork, "run", stopping)
     with pytest.raises(Stopped):
-        run_simulation(plans, cluster=cluster)
+        run(plan, cluster=cluster)
     monkeypatch.undo()
-    assert made(tmp_path) == []
+    blocks = [len(output.grid) for output in plan.outputs]
+    assert (state_of(tmp_path), done_of(plan)) == ("stopped", [*blocks[:2], 0])
     told = []
-    again = make_simulation_plans(job, NoiseChoice())
-    assert [plan.fresh for plan in again] == [False, False, False]
-    run_simulation(again, cluster=cluster, observer=lambda p: told.append(p.resumed))
-    assert max(told) == len(again[0].grid)
-    assert len(made(tmp_path)) == 3
-    assert [plan.fresh for plan in make_simulation_plans(job, NoiseChoice(), overwrite=True)] == [True] * 3
+    again = plan_of(job)
+    assert (again.resumes, again.fresh) == (True, False)
+    run(again, cluster=cluster, observer=lambda p: told.append(p.resumed))
+    assert max(told) == sum(blocks[:2])
+    assert (state_of(tmp_path), done_of(plan)) == ("finished", blocks)
+    for pixels, (_, simulated) in zip(made(tmp_path), work_of(plan).measurements, strict=True):
+        np.testing.assert_array_equal(pixels, read_all(simulated))
+    repeated = plan_of(job, overwrite=True)
+    assert (repeated.resumes, repeated.fresh) == (True, False), "the same simulation is done already"
+    assert plan_of(job, NoiseChoice(seed=1), overwrite=True).fresh
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("change", "kind"),
+    ("change", "mend", "kind"),
     [
-        (lambda folder: (folder / "y0.zarr.making").rename(folder / "elsewhere"), OutputRefused),
-        (lambda folder: next(folder.glob("y0.zarr.making/**/c/0/0")).unlink(), DamagedData),
+        (
+            lambda folder: (folder / "y0.zarr").rename(folder / "elsewhere"),
+            lambda folder: (folder / "elsewhere").rename(folder / "y0.zarr"),
+            OutputRefused,
+        ),
+        (lambda folder: next(folder.glob("y0.zarr/**/c/0/0")).unlink(), lambda _: None, DamagedData),
     ],
     ids=["moved", "shard"],
 )
-def test_what_changes_while_it_is_made_gets_no_name(
-    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, change: Any, kind: type[HalotileError]
+def test_what_changes_while_it_is_made_is_not_called_finished(
+    tmp_path: Path,
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Any,
+    mend: Any,
+    kind: type[HalotileError],
 ) -> None:
     job = job_in(tmp_path)
-    monkeypatch.setattr(engine._Making, "_check", lambda *_: change(tmp_path))
+    after_all_passes(monkeypatch, lambda: change(tmp_path))
+    plan = plan_of(job)
     with pytest.raises(kind):
-        run_simulation(make_simulation_plans(job, NoiseChoice()), cluster=cluster)
-    assert made(tmp_path) == []
+        run(plan, cluster=cluster)
+    assert state_of(tmp_path) == "failed"
     monkeypatch.undo()
-    run_simulation(make_simulation_plans(job, NoiseChoice()), cluster=cluster)
-    assert len(made(tmp_path)) == 3
+    mend(tmp_path)
+    run(plan_of(job), cluster=cluster)
+    assert state_of(tmp_path) == "finished"
+    for pixels, (_, simulated) in zip(made(tmp_path), work_of(plan).measurements, strict=True):
+        np.testing.assert_array_equal(pixels, read_all(simulated))
 
 
 @pytest.mark.cluster
 def test_a_reference_that_changes_since_the_plan_is_seen(tmp_path: Path, cluster: Cluster) -> None:
-    plans = make_simulation_plans(job_in(tmp_path), NoiseChoice())
+    plan = plan_of(job_in(tmp_path))
     os.utime(tmp_path / "truth.npy")
     with pytest.raises(InputError, match=r"truth\.npy was written to while the run read it"):
-        run_simulation(plans, cluster=cluster)
-    assert made(tmp_path) == []
+        run(plan, cluster=cluster)
+    assert (state_of(tmp_path), done_of(plan)) == ("failed", [0, 0, 0])
 
 
 @pytest.mark.cluster
-def test_what_an_earlier_call_left_half_made_may_be_made_of_another_seed(
+def test_what_an_earlier_call_made_may_be_made_of_another_seed_when_asked(
     tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_in(tmp_path)
+
+    def stop() -> None:
+        raise Stopped("stopped on SIGTERM")
+
     with monkeypatch.context() as patch:
-        patch.setattr(engine._Making, "name", lambda _: None)
-        run_simulation(make_simulation_plans(job, NoiseChoice()), cluster=cluster)
-    assert made(tmp_path) == []
-    run_simulation(make_simulation_plans(job, NoiseChoice(seed=1)), cluster=cluster)
-    assert len(made(tmp_path)) == 3
+        after_all_passes(patch, stop)
+        with pytest.raises(Stopped):
+            run(plan_of(job), cluster=cluster)
+    before = made(tmp_path)
+    with pytest.raises(ResumeRefused, match=r"noise\.seed was 0, is 1"):
+        run(plan_of(job, NoiseChoice(seed=1)), cluster=cluster)
+    for pixels, as_before in zip(made(tmp_path), before, strict=True):
+        np.testing.assert_array_equal(pixels, as_before)
+    plan = plan_of(job, NoiseChoice(seed=1), overwrite=True)
+    run(plan, cluster=cluster)
+    for pixels, (_, simulated) in zip(made(tmp_path), work_of(plan).measurements, strict=True):
+        np.testing.assert_array_equal(pixels, read_all(simulated))
 
 
 @pytest.mark.cluster
 def test_what_stands_there_is_replaced_only_when_asked(tmp_path: Path, cluster: Cluster) -> None:
     job = job_in(tmp_path, operators=choices(tmp_path)[2:])
-    run_simulation(make_simulation_plans(job, NoiseChoice()), cluster=cluster)
+    run(plan_of(job), cluster=cluster)
+    shutil.rmtree(tmp_path / "y2.zarr.run")
     before = zarr.open_array(tmp_path / "y2.zarr", mode="r")[...]
     with pytest.raises(OutputRefused, match=r"operators\[0\]\.data is .*y2\.zarr: something stands there"):
-        make_simulation_plans(job, NoiseChoice(seed=1))
-    plans = make_simulation_plans(job, NoiseChoice(seed=1), overwrite=True)
-    run_simulation(plans, cluster=cluster)
+        run(plan_of(job, NoiseChoice(seed=1)), cluster=cluster)
+    run(plan_of(job, NoiseChoice(seed=1), overwrite=True), cluster=cluster)
     after = zarr.open_array(tmp_path / "y2.zarr", mode="r")[...]
     clean = image()[11:71, 7:57]
     np.testing.assert_array_equal(
@@ -249,9 +313,9 @@ def test_measurements_may_have_other_axes_than_the_image(tmp_path: Path, cluster
     config.write_text(WITH_OTHER_AXES.replace("PHYSICS", physics).replace("OPTIONS", options))
     job = load_job(config, makes_data=True)
     assert isinstance(job, Reconstruction)
-    run_simulation(make_simulation_plans(job, NoiseChoice()), cluster=cluster)
+    run(plan_of(job), cluster=cluster)
     assert zarr.open_array(tmp_path / "y.zarr", mode="r").shape == measured
-    outcome = reconstruct(make_plan(job), cluster=cluster)
+    outcome = run(make_plan(job), cluster=cluster)
     assert outcome.figures["psnr"] > 40
     with pytest.raises(ConfigError, match=r"[wW]rite its shape, such as shape: \[4096, 4096\]"):
         make_plan(replace(job, reference=None))
@@ -284,29 +348,29 @@ def test_a_job_that_cannot_be_simulated_is_told_why(
     else:
         job = replace(job, **changes)
     with pytest.raises(ConfigError, match=words):
-        make_simulation_plans(job, NoiseChoice())
+        plan_of(job)
     assert [path.name for path in tmp_path.iterdir()] == ["truth.npy"]
 
 
 def test_an_operator_that_sees_the_whole_image_measures_once(tmp_path: Path) -> None:
     np.save(tmp_path / "truth.npy", image())
     seen = halotile.measurement(WholeBlur(blur=Blur(kernel=kernel(5))), tmp_path / "y.zarr", noise_sigma=0.1)
-    (plan,) = make_simulation_plans(job_in(tmp_path, operators=(seen,)), NoiseChoice())
+    plan = plan_of(job_in(tmp_path, operators=(seen,)))
     assert plan.grid.block == plan.grid.shape == image().shape
 
 
 def test_a_block_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     job = job_in(tmp_path, run=Run(workers=1, memory_per_worker="100MiB"))
     with pytest.raises(MemoryRefused, match=r"run\.memory_per_worker is 100MiB; one block of .* needs"):
-        make_simulation_plans(job, NoiseChoice())
+        plan_of(job)
 
 
 def test_counts_have_the_background_of_their_fidelity(tmp_path: Path) -> None:
     fidelity = FidelityChoice(name="poisson", background=0.25)
     job = job_in(tmp_path, fidelity=fidelity, start=str(tmp_path / "truth.npy"))
-    plan = make_simulation_plans(job, NoiseChoice(name="poisson", gain=0.01))[2]
+    _, simulated = work_of(plan_of(job, NoiseChoice(name="poisson", gain=0.01))).measurements[2]
     clean = image()[11:71, 7:57]
-    assert read_all(plan.measured).mean() == pytest.approx(clean.mean() + 0.25, abs=0.01)
+    assert read_all(simulated).mean() == pytest.approx(clean.mean() + 0.25, abs=0.01)
 
 
 @pytest.mark.cluster
@@ -315,17 +379,17 @@ def test_a_reference_below_0_has_no_counts(tmp_path: Path, cluster: Cluster) -> 
     below = image()
     below[130:, :40] = -0.25
     np.save(tmp_path / "truth.npy", below)
-    plans = make_simulation_plans(job, NoiseChoice(name="poisson", gain=0.01))
+    plan = plan_of(job, NoiseChoice(name="poisson", gain=0.01))
     told: list[Any] = []
     with pytest.raises(
         InputError, match=r"pixels that operators\[0\] gives .* the least -0\.25\. Write a reference"
     ):
-        run_simulation(plans, cluster=cluster, observer=lambda p: told.append(p.retried))
+        run(plan, cluster=cluster, observer=lambda p: told.append(p.retried))
     assert not any(told)  # no retry helps
-    assert made(tmp_path) == []
+    assert state_of(tmp_path) == "failed"
     lifted = replace(job, fidelity=FidelityChoice(name="poisson", background=0.25), start=job.reference)
-    (plan,) = make_simulation_plans(lifted, NoiseChoice(name="poisson", gain=0.01))
-    assert read_all(plan.measured).min() == 0
+    ((_, simulated),) = work_of(plan_of(lifted, NoiseChoice(name="poisson", gain=0.01))).measurements
+    assert read_all(simulated).min() == 0
 
 
 @pytest.mark.parametrize("light", [-1e-7, 0.0])
@@ -357,15 +421,15 @@ def test_noise_that_is_none_is_refused(given: dict[str, Any], words: str) -> Non
 
 @pytest.mark.cluster
 def test_what_came_to_its_place_meanwhile_stays(tmp_path: Path, cluster: Cluster) -> None:
-    plans = make_simulation_plans(job_in(tmp_path), NoiseChoice(), overwrite=True)
+    plan = plan_of(job_in(tmp_path), overwrite=True)
     thesis = tmp_path / "y2.zarr" / "thesis.txt"
     thesis.parent.mkdir()
     thesis.write_text("mine")
     with pytest.raises(OutputRefused, match=r"y2\.zarr"):
-        run_simulation(plans, cluster=cluster)
+        run(plan, cluster=cluster)
     assert thesis.read_text() == "mine"
-    assert {path.name for path in tmp_path.glob("y*.zarr")} == {"y2.zarr"}, "they get their names together"
+    assert {path.name for path in tmp_path.glob("y*.zarr")} == {"y2.zarr"}, "nothing is begun"
     thesis.unlink()
     thesis.parent.rmdir()
-    run_simulation(make_simulation_plans(job_in(tmp_path), NoiseChoice()), cluster=cluster)
-    assert len(made(tmp_path)) == 3
+    run(plan_of(job_in(tmp_path)), cluster=cluster)
+    assert (state_of(tmp_path), len(made(tmp_path))) == ("finished", 3)

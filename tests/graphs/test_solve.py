@@ -15,7 +15,7 @@ import halotile
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct import call
-from halotile.graphs.jobs.reconstruct.job import OperatorChoice
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.driver import run as reconstruct
@@ -42,7 +42,7 @@ def plans(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> list[Plan]:
         made.append(plan)
         return reconstruct(plan, cluster=cluster, **options)
 
-    monkeypatch.setattr(call, "run_reconstruction", run)
+    monkeypatch.setattr(call, "run", run)
     return made
 
 
@@ -63,6 +63,7 @@ def test_a_job_from_python_keeps_whole_paths(tmp_path: Path, seen: OperatorChoic
     kept = json.loads((tmp_path / "x.zarr.run/job.json").read_text())
     assert (kept["reference"], kept["start"]) == (str(tmp_path / "y.npy"),) * 2
     assert kept["operators"][0]["data"] == str(tmp_path / "y.npy")
+    assert isinstance(plans[0].job, Reconstruction)
     assert plans[0].job.solver.iterations == 1
 
 

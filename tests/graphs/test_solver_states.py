@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from halotile.errors import DamagedData, ResumeRefused
-from halotile.graphs.iterations.iterate import Iterations
 from halotile.graphs.solvers.fista import Fista
 from halotile.graphs.solvers.gd import GradientDescent
 from halotile.tasks.block import BlockRunner
 from halotile.tasks.operators.base import read_all
+from tests.graphs.inline import InlineIterations, inline
 from tests.graphs.solving import (
     Interrupted,
     blurs,
-    inline,
     iterations_of,
     problem_of,
     scene,
@@ -30,7 +29,7 @@ from tests.graphs.test_solvers import SOLVERS, STEP
 pytestmark = pytest.mark.usefixtures("as_in_a_worker")
 
 
-def cut_short(solver: str, folder: Path) -> tuple[Callable[[], Iterations], Iterations]:
+def cut_short(solver: str, folder: Path) -> tuple[Callable[[], InlineIterations], InlineIterations]:
     """What goes on with iterations that broke off inside of the third, and the same iterations undisturbed."""
     image = scene()
     problem = problem_of(image, terms_of(image, blurs("zero")), step=STEP)

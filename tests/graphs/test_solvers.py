@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from halotile.graphs.iterations.iterate import Target
-from halotile.graphs.jobs.reconstruct.continuation import is_done
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
 from halotile.graphs.solvers.admm import Admm
 from halotile.graphs.solvers.base import State
@@ -225,7 +224,7 @@ def test_cg_tells_its_residual_and_computes_it_anew_before_it_ends(tmp_path: Pat
     terms = terms_of(image, (Mask(mask=InMemory(0.5 + image)),))
     problem = replace(problem_of(image, terms), tol=1e-3)
     run = iterations_of(ConjugateGradients(), problem, tmp_path)
-    rows = list(run.run(40, lambda _, row: is_done(1e-3, row)))
+    rows = list(run.run(40, lambda _, row: run.solver.is_done(1e-3, row)))
     assert len(rows) < 40
     assert [row["recomputed"] for row in rows[:2]] == [1.0, 0.0]
     assert rows[-1]["recomputed"] == 1.0
@@ -250,7 +249,7 @@ def test_cg_ends_where_rounding_keeps_its_residual(tmp_path: Path) -> None:
     weights = (1 + 1e-4 * seen).astype("float32")
     problem = problem_of(image, terms_of(image, (Mask(mask=InMemory(weights)),)))
     run = iterations_of(ConjugateGradients(), problem, tmp_path)
-    rows = list(run.run(40, lambda _, row: is_done(0.0, row)))
+    rows = list(run.run(40, lambda _, row: run.solver.is_done(0.0, row)))
     assert 4 < len(rows) < 12
     assert rows[-1]["spent"] == rows[-1]["recomputed"] == 1.0
     slope, first = (np.asarray(read_all(problem.gradient(at)), float) for at in (run.image(), problem.start))

@@ -34,11 +34,11 @@ from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.crop import Crop
 from halotile.tasks.priors import NoPrior, Plugged
 from halotile.tasks.step import StepTask, View
+from tests.graphs.inline import inline
 from tests.graphs.solving import (
     Interrupted,
     blurs,
     denoised_by,
-    inline,
     iterations_of,
     kernel,
     problem_of,
@@ -327,4 +327,4 @@ def test_a_wide_prior_takes_the_operators_apart_unless_it_is_told_otherwise(tmp_
         assert work_of(plan).form.apart == apart
         assert plan.summary()["passes"] == 1 + apart
     near = PriorChoice(name="tv", weight=1.0, iterations=1)
-    assert not make_plan(job_of(tmp_path, local, prior=near)).form.apart
+    assert not work_of(make_plan(job_of(tmp_path, local, prior=near))).form.apart

@@ -9,7 +9,7 @@ import pytest
 
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.outcome import describe_bad_blocks
-from halotile.graphs.runs.status import StatusFile
+from halotile.graphs.runs.status import Status
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.block import BadBlock
@@ -17,47 +17,54 @@ from tests.support import job_of, noisy_image, write_zarr
 
 
 @pytest.fixture
-def status(tmp_path: Path) -> StatusFile:
+def status(tmp_path: Path) -> Status:
     """The status of a run that has not begun."""
-    source = write_zarr(tmp_path / "in.zarr", noisy_image((40, 30)))
-    plan = make_plan(job_of(source, tmp_path / "out.zarr", "tv", {"strength": 0.1}))
+    return status_of(tmp_path, blocks=1)
+
+
+def status_of(folder: Path, *, blocks: int) -> Status:
+    """The status of a run of so many blocks that has not begun."""
+    source = write_zarr(folder / "in.zarr", noisy_image((128 * blocks, 30)))
+    job = job_of(source, folder / "out.zarr", "gaussian", {"sigma": 1}, tile={"block": 128})
+    plan = make_plan(job)
+    assert plan.blocks == blocks
     directory = RunDirectory(plan.run_directory)
     directory.create()
-    return StatusFile(directory, plan, None)
+    return Status(directory, plan, None)
 
 
-def moment(status: StatusFile, done: int) -> Progress:
+def moment(status: Status, done: int) -> Progress:
     return replace(status.progress("stop", done=done, failed=0), peak_memory_bytes=2**29 * done, seconds=7.0)
 
 
-def go_through(status: StatusFile, *, begin: int, end: int) -> dict[str, object]:
+def go_through(status: Status, *, begin: int, end: int) -> dict[str, object]:
     """A run from its first word to its last, and what is recorded of it then."""
-    again = StatusFile(status.directory, status.plan, None)
-    again.begin(moment(again, begin))
+    again = Status(status.directory, status.plan, None)
+    again.begin(begin)
     again.end(
         "finished", moment(again, end) if begin != end else again.progress("stop", done=end, failed=0), ""
     )
     return status.directory.read_status() or {}
 
 
-def test_a_run_with_nothing_left_to_do_leaves_what_the_earlier_one_said(status: StatusFile) -> None:
+def test_a_run_with_nothing_left_to_do_leaves_what_the_earlier_one_said(status: Status) -> None:
     first = go_through(status, begin=0, end=1)
     assert (first["state"], first["peak_memory_bytes"], first["seconds"]) == ("finished", 2**29, 7.0)
     assert go_through(status, begin=1, end=1) == first
 
 
-def test_a_run_that_does_blocks_again_speaks_for_itself(status: StatusFile) -> None:
+def test_a_run_that_does_blocks_again_speaks_for_itself(status: Status) -> None:
     first = go_through(status, begin=0, end=1)
     assert go_through(status, begin=0, end=1) != first
 
 
-def test_a_run_cut_off_after_its_last_block_is_called_finished_by_the_next(status: StatusFile) -> None:
-    status.begin(moment(status, 0))
+def test_a_run_cut_off_after_its_last_block_is_called_finished_by_the_next(status: Status) -> None:
+    status.begin(0)
     assert go_through(status, begin=1, end=1)["state"] == "finished"
 
 
-def test_what_was_done_already_is_known_from_the_first_word(status: StatusFile) -> None:
-    status.begin(status.progress("start", done=1, failed=0))
+def test_what_was_done_already_is_known_from_the_first_word(status: Status) -> None:
+    status.begin(1)
     recorded = status.directory.read_status() or {}
     assert (recorded["done"], recorded["resumed"], recorded["seconds"]) == (1, 1, 0.0)
 
@@ -72,16 +79,17 @@ def test_what_was_done_already_is_known_from_the_first_word(status: StatusFile) 
     ],
 )
 def test_blocks_that_are_there_are_told_in_good_english(
-    status: StatusFile, total: int, done: int, said: str
+    tmp_path: Path, total: int, done: int, said: str
 ) -> None:
-    status.begin(replace(status.progress("start", done=done, failed=0), total=total))
+    status = status_of(tmp_path, blocks=total)
+    status.begin(done)
     (text,) = [event["text"] for event in status.directory.read_events() if event["event"] == "message"]
     assert text.startswith(said)
 
 
-def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: StatusFile) -> None:
+def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: Status) -> None:
     shown: list[str] = []
-    status = StatusFile(status.directory, status.plan, lambda progress: shown.append(progress.message))
+    status = Status(status.directory, status.plan, lambda progress: shown.append(progress.message))
     message = "block 7 failed: ValueError: poisoned\nby hand"
     status.report(message)
     status.tell(status.progress("denoise", done=0, failed=0))
@@ -89,10 +97,10 @@ def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: StatusFile)
     assert [event["text"] for event in status.directory.read_events()] == [message]
 
 
-def test_a_bad_block_takes_one_line_of_the_message(status: StatusFile) -> None:
+def test_a_bad_block_takes_one_line_of_the_message(status: Status) -> None:
     block = status.plan.grid.block_at(0)
     bad = BadBlock(0, block.index, block.core, "ValueError: poisoned\nby hand", "", "task")
-    first, line, last = describe_bad_blocks(status.plan, (bad,)).splitlines()
+    first, line, last = describe_bad_blocks(status.plan, status.plan.grid, (bad,)).splitlines()
     assert len(status.plan.grid) == 1
     assert first.startswith("1 of 1 block failed after 3 retries")
     assert line.endswith("): ValueError: poisoned")

@@ -21,7 +21,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.resources import devices
 from halotile.graphs.plans.resources.memory import gpu_bytes
 from tests.graphs.solving import kernel
-from tests.support import dncnn_weights, noisy_image, write_zarr
+from tests.support import dncnn_weights, noisy_image, work_of, write_zarr
 
 MIB = 2**20
 SLACK_BYTES = 48 * MIB
@@ -32,18 +32,19 @@ MEASURE = """
 import json, sys
 from pathlib import Path
 import psutil
-import halotile.graphs.runs.passes.worker_setup, halotile.graphs.jobs.reconstruct.run  # what a worker has imported
+import halotile.graphs.runs.passes.worker_setup, halotile.graphs.runs.driver  # what a worker has imported
 from halotile.cli.config.loading import load_job
-from halotile.graphs.iterations.iterate import Iterations
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner, peak_memory_bytes
 from halotile.tasks.devices.device import prepare_process
 from halotile.tasks.shared import Shared
+from tests.graphs.inline import WORDS, InlineIterations
 
 prepare_process(1)
 plan = make_plan(load_job(Path(sys.argv[1])))
-back = Shared(Constant(plan.grid.shape, work_of(plan).start.dtype)) if work_of(plan).form.folded else None
+work = plan.work
+back = Shared(Constant(plan.grid.shape, work.start.dtype)) if work.form.folded else None
 before = psutil.Process().memory_info().rss
 
 def sweep(task, iteration, journal, ledger):
@@ -53,12 +54,12 @@ def sweep(task, iteration, journal, ledger):
     journal.mark(receipt.digests)
 
 run = InlineIterations(
-    work_of(plan).solver, work_of(plan).problem(0.1, back), work_of(plan).vectors(work_of(plan).solver, "iterate"), plan.grid, "a job",
-    words=WORDS, view=work_of(plan).form.view(work_of(plan).prior.reach()), margin=work_of(plan).form.fused_reach, overlap=work_of(plan).overlap, sweep=sweep,
-    by_shard=work_of(plan).form.by_shard,
+    work.solver, work.problem(0.1, back), work.vectors(work.solver, "iterate"), plan.grid, "a job",
+    view=work.form.view(work.prior.reach()), margin=work.form.fused_reach, overlap=work.overlap, words=WORDS, sweep=sweep,
+    by_shard=work.form.by_shard,
 )
-assert len(list(run.run(3 * work_of(plan).form.per_sweep, lambda *_: False))) == work_of(plan).solver.traits.passes_before + 3
-needed = work_of(plan).step_footprint()
+assert len(list(run.run(3 * work.form.per_sweep, lambda *_: False))) == work.solver.traits.passes_before + 3
+needed = work.step_footprint()
 print(json.dumps([before, peak_memory_bytes(), needed.imports_bytes, needed.total_bytes]))
 """
 
@@ -158,4 +159,5 @@ def footprint(config: Path, device: str) -> StepFootprint:
     """What is planned for a worker."""
     wanted = load_job(config, [f"run.device={device}"])
     assert isinstance(wanted, Reconstruction)
-    return make_plan(wanted).footprint
+    found: StepFootprint = work_of(make_plan(wanted)).step_footprint()
+    return found

@@ -85,9 +85,9 @@ def moved(plan: Plan) -> int:
 
     run = iterations_of_plan(plan, sweep)
     each = work_of(plan).form.per_sweep
-    assert len(list(run.run(3 * each, lambda *_: False))) == work_of(plan).solver.sweeps_before + 3
+    assert len(list(run.run(3 * each, lambda *_: False))) == work_of(plan).solver.traits.passes_before + 3
     last = receipts[-2:] if work_of(plan).form.apart else receipts[-1:]
-    return int(sum(receipt.read_bytes + receipt.written_bytes for receipt in last)) // each
+    return int(sum(receipt.read_bytes + receipt.written_bytes for receipt in last) // each)
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -251,7 +251,8 @@ def test_one_network_is_not_used_by_two_threads_at_once(folder: Path) -> None:
 
 def test_a_plan_with_a_users_network_loads_no_torch(folder: Path) -> None:
     code = (
-        "import sys; from halotile.graphs.kinds.sections import *; from halotile.graphs.jobs.denoise.plan import make_plan; "
+        "import sys; from halotile.graphs.kinds.sections import *; from halotile.graphs.plans.make import make_plan; "
+        "from halotile.graphs.jobs.denoise.job import Denoising; "
         f"make_plan(Denoising(input=Input(path={str(folder / 'in.zarr')!r}), output=Output(path={str(folder / 'o.zarr')!r}), "
         f"denoiser=DenoiserChoice(name='torch', options={{'import': 'tried_networks:Network'}}), allow_import=True, "
         f"import_folder={str(folder)!r})); "
@@ -289,7 +290,7 @@ def calls_of(folder: Path, build: str, source: str = "in.zarr") -> int:
     calls.write_text("")
     requested = job(folder, build)
     plan = make_plan(replace(requested, input=replace(requested.input, path=str(folder / source))))
-    assert plan.reach.probed == (2, 1)
+    assert plan.identity["probed"] == [2, 1]
     return len(calls.read_text())
 
 

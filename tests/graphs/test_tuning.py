@@ -26,7 +26,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.trials.gpu_findings import Tuned
 from tests.graphs.trials import FOUND, answering, finding, out_of_memory_once
-from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
+from tests.support import dncnn_weights, footprint_of, job_of, noisy_image, work_of, write_zarr
 
 NO_CHOICE: Any = None
 """What tiles of a CPU would have to heed, if there were any to choose from."""
@@ -50,7 +50,7 @@ def test_a_plan_takes_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     written = plan.documents.resolved["tile"]
     assert (written["size"], written["batch"], written["channels_last"]) == ([32, 48], 6, True)
     assert (work_of(plan).task.records, work_of(plan).task.channels_last) == (True, True)
-    assert plan.footprint.imports_bytes == 800 * 2**20, "as it was measured"
+    assert footprint_of(plan).imports_bytes == 800 * 2**20, "as it was measured"
     assert requested[0].tiles == ((128, 128),), "no tile is larger than a block"
     assert requested[0].batch is None
 
@@ -124,7 +124,7 @@ def begun(plan: Any) -> RunDirectory:
 
     directory = RunDirectory(plan.run_directory)
     with claim(plan) as claimed:
-        claimed.journal.mark({0: b"some"})
+        claimed.held[0].journal.mark({0: b"some"})
     return directory
 
 
@@ -133,7 +133,7 @@ def test_a_run_goes_on_with_what_was_found_for_it(monkeypatch: pytest.MonkeyPatc
     begun(make_plan(job(tmp_path)))
     again = make_plan(job(tmp_path))
     assert len(requested) == 1
-    assert (again.resumes, again.tuned, again.task.tiling.tile) == (True, FOUND, (32, 48))
+    assert (again.resumes, work_of(again).tuned, work_of(again).task.tiling.tile) == (True, FOUND, (32, 48))
     make_plan(job(tmp_path), probe=True)
     assert (requested[1].tiles, requested[1].batch) == (((32, 48),), 6), (
         "a probe of a run that has begun changes nothing"
@@ -164,10 +164,10 @@ def test_a_job_that_is_as_it_was_goes_on(
 
     plan = make_plan(given(**options))
     begun(plan)
-    assert make_plan(given(**options)).differs == ()
+    assert make_plan(given(**options)).earlier.differs == ()
     resolved = plan.documents.resolved["tile"]
     sizes = {key: resolved[key] for key in ("size", "batch", "channels_last")}
-    assert make_plan(given(**sizes | {"size": tuple(sizes["size"])})).differs == ()
+    assert make_plan(given(**sizes | {"size": tuple(sizes["size"])})).earlier.differs == ()
 
 
 @pytest.mark.parametrize("breaks", [False, True])
@@ -188,7 +188,7 @@ def test_smaller_blocks_fit_by_the_larger_of_two_trials(
     monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", again)
     plan = make_plan(replace(given, run=run, cluster=Cluster(kind="local")), refuse=False)
     assert len(told) == breaks
-    assert plan.footprint.imports_bytes == (2950 if breaks else 2955) * 2**20
+    assert footprint_of(plan).imports_bytes == (2950 if breaks else 2955) * 2**20
     assert work_of(plan).task.tiling.tile == FOUND.tile
     assert not any("by rule" in note for note in plan.notes)
 
@@ -205,7 +205,7 @@ def test_a_small_picture_goes_on_by_rule(
     )
     given = replace(given, run=Run(device="cuda", workers=1), cluster=Cluster(kind="local"))
     begun(make_plan(given))
-    assert make_plan(given).differs == ()
+    assert make_plan(given).earlier.differs == ()
 
 
 def test_a_batch_that_the_rule_does_not_grant_goes_on_without_it(
@@ -220,7 +220,7 @@ def test_a_batch_that_the_rule_does_not_grant_goes_on_without_it(
     plan = make_plan(given)
     assert work_of(plan).task.tiling.batch == 1  # of images this small
     begun(plan)
-    assert make_plan(given).differs == ()
+    assert make_plan(given).earlier.differs == ()
 
 
 def test_a_probe_of_a_run_that_began_by_rule_changes_nothing(
@@ -231,7 +231,7 @@ def test_a_probe_of_a_run_that_began_by_rule_changes_nothing(
     begun(plan)
     requested = finding(monkeypatch, FOUND)
     probed = make_plan(job(tmp_path), probe=True)
-    assert (probed.differs, probed.task.tiling) == ((), work_of(plan).task.tiling)
+    assert (probed.earlier.differs, work_of(probed).task.tiling) == ((), work_of(plan).task.tiling)
     assert (requested[0].tiles, requested[0].batch) == (
         (work_of(plan).task.tiling.tile,),
         work_of(plan).task.tiling.batch,
@@ -250,11 +250,14 @@ def test_what_a_card_found_is_nothing_to_a_processor(monkeypatch: pytest.MonkeyP
     finding(monkeypatch, FOUND)
     begun(make_plan(job(tmp_path)))
     requested = finding(monkeypatch, FOUND)
-    assert make_plan(job(tmp_path, "cpu")).tuned is None
+    assert work_of(make_plan(job(tmp_path, "cpu"))).tuned is None
     probed = make_plan(job(tmp_path, "cpu"), probe=True)
-    assert (requested[0].tiles, requested[0].batch) == ((probed.task.tiling.tile,), probed.task.tiling.batch)
-    assert probed.task.tiling.tile != FOUND.tile
-    assert probed.differs == ('run.device was "cuda", is "cpu"',)
+    assert (requested[0].tiles, requested[0].batch) == (
+        (work_of(probed).task.tiling.tile,),
+        work_of(probed).task.tiling.batch,
+    )
+    assert work_of(probed).task.tiling.tile != FOUND.tile
+    assert probed.earlier.differs == ('run.device was "cuda", is "cpu"',)
 
 
 def test_a_run_that_began_by_rule_goes_on_by_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -273,7 +276,7 @@ def test_a_run_that_came_down_to_a_smaller_batch_goes_on_with_that(
     directory.update_plan(batch=3)
     again = make_plan(job(tmp_path))
     assert again.resumes, "it is the same job"
-    assert (again.task.tiling.batch, again.identity["batch"]) == (3, 6)
+    assert (work_of(again).task.tiling.batch, again.identity["batch"]) == (3, 6)
 
 
 def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(
@@ -282,9 +285,13 @@ def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(
     finding(monkeypatch, FOUND)
     begun(make_plan(job(tmp_path)))
     fewer = make_plan(job(tmp_path, batch=2))
-    assert (fewer.resumes, fewer.task.tiling.batch, fewer.task.tiling.tile) == (True, 2, (32, 48))
-    assert make_plan(job(tmp_path, batch=8)).differs == ("tile.batch was 6, is 8",)
-    assert make_plan(job(tmp_path, size=64)).differs == ("tile.size was [32, 48], is [64, 64]",)
+    assert (fewer.resumes, work_of(fewer).task.tiling.batch, work_of(fewer).task.tiling.tile) == (
+        True,
+        2,
+        (32, 48),
+    )
+    assert make_plan(job(tmp_path, batch=8)).earlier.differs == ("tile.batch was 6, is 8",)
+    assert make_plan(job(tmp_path, size=64)).earlier.differs == ("tile.size was [32, 48], is [64, 64]",)
 
 
 def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
@@ -298,7 +305,7 @@ def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
     for host_bytes in (800, 2960):
         requested = finding(monkeypatch, replace(FOUND, host_bytes=host_bytes * 2**20))
         plan = make_plan(given)
-        assert plan.footprint.total_bytes <= 3000 * 2**20
+        assert plan.memory_bytes <= 3000 * 2**20
         blocks.append(math.prod(plan.grid.block))
     assert len(requested) == 2, "the smaller block is tried too"
     assert blocks[1] < blocks[0]
@@ -326,9 +333,9 @@ def test_a_trial_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
         assert os.getpid() != here
         return image * 2
 
-    plan = make_plan(job(tmp_path, "cpu"))
-    task = replace(work_of(plan).task, denoiser=GivenFunction(call=told, depth=1))
-    found = tuned_for(plan.job, task, NO_CHOICE, compare=True)
+    requested = job(tmp_path, "cpu")
+    task = replace(work_of(make_plan(requested)).task, denoiser=GivenFunction(call=told, depth=1))
+    found = tuned_for(requested, task, NO_CHOICE, compare=True)
     assert found.device == "this CPU"
     assert [each.name for each in found.precisions] == ["float32", "tf32", "float16", "bfloat16"]
     assert found.precisions[0].error == 0
@@ -347,14 +354,16 @@ def test_a_trial_that_breaks_says_how(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: Callable[[Any], Any], limit: float, said: str
 ) -> None:
     monkeypatch.setattr(gpu_trials, "LIMIT_SECONDS", limit)
-    plan = make_plan(job(tmp_path, "cpu"))
-    task = replace(work_of(plan).task, denoiser=GivenFunction(call=broken, depth=1))
+    requested = job(tmp_path, "cpu")
+    task = replace(work_of(make_plan(requested)).task, denoiser=GivenFunction(call=broken, depth=1))
     with pytest.raises(NotTried, match=said):
-        tuned_for(plan.job, task, NO_CHOICE, compare=False)
+        tuned_for(requested, task, NO_CHOICE, compare=False)
 
 
 def test_what_is_wrong_with_the_job_is_said_as_a_run_says_it(tmp_path: Path) -> None:
-    plan = make_plan(job(tmp_path, "cpu"))
-    task = replace(work_of(plan).task, denoiser=GivenFunction(call=lambda image: image[1:], depth=1))
+    requested = job(tmp_path, "cpu")
+    task = replace(
+        work_of(make_plan(requested)).task, denoiser=GivenFunction(call=lambda image: image[1:], depth=1)
+    )
     with pytest.raises(ConfigError, match="returns an array of the shape of its input"):
-        tuned_for(plan.job, task, NO_CHOICE, compare=False)
+        tuned_for(requested, task, NO_CHOICE, compare=False)

@@ -11,7 +11,6 @@ import pytest
 
 from halotile.errors import BlockFailed, DamagedData, OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.jobs.denoise import run as denoise_run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
@@ -111,7 +110,7 @@ def test_a_repair_that_was_killed_is_finished_by_the_next(
         raise KeyboardInterrupt
 
     (finished.output / "c" / "2" / "3").unlink()
-    monkeypatch.setattr(denoise_run, "run", killed)
+    monkeypatch.setattr("halotile.graphs.runs.verify.run", killed)
     with pytest.raises(KeyboardInterrupt):
         verify(finished.output, job=finished.job(), repair=True)
     monkeypatch.undo()

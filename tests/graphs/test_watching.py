@@ -36,6 +36,7 @@ from halotile.graphs.watching.metrics import Metrics
 from halotile.graphs.watching.page import ADDRESS, HTML, NAME, JobPage
 from halotile.graphs.watching.page_feed import ROWS, Watch, curve
 from halotile.graphs.watching.progress import Progress
+from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
 from tests.faults import BLOCKS, REPOSITORY, Scene, until
@@ -58,7 +59,13 @@ def test_a_curve_with_numbers_that_are_none_is_still_json() -> None:
 
 def test_a_watch_that_was_not_opened_does_nothing() -> None:
     watch = Watch()
-    watch.begin((2, 2), done=RangeSet(range(2)), quarantined=(), phase="denoise", title="")
+    watch.begin(
+        Grid((2, 2), (1, 1), ((0, 0), (0, 0))),
+        done=RangeSet(range(2)),
+        quarantined=(),
+        phase="denoise",
+        title="",
+    )
     watch.retry(1)
     watch.give_up(1)
     watch.show(object(), {}, [])  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ import pytest
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.launches import slurm_allocation
-from halotile.graphs.jobs.denoise.plan import make_plan
 from halotile.graphs.kinds.sections import Cluster, Run
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.resources import worker_count
 from halotile.graphs.plans.resources.devices import device_of
 from halotile.graphs.plans.resources.memory import machine_bytes

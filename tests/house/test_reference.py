@@ -11,25 +11,26 @@ import pytest
 
 from halotile import registry
 from halotile.cli.config.fields import field_types
-from halotile.cli.config.kinds import JOBS, NAMED
+from halotile.cli.config.kinds import Named, is_named, keys_of
 from halotile.cli.config.schema import config_schema
 from halotile.cli.config.yaml_source import read_text
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
+from halotile.graphs.kinds.finder import kind_names
 from halotile.tasks.options import job_key, required_keys
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = {
     "denoise": ("job-file.md", "every-key.yaml"),
     "reconstruct": ("reconstruction.md", "every-key-of-a-reconstruction.yaml"),
+    "simulate": ("reconstruction.md", "every-key-of-a-simulation.yaml"),
 }
-SHARED = ("output", "tile", "run", "cluster")
-"""Sections of a reconstruction that are those of a denoising job."""
-SECTIONS = [
-    (job, name)
-    for job, kind in JOBS.items()
-    for name in kind.sections
-    if job == "denoise" or name not in SHARED
-]
+SHARED = {
+    "denoise": (),
+    "reconstruct": ("output", "tile", "run", "cluster"),
+    "simulate": ("run", "cluster"),
+}
+"""Sections that are those of a denoising job."""
+SECTIONS = [(job, name) for job in kind_names() for name in keys_of(job).sections if name not in SHARED[job]]
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +46,8 @@ def examples() -> dict[str, dict[str, Any]]:
 
 
 def test_the_examples_have_every_part(examples: dict[str, dict[str, Any]]) -> None:
-    for job, part in zip(JOBS, config_schema()["anyOf"], strict=True):
-        left_out = {"tile", "run", "cluster"} if job == "reconstruct" else set()
+    for job, part in zip(kind_names(), config_schema()["anyOf"], strict=True):
+        left_out = {*SHARED[job]} - {"output"}
         assert set(examples[job]) == set(part["properties"]) - left_out
 
 
@@ -63,17 +64,21 @@ def check_values(written: dict[str, Any], schema: type) -> None:
 def test_the_examples_have_every_key_with_its_default(
     examples: dict[str, dict[str, Any]], job: str, section: str
 ) -> None:
-    written, schema = dict(examples[job][section]), JOBS[job].sections[section]
-    if schema in NAMED:
-        schema = NAMED[schema].find(written.pop("name"))
+    written, schema = dict(examples[job][section]), keys_of(job).sections[section]
+    if is_named(schema):
+        schema = Named(schema).find(written.pop("name"))
     check_values(written, schema)
 
 
-def test_a_reconstruction_has_every_key_outside_of_its_sections(examples: dict[str, dict[str, Any]]) -> None:
-    tree = examples["reconstruct"]
-    check_values({field.name: tree[field.name] for field in dataclasses.fields(Aim)}, Aim)
+@pytest.mark.parametrize("job", ["reconstruct", "simulate"])
+def test_the_examples_have_every_key_outside_of_sections(
+    examples: dict[str, dict[str, Any]], job: str
+) -> None:
+    tree, values = examples[job], keys_of(job).values
+    assert values is not None
+    check_values({field.name: tree[field.name] for field in dataclasses.fields(values)}, values)
     (operator,) = tree["operators"]
-    named = NAMED[OperatorChoice]
+    named = Named(OperatorChoice)
     check_values(
         {k: v for k, v in operator.items() if k != "name"}, named.written(named.find(operator["name"]))
     )
@@ -84,9 +89,9 @@ def test_the_table_has_every_option_and_marks_those_that_must_be_written(name: s
     check_row("denoisers.md", name, registry.find("denoisers", name).DENOISER)
 
 
-@pytest.mark.parametrize("name", NAMED[OperatorChoice].names)
+@pytest.mark.parametrize("name", Named(OperatorChoice).names)
 def test_the_table_has_every_operator(name: str) -> None:
-    check_row("operators.md", name, NAMED[OperatorChoice].find(name))
+    check_row("operators.md", name, Named(OperatorChoice).find(name))
 
 
 def check_row(page: str, name: str, schema: type) -> None:

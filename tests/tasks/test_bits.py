@@ -16,13 +16,15 @@ from halotile.graphs.runs.outputs.claim import claim
 from halotile.tasks.trials import bits
 from halotile.tasks.trials.bits import tile_difference
 from tests import networks
-from tests.support import dncnn_weights, job_of, noisy_image, run_inline, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, run_inline, work_of, write_zarr
 
 
 def difference(tmp_path: Path, shape: tuple[int, ...], network: str, tile: Any, **options: Any) -> float:
     source = write_zarr(tmp_path / "in.zarr", np.zeros(shape, np.float32), axes="zyx"[-len(shape) :])
     named = {"import": f"tests.networks:{network}", "options": options}
-    return tile_difference(make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile=tile)).task)
+    return tile_difference(
+        work_of(make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile=tile))).task
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_every_difference_from_torch_on_the_whole_image_is_reported(
 def test_an_image_of_many_tiles_is_tried_in_one_of_each_kind(tmp_path: Path, size: int) -> None:
     source = write_zarr(tmp_path / "in.zarr", np.zeros((300, 420), np.float32), axes="yx")
     named = {"import": "tests.networks:convolutions"}
-    task = make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile={"size": size})).task
+    task = work_of(make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile={"size": size}))).task
     every = list(bits._tiles(task))
     some = bits._representatives(every)
     assert len(some) <= len(every) / 4

@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import pytest
 
-from halotile.graphs.jobs.denoise.plan import make_plan
+from halotile.graphs.plans.make import make_plan
 from halotile.tasks import denoised_image, step
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.gaussian import Gaussian
@@ -17,7 +17,7 @@ from halotile.tasks.devices.device import Device
 from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.step import StepTask, View
 from tests.graphs.solving import denoised_by, scene
-from tests.support import job_of, noisy_image, write_zarr
+from tests.support import job_of, noisy_image, work_of, write_zarr
 
 
 class FakeGpu(Gpu):
@@ -79,7 +79,7 @@ def test_what_an_earlier_job_left_on_a_gpu_goes_and_the_rest_stays() -> None:
 def test_a_denoising_job_has_the_gpu_for_itself(tmp_path: Path) -> None:
     solver_step(prior(1.0)).stages()
     source = write_zarr(tmp_path / "in.zarr", noisy_image((100, 90)))
-    make_plan(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1})).task.stages()
+    work_of(make_plan(job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}))).task.stages()
     assert kept() == []
     assert not denoised_image._runners, "and nothing is left in memory"
 

@@ -340,7 +340,7 @@ def test_every_denoiser_stays_on_its_device(
         for side in sides
     }
     job = job_of(source, tmp_path / "out.zarr", name, options, tile={"block": 128}, input={"sides": paths})
-    stages = DenoiseStages(make_plan(job).task, Elsewhere())
+    stages = DenoiseStages(work_of(make_plan(job)).task, Elsewhere())
     stages.check()
     for block in (stages.task.grid.block_at(0), stages.task.grid.block_at(4)):
         computed = stages.compute(block, stages.read(block), Receipt()).computed

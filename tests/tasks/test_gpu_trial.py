@@ -18,7 +18,7 @@ from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.trials import gpu_trial
 from halotile.tasks.trials.gpu_findings import TrialRequest, Tried, Tuned
 from halotile.tasks.trials.gpu_trial import tune
-from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
+from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
 
 class Small(Gpu):
@@ -77,7 +77,9 @@ def task_of(folder: Path, name: str = "gaussian", dtype: str = "float32", **opti
     """A job of four blocks of 128 pixels."""
     source = write_zarr(folder / "in.zarr", noisy_image((256, 256), dtype))
     options = options or {"sigma": 1}
-    return make_plan(job_of(source, folder / "out.zarr", name, options, tile={"block": 128})).task
+    plan = make_plan(job_of(source, folder / "out.zarr", name, options, tile={"block": 128}))
+    task: DenoiseTask = work_of(plan).task
+    return task
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, seconds: Any) -> None:

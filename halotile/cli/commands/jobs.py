@@ -173,6 +173,7 @@ def simulate(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace measurements that are there.")
     ] = False,
+    fresh: Fresh = False,
     allow_import: AllowImport = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -188,7 +189,7 @@ def simulate(
     flags = _flags(workers, cluster, no_dashboard, no_tls, allow_import)
     job = load_job(config, overrides or (), flags, makes_data=True)
     noise_choice = NoiseChoice(name=noise, gain=gain, seed=seed)  # type: ignore[arg-type]
-    write_measurements(job, noise_choice, overwrite=overwrite, as_json=as_json, quiet=quiet)
+    write_measurements(job, noise_choice, overwrite=overwrite, fresh=fresh, as_json=as_json, quiet=quiet)
 
 
 @app.command()

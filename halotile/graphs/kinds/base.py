@@ -59,6 +59,8 @@ class JobKind:
         Keys of the identity that describe the input, where ``--same-input`` can accept another input.
     makes_data : bool
         The ``data`` of operators are written, not read.
+    to_replace : str
+        Text of an error: what to write to replace existing outputs.
     on_cpu : str
         Parts that are computed on CPUs beside a denoiser on GPUs, such as ``operators and solver``.
     essentials : callable
@@ -78,6 +80,7 @@ class JobKind:
     identity_words: Mapping[str, str] = field(default_factory=dict)
     inputs: Sequence[str] = ()
     makes_data: bool = False
+    to_replace: str = "output.overwrite: true"
     on_cpu: str = ""
     essentials: Callable[[dict[str, Any]], dict[str, Any]] = dict
     changes: Callable[[Mapping[str, Any]], Any] = lambda _: None
@@ -125,12 +128,15 @@ class OutputArray:
         Blocks of the pass that writes it.
     overwrite : bool
         Replace an array that exists at the path.
+    key : str
+        Key of the path in the job.
     """
 
     path: Path
     layout: Layout
     grid: Grid
     overwrite: bool = False
+    key: str = "output.path"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import halotile
+
 
 def package_version(name: str) -> str:
     """Return the installed version of a package, found without importing it."""
@@ -20,7 +22,7 @@ def package_version(name: str) -> str:
 def code_versions() -> dict[str, str]:
     """Return the versions of the code whose rounding the result depends on."""
     return {
-        "halotile": package_version("halotile"),
+        "halotile": halotile.__version__,
         "torch": package_version("torch"),
         "numpy": package_version("numpy"),
     }

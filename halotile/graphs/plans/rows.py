@@ -23,7 +23,7 @@ def output_rows(figures: Figures) -> list[Row]:
 
 def device_text(figures: Figures) -> str:
     """Return the device and the precision of a denoiser as text."""
-    device = "processors" if figures["device"] == "cpu" else "GPUs"
+    device = "CPUs" if figures["device"] == "cpu" else "GPUs"
     return f"on {device} in {figures['precision']}"
 
 

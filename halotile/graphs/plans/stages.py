@@ -18,7 +18,7 @@ from halotile.graphs.plans.plan import Earlier, existing_parent, run_directory_o
 from halotile.graphs.plans.resources.devices import check_device, cluster_for, device_of, is_here
 from halotile.graphs.plans.resources.memory import machine_bytes
 from halotile.graphs.plans.resources.worker_count import Requested, with_workers
-from halotile.storage.disk.place import check_parents
+from halotile.storage.disk.place import check_dots, check_parents
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.base import Denoiser
 
@@ -40,8 +40,9 @@ def begin(job: Job, request: PlanRequest) -> Begun:
     Raises
     ------
     OutputRefused
-        When it lies below something that is not a folder.
+        When it lies below something that is not a folder, or its ``..`` follows a symlink.
     """
+    check_dots(job.place)
     output = Path(os.path.abspath(job.place))
     check_parents(output)
     directory = RunDirectory(run_directory_of(output))

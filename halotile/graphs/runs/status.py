@@ -110,8 +110,10 @@ class Status:
     def pass_begins(self, phase: str, number: int, done: int) -> None:
         """Count from here on the blocks of another pass, of which some are done."""
         self._before = self._counts.before(phase, number)
-        if not self._has_begun:  # the blocks of earlier runs do not measure the speed of this one
-            self._has_begun, self._resumed = True, self._before + done
+        # The blocks of earlier runs do not measure the speed of this one. Those of outputs were counted at the beginning.
+        if not self._has_begun and self._counts.total > self.plan.blocks:
+            self._resumed = self._before + done
+        self._has_begun = True
 
     def all_passes_are_over(self) -> None:
         """Count every pass as done, also those of a solver that ended early."""

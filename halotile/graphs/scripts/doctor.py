@@ -13,10 +13,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import DEFAULT, Kind, Order, Start
@@ -134,7 +134,7 @@ def _machine() -> str:
 
 def _packages() -> str:
     others = (f"{name} {package_version(name)}" for name in _PACKAGES)
-    return ", ".join((f"halotile {version('halotile')}", *others))
+    return ", ".join((f"halotile {halotile.__version__}", *others))
 
 
 def _gpus(kind: Kind) -> Result:

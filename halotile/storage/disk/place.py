@@ -63,9 +63,20 @@ def check_path(path: str | Path, key: str = "output.path") -> None:
             f"{key} is {root}: {array} is a Zarr array, and everything in its folder belongs to it. "
             "Write a path beside it."
         )
-    if os.path.realpath(root) != os.path.realpath(os.path.abspath(root)):
+    check_dots(root, key)
+
+
+def check_dots(path: str | Path, key: str = "output.path") -> None:
+    """Refuse a path whose ``..`` lies behind a symlink: made absolute, it would be another one.
+
+    Raises
+    ------
+    OutputRefused
+        Saying where it leads.
+    """
+    if os.path.realpath(path) != os.path.realpath(os.path.abspath(path)):
         raise OutputRefused(
-            f"{key} is {root}: behind a symlink, its .. leads to {os.path.realpath(root)}. Write that path."
+            f"{key} is {path}: behind a symlink, its .. leads to {os.path.realpath(path)}. Write that path."
         )
 
 

@@ -36,7 +36,7 @@ from halotile.graphs.jobs.reconstruct.measurements.operators import (
 )
 from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
 from halotile.graphs.jobs.reconstruct.paths import with_whole_paths
-from halotile.graphs.jobs.reconstruct.problem.forms import Form, choose_form
+from halotile.graphs.jobs.reconstruct.problem.forms import Form, check_per_pass, choose_form
 from halotile.graphs.jobs.reconstruct.problem.prior import (
     cut_for_prior,
     denoised_of,
@@ -222,7 +222,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     terms = make_terms(job.operators, opened.operators, opened.data, job.fidelity, opened.start)
     per_pass = job.solver.checkpoint_every
     form = choose_form(terms, opened.image.dtype, exact=job.exact, per_sweep=per_pass)
-    _check_per_pass(form)
+    check_per_pass(form)
     return _Sized(
         opened,
         job,
@@ -360,16 +360,6 @@ def _resources(settled: _Settled) -> Resources:
         scratch_bytes=work.scratch_bytes,
         scratch_inodes=work.scratch_inodes,
     )
-
-
-def _check_per_pass(form: Form) -> None:
-    """Refuse several iterations in a pass where operators need the image between them."""
-    if form.per_sweep > 1 and form.whole:
-        number = next(n for n, term in enumerate(form.terms) if term is form.whole[0])
-        raise ConfigError(
-            f"solver.checkpoint_every is {form.per_sweep}, and operators[{number}] ({form.whole[0].operator.name}) sees the "
-            "whole image, which there is only where every iteration is stored. Write checkpoint_every: 1."
-        )
 
 
 def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:

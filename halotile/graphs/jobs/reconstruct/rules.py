@@ -121,20 +121,25 @@ def _prior_with_its_options(prior: PriorChoice) -> Faults:
         yield ("prior", "weight"), "there is no prior to count; write prior.name: tv, say, or leave it out"
 
 
-def _traits(name: str) -> Traits:
-    """Return the declared traits of a solver."""
+def _traits(name: str) -> Traits | None:
+    """Return the declared traits of a solver; None for a name that no job may write, which the check of names reports."""
+    if name not in names("solvers"):
+        return None
     traits: Traits = find("solvers", name).SOLVER.traits
-    return traits
+    return traits if traits.for_jobs else None
 
 
 def _solvers(fits: Callable[[Traits], bool]) -> str:
     """Return the names of solvers that fit, as text."""
-    fitting = [name for name in names("solvers") if (traits := _traits(name)).for_jobs and fits(traits)]
+    fitting = [name for name in names("solvers") if (traits := _traits(name)) and fits(traits)]
     return " or ".join(filter(None, [", ".join(fitting[:-1]), *fitting[-1:]]))
 
 
 def _prior_of_solver(prior: PriorChoice, solver: SolverChoice) -> Faults:
-    prior_by = _traits(solver.name).prior_by
+    traits = _traits(solver.name)
+    if traits is None:
+        return
+    prior_by = traits.prior_by
     if prior_by is None and prior.name != "none":
         yield (
             ("prior", "name"),
@@ -150,7 +155,8 @@ def _prior_of_solver(prior: PriorChoice, solver: SolverChoice) -> Faults:
 
 
 def _step_of_solver(solver: SolverChoice) -> Faults:
-    if solver.step != "auto" and not _traits(solver.name).takes_steps:
+    traits = _traits(solver.name)
+    if traits is not None and solver.step != "auto" and not traits.takes_steps:
         yield (
             ("solver", "step"),
             f"{solver.step:g}, and {solver.name} finds its own; write auto, or leave it out",
@@ -159,10 +165,11 @@ def _step_of_solver(solver: SolverChoice) -> Faults:
 
 def _checkpoints_of_solver(solver: SolverChoice, fuse: bool | Auto) -> Faults:
     every, remainder = solver.checkpoint_every, solver.iterations % max(1, solver.checkpoint_every)
-    if not 1 < every <= MOST_PER_SWEEP:
+    traits = _traits(solver.name)
+    if traits is None or not 1 < every <= MOST_PER_SWEEP:
         return
     position = ("solver", "checkpoint_every")
-    if not _traits(solver.name).is_memoryless:
+    if not traits.is_memoryless:
         yield (
             position,
             f"{every} with solver {solver.name}, which has to know more of an iteration than its image; write 1, or "
@@ -182,7 +189,8 @@ def _checkpoints_of_solver(solver: SolverChoice, fuse: bool | Auto) -> Faults:
 
 
 def _fidelity_of_solver(fidelity: FidelityChoice, solver: SolverChoice) -> Faults:
-    fidelities = _traits(solver.name).fidelities
+    traits = _traits(solver.name)
+    fidelities = traits.fidelities if traits is not None else None
     if fidelities is not None and fidelity.name not in fidelities:
         yield (
             ("fidelity", "name"),

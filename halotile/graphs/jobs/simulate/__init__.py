@@ -47,4 +47,5 @@ KIND = JobKind(
     rules=OPERATOR_RULES,
     how=("exact",),
     makes_data=True,
+    to_replace="output.overwrite: true (--overwrite of `recon-cli simulate`)",
 )

@@ -29,13 +29,14 @@ def simulate(
     memory_per_worker: str | int = "4GiB",
     cluster: str | Words = "auto",
     overwrite: bool = False,
+    fresh: bool = False,
     observer: Observer | None = None,
 ) -> tuple[Path, ...]:
     """Simulate the measurements of an image, ``y = A x`` with noise, from disk to disk.
 
     The noise of a pixel depends only on the seed, the operator's place in the list and the pixel's place: the
     result has the same bits for any number of workers. A measurement is written in place; its run directory
-    shows whether it is complete.
+    shows whether it is complete. A call that was interrupted is resumed when it is repeated.
 
     Parameters
     ----------
@@ -61,6 +62,8 @@ def simulate(
         environment indicates, else this machine.
     overwrite : bool
         Replace existing Zarrs at the measurements' paths.
+    fresh : bool
+        Start over where a call was interrupted, instead of resuming it.
     observer : callable, optional
         Called with a :class:`~halotile.graphs.watching.progress.Progress` about twice a second; by default a
         progress bar is shown at a terminal and in a notebook.
@@ -95,7 +98,7 @@ def simulate(
         cluster=cluster_of_script(cluster),
         allow_import=True,
     )
-    plan = make_plan(job)
+    plan = make_plan(job, fresh=fresh)
     with progress_shown(observer) as observe:
         run(plan, observer=observe)
     return tuple(output.path for output in plan.outputs)

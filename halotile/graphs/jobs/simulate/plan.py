@@ -42,6 +42,7 @@ from halotile.graphs.plans.resources.sizes import (
 )
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
 from halotile.storage.arrays import Source, open_source
+from halotile.storage.disk.place import check_dots, check_parents
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.noise.simulated import Simulated
@@ -146,6 +147,8 @@ def _check_places(job: Simulation) -> None:
         path = os.path.realpath(choice.data)
         if path in used_by:
             raise ConfigError(f"{key} is {choice.data}, and so is {used_by[path]}. Write another path.")
+        check_dots(choice.data, key)
+        check_parents(os.path.abspath(choice.data), key)
         used_by[path] = key
 
 
@@ -175,9 +178,8 @@ def _measurement(job: Simulation, number: int, operator: Operator, reference: So
         operator=number,
     )
     grid = Grid(shape, block, ((0, 0),) * len(block))
-    return _Measurement(
-        choice, operator, OutputArray(path, layout, grid, job.output.overwrite), simulated, needed
-    )
+    output = OutputArray(path, layout, grid, job.output.overwrite, key=f"operators[{number}].data")
+    return _Measurement(choice, operator, output, simulated, needed)
 
 
 def _block(

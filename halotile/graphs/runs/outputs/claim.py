@@ -23,6 +23,7 @@ from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.outputs.held_output import HeldOutput, HeldOutputs, repair_command
 from halotile.graphs.runs.outputs.replacing import (
     Slot,
+    check_new,
     check_output,
     check_pixels,
     check_replaceable,
@@ -32,7 +33,6 @@ from halotile.graphs.runs.outputs.replacing import (
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.waiting import log_line, patience_seconds, report_if_slow
 from halotile.storage.disk.durable import is_full, remove_partials
-from halotile.storage.disk.place import check_place
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import LOCK_SECONDS, RunDirectory
 from halotile.storage.run_directory.journal import Journal
@@ -285,7 +285,7 @@ def _start_over(slots: tuple[Slot, ...]) -> None:
             check_replaceable(slot)
             check_pixels(slot)
         else:
-            check_place(str(slot.path), overwrite=slot.output.overwrite)
+            check_new(slot)
     first.forget()
     first.write_job(plan.documents.asked)
     first.write_config(plan.documents.resolved)

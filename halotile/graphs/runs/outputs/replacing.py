@@ -49,6 +49,11 @@ class Slot:
         return self.directory == self.first
 
     @property
+    def is_of_this_run(self) -> bool:
+        """True for the first output, and for others whose directory points to that of the first."""
+        return self.is_first or self.directory.read_primary() == str(self.first.path)
+
+    @property
     def fingerprint(self) -> str:
         """Fingerprint that owns the journal."""
         return journal_fingerprint(self.plan.fingerprint, self.plan.outputs.index(self.output))
@@ -69,16 +74,22 @@ def slots_of(plan: Plan) -> tuple[Slot, ...]:
 def check_output(slot: Slot) -> None:
     """Refuse an output that this job may not create or replace, and one that contains files that the job reads."""
     if not slot.directory.claims_output():
-        check_place(str(slot.path), overwrite=slot.output.overwrite)
-    elif slot.plan.fresh or not slot.is_first:
+        check_new(slot)
+    elif slot.plan.fresh or not slot.is_of_this_run:
         check_replaceable(slot)
     else:
-        check_path(str(slot.path))
+        check_path(str(slot.path), slot.output.key)
     for file in slot.plan.files:
         if file.resolve().is_relative_to(slot.path.resolve()):
             raise OutputRefused(
-                f"output.path is {slot.path}: the job reads {file} there. Write another path."
+                f"{slot.output.key} is {slot.path}: the job reads {file} there. Write another path."
             )
+
+
+def check_new(slot: Slot) -> None:
+    """Refuse a place that no run has claimed, where an output cannot be made."""
+    output = slot.output
+    check_place(str(slot.path), overwrite=output.overwrite, key=output.key, remedy=slot.plan.kind.to_replace)
 
 
 def check_replaceable(slot: Slot) -> None:
@@ -91,19 +102,21 @@ def check_replaceable(slot: Slot) -> None:
     """
     is_own = _is_own(slot)
     stranger = find_foreign_entry(slot.path, _existing_layout(slot)) if is_own else ""
-    check_place(str(slot.path), overwrite=True, may_lack_metadata=is_own and not stranger)
+    check_place(
+        str(slot.path), overwrite=True, key=slot.output.key, may_lack_metadata=is_own and not stranger
+    )
     if slot.output.overwrite:
         return
     if stranger:
         raise OutputRefused(
-            f"output.path is {slot.path}: {stranger}. --fresh discards only what a run of the same job wrote. Move it away, or "
-            "write output.overwrite: true to remove all that is there."
+            f"{slot.output.key} is {slot.path}: {stranger}. --fresh discards only what a run of the same job wrote. Move it away, or "
+            f"write {slot.plan.kind.to_replace} to remove all that is there."
         )
     if not is_own and (slot.first.plan_path.exists() or os.path.lexists(slot.path)):
         raise OutputRefused(
-            f"output.path is {slot.path}: it is another job's, by {slot.directory.path}. --fresh discards only what a run of "
+            f"{slot.output.key} is {slot.path}: it is another job's, by {slot.directory.path}. --fresh discards only what a run of "
             "the same job did (the same input, denoiser or operators, and output). Write another path, or "
-            "output.overwrite: true to replace it."
+            f"{slot.plan.kind.to_replace} to replace it."
         )
 
 
@@ -152,7 +165,7 @@ def check_pixels(slot: Slot) -> None:
 def _is_own(slot: Slot) -> bool:
     """Return True where the run there had the same job as this one, apart from how it is computed."""
     plan = slot.plan
-    if not slot.is_first and slot.directory.read_primary() != str(slot.first.path):
+    if not slot.is_of_this_run:
         return False
     try:
         stored_job = slot.first.read_job()
@@ -176,4 +189,4 @@ def _result_of(plan: Plan, job: Mapping[str, Any]) -> dict[str, Any]:
 def to_start_over(plan: Plan) -> str:
     """Return the option with which a run starts over."""
     own = plan.overwrite or _is_own(slots_of(plan)[0])
-    return "--fresh" if own else "--fresh and output.overwrite: true"
+    return "--fresh" if own else f"--fresh and {plan.kind.to_replace}"

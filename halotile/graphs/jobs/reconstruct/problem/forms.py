@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from halotile.errors import ConfigError
 from halotile.graphs.solvers.base import Map, Problem, SolverBase, Staged, State, Step, Vectors, advanced
 from halotile.storage.rim import Readable
 from halotile.tasks.contributions import Contributions, Wants
@@ -164,3 +165,13 @@ class Backprojection(SolverBase):
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """Return the final state, with the misfit."""
         return advanced(state, **{MISFIT: sums[MISFIT]})
+
+
+def check_per_pass(form: Form) -> None:
+    """Refuse several iterations in a pass where operators need the image between them."""
+    if form.per_sweep > 1 and form.whole:
+        number = next(n for n, term in enumerate(form.terms) if term is form.whole[0])
+        raise ConfigError(
+            f"solver.checkpoint_every is {form.per_sweep}, and operators[{number}] ({form.whole[0].operator.name}) sees the "
+            "whole image, which there is only where every iteration is stored. Write checkpoint_every: 1."
+        )
