@@ -28,8 +28,7 @@ def measurement(folder: Path, edge: int, number: int) -> Path:
     """What one of the blurs makes of the image; blurred row by row of chunks, so that no size is too large."""
     import zarr
 
-    from halotile.tasks.devices.device import torch_threads
-from halotile.storage.grid import Region
+    from halotile.storage.grid import Region
     from halotile.tasks.operators.blur import Blur
 
     path = folder / f"blurred-{edge}-{number}.zarr"
