@@ -157,6 +157,7 @@ def same_bits(folder: Path, edge: int) -> Result:
     from halotile.graphs.kinds.sections import Tile
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.solvers.base import State
+    from halotile.tasks.devices.device import torch_threads
     from halotile.tasks.operators.base import InMemory, read_all
     from tests.support import work_of
 
