@@ -22,12 +22,12 @@ from halotile.graphs.kinds.base import (
 )
 from halotile.graphs.kinds.sections import Output, parse_bytes
 from halotile.graphs.plans.documents import documents_of
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
+from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_paths
 from halotile.graphs.plans.plan import Need, Plan, Resources
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from halotile.graphs.plans.resources.sizes import Geometry, block_unit, candidate_blocks, layout_like
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
-from halotile.graphs.plans.identity import code_versions
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable

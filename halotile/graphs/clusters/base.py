@@ -146,7 +146,7 @@ class Order:
         Number of workers.
     memory_bytes : int
         A worker that grows past this is ended, and its blocks run elsewhere.
-    choice : graphs.jobs.sections.Cluster
+    choice : graphs.kinds.sections.Cluster
         The cluster section of the job.
     folder : Path, optional
         A folder that the workers see too, for scripts, logs and certificates.

@@ -68,7 +68,7 @@ def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
 
     Parameters
     ----------
-    choice : graphs.jobs.sections.Cluster
+    choice : graphs.kinds.sections.Cluster
         The cluster section of the job.
     folder : Path
         Folder of the output.
