@@ -127,6 +127,15 @@ def test_its_plan_counts_both_outputs_and_its_scratch_array(place: Place) -> Non
     assert "run.memory_per_worker is 100MiB; one block of" in small
 
 
+def test_its_batch_script_is_shown(place: Place) -> None:
+    before = sorted(place.folder.iterdir())
+    shown = place.call("submit", "job.yaml", "--dry-run", "--set", "cluster.kind=slurm")
+    assert "#SBATCH --signal=B:USR1@120" in shown
+    assert f"attend {place.folder / FIRST}.run" in shown
+    assert "7.5 MiB of scratch" in shown
+    assert sorted(place.folder.iterdir()) == before
+
+
 @pytest.mark.cluster
 def test_it_runs_is_killed_resumed_verified_and_repaired(place: Place) -> None:
     killed = place.start("run", "job.yaml")
