@@ -136,6 +136,12 @@ def run_beside(output: Path) -> Path:
     return absolute.parent / f"{absolute.name}.run"
 
 
+def run_of(output: Path) -> Path:
+    """Return the directory that keeps the run of an output, which may be a further output of it."""
+    beside = run_beside(output)
+    return Path(RunDirectory(beside).read_primary() or beside)
+
+
 def output_of(path: Path) -> Path:
     """Return the output that a path refers to: itself, or that of the run directory.
 

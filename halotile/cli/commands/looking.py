@@ -56,14 +56,14 @@ def verify(
     from halotile.cli.config.saved_job import saved_job_of
     from halotile.cli.screens.outcome_rows import remedy, verdict_json, verdict_lines
     from halotile.cli.screens.progress_report import make_report
-    from halotile.cli.status import imports_flag, is_at_work, output_of, run_beside
+    from halotile.cli.status import imports_flag, is_at_work, output_of, run_of
     from halotile.graphs.runs.verify import verify as verify_output
     from halotile.storage.disk.place import check_access
 
     output = output_of(output)
-    check_access(run_beside(output))
+    check_access(run_of(output))
     job = saved_job_of(output, allow_import=allow_import) if repair else None
-    at_work = is_at_work(run_beside(output))
+    at_work = is_at_work(run_of(output))
     with make_report(quiet=quiet) as report:
         verdict = verify_output(output, job=job, repair=repair, observer=report)
     if as_json:
@@ -71,7 +71,7 @@ def verify(
     elif not quiet:
         for line in verdict_lines(output, verdict):
             echo(line)
-    if remedy_text := remedy(output, verdict, at_work=at_work, imports=imports_flag(run_beside(output))):
+    if remedy_text := remedy(output, verdict, at_work=at_work, imports=imports_flag(run_of(output))):
         complain(f"error: {output} is {remedy_text}")
         raise typer.Exit(exits.QUARANTINED if verdict.sound else exits.BAD_DATA)
 

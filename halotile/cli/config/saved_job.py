@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.cli.config.loading import NO_FLAGS, Flags, load_saved_job
-from halotile.cli.status import run_beside
+from halotile.cli.status import run_beside, run_of
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.sections import Job
 from halotile.storage.run_directory.directory import RunDirectory
@@ -71,7 +71,7 @@ def moved(job: dict[str, Any], place: str) -> dict[str, Any]:
 
 def saved_job_of(output: Path, *, allow_import: bool = False) -> Job | None:
     """Return the job that wrote an output; None where it has no run directory."""
-    directory = run_beside(output)
+    directory = run_of(output)
     if not RunDirectory(directory).job_path.is_file():
         return None
     return saved_job(directory, Flags(allow_import=allow_import))
