@@ -24,7 +24,7 @@ vendor_id\t: none
 
 
 def warnings(scene: Scene) -> list[str]:
-    return [event["text"] for event in scene.events("message") if "kinds of processors" in event["text"]]
+    return [event["text"] for event in scene.events("message") if "kinds of CPUs" in event["text"]]
 
 
 @pytest.mark.cluster
@@ -32,7 +32,7 @@ def test_blocks_of_another_kind_of_processor_are_reported_once(scene: Scene, clu
     scene.run(cluster)
     assert scene.directory.read_valid_plan()["processors"] == [cpu_kind()]  # type: ignore[index]
     assert not warnings(scene)
-    scene.directory.update_plan(cpu_kinds=["another kind"])
+    scene.directory.update_plan(processors=["another kind"])
     for shard in list((scene.output / "c").rglob("*/0"))[:2]:
         shard.unlink()
     scene.run(cluster)

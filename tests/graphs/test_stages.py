@@ -14,6 +14,7 @@ from halotile.errors import MemoryRefused, TaskFailed, WorkerDied
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
+from halotile.graphs.kinds.base import Gather
 from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
@@ -26,8 +27,6 @@ from halotile.storage.arrays import open_source
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.sharded.output import ShardWriter
-from halotile.tasks.contributions import Adding, Contributions
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.operators.base import InMemory, Kind, Shape, read_all
 from halotile.tasks.operators.blur import Blur
@@ -89,15 +88,11 @@ def staged(problem: Problem, form: Form) -> Problem:
 def gathered(folder: Path) -> Any:
     """Contributions added up in this process."""
 
-    def gather(
-        wanted: Contributions, writer: ShardWriter, iteration: int, journal: Journal, ledger: Ledger
-    ) -> None:
-        if journal.done:
-            return
+    def gather(wanted: Gather, iteration: int, journal: Journal, ledger: Ledger) -> None:
+        assert wanted.folder == folder
         folder.mkdir(exist_ok=True)
-        adding = Adding("adjoint", str(folder), wanted.image, wanted.wants, writer)
-        parts = [adding.compute([each]) for each in wanted.numbered()]
-        part = adding.keep(adding.add(parts))
+        parts = [wanted.work.compute([each]) for each in wanted.terms]
+        part = wanted.work.keep(wanted.work.add(parts))
         assert not list(folder.iterdir())
         ledger.enter({0: {name: [sum(values.values())] for name, values in part.sums.items()}})
         journal.mark({0: part.digest})
@@ -130,7 +125,8 @@ def test_operators_that_see_everything_are_added_up_beside_the_others(tmp_path: 
     problem = problem_of(image, (near, *far), step=0.5)
     images, rows = list[Any](), []
     for name, each in (("near", problem), ("mixed", staged(problem, Form((near, *whole))))):
-        run = iterations_of(SOLVERS[solver], each, tmp_path / name, gather=gathered(tmp_path / "parts"))
+        parts = tmp_path / "parts"
+        run = iterations_of(SOLVERS[solver], each, tmp_path / name, gather=gathered(parts), parts=parts)
         rows.append(list(run.run(3, lambda *_: False)))
         images.append(read_all(run.image()))
     assert np.abs(images[0] - images[1]).max() <= 2e-6 * np.abs(images[0]).max()
