@@ -182,8 +182,8 @@ def worker_script(run: sections.Run, choice: sections.Cluster, directory: Path) 
     directory : Path
         The run directory.
     """
-    system = getattr(find("clusters", kind_of(choice).name), "SYSTEM", None)
-    if not isinstance(system, BatchSystem):
+    system: BatchSystem | None = getattr(find("clusters", kind_of(choice).name), "SYSTEM", None)
+    if system is None:
         return None
     order = Order(workers=run.count, memory_bytes=sections.parse_bytes(run.memory_per_worker), choice=choice)
     with tempfile.TemporaryDirectory() as folder:  # dask-jobqueue makes the folder of the logs
