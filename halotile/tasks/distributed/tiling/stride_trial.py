@@ -93,7 +93,7 @@ def tiling_error(name: str, stride: float) -> ConfigError:
         f"looks at the whole image, or at least {max(LENGTHS[2]) // 2 - 1} pixels far: tiles cannot give its result. A "
         "normalisation, attention or Fourier transform over all pixels does that. Write a local network"
         if stride == FAR
-        else "gives other pixels where a window begins elsewhere: its result depends on where the tile lies. A position encoding "
+        else "gives other pixels where a window begins elsewhere: its result depends on the position of the tile. A position encoding "
         "does that. Write a network without one"
     )
     return ConfigError(
