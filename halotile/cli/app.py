@@ -27,7 +27,7 @@ app = typer.Typer(
 )
 
 
-def told(command: Callable[P, None]) -> Callable[P, None]:
+def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
     """Turn an error of a command into one message and its exit code."""
 
     @functools.wraps(command)

@@ -197,7 +197,7 @@ class Gradient(Derived):
         ``x``.
     terms : tuple of Term
         The stack.
-    told : bool
+    records_misfit : bool
         Whether the misfit is noted.
 
     Examples
@@ -211,7 +211,7 @@ class Gradient(Derived):
     """
 
     terms: tuple[Term, ...]
-    told: bool = True
+    records_misfit: bool = True
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
@@ -219,7 +219,7 @@ class Gradient(Derived):
         for number, term in enumerate(self.terms):
             slope = Slope(term.operator.forward(self.image), term.measurement, term.fidelity)
             term.add_adjoint(slope, self.shape, region, gradient)
-            if self.told:
+            if self.records_misfit:
                 self._note_misfit(number, term, slope)
         return gradient
 
@@ -266,12 +266,12 @@ class FoldedGradient(Derived):
     """``N x - b``: the gradient of squares, with ``N = sum_i weight_i A_i^T A_i`` and ``b = sum_i weight_i A_i^T y_i``.
 
     Inside a :class:`~halotile.tasks.shared.Scope` the misfit of ``x`` is noted as well, less that of 0:
-    ``x^T N x / 2 - b^T x``; not if ``told`` is False.
+    ``x^T N x / 2 - b^T x``; not if ``records_misfit`` is False.
     """
 
     normal: Normal
     backprojection: Readable
-    told: bool = True
+    records_misfit: bool = True
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
@@ -279,7 +279,7 @@ class FoldedGradient(Derived):
         gradient: NDArray[Any] = np.asarray(self.normal(self.image).read(region))
         back = self.backprojection.read(region)
         gradient -= back
-        scope = Scope.current() if self.told else None
+        scope = Scope.current() if self.records_misfit else None
         for cell, core in enumerate(scope.cells if scope else ()):
             assert scope is not None
             if not core.inside(region):

@@ -99,7 +99,7 @@ def _run(job: Any) -> tuple[Any, Any]:
 
 
 def _ours(folder: Path, edge: int, denoiser: str, iterations: int = 4, **options: Any) -> Result:
-    """A job; seconds are those of an iteration of the middle sweep, the first one left out."""
+    """A job; seconds are those of an iteration of the middle pass, the first one left out."""
     plan, outcome = _run(_job(folder, edge, denoiser, iterations, **options))
     rows = [json.loads(line) for line in (plan.run_directory / "iterations.jsonl").read_text().splitlines()]
     seconds = [row["seconds"] * len(rows) / iterations for row in rows]

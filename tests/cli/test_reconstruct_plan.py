@@ -160,7 +160,7 @@ def test_a_plan_tells_of_several_iterations_in_a_pass(reconstruction: Path) -> N
             app, ["plan", str(reconstruction), "--set", "solver.checkpoint_every=2", "--json"]
         ).stdout
     )
-    assert (figures["per_sweep"], figures["sweeps"]) == (2, figures["sweeps_before"] + 2 + 1)
+    assert (figures["per_pass"], figures["total_passes"]) == (2, figures["passes_before"] + 2 + 1)
     assert "direct convolutions" in figures["form"]
 
 

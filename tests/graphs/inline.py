@@ -34,8 +34,8 @@ def inline(task: StepTask, iteration: int, journal: Journal, ledger: Ledger) -> 
 class InlineIterations(Iterations):
     """Iterations that do their own passes."""
 
-    sweep: Callable[..., None] = inline
-    """``sweep(task, iteration, journal, ledger)`` does what is left of a pass."""
+    run_pass: Callable[..., None] = inline
+    """``run_pass(task, iteration, journal, ledger)`` does what is left of a pass."""
     gather: Callable[..., None] | None = None
     """``gather(wanted, iteration, journal, ledger)`` adds terms up."""
 
@@ -58,7 +58,7 @@ class InlineIterations(Iterations):
         grid = wanted.grid if isinstance(wanted, Pass) else ONE_BLOCK
         with open_books(wanted.books, grid, self.fingerprint) as opened:
             if isinstance(wanted, Pass):
-                self.sweep(wanted.task, self.state.iteration, opened.journal, opened.ledger)
+                self.run_pass(wanted.task, self.state.iteration, opened.journal, opened.ledger)
             elif not opened.journal.done:
                 assert self.gather is not None
                 self.gather(wanted, self.state.iteration, opened.journal, opened.ledger)

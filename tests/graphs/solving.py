@@ -135,7 +135,7 @@ def iterations_of(
         margin=16,
         overlap=False,
         words=WORDS,
-        sweep=options.pop("sweep", inline),
+        run_pass=options.pop("run_pass", inline),
         **options,
     )
 
@@ -148,7 +148,7 @@ def norm_of(problem: Problem, folder: Path) -> float:
 
 
 def in_memory(solver: Solver, problem: Problem, iterations: int) -> tuple[Pixels, list[Mapping[str, float]]]:
-    """The same iterations on whole images in memory: the truth that sweeps must meet, bit by bit."""
+    """The same iterations on whole images in memory: the truth that passes must meet, bit by bit."""
     state, told = State(), list[Mapping[str, float]]()
     images: list[dict[str, Readable]] = [{}]
 
@@ -177,7 +177,7 @@ def with_step(problem: Problem, step: float) -> Problem:
     return replace(problem, step_size=step)
 
 
-def iterations_of_plan(plan: Plan, sweep: Callable[..., None]) -> InlineIterations:
+def iterations_of_plan(plan: Plan, run_pass: Callable[..., None]) -> InlineIterations:
     """The solver of a plan, begun; what was measured, backprojected, is taken to be 1 everywhere."""
     folded = work_of(plan).form.folded is not None
     back = Shared(Constant(plan.grid.shape, np.dtype("float32"), 1.0)) if folded else None
@@ -192,6 +192,6 @@ def iterations_of_plan(plan: Plan, sweep: Callable[..., None]) -> InlineIteratio
         own_view=work_of(plan).form.own_view(),
         overlap=False,
         words=WORDS,
-        sweep=sweep,
+        run_pass=run_pass,
         by_shard=work_of(plan).form.by_shard,
     )

@@ -181,7 +181,7 @@ TOLD: dict[str, Any] = {
         "eta_seconds": 20.0,
     },
     "curve": CURVE,
-    "sweep": {"phase": "<b>iterate</b>", "title": "<b>iteration 4 of 9</b>"},
+    "pass": {"phase": "<b>iterate</b>", "title": "<b>iteration 4 of 9</b>"},
     "stages": {"read": 1.0, "compute": 2.0, "write": 1.0},
     "blocks": {"todo": 2, "running": 0, "done": 3, "retried": 1, "quarantined": 0},
     "map": {

@@ -43,7 +43,7 @@ def test_a_start_that_explains_everything_leaves_nothing_to_do(
     start = InMemory(image + np.asarray(off, dtype) * noise_like(image))
     problem = folded(problem_of(image, terms).beginning_at(start), terms)
     run = iterations_of(ConjugateGradients(), problem, tmp_path)
-    list(run.run(1, lambda *_: True))  # the sweep before the first iteration tells it
+    list(run.run(1, lambda *_: True))  # the pass before the first iteration tells it
     assert run.state.numbers["spent"] == spent
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.connection.credentials import credentials, private_base, sweep_stale
+from halotile.graphs.clusters.connection.credentials import credentials, private_base, remove_stale
 from tests.faults import REPOSITORY
 
 
@@ -60,7 +60,7 @@ def test_what_a_killed_run_left_behind_is_swept_and_what_lives_stays(tmp_path: P
     ) as holder:
         assert holder.stdout
         left = Path(holder.stdout.readline().strip())
-        sweep_stale(tmp_path)
+        remove_stale(tmp_path)
         assert (left / "key.pem").exists(), "its owner lives"
         holder.send_signal(signal.SIGKILL)
         holder.wait(30)

@@ -118,7 +118,7 @@ def asked_at_once(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> list[Region]:
         return read(image, region)
 
     monkeypatch.setattr(Denoised, "read", noted)
-    list(iterations_of_plan(plan, inline).run(work_of(plan).form.per_sweep, lambda *_: False))
+    list(iterations_of_plan(plan, inline).run(work_of(plan).form.per_pass, lambda *_: False))
     return regions
 
 

@@ -107,7 +107,7 @@ class Scene:
         return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
     def is_within(self, iteration: int, blocks: int) -> bool:
-        """Whether the sweep after an iteration has done some blocks, and not all."""
+        """Whether the pass after an iteration has done some blocks, and not all."""
         sums = self.directory.state_path / "iterate" / f"sums.{iteration}"
         return sums.exists() and blocks <= len(sums.read_bytes().splitlines()) < 14
 
@@ -141,7 +141,7 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> S
 
 @contextmanager
 def running(scene: Scene, iteration: int) -> Iterator[subprocess.Popen[str]]:
-    """A run that is in the middle of the sweep after an iteration."""
+    """A run that is in the middle of the pass after an iteration."""
     scene.set_pace(0.1)
     driver = scene.start()
     try:

@@ -43,14 +43,14 @@ def cut_short(solver: str, folder: Path) -> tuple[Callable[[], InlineIterations]
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        list(iterations_of(SOLVERS[solver], problem, folder / "b", sweep=cut).run(4, lambda *_: False))
+        list(iterations_of(SOLVERS[solver], problem, folder / "b", run_pass=cut).run(4, lambda *_: False))
     undisturbed = iterations_of(SOLVERS[solver], problem, folder / "a")
     list(undisturbed.run(4, lambda *_: False))
     return lambda: iterations_of(SOLVERS[solver], problem, folder / "b"), undisturbed
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_sweep_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path, solver: str) -> None:
+def test_a_pass_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path, solver: str) -> None:
     go_on, undisturbed = cut_short(solver, tmp_path)
     again = go_on()
     assert again.state.iteration == 2
@@ -62,7 +62,7 @@ def test_a_sweep_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_shard_of_another_place_in_half_a_sweep_is_written_again(tmp_path: Path, solver: str) -> None:
+def test_a_shard_of_another_place_in_half_a_pass_is_written_again(tmp_path: Path, solver: str) -> None:
     go_on, undisturbed = cut_short(solver, tmp_path)
     names = [path.name for path in (tmp_path / "b").glob("*.*/") if "stage" not in path.name]
     made = [name for name in names if int(name[-1]) == 3 % sum(n[0] == name[0] for n in names)]
@@ -77,7 +77,7 @@ def test_a_shard_of_another_place_in_half_a_sweep_is_written_again(tmp_path: Pat
 
 @pytest.mark.parametrize("book", ["journal.2", "sums.2"])
 @pytest.mark.parametrize("left", [None, b"", b"\0" * 90], ids=["nothing", "an empty file", "zeros"])
-def test_books_that_a_power_cut_took_cost_a_sweep_and_no_bit(
+def test_books_that_a_power_cut_took_cost_a_pass_and_no_bit(
     tmp_path: Path, book: str, left: bytes | None
 ) -> None:
     go_on, undisturbed = cut_short("pgd", tmp_path)

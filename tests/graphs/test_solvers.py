@@ -73,7 +73,7 @@ def test_every_solver_is_tried() -> None:
 @pytest.mark.parametrize("boundary", ["circular", "reflect", "zero"])
 @pytest.mark.parametrize("prior", ["none", "l1", "tv", "gaussian", "dncnn"])
 @pytest.mark.parametrize("solver", ["gd", "pgd", "fista", "admm"])
-def test_fused_sweeps_have_the_bits_of_whole_images(
+def test_fused_passes_have_the_bits_of_whole_images(
     tmp_path: Path, solver: str, prior: str, boundary: str
 ) -> None:
     image = scene()
@@ -298,6 +298,8 @@ def test_stored_images_are_read_once_a_block(tmp_path: Path) -> None:
         journal.mark(receipt.digests)
 
     list(
-        iterations_of(ProximalGradient(), problem, tmp_path, sweep=counted, halo=18).run(2, lambda *_: False)
+        iterations_of(ProximalGradient(), problem, tmp_path, run_pass=counted, halo=18).run(
+            2, lambda *_: False
+        )
     )
     assert read[1] < 4 * 256 * 256 * (1 + 2 * 18 / 64) ** 2

@@ -142,19 +142,19 @@ def shards(array: Path) -> dict[Path, int]:
     return found
 
 
-def test_what_was_stored_before_the_sweep_is_not_computed_again(tmp_path: Path) -> None:
+def test_what_was_stored_before_the_pass_is_not_computed_again(tmp_path: Path) -> None:
     image = scene()
     terms = terms_of(image, blurs("zero"))
     problem = staged(problem_of(image, terms, step=0.5), Form(terms, apart=True))
-    swept = []
+    iterated = []
 
     def cut_short(task: StepTask, iteration: int, journal: Journal, ledger: Ledger) -> None:
-        swept.append(str(task.images[0][0].path))
-        if "stage" not in swept[-1] and iteration == 1 and swept.count(swept[-1]) == 1:
+        iterated.append(str(task.images[0][0].path))
+        if "stage" not in iterated[-1] and iteration == 1 and iterated.count(iterated[-1]) == 1:
             raise Interrupted
         inline(task, iteration, journal, ledger)
 
-    first = iterations_of(ProximalGradient(), problem, tmp_path / "a", sweep=cut_short)
+    first = iterations_of(ProximalGradient(), problem, tmp_path / "a", run_pass=cut_short)
     with pytest.raises(Interrupted):
         list(first.run(3, lambda *_: False))
     written = shards(tmp_path / "a" / "stage.0")

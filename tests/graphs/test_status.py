@@ -92,7 +92,7 @@ def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: Status) -> 
     status = Status(status.directory, status.plan, lambda progress: shown.append(progress.message))
     message = "block 7 failed: ValueError: poisoned\nby hand"
     status.report(message)
-    status.tell(status.progress("denoise", done=0, failed=0))
+    status.notify(status.progress("denoise", done=0, failed=0))
     assert shown == ["block 7 failed: ValueError: poisoned"]
     assert [event["text"] for event in status.directory.read_events()] == [message]
 

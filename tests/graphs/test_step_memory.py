@@ -47,7 +47,7 @@ work = plan.work
 back = Shared(Constant(plan.grid.shape, work.start.dtype)) if work.form.folded else None
 before = psutil.Process().memory_info().rss
 
-def sweep(task, iteration, journal, ledger):
+def run_pass(task, iteration, journal, ledger):
     receipt = BlockRunner(task).run(range(len(task.grid)))
     assert not receipt.bad, receipt.bad[0].traceback
     ledger.enter(receipt.sums)
@@ -55,10 +55,10 @@ def sweep(task, iteration, journal, ledger):
 
 run = InlineIterations(
     work.solver, work.problem(0.1, back), work.vectors(work.solver, "iterate"), plan.grid, "a job",
-    view=work.form.view(work.prior.reach()), margin=work.form.fused_reach, overlap=work.overlap, words=WORDS, sweep=sweep,
+    view=work.form.view(work.prior.reach()), margin=work.form.fused_reach, overlap=work.overlap, words=WORDS, run_pass=run_pass,
     by_shard=work.form.by_shard,
 )
-assert len(list(run.run(3 * work.form.per_sweep, lambda *_: False))) == work.solver.traits.passes_before + 3
+assert len(list(run.run(3 * work.form.per_pass, lambda *_: False))) == work.solver.traits.passes_before + 3
 needed = work.step_footprint()
 print(json.dumps([before, peak_memory_bytes(), needed.imports_bytes, needed.total_bytes]))
 """
@@ -77,12 +77,12 @@ CASES: dict[str, dict[str, Any]] = {
         "prior": "{name: pnp, denoiser: {name: dncnn, weights: w.safetensors, depth: 7, width: 32}}",
     },
     "cg": {"solver": "cg", "exact": True},
-    "folded, transforms, two iterations in a sweep": {
+    "folded, transforms, two iterations in a pass": {
         "kernels": (13, 21),
         "prior": "{name: pnp, denoiser: {name: gaussian, sigma: 2.0}}",
         "every": 2,
     },
-    "tv, one by one, three iterations in a sweep": {
+    "tv, one by one, three iterations in a pass": {
         "exact": True,
         "boundary": "reflect",
         "prior": "{name: tv, weight: 0.1, iterations: 10}",

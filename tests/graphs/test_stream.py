@@ -133,7 +133,7 @@ def test_groups_grow_with_fast_blocks_and_shrink_towards_the_end() -> None:
     assert grouping.size(10**6) == 1
 
 
-def test_the_first_group_is_as_large_as_an_earlier_sweep_allows() -> None:
+def test_the_first_group_is_as_large_as_an_earlier_pass_allows() -> None:
     assert Grouping(workers=2).size(16) == 1
     assert Grouping(workers=2, seconds_per_block=0.05).size(16) == 4
     assert Grouping(workers=2, seconds_per_block=3.0).size(16) == 1

@@ -74,17 +74,17 @@ def plan_of(
 
 
 def moved(plan: Plan) -> int:
-    """Bytes that an iteration of the third sweep reads and writes, in all of its passes."""
+    """Bytes that an iteration of the third pass reads and writes, in all of its passes."""
     receipts: list[Any] = []
 
-    def sweep(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
+    def run_pass(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
         receipts.append(BlockRunner(task).run(range(len(task.grid))))
         assert not receipts[-1].bad, receipts[-1].bad[0].traceback
         ledger.enter(receipts[-1].sums)
         journal.mark(receipts[-1].digests)
 
-    run = iterations_of_plan(plan, sweep)
-    each = work_of(plan).form.per_sweep
+    run = iterations_of_plan(plan, run_pass)
+    each = work_of(plan).form.per_pass
     assert len(list(run.run(3 * each, lambda *_: False))) == work_of(plan).solver.traits.passes_before + 3
     last = receipts[-2:] if work_of(plan).form.apart else receipts[-1:]
     return int(sum(receipt.read_bytes + receipt.written_bytes for receipt in last) // each)
@@ -103,7 +103,7 @@ def test_a_plan_tells_what_an_iteration_moves(tmp_path: Path, prior: str, solver
 @pytest.mark.parametrize("every", [2, 3])
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("prior", "solver"), [("none", "gd"), ("pnp", "pgd")])
-def test_a_plan_tells_what_an_iteration_of_several_in_a_sweep_moves(
+def test_a_plan_tells_what_an_iteration_of_several_in_a_pass_moves(
     tmp_path: Path, prior: str, solver: str, exact: bool, every: int
 ) -> None:
     plan = plan_of(tmp_path, prior=prior, solver=solver, exact=exact, fuse="auto", every=every)
@@ -151,7 +151,7 @@ def test_shards_that_are_computed_each_for_itself_compute_more_twice() -> None:
     shape, single = (256, 256), np.dtype("float32")
     term = Term(Blur(kernel=kernel(13), boundary="circular"), Constant(shape, single))
     whole = Grid(shape, shape, ((0, 0), (0, 0)))
-    direct, transforms = (choose_form((term,), single, exact=exact, per_sweep=2) for exact in (True, False))
+    direct, transforms = (choose_form((term,), single, exact=exact, per_pass=2) for exact in (True, False))
     assert computed_twice(whole, (64, 64), direct, NoPrior()) == 0
     assert computed_twice(whole, (64, 64), transforms, NoPrior()) > 0.1
 

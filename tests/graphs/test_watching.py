@@ -158,7 +158,7 @@ def test_iterations_are_shown_one_after_the_other(cluster: Cluster, tmp_path: Pa
 
     reconstruct(make_plan(job), observer=look, cluster=cluster)
     boards = looking.boards
-    titles = list(dict.fromkeys(told["sweep"]["title"] for told in boards))
+    titles = list(dict.fromkeys(told["pass"]["title"] for told in boards))
     assert {"iteration 2 of 6", "iteration 5 of 6"} <= set(titles)
     assert titles == sorted(titles)
     assert {"iterate-it002", "iterate-it005"} <= groups

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from halotile.cli.app import app, told
+from halotile.cli.app import app, reports_errors
 from halotile.cli.arguments import (
     AllowImport,
     Config,
@@ -24,7 +24,7 @@ from halotile.cli.screens.screen import complain, echo, print_json
 
 
 @app.command()
-@told
+@reports_errors
 def submit(
     config: Config,
     workers: Workers = None,
@@ -59,7 +59,7 @@ def submit(
 
 
 @app.command()
-@told
+@reports_errors
 def logs(
     run_path: RunPath,
     lines: Annotated[
@@ -82,7 +82,7 @@ def logs(
 
 
 @app.command()
-@told
+@reports_errors
 def cancel(run_path: RunPath, debug: Debug = False) -> None:
     """End a run: its batch job, or its driver where it runs on this machine. What is done stays done."""
     from halotile.cli.batch import cancel as cancel_run
@@ -92,7 +92,7 @@ def cancel(run_path: RunPath, debug: Debug = False) -> None:
 
 
 @app.command()
-@told
+@reports_errors
 def dashboard(run_path: RunPath, debug: Debug = False) -> None:
     """Show where the dashboard of a run is, and how to reach it from your own computer."""
     from halotile.cli.batch import dashboard_words
@@ -102,7 +102,7 @@ def dashboard(run_path: RunPath, debug: Debug = False) -> None:
 
 
 @app.command(hidden=True)
-@told
+@reports_errors
 def attend(
     run_path: RunPath,
     as_driver: Annotated[bool, typer.Option("--driver", help="In this process.")] = False,

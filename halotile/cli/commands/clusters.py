@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from halotile.cli import exits
-from halotile.cli.app import app, told
+from halotile.cli.app import app, reports_errors
 from halotile.cli.arguments import ClusterKind, Debug, Json, NoDashboard, NoTls, Workers
 from halotile.cli.screens.screen import complain, print_json, print_rows
 from halotile.errors import ConfigError
@@ -42,7 +42,7 @@ class _OwnAndTheirs(TyperCommand):
 @app.command(
     "exec", cls=_OwnAndTheirs, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
 )
-@told
+@reports_errors
 def execute(
     context: typer.Context,
     script: Annotated[
@@ -74,7 +74,7 @@ def execute(
 
 
 @app.command()
-@told
+@reports_errors
 def doctor(
     config: Site = None,
     folder: Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halotile.cli.app import app, told
+from halotile.cli.app import app, reports_errors
 from halotile.cli.arguments import (
     AllowImport,
     ClusterKind,
@@ -51,7 +51,7 @@ def _flags(
 
 
 @app.command()
-@told
+@reports_errors
 def run(
     config: Config,
     workers: Workers = None,
@@ -84,7 +84,7 @@ def run(
 
 
 @app.command()
-@told
+@reports_errors
 def plan(
     config: Config,
     workers: Workers = None,
@@ -137,7 +137,7 @@ def plan(
 
 
 @app.command()
-@told
+@reports_errors
 def validate(
     config: Config, overrides: Overrides = None, as_json: Json = False, debug: Debug = False
 ) -> None:
@@ -156,7 +156,7 @@ def validate(
 
 
 @app.command()
-@told
+@reports_errors
 def simulate(
     config: Config,
     noise: Annotated[
@@ -193,7 +193,7 @@ def simulate(
 
 
 @app.command()
-@told
+@reports_errors
 def resume(
     run_path: RunPath,
     workers: Workers = None,

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from halotile.cli import exits
-from halotile.cli.app import app, told
+from halotile.cli.app import app, reports_errors
 from halotile.cli.arguments import AllowImport, Debug, Json, Level, Quiet, RunPath, whole
 from halotile.cli.screens.screen import complain, echo, print_json, print_rows
 
 
 @app.command()
-@told
+@reports_errors
 def status(
     run_path: RunPath,
     follow: Annotated[bool, typer.Option("--watch", help="Go on showing until the run is over.")] = False,
@@ -39,7 +39,7 @@ def status(
 
 
 @app.command()
-@told
+@reports_errors
 def verify(
     output: Annotated[
         Path, typer.Argument(metavar="OUTPUT", help="A Zarr that a run wrote.", show_default=False)
@@ -77,7 +77,7 @@ def verify(
 
 
 @app.command()
-@told
+@reports_errors
 def info(
     path: Annotated[str, typer.Argument(metavar="PATH", help="An image.", show_default=False)],
     level: Level = 0,
@@ -99,7 +99,7 @@ def info(
 
 
 @app.command()
-@told
+@reports_errors
 def preview(
     path: Annotated[str, typer.Argument(metavar="PATH", help="An image.", show_default=False)],
     file: Annotated[
@@ -144,7 +144,7 @@ def preview(
 
 
 @app.command()
-@told
+@reports_errors
 def schema(debug: Debug = False) -> None:
     """Write the JSON Schema of a configuration, for editors."""
     from halotile.cli.config.schema import config_schema

@@ -22,12 +22,12 @@ def check_finite(sums: Mapping[str, float], state: State) -> None:
     >>> check_finite({"misfit": float("nan")}, State(iteration=1))
     >>> check_finite({"misfit": 2.0, "error": float("nan")}, State())  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    halotile.errors.InputError: the first sweep came to error nan: some pixel of the reference is NaN or infinite. ...
+    halotile.errors.InputError: the first pass gave error nan: some pixel of the reference is NaN or infinite. ...
     """
     wild = [name for name, value in sums.items() if not math.isfinite(value)]
     if not wild or state.iteration:
         return
-    came = f"the first sweep came to {wild[0]} {sums[wild[0]]}"
+    came = f"the first pass gave {wild[0]} {sums[wild[0]]}"
     if wild == [ERROR]:
         raise InputError(
             f"{came}: some pixel of the reference is NaN or infinite. Replace it by a number, or leave the reference out."

@@ -135,7 +135,7 @@ class Iterations:
 
     def _iteration_of(self, pass_number: int) -> int:
         """Return the number of the iteration that a pass ends with; 0 and below before the first iteration."""
-        return self.problem.per_sweep * (pass_number - self.solver.traits.passes_before)
+        return self.problem.per_pass * (pass_number - self.solver.traits.passes_before)
 
     def is_over(self, iterations: int, tol: float = 0.0) -> bool:
         """Return True after so many iterations, or once the solver is done."""

@@ -18,7 +18,7 @@ class RunContext:
     """A run as its passes see it."""
 
     plan: Plan
-    held: HeldOutputs
+    outputs: HeldOutputs
     """The outputs, which are checked during the run."""
     directory: RunDirectory
     """The run directory, in which workers look for a request to stop."""

@@ -84,7 +84,7 @@ class _Driver:
     def __init__(self, context: RunContext, cluster: Cluster | None) -> None:
         self.context = context
         self.cluster = cluster
-        self.plan, self.held, self.status = context.plan, context.held, context.status
+        self.plan, self.outputs, self.status = context.plan, context.outputs, context.status
         self.bad: dict[str, dict[int, BadBlock]] = {}
         """Blocks of each output that have been given up."""
         self.pace: dict[str, float | None] = {}
@@ -94,47 +94,49 @@ class _Driver:
     def run(self) -> Outcome:
         """Compute the remaining blocks, until every byte of the outputs is as it was written."""
         signals = self.context.signals
-        struck = self.held.unmark_damaged(signals, thorough=False)
-        if self.held.done and self.plan.work.is_outdated(self.context.directory):
-            self.held.strike_all()
-        earlier = [output.journal.done.copy() for output in self.held.held]
-        self.status.begin(self.held.done)
-        self._report_struck(struck)
-        for warning in filter(None, (output.journal.warning for output in self.held.held)):
+        unmarked = self.outputs.unmark_damaged(signals, thorough=False)
+        if self.outputs.done and self.plan.work.is_outdated(self.context.directory):
+            self.outputs.unmark_all()
+        earlier = [output.journal.done.copy() for output in self.outputs.held]
+        self.status.begin(self.outputs.done)
+        self._report_struck(unmarked)
+        for warning in filter(None, (output.journal.warning for output in self.outputs.held)):
             self.status.report(warning)
         try:
             self._finish_passes()
             self._check_earlier(earlier)
-            self.held.finish(signals)
+            self.outputs.finish(signals)
         except BaseException as error:
             with suppress(OSError):  # a mark that the disk loses repeats a block
-                self.held.sync()
+                self.outputs.sync()
             state = "stopped" if isinstance(error, Stopped | KeyboardInterrupt) else "failed"
             self.status.end(state, self._progress("stop"), ended_by(error))
             raise
-        self.held.sync()
+        self.outputs.sync()
         if not self.plan.work.keeps_state:
             self.context.directory.forget_state()
         return self._conclude()
 
-    def _report_struck(self, struck: int) -> None:
-        if struck:
-            are = "is" if struck == 1 else "are"
-            self.status.report(f"{counted(struck, 'block')} of the earlier run {are} damaged and done again")
+    def _report_struck(self, unmarked: int) -> None:
+        if unmarked:
+            are = "is" if unmarked == 1 else "are"
+            self.status.report(
+                f"{counted(unmarked, 'block')} of the earlier run {are} damaged and done again"
+            )
 
     def _check_earlier(self, earlier: Sequence[RangeSet]) -> None:
         """Read every byte of earlier runs, and redo damaged blocks: a run that succeeds has a complete output."""
         if not any(earlier):
             return
         with self.status.ticking(lambda: self._progress("check")):
-            damaged = self.held.unmark_damaged(self.context.signals, thorough=True, only=earlier)
+            damaged = self.outputs.unmark_damaged(self.context.signals, thorough=True, only=earlier)
         self._report_struck(damaged)
         self._finish_passes()
 
     def _finish_passes(self) -> None:
         """Take passes through a cluster until no block of an output is left."""
         bad = sum(map(len, self.bad.values()))
-        if self.held.done + bad == self.plan.blocks:
+        if self.outputs.done + bad == self.plan.blocks:
             return
         place = _Place(self.context.directory, self.plan.fingerprint, self.status)
         with (
@@ -152,7 +154,7 @@ class _Driver:
         return self._fill_books(next_pass, next_pass.books, session)
 
     def _write_output(self, next_pass: Pass, output: OutputArray, session: Session) -> Sums:
-        journal = self.held.journal_of(output)
+        journal = self.outputs.journal_of(output)
         given_up = self.bad.setdefault(str(output.path), {})
         blocks = BlockPass(
             next_pass, journal, self.context, bad=given_up, seconds_per_block=self.pace.get(next_pass.phase)
@@ -191,7 +193,7 @@ class _Driver:
         if isinstance(work, BlockPass):
             self.pace[cluster_pass.phase] = work.seconds_per_block
         if work.disk_error:
-            raise DiskRefused(describe_full_disk(self.plan, work.disk_error, self.held.done))
+            raise DiskRefused(describe_full_disk(self.plan, work.disk_error, self.outputs.done))
         if work.untidy:
             for output in self.plan.outputs:
                 remove_partials(output.path)
@@ -200,13 +202,13 @@ class _Driver:
 
     def _progress(self, phase: str) -> Progress:
         if self.under_way is None:
-            return self.status.progress(phase, done=self.held.done, failed=0)
+            return self.status.progress(phase, done=self.outputs.done, failed=0)
         return self.under_way.progress(phase)
 
     def _conclude(self) -> Outcome:
         bad = tuple(block for blocks in self.bad.values() for _, block in sorted(blocks.items()))
         self.status.all_passes_are_over()
-        progress = self.status.progress("stop", done=self.held.done, failed=len(bad))
+        progress = self.status.progress("stop", done=self.outputs.done, failed=len(bad))
         self.status.end("finished", progress, "")
         return Outcome.of(self.plan, progress, bad)
 

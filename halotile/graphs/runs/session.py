@@ -11,7 +11,7 @@ from typing import Protocol, Self
 from halotile.errors import Stalled
 from halotile.graphs.clusters.base import AUTO, DEFAULT, Cluster, Order, Start
 from halotile.graphs.clusters.connection.arrival import await_workers
-from halotile.graphs.clusters.connection.credentials import sweep_stale
+from halotile.graphs.clusters.connection.credentials import remove_stale
 from halotile.graphs.clusters.detection.cluster_kind import kind_of
 from halotile.graphs.kinds.sections import Cluster as ClusterChoice
 from halotile.graphs.kinds.sections import Run, parse_bytes
@@ -117,7 +117,7 @@ class Session:
                 self.status.report(
                     f"no progress: {error} Starting the cluster anew, going on from the journal."
                 )
-                self.status.tell(wanted.progress("start"))
+                self.status.notify(wanted.progress("start"))
 
     def _cluster(self) -> Cluster:
         if self._used is None:
@@ -143,7 +143,7 @@ class Session:
         kind = kind_of(self.choice)
         if kind.name != DEFAULT or self.choice.kind == AUTO:
             self.status.report(f"cluster: {kind.name}, {kind.why}")
-        sweep_stale(self.directory.path / WORKERS)  # left there by a driver that was killed
+        remove_stale(self.directory.path / WORKERS)  # left there by a driver that was killed
         start: Start = find("clusters", kind.name).start
         return start(
             Order(

@@ -84,7 +84,7 @@ class Status:
         self._compute_seconds = 0.0
         self._made = time.perf_counter()
         self._began: float | None = None
-        self._told = 0.0
+        self._notified_at = 0.0
         self._written = 0.0
         self._message = ""
         self._finished = False
@@ -198,19 +198,19 @@ class Status:
             figures=self._figures,
         )
 
-    def tell(self, progress: Progress) -> None:
+    def notify(self, progress: Progress) -> None:
         """Notify the observer and the status file, each not more often than it needs."""
         now = time.monotonic()
-        if now - self._told >= NOTIFY_SECONDS:
-            self._told = now
+        if now - self._notified_at >= NOTIFY_SECONDS:
+            self._notified_at = now
             self._notify(progress)
         if now - self._written >= STATUS_SECONDS:
             self._write("draining" if progress.phase == "drain" else "running", progress)
 
     def notify_now(self, progress: Progress) -> None:
         """Notify both at once."""
-        self._told = self._written = 0.0
-        self.tell(progress)
+        self._notified_at = self._written = 0.0
+        self.notify(progress)
 
     @contextmanager
     def ticking(self, progress: Callable[[], Progress]) -> Iterator[None]:
@@ -219,9 +219,9 @@ class Status:
 
         def tick() -> None:
             while not over.wait(NOTIFY_SECONDS):
-                self.tell(progress())
+                self.notify(progress())
 
-        self.tell(progress())
+        self.notify(progress())
         thread = threading.Thread(target=tick, daemon=True)
         thread.start()
         try:
@@ -238,7 +238,7 @@ class Status:
         self.event("message", text=message)
         line = first_line(message)
         self._message = f"{self._message}\n{line}" if self._message else line
-        self._told = 0.0
+        self._notified_at = 0.0
 
     def event(self, kind: str, **details: Any) -> None:
         """Log an event. A full disk may lose it: the run does not fail for that."""

@@ -70,22 +70,24 @@ class Problem:
     tol: float = 0.0
     """Tolerance at which the solver stops."""
 
-    per_sweep: int = 1
+    per_pass: int = 1
     """Iterations of one pass, for solvers that carry nothing but the image from one iteration to the next."""
 
-    untold: Map | None = None
-    """The gradient without recording the misfit; needed where ``per_sweep`` is more than 1."""
+    plain_gradient: Map | None = None
+    """The gradient without recording the misfit; needed where ``per_pass`` is more than 1."""
 
     @property
     def once(self) -> Problem:
         """The same problem with one iteration per pass."""
-        return replace(self, per_sweep=1, untold=None)
+        return replace(self, per_pass=1, plain_gradient=None)
 
-    def held(self, image: Readable) -> Readable:
+    def computed_once(self, image: Readable) -> Readable:
         """Return the same image, computed once per block: operators read nearly the same window in turn."""
         return Shared(image, self.reach, computed=True)
 
-    def swept(self, image: Readable, step: Callable[[Problem, Readable], Readable], margin: int) -> Readable:
+    def iterated(
+        self, image: Readable, step: Callable[[Problem, Readable], Readable], margin: int
+    ) -> Readable:
         """Return the image after the iterations of one pass. Those between stay in memory, not on disk.
 
         Parameters
@@ -98,10 +100,10 @@ class Problem:
             Pixels by which parts of the step look beyond the part that is read first.
         """
         problem = self
-        for _ in range(self.per_sweep - 1):
+        for _ in range(self.per_pass - 1):
             image = Shared(step(problem, image), margin, computed=True)
-            assert self.untold is not None
-            problem = replace(self, gradient=self.untold)
+            assert self.plain_gradient is not None
+            problem = replace(self, gradient=self.plain_gradient)
         return step(problem, image)
 
     def beginning_at(self, image: Readable) -> Problem:

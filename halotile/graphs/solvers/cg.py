@@ -83,17 +83,17 @@ class ConjugateGradients(SolverBase):
         x, r, p, q = (read(name, 0) for name in ("x", "r", "p", "q"))
         ahead = Total((x, p), (1.0, alpha))
         if _is_due(problem, state.numbers):
-            return self._restart(problem, problem.held(ahead))
+            return self._restart(problem, problem.computed_once(ahead))
         residual = Total((r, q), (1.0, -alpha))
         return self._make_step(problem, ahead, residual, Total((residual, p), (1.0, beta)))
 
     def _restart(self, problem: Problem, x: Readable) -> Step:
         """Return the recomputed residual, and the direction along it."""
-        residual = problem.held(Total((problem.gradient(x),), (-1.0,)))
+        residual = problem.computed_once(Total((problem.gradient(x),), (-1.0,)))
         return self._make_step(problem, x, residual, residual)
 
     def _make_step(self, problem: Problem, x: Readable, r: Readable, p: Readable) -> Step:
-        direction = problem.held(p)
+        direction = problem.computed_once(p)
         q = problem.normal(direction)
         pairs = {RR: (r, r), PQ: (direction, q), RQ: (r, q), QQ: (q, q)}
         sums = tuple(Sum(name, "dot", left, right) for name, (left, right) in pairs.items())

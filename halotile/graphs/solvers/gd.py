@@ -22,7 +22,7 @@ class GradientDescent(SolverBase):
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Return one step down the gradient from the current image."""
         margin = max(problem.reach, problem.prior.reach())
-        return Step({"x": problem.swept(read("x", 0), step_down, margin)})
+        return Step({"x": problem.iterated(read("x", 0), step_down, margin)})
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """Return the state of the next iteration, which has no numbers."""

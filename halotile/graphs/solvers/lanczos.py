@@ -43,7 +43,7 @@ class Lanczos(SolverBase):
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Return the next vector, and the normal operator applied to it."""
-        v = problem.held(problem.start if state.iteration == 0 else self._next_vector(state, read))
+        v = problem.computed_once(problem.start if state.iteration == 0 else self._next_vector(state, read))
         w = problem.normal(v)
         pairs = {VV: (v, v), VW: (v, w), WW: (w, w)}
         return Step({"v": v, "w": w}, tuple(Sum(name, "dot", *pair) for name, pair in pairs.items()))

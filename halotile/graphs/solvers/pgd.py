@@ -21,7 +21,7 @@ class ProximalGradient(SolverBase):
 
     def step(self, problem: Problem, state: State, read: Vectors) -> Step:
         """Return one gradient step and the prox, in one pass."""
-        return Step({"x": problem.swept(read("x", 0), proximal_step, problem.reach)})
+        return Step({"x": problem.iterated(read("x", 0), proximal_step, problem.reach)})
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """Return the state of the next iteration, which has no numbers."""

@@ -1,4 +1,4 @@
-"""The driver's end of the page: sums up what is to be seen, sends it once a second."""
+"""Feed of a run's page: the driver collects the data and sends it once a second."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RPC_SECONDS = 5.0
 LAST_SECONDS = 2.0
-"""How long the last message may take."""
+"""Timeout of the last message."""
 ROWS = 400
 """Iterations of the curve, at most."""
 CURVES = ("residual", "objective", "misfit", "change", "psnr")
@@ -50,20 +50,20 @@ PROGRESS = (
     "megabytes_per_second",
     "eta_seconds",
 )
-"""What of the status is told: not who runs it, nor where its files are."""
+"""Status fields sent to the page. The owner and the paths of a run are not among them."""
 
 Rows = Sequence[Mapping[str, float]]
 
 
 class Watch:
-    """What the page of a run is told. Until it is opened, and where there is no dashboard, it does nothing."""
+    """Feed of the page of a run. It does nothing until it is opened, or where there is no dashboard."""
 
     def __init__(self) -> None:
         self.client: Client | None = None
         self.board: Board | None = None
         self.grid: Grid
         """Blocks of the pass under way."""
-        self.sweep: dict[str, Any] = {}
+        self.current_pass: dict[str, Any] = {}
         self.in_flight: Callable[[], Iterable[int]] = tuple
         """The blocks that the workers have at hand."""
         self.stages = dict.fromkeys(STAGES, 0.0)
@@ -72,7 +72,7 @@ class Watch:
         self._sending: Future[Any] | None = None
 
     def open(self, cluster: Cluster) -> str | None:
-        """Put the page on a cluster's dashboard; what to look at, the page or Dask's own."""
+        """Add the page to a cluster's dashboard, and return its address, else that of the dashboard."""
         if not cluster.dashboard:
             return None
         with suppress(Exception):  # a run goes on without its page
@@ -85,17 +85,17 @@ class Watch:
     def begin(
         self, grid: Grid, *, done: RangeSet, quarantined: Collection[int], phase: str, title: str
     ) -> None:
-        """Another sweep over all blocks, of which some are done."""
+        """Begin another pass over all blocks, of which some are done."""
         if self.client is None:
             return
         self.grid = grid
         self.board = Board(grid.counts, done.ranges(), quarantined)
         which = title.removeprefix(" in ")
-        self.sweep = {"phase": phase, "title": which if which != title else f"{phase}{title}"}
+        self.current_pass = {"phase": phase, "title": which if which != title else f"{phase}{title}"}
         self.stages = dict.fromkeys(STAGES, 0.0)
 
     def take(self, receipt: Receipt) -> None:
-        """Blocks are done."""
+        """Mark the blocks of a receipt as done."""
         if self.board is None:
             return
         self.board.mark(receipt.done, DONE, receipt.took)
@@ -103,26 +103,26 @@ class Watch:
             self.stages[stage] += getattr(receipt, f"{stage}_seconds")
 
     def retry(self, number: int) -> None:
-        """A block failed, and is tried again."""
+        """Mark a block that failed and is tried again."""
         if self.board is not None:
             self.board.mark([number], RETRIED)
 
     def give_up(self, number: int) -> None:
-        """A block failed for good."""
+        """Mark a block that was given up."""
         if self.board is not None:
             self.board.mark([number], QUARANTINED)
 
     def show(self, plan: Plan, status: Mapping[str, Any], rows: Rows) -> None:
-        """Send what is to be seen, unless what was sent last is still on its way. Does not wait."""
+        """Send the current data without waiting, unless the last message is still on its way."""
         if self.client is None:
             return
-        self._latest = partial(self._told, plan, status, rows)
+        self._latest = partial(self._message, plan, status, rows)
         if self._sending is None or self._sending.done():
             with suppress(Exception):
                 self._send(self._latest())
 
     def close(self) -> None:
-        """The job is over, or its cluster is lost."""
+        """Send the last message: the job is over, or its cluster is lost."""
         if self.client is None:
             return
         with suppress(Exception):
@@ -138,7 +138,7 @@ class Watch:
         sent = self.client.scheduler.log_event(topic=TOPIC, msg={**message, CLIENT: self.client.id})
         self._sending = asyncio.run_coroutine_threadsafe(sent, self.client.loop.asyncio_loop)
 
-    def _told(self, plan: Plan, status: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+    def _message(self, plan: Plan, status: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
         if not self._facts:
             self._facts = facts(plan)
         shown: dict[str, Any] = {
@@ -150,7 +150,7 @@ class Watch:
             extent = [self.grid.shape[axis] for axis in self.board.axes]
             in_flight = list(self.in_flight())
             shown |= {
-                "sweep": self.sweep,
+                "pass": self.current_pass,
                 "stages": self.stages,
                 "blocks": self.board.counted(in_flight),
                 "map": self.board.cells(in_flight) | {"extent": extent},
@@ -159,7 +159,7 @@ class Watch:
 
 
 def facts(plan: Plan) -> dict[str, Any]:
-    """What does not change while a job runs. Paths stay with their owner: others may see the page."""
+    """Return the data that do not change during a run; without paths, since others may see the page."""
     return {
         "name": plan.output.name,
         "shape": list(plan.grid.shape),
@@ -171,7 +171,7 @@ def facts(plan: Plan) -> dict[str, Any]:
 
 
 def curve(rows: Rows) -> dict[str, list[float | None]]:
-    """What iterations came to, by name: every so many of them where there are more than fit.
+    """Return the figures of the iterations by name, thinned out where there are more than ``ROWS``.
 
     Examples
     --------
@@ -186,6 +186,6 @@ def curve(rows: Rows) -> dict[str, list[float | None]]:
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity."""
+    """Return the values with None in place of infinities and NaN, which JSON lacks."""
     wild = {name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
     return {name: None if name in wild else value for name, value in values.items()}

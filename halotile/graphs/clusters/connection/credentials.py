@@ -92,7 +92,7 @@ def owned_folder(base: Path, prefix: str) -> Iterator[Path]:
     Folders of its prefix that owners on this machine left behind are removed. Locks of other machines may not be seen here.
     """
     own_prefix = f"{prefix}{socket.gethostname()}-tmp"
-    sweep_stale(base, own_prefix)
+    remove_stale(base, own_prefix)
     # It gets its name once it is owned: nobody removes it in between.
     unnamed = Path(tempfile.mkdtemp(prefix="tmp", dir=base))  # of mode 0700
     folder = unnamed.with_name(own_prefix + unnamed.name.removeprefix("tmp"))
@@ -107,7 +107,7 @@ def owned_folder(base: Path, prefix: str) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def sweep_stale(base: Path, prefix: str = PREFIX) -> None:
+def remove_stale(base: Path, prefix: str = PREFIX) -> None:
     """Remove folders, by default of certificates, whose owners are gone; none on a file system without locks."""
     for folder in base.glob(f"{prefix}*"):
         with suppress(OSError, OutputRefused), _owned(folder, os.geteuid()):

@@ -156,7 +156,7 @@ class ReconstructWork(Inversion):
 
     def _title(self, number: int) -> str:
         """Return the iteration of a pass, as text that follows a message."""
-        per_pass, all_of_them = self.form.per_sweep, self.job.solver.iterations
+        per_pass, all_of_them = self.form.per_pass, self.job.solver.iterations
         before = number - self.solver.traits.passes_before
         if before < 0:
             return BEFORE

@@ -221,7 +221,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     job, requested = no_more_than(job, computing.requested, shape, block_unit(geometry, layout.shard))
     terms = make_terms(job.operators, opened.operators, opened.data, job.fidelity, opened.start)
     per_pass = job.solver.checkpoint_every
-    form = choose_form(terms, opened.image.dtype, exact=job.exact, per_sweep=per_pass)
+    form = choose_form(terms, opened.image.dtype, exact=job.exact, per_pass=per_pass)
     check_per_pass(form)
     return _Sized(
         opened,
@@ -314,7 +314,7 @@ def _notes(settled: _Settled, further: tuple[str, ...]) -> tuple[str, ...]:
         *settled.reach.remarks,
         *((settled.note,) if settled.note else ()),
         *opened.notes,
-        *note_of_passes(work.form.per_sweep, twice),
+        *note_of_passes(work.form.per_pass, twice),
         *further,
         *opened.computing.ignored,
         *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),

@@ -37,15 +37,15 @@ def _tolerance(value: float) -> str | None:
 
 
 def _checkpoint_interval(value: int) -> str | None:
-    if value > MOST_PER_SWEEP:
+    if value > MOST_PER_PASS:
         return (
             f"{value} is too large: so many iterations look far beside each block, and compute more than they save; "
-            f"write at most {MOST_PER_SWEEP}"
+            f"write at most {MOST_PER_PASS}"
         )
     return AtLeast(1)(value)
 
 
-MOST_PER_SWEEP = 4
+MOST_PER_PASS = 4
 """Most iterations of a solver in one pass. At a periodic rim each reads results of the one before across the edge."""
 
 SIGMAS = (1e-15, 1e15)
@@ -166,7 +166,7 @@ def _step_of_solver(solver: SolverChoice) -> Faults:
 def _checkpoints_of_solver(solver: SolverChoice, fuse: bool | Auto) -> Faults:
     every, remainder = solver.checkpoint_every, solver.iterations % max(1, solver.checkpoint_every)
     traits = _traits(solver.name)
-    if traits is None or not 1 < every <= MOST_PER_SWEEP:
+    if traits is None or not 1 < every <= MOST_PER_PASS:
         return
     position = ("solver", "checkpoint_every")
     if not traits.is_memoryless:

@@ -45,7 +45,7 @@ def headline(figures: Figures) -> str:
     """Describe a plan in one line."""
     operators, workers = counted(len(figures["operators"]), "operator"), counted(figures["workers"], "worker")
     form = str(figures["form"]).partition(",")[0]
-    per_pass = figures["per_sweep"]
+    per_pass = figures["per_pass"]
     passes = "of" if per_pass == 1 else f"in passes of {per_pass} over"
     return (
         f"{figures['solver']}: {shape_text(figures['shape'])} {figures['dtype']} from {operators} ({form} form), "
@@ -80,11 +80,11 @@ def _prior(figures: Figures) -> str:
 
 def _solver(figures: Figures) -> str:
     iterations = f"{figures['solver']}, {counted(figures['iterations'], 'iteration')} at most"
-    before = figures["sweeps_before"]
+    before = figures["passes_before"]
     if not before:
         return iterations
     return (
-        f"{iterations}, after {'one sweep' if before == 1 else f'at most {before} sweeps'} that prepare them"
+        f"{iterations}, after {'one pass' if before == 1 else f'at most {before} passes'} that prepare them"
     )
 
 
@@ -94,18 +94,18 @@ def traffic_text(figures: Figures) -> str:
     Examples
     --------
     >>> one = {"passes": 1, "iteration_bytes": 3 * 2**20, "iteration_bytes_fused": 3 * 2**20, "computed_twice": 0.06}
-    >>> one["per_sweep"] = 1
+    >>> one["per_pass"] = 1
     >>> traffic_text(one | {"iteration_bytes_unfused": 5 * 2**20})
     '3 MiB read and written in one pass, which computes 6 % of the gradient twice; in two, 5 MiB'
     >>> traffic_text(one | {"iteration_bytes_unfused": None})
     '3 MiB read and written in one pass'
-    >>> traffic_text(one | {"iteration_bytes_unfused": None, "per_sweep": 2})
+    >>> traffic_text(one | {"iteration_bytes_unfused": None, "per_pass": 2})
     '3 MiB read and written for each of 2 in one pass, which computes 6 % of the gradient twice'
     """
     moved = f"{bytes_text(figures['iteration_bytes'])} read and written"
     twice = f"{figures['computed_twice']:.0%} of the gradient twice".replace("%", " %")
-    if figures["per_sweep"] > 1:
-        return f"{moved} for each of {figures['per_sweep']} in one pass, which computes {twice}"
+    if figures["per_pass"] > 1:
+        return f"{moved} for each of {figures['per_pass']} in one pass, which computes {twice}"
     if figures["iteration_bytes_unfused"] is None:
         return f"{moved} in one pass"
     if figures["passes"] == 1:

@@ -173,7 +173,7 @@ class HeldOutputs:
         for held in self.held:
             held.check_place()
 
-    def strike_all(self) -> None:
+    def unmark_all(self) -> None:
         """Remove every block from the journals."""
         for held in self.held:
             held.journal.unmark(list(held.journal.done))

@@ -68,7 +68,7 @@ class BlockPass:
         self.context = context
         self.ledger = ledger
         self.options = context.plan.run
-        self.held = context.held
+        self.outputs = context.outputs
         self.directory = context.directory
         self.signals = context.signals
         self.status = context.status
@@ -107,7 +107,7 @@ class BlockPass:
         OutputRefused, InputError
             When the output is gone, or the input has changed.
         """
-        self.held.begin(self.journal, self.wanted.title)
+        self.outputs.begin(self.journal, self.wanted.title)
         token = uuid.uuid4().hex[:12]
         plugin = BlockPlugin(token, self.task, self.directory.path, self.context.plan.job.import_folder)
         with ExitStack() as stack:
@@ -117,7 +117,7 @@ class BlockPass:
             if cluster.dashboard:
                 self._show(cluster)
             self._pass_through(cluster, token)
-        self.held.check()
+        self.outputs.check()
         if not self.disk_error:
             self.stop_if_asked()
 
@@ -248,7 +248,7 @@ class BlockPass:
 
     def _retry(self, bad: BadBlock, stream: Stream, *, alone: bool = False) -> None:
         with suppress(InputUnreadable):
-            self.held.check_place()  # where the output is gone, no block is the cause
+            self.outputs.check_place()  # where the output is gone, no block is the cause
         if bad.kind == "disk":
             self._stop_at_full_disk(bad.error, stream)
             return
@@ -276,5 +276,5 @@ class BlockPass:
         if time.monotonic() - self.synced > SYNC_SECONDS:
             self.journal.sync()
             self.synced = time.monotonic()
-        self.held.look()
-        self.status.tell(self.progress("drain" if stream.draining else self.phase))
+        self.outputs.look()
+        self.status.notify(self.progress("drain" if stream.draining else self.phase))

@@ -82,7 +82,7 @@ class GatherPass:
         Stalled, ConnectionError
             When the cluster no longer answers, or lost a worker.
         """
-        self.context.held.begin(self.journal, self.wanted.title)
+        self.context.outputs.begin(self.journal, self.wanted.title)
         shutil.rmtree(self.wanted.folder, ignore_errors=True)  # left by a run that was killed
         self.wanted.folder.mkdir(parents=True)
         self.status.work_begins()
@@ -103,7 +103,7 @@ class GatherPass:
             return
         finally:
             shutil.rmtree(self.wanted.folder, ignore_errors=True)
-        self.context.held.check()
+        self.context.outputs.check()
         self.most_alive = part.alive
         self.status.count_memory(part.peak_memory_bytes)
 
@@ -118,5 +118,5 @@ class GatherPass:
     def _between(self) -> None:
         """While tasks run: react to signals, report the progress."""
         self.stop_if_asked()
-        self.context.held.look()
-        self.status.tell(self.progress(self.phase))
+        self.context.outputs.look()
+        self.status.notify(self.progress(self.phase))

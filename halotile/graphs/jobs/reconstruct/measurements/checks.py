@@ -78,7 +78,7 @@ def note_of_shape(shape: Shape, data: Iterable[Shape]) -> Iterator[str]:
         )
 
 
-def note_of_passes(per_sweep: int, twice: float) -> Iterator[str]:
+def note_of_passes(per_pass: int, twice: float) -> Iterator[str]:
     """Yield a note where several iterations in a pass compute much of the gradient, this fraction of it, twice.
 
     Examples
@@ -88,9 +88,9 @@ def note_of_passes(per_sweep: int, twice: float) -> Iterator[str]:
     >>> list(note_of_passes(20, 3.5))[0][:73]
     'solver.checkpoint_every: 20 computes 350 % of the gradient more than once'
     """
-    if per_sweep > 1 and twice > MOST_COMPUTED_TWICE:
+    if per_pass > 1 and twice > MOST_COMPUTED_TWICE:
         yield (
-            f"solver.checkpoint_every: {per_sweep} computes {100 * twice:.0f} % of the gradient more than once: so many iterations look "
+            f"solver.checkpoint_every: {per_pass} computes {100 * twice:.0f} % of the gradient more than once: so many iterations look "
             "far beside what is computed at once. Write fewer, or a larger output.shard."
         )
 

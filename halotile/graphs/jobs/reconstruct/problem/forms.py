@@ -31,13 +31,13 @@ class Form:
     """All operators in one kernel, where they fold and the job does not ask for the plain form."""
     apart: bool = False
     """Operators have a pass of their own, before that of the prior."""
-    per_sweep: int = 1
+    per_pass: int = 1
     """Iterations of one pass."""
 
     @property
     def once(self) -> Form:
         """The same form for passes of one iteration."""
-        return replace(self, per_sweep=1)
+        return replace(self, per_pass=1)
 
     @property
     def near(self) -> tuple[Term, ...]:
@@ -66,7 +66,7 @@ class Form:
 
     def own_view(self, halo: int = 0) -> View:
         """Return the view of the operators that see a neighbourhood, with the halo of the prior."""
-        cells, repeats = self.in_still_cells, self.per_sweep
+        cells, repeats = self.in_still_cells, self.per_pass
         if self.folded is not None:
             return View(halo, self.folded.reach, 1, cells, repeats)
         return View(halo, max((term.operator.reach for term in self.near), default=0), 2, cells, repeats)
@@ -106,23 +106,27 @@ class Form:
         engine = "Fourier transforms" if self.is_fft else "direct convolution"
         return f"normal, all operators in one kernel of {rows} × {columns}; {engine}"
 
-    def gradient(self, image: Readable, backprojection: Readable | None, *, told: bool = True) -> Readable:
-        """Return ``∇f`` without the operators that see the whole image; its misfit is recorded if ``told``."""
+    def gradient(
+        self, image: Readable, backprojection: Readable | None, *, records_misfit: bool = True
+    ) -> Readable:
+        """Return ``∇f`` without the operators that see the whole image; its misfit is recorded if ``records_misfit``."""
         if self.folded is None:
-            return Gradient(image, self.near, told)
+            return Gradient(image, self.near, records_misfit)
         assert backprojection is not None
-        return FoldedGradient(image, self.folded, backprojection, told)
+        return FoldedGradient(image, self.folded, backprojection, records_misfit)
 
     def normal(self, image: Readable) -> Readable:
         """Return ``sum_i w_i A_i^T A_i x`` without the operators that see the whole image."""
         return NormalImage(image, self.near) if self.folded is None else self.folded(image)
 
-    def map(self, wants: Wants, backprojection: Readable | None = None, *, told: bool = True) -> Map:
+    def map(
+        self, wants: Wants, backprojection: Readable | None = None, *, records_misfit: bool = True
+    ) -> Map:
         """Return gradient or normal image of all operators as a map; parts outside the pass are staged."""
 
         def near(image: Readable) -> Readable:
             if wants == "gradient":
-                return self.gradient(image, backprojection, told=told)
+                return self.gradient(image, backprojection, records_misfit=records_misfit)
             return self.normal(image)
 
         def whole(image: Readable) -> Contributions:
@@ -133,7 +137,7 @@ class Form:
         return Staged(near if self.near else None, whole) if self.whole else near
 
 
-def choose_form(terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool, per_sweep: int = 1) -> Form:
+def choose_form(terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool, per_pass: int = 1) -> Form:
     """Choose the plain form where it is asked for, or where an operator does not fold; the normal form otherwise.
 
     In a pass of several iterations, fixed cells would make each of them read whole cells around its region.
@@ -141,14 +145,14 @@ def choose_form(terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool, p
     direct.
     """
     folds = all(can_fold(term.operator) and isinstance(term.fidelity, L2) for term in terms) and not exact
-    direct = exact or (per_sweep > 1 and not folds)
+    direct = exact or (per_pass > 1 and not folds)
     decided = tuple(replace(term, operator=with_engine(term.operator, dtype, direct)) for term in terms)
     if not folds:
-        return Form(decided, per_sweep=per_sweep)
+        return Form(decided, per_pass=per_pass)
     blurs = tuple(term.operator for term in decided if can_fold(term.operator))
     weights = tuple(term.weight for term in decided)
-    folded = Normal(operators=blurs, weights=weights, still=per_sweep == 1)
-    return Form(decided, folded.with_engine(dtype, exact), per_sweep=per_sweep)
+    folded = Normal(operators=blurs, weights=weights, still=per_pass == 1)
+    return Form(decided, folded.with_engine(dtype, exact), per_pass=per_pass)
 
 
 @dataclass(frozen=True)
@@ -169,9 +173,9 @@ class Backprojection(SolverBase):
 
 def check_per_pass(form: Form) -> None:
     """Refuse several iterations in a pass where operators need the image between them."""
-    if form.per_sweep > 1 and form.whole:
+    if form.per_pass > 1 and form.whole:
         number = next(n for n, term in enumerate(form.terms) if term is form.whole[0])
         raise ConfigError(
-            f"solver.checkpoint_every is {form.per_sweep}, and operators[{number}] ({form.whole[0].operator.name}) sees the "
+            f"solver.checkpoint_every is {form.per_pass}, and operators[{number}] ({form.whole[0].operator.name}) sees the "
             "whole image, which there is only where every iteration is stored. Write checkpoint_every: 1."
         )

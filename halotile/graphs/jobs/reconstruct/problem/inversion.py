@@ -78,7 +78,7 @@ class Inversion:
     @property
     def halo(self) -> int:
         """Halo width of the pass of a step, in pixels."""
-        return self.form.per_sweep * (self.prior.reach() + self.form.fused_reach)
+        return self.form.per_pass * (self.prior.reach() + self.form.fused_reach)
 
     @property
     def overlap(self) -> bool:
@@ -93,7 +93,7 @@ class Inversion:
     @property
     def solver_passes(self) -> int:
         """Passes of the solver, at most."""
-        return self.solver.traits.passes_before + self.job.solver.iterations // self.form.per_sweep
+        return self.solver.traits.passes_before + self.job.solver.iterations // self.form.per_pass
 
     @property
     def before_iterations(self) -> int:
@@ -178,7 +178,9 @@ class Inversion:
         """Return the problem that the solver works on; the normal form needs the backprojection, with its misfit."""
         needs_it = self.form.folded is not None
         form = replace(self.form, folded=None) if needs_it and backprojection is None else self.form
-        untold = form.map("gradient", backprojection, told=False) if form.per_sweep > 1 else None
+        plain_gradient = (
+            form.map("gradient", backprojection, records_misfit=False) if form.per_pass > 1 else None
+        )
         return Problem(
             shape=self.grid.shape,
             dtype=np.dtype(self.state_layout.dtype),
@@ -190,6 +192,6 @@ class Inversion:
             misfit_of_zero=misfit_of_zero,
             reach=form.fused_reach,
             tol=self.job.solver.tol,
-            per_sweep=form.per_sweep,
-            untold=untold,
+            per_pass=form.per_pass,
+            plain_gradient=plain_gradient,
         )

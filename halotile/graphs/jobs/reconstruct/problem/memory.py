@@ -91,7 +91,7 @@ def footprint_of_step(
         Resident memory of a process that has opened a GPU, where a trial measured it.
     """
     size, copies = np.dtype(layout.dtype).itemsize, 2 if overlap else 1
-    before = (form.per_sweep - 1) * (prior.reach() + form.reach)
+    before = (form.per_pass - 1) * (prior.reach() + form.reach)
     step = size * _window(grid, before + prior.reach())
     window = size * _window(grid, before + prior.reach() + form.reach)
     read = images_read(solver)
@@ -104,7 +104,7 @@ def footprint_of_step(
         model_bytes=model,
         vectors_bytes=copies * (read * window + len(solver.vectors) * core)
         + 2 * io_threads * shard
-        + (IMAGES_OF_A_STEP + form.per_sweep - 1) * step,
+        + (IMAGES_OF_A_STEP + form.per_pass - 1) * step,
         operators_bytes=IMAGES_OF_A_GRADIENT * window + (TRANSFORMS_BYTES if form.is_fft else 0),
         # On a GPU the tiles are there, and the pixels pass through pinned memory on their way: two parts each way.
         tiles_bytes=2 * BUFFERS * pinned(step) if on_gpu else tiles,

@@ -46,7 +46,9 @@ def denoiser_of(job: Reconstruction) -> Denoiser | None:
     if choice.sigma is not None:
         denoiser = denoiser.with_noise_level(choice.sigma)
     if denoiser.wants_noise_level:
-        raise ConfigError("prior.sigma is not told, and the denoiser needs it. Write prior.sigma: 0.05, say.")
+        raise ConfigError(
+            "prior.sigma is not given, and the denoiser needs it. Write prior.sigma: 0.05, say."
+        )
     if denoiser.scale != 1 or denoiser.channels != (1, 1):
         raise ConfigError(
             f"prior.denoiser: {denoiser.title} makes another shape of an image, or takes several channels. "

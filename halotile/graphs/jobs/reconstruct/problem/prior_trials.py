@@ -83,7 +83,7 @@ def _grid(denoised: Denoised, form: Form, layout: Layout) -> Grid:
     edges = layout.shard if form.by_shard else grid.block
     # Along the rim of the image operators are not folded, and transforms are extended to whole cells.
     drawn_out = PERIOD // 2 if form.is_fft else 0
-    around = 2 * (form.per_sweep - 1) * (reach_of(denoised) + form.fused_reach + drawn_out)
+    around = 2 * (form.per_pass - 1) * (reach_of(denoised) + form.fused_reach + drawn_out)
     grown = (
         min(b + around * (axis in spatial), n)
         for axis, (b, n) in enumerate(zip(edges, grid.shape, strict=True))

@@ -36,7 +36,7 @@ def comes_apart(requested: bool | Auto, form: Form, prior: Prior, grid: Grid, so
         or solver.traits.prior_by == "slope"
         or not form.near
         or form.whole
-        or form.per_sweep > 1
+        or form.per_pass > 1
     ):
         return False
     if requested != "auto":
@@ -58,9 +58,9 @@ def computed_twice(grid: Grid, shard: tuple[int, ...], form: Form, prior: Prior)
     if form.by_shard:
         grid = replace(grid, block=tuple(map(min, shard, grid.shape)))
     halo = prior.reach()
-    around = [halo + later * (halo + form.reach) for later in range(form.per_sweep)]
+    around = [halo + later * (halo + form.reach) for later in range(form.per_pass)]
     computed = sum(pixels_read(grid, View(wide)) for wide in around)
-    return computed / (form.per_sweep * math.prod(grid.shape)) - 1
+    return computed / (form.per_pass * math.prod(grid.shape)) - 1
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.d
             0 if not solver.traits.reads_measurements else _measured(grid, form, size, acted_on)
         )
 
-    fused = (moved(wide) + written + gathered) // form.per_sweep
-    if form.per_sweep > 1:
+    fused = (moved(wide) + written + gathered) // form.per_pass
+    if form.per_pass > 1:
         return Traffic(fused, traffic_of(grid, form.once, prior, solver, dtype).unfused)
     if not wide or gathered:
         return Traffic(fused, None)
@@ -126,7 +126,7 @@ def _gathered(form: Form, image: int) -> int:
 def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
     """Return the bytes read of the measurements, or of the images that they were folded into."""
     if form.folded is not None:
-        return size * pixels_read(grid, View(halo + (form.per_sweep - 1) * (halo + form.reach)))
+        return size * pixels_read(grid, View(halo + (form.per_pass - 1) * (halo + form.reach)))
     pixels = math.prod(grid.shape)
     return sum(
         round(
@@ -134,7 +134,7 @@ def _measured(grid: Grid, form: Form, size: int, halo: int) -> int:
             * pixels_read(
                 grid,
                 View(
-                    halo + (form.per_sweep - 1) * (halo + form.reach), term.operator.reach, cells=form.is_fft
+                    halo + (form.per_pass - 1) * (halo + form.reach), term.operator.reach, cells=form.is_fft
                 ),
             )
             * math.prod(term.measurement.shape)

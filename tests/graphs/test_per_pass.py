@@ -1,4 +1,4 @@
-"""Several iterations in one sweep: the images between are stored nowhere, and nothing else is different."""
+"""Several iterations in one run_pass: the images between are stored nowhere, and nothing else is different."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ def prior_of(name: str) -> Prior:
     return Variation(denoised, 0.2) if name == "tv" else Plugged(denoised)
 
 
-def problem_in(terms: tuple[Term, ...], per_sweep: int, prior: Prior | None = None) -> Problem:
-    """The problem with so many iterations in a sweep, operators one by one."""
+def problem_in(terms: tuple[Term, ...], per_pass: int, prior: Prior | None = None) -> Problem:
+    """The problem with so many iterations in a pass, operators one by one."""
     problem = problem_of(IMAGE, terms, prior, step=0.4)
-    return replace(problem, per_sweep=per_sweep, untold=lambda x: Gradient(x, terms, told=False))
+    return replace(problem, per_pass=per_pass, plain_gradient=lambda x: Gradient(x, terms, records_misfit=False))
 
 
 def folded_in(
-    terms: tuple[Term, ...], per_sweep: int, engine: Engine = "fft"
+    terms: tuple[Term, ...], per_pass: int, engine: Engine = "fft"
 ) -> tuple[Problem, dict[str, Any]]:
-    """The same in the normal form; and what its sweeps have to know."""
-    form = choose_form(terms, IMAGE.dtype, exact=False, per_sweep=per_sweep)
+    """The same in the normal form; and what its passes have to know."""
+    form = choose_form(terms, IMAGE.dtype, exact=False, per_pass=per_pass)
     assert form.folded is not None
     form = replace(form, folded=replace(form.folded, engine=engine))
     measured = [np.asarray(read_all(t.measurement)) for t in terms]
@@ -77,8 +77,8 @@ def folded_in(
         problem_of(IMAGE, terms, prior_of("gaussian"), step=0.4),
         gradient=form.map("gradient", back),
         misfit_of_zero=sum(t.weight * dot(y, y) / 2 for t, y in zip(terms, measured, strict=True)),
-        per_sweep=per_sweep,
-        untold=form.map("gradient", back, told=False),
+        per_pass=per_pass,
+        plain_gradient=form.map("gradient", back, records_misfit=False),
         reach=form.reach,
     )
     return problem, {"by_shard": form.by_shard}
@@ -95,7 +95,7 @@ def pixels_of(run: InlineIterations) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("prior", "boundary", "per_sweep"),
+    ("prior", "boundary", "per_pass"),
     [
         *((prior, boundary, 2) for prior in ("none", "tv", "gaussian") for boundary in BOUNDARIES),
         ("l1", "circular", 2),
@@ -104,18 +104,18 @@ def pixels_of(run: InlineIterations) -> Any:
     ],
 )
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_they_have_the_bits_of_sweeps_of_one(
-    tmp_path: Path, solver: str, prior: str, boundary: str, per_sweep: int
+def test_they_have_the_bits_of_passes_of_one(
+    tmp_path: Path, solver: str, prior: str, boundary: str, per_pass: int
 ) -> None:
     terms = terms_of(IMAGE, blurs(boundary))
     alone = problem_of(IMAGE, terms, prior_of(prior), step=0.4)
-    whole, _ = in_memory(SOLVERS[solver], alone, 2 * per_sweep)
-    run = iterations_of(SOLVERS[solver], problem_in(terms, per_sweep, prior_of(prior)), tmp_path / "several")
-    assert np.array_equal(pixels_of(finished(run, 2 * per_sweep)), whole)
+    whole, _ = in_memory(SOLVERS[solver], alone, 2 * per_pass)
+    run = iterations_of(SOLVERS[solver], problem_in(terms, per_pass, prior_of(prior)), tmp_path / "several")
+    assert np.array_equal(pixels_of(finished(run, 2 * per_pass)), whole)
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-def test_a_sweep_tells_the_misfit_of_the_image_that_is_stored(tmp_path: Path, solver: Solver) -> None:
+def test_a_pass_tells_the_misfit_of_the_image_that_is_stored(tmp_path: Path, solver: Solver) -> None:
     terms = terms_of(IMAGE, blurs("reflect"))
     alone = finished(iterations_of(solver, problem_in(terms, 1), tmp_path / "one"))
     pairs = finished(iterations_of(solver, problem_in(terms, 2), tmp_path / "two"))
@@ -129,24 +129,24 @@ def test_a_sweep_tells_the_misfit_of_the_image_that_is_stored(tmp_path: Path, so
 def test_direct_convolutions_of_the_normal_form_have_the_same_bits(tmp_path: Path, boundary: str) -> None:
     terms = terms_of(IMAGE, blurs(boundary))
     found = []
-    for per_sweep in (1, 2, 3):
-        problem, options = folded_in(terms, per_sweep, "direct")
-        run = iterations_of(SOLVERS["pgd"], problem, tmp_path / str(per_sweep), **options)
+    for per_pass in (1, 2, 3):
+        problem, options = folded_in(terms, per_pass, "direct")
+        run = iterations_of(SOLVERS["pgd"], problem, tmp_path / str(per_pass), **options)
         found.append(pixels_of(finished(run)))
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
 
 
-@pytest.mark.parametrize("per_sweep", [2, 3])
+@pytest.mark.parametrize("per_pass", [2, 3])
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(
-    tmp_path: Path, boundary: str, per_sweep: int
+    tmp_path: Path, boundary: str, per_pass: int
 ) -> None:
     terms = terms_of(IMAGE, blurs(boundary, (5, 9, 13)))
     alone, options = folded_in(terms, 1)
     assert not options["by_shard"]
     truth = pixels_of(finished(iterations_of(SOLVERS["pgd"], alone, tmp_path / "alone", **options)))
-    problem, options = folded_in(terms, per_sweep)
+    problem, options = folded_in(terms, per_pass)
     assert options["by_shard"]
     found, rows = [], []
     for block in (32, 64, 96):
@@ -171,7 +171,7 @@ def test_tiny_shards_do_not_share_what_one_of_them_computed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
-def test_what_a_sweep_is_made_of_grows_with_its_iterations_and_no_faster(solver: Solver) -> None:
+def test_what_a_pass_is_made_of_grows_with_its_iterations_and_no_faster(solver: Solver) -> None:
     terms = terms_of(IMAGE, blurs("reflect"))
     problem = problem_in(terms, 40, prior_of("gaussian"))
     image = solver.step(problem, State(), lambda name, age: InMemory(IMAGE)).images["x"]
@@ -179,7 +179,7 @@ def test_what_a_sweep_is_made_of_grows_with_its_iterations_and_no_faster(solver:
     assert len(list(denoised_in(image))) == 40
 
 
-def test_a_sweep_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_pass_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     terms = terms_of(IMAGE, blurs("circular"))
     problem, options = folded_in(terms, 2)
     whole = finished(iterations_of(SOLVERS["pgd"], problem, tmp_path / "whole", **options))
@@ -198,6 +198,6 @@ def test_the_images_between_are_read_and_written_nowhere(tmp_path: Path) -> None
         stored.extend(task.stored)
         inline(task, *books)
 
-    run = finished(iterations_of(SOLVERS["pgd"], problem_in(terms, 3), tmp_path / "x", sweep=noting))
+    run = finished(iterations_of(SOLVERS["pgd"], problem_in(terms, 3), tmp_path / "x", run_pass=noting))
     assert run.state.iteration == 2
-    assert len(stored) == 1  # the first sweep begins at zeros, the second at the image of the first
+    assert len(stored) == 1  # the first pass begins at zeros, the second at the image of the first
