@@ -52,7 +52,9 @@ def prior_of(name: str) -> Prior:
 def problem_in(terms: tuple[Term, ...], per_pass: int, prior: Prior | None = None) -> Problem:
     """The problem with so many iterations in a pass, operators one by one."""
     problem = problem_of(IMAGE, terms, prior, step=0.4)
-    return replace(problem, per_pass=per_pass, plain_gradient=lambda x: Gradient(x, terms, records_misfit=False))
+    return replace(
+        problem, per_pass=per_pass, plain_gradient=lambda x: Gradient(x, terms, records_misfit=False)
+    )
 
 
 def folded_in(

@@ -120,8 +120,8 @@ def plan(
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
     job_plan = make_plan(job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, report=complain)
     kind = kind_of(job_plan.cluster)
-    is_told = kind.name != DEFAULT or job_plan.cluster.kind == AUTO
-    where = {"cluster": f"{kind.name} ({kind.why})"} if is_told else {}
+    is_shown = kind.name != DEFAULT or job_plan.cluster.kind == AUTO
+    where = {"cluster": f"{kind.name} ({kind.why})"} if is_shown else {}
     figures, refusal = job_plan.summary() | {"resumed_blocks": 0} | where, None
     try:
         figures["resumed_blocks"] = look(job_plan)

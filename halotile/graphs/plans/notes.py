@@ -68,8 +68,8 @@ def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ..
             f"each of {counted(planes, 'plane')} along {axes} has files of its own, whatever output.shard is: write output.path on "
             "a file system that bears so many"
         )
-    told = f"the output is {counted(layout.files, 'file')} and {counted(layout.inodes, 'inode')}"
-    return (f"{told}: {'; and '.join(reasons)}",)
+    sentence = f"the output is {counted(layout.files, 'file')} and {counted(layout.inodes, 'inode')}"
+    return (f"{sentence}: {'; and '.join(reasons)}",)
 
 
 def _trial_notes(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
