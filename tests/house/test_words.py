@@ -39,15 +39,11 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
-        of_module = isinstance(node, ast.Module)
-        for number, part in enumerate(body):
-            if (
-                isinstance(part, ast.Expr)
-                and isinstance(part.value, ast.Constant)
-                and (number or not of_module)
-            ):
-                if isinstance(part.value.value, str) and part.value.value.strip():
-                    yield part.value.value
+        for part in body[isinstance(node, ast.Module) :]:
+            if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
+                text = part.value.value
+                if isinstance(text, str) and text.strip():
+                    yield text
 
 
 def defined(tree: ast.Module) -> Iterator[str]:
