@@ -154,7 +154,7 @@ def parameters_of(kind: type) -> dict[str, str]:
     --------
     >>> from halotile.tasks.operators.downsample import Downsample
     >>> parameters_of(Downsample)["factor"]
-    'How many pixels of the image, along y and x, one pixel of the measurement stands for.'
+    'Pixels of the image for each pixel of the measurement, along y and x.'
     """
     text = inspect.cleandoc(kind.__doc__ or "")
     section = re.search(r"^Parameters\n-+\n(.*?)(?=^\S+\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
