@@ -121,10 +121,10 @@ def find_run(path: Path) -> Path:
     for directory in (path, run_beside(path)):
         run = RunDirectory(directory)
         check_access(directory)
-        if any(path.is_file() for path in (run.job_path, run.status_path, run.path / BATCH)):
-            return directory
         if first := run.read_primary():  # it belongs to a further output
             return Path(first)
+        if any(path.is_file() for path in (run.job_path, run.status_path, run.path / BATCH)):
+            return directory
     raise ConfigError(
         f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to."
     )
@@ -151,7 +151,9 @@ def output_of(path: Path) -> Path:
     'here/clean.zarr.run'
     """
     beside = path.with_name(path.name.removesuffix(".run"))
-    return beside if RunDirectory(path).job_path.is_file() and beside != path else path
+    run = RunDirectory(path)
+    is_run = run.job_path.is_file() or run.read_primary() is not None
+    return beside if is_run and beside != path else path
 
 
 def _output_beside(directory: Path) -> Path:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from halotile.graphs.kinds.base import Figures, JobKind, Row
-from halotile.graphs.kinds.sections import Input, OutputJob, OwnPath
+from halotile.graphs.kinds.sections import Input, Output, OutputJob, OwnPath
 from halotile.graphs.plans.rows import cost_rows, output_rows
+from halotile.graphs.rules.combinations import Faults
 from halotile.graphs.rules.values import AtLeast, output_path
 
 
@@ -45,6 +46,17 @@ def rows(figures: Figures) -> list[Row]:
     ]
 
 
+def unused(input: Input, output: Output) -> Faults:  # noqa: A002 - a rule takes parts by their keys
+    """Refuse keys of the sections that this job has no use for."""
+    for section, key, value in (
+        ("input", "range", input.range != "auto"),
+        ("input", "sides", bool(input.sides)),
+        ("output", "dtype", output.dtype != "auto"),
+    ):
+        if value:
+            yield (section, key), "is not for job local-deviation; leave it out"
+
+
 KIND = JobKind(
     job=LocalDeviation,
     plan="local_deviation.plan:plan",
@@ -52,5 +64,6 @@ KIND = JobKind(
     headline=headline,
     rows=rows,
     checks={("", "radius"): AtLeast(1), ("", "overview"): output_path},
+    rules=(unused,),
     inputs=("input",),
 )

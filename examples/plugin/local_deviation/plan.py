@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from halotile.errors import InputError
 from halotile.graphs.kinds.base import (
     Books,
     Gather,
@@ -20,13 +21,14 @@ from halotile.graphs.kinds.base import (
     PlanRequest,
     Sums,
 )
-from halotile.graphs.kinds.sections import Output, parse_bytes
+from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.plans.cutting import blocks_for
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_paths
-from halotile.graphs.plans.plan import Need, Plan, Resources
+from halotile.graphs.plans.plan import Need, Plan, Resources, run_directory_of
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
-from halotile.graphs.plans.resources.sizes import Geometry, block_unit, candidate_blocks, layout_like
+from halotile.graphs.plans.resources.sizes import Geometry, block_unit, layout_like
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Grid
@@ -46,19 +48,36 @@ HELD = 8
 def plan(job: LocalDeviation, request: PlanRequest) -> Plan:
     """Decide the sizes of a job."""
     begun, computing = begin(job, request), compute_on(job, None)
-    source = open_source(job.input.path, dataset=job.input.dataset, axes=job.input.axes)
-    check_paths(source, begun.output)
-    deviation = _output(begun.output, computing.job, source, source.shape)
+    source = open_source(
+        job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes
+    )
+    if len(source.shape) != 2:
+        raise InputError(
+            f"input.path is {job.input.path}, of {len(source.shape)} axes. Give an image of two."
+        )
     halved = tuple(-(-n // 2) for n in source.shape)
-    overview = _output(Path(os.path.abspath(job.overview)), computing.job, source, halved)
+    blocks = begun.previous["identity"]["blocks"] if begun.previous else (None, None)
+    deviation, overview = (
+        _output(path, key, computing.job, source, shape, earlier)
+        for path, key, shape, earlier in zip(
+            (begun.output, Path(os.path.abspath(job.overview))),
+            ("output.path", "overview"),
+            (source.shape, halved),
+            blocks,
+            strict=True,
+        )
+    )
+    for output in (deviation, overview):
+        check_paths(source, output.path, output.key)
     work = DeviationWork(source, deviation, overview, job.radius)
     identity = {
         "input": source.fingerprint(),
         "radius": job.radius,
         "outputs": [each.layout.to_json() for each in work.outputs],
+        "blocks": [list(each.grid.block) for each in work.outputs],
         "code": code_versions(),
     }
-    identity, earlier = relate(job, identity, begun.previous, request)
+    identity, earlier = relate(job, identity, begun, request)
     needed = IMPORTS_BYTES + 8 * HELD * math.prod(n + 2 * job.radius for n in deviation.grid.block)
     need = Need(
         f"one block of {list(deviation.grid.block)}", needed, "most are its pixels", "Write more of it."
@@ -81,20 +100,27 @@ def plan(job: LocalDeviation, request: PlanRequest) -> Plan:
         ),
         documents=documents_of(computing.job, computing.requested),
         figures={"input": job.input.path, "radius": job.radius},
-        notes=(),
+        notes=computing.ignored,
         earlier=earlier,
     )
 
 
-def _output(path: Path, job: LocalDeviation, source: Source, shape: tuple[int, ...]) -> OutputArray:
-    """Return an output of this shape, in the largest blocks that keep all workers busy."""
+def _output(
+    path: Path,
+    key: str,
+    job: LocalDeviation,
+    source: Source,
+    shape: tuple[int, ...],
+    earlier: list[int] | None,
+) -> OutputArray:
+    """Return an output of this shape, in the blocks of an earlier run or the largest that keep all workers busy."""
     geometry = Geometry(shape, shape, Roles(source.axes, (0, 1), None), 1, 1)
-    wanted = Output(path=str(path), shard=job.output.shard, chunk=job.output.chunk)
+    wanted = replace(job.output, path=str(path))
     memory = parse_bytes(job.run.memory_per_worker)
     layout = layout_like(source, wanted, geometry, np.dtype("float32"), memory)
-    block = candidate_blocks(geometry, block_unit(geometry, layout.shard), job.run.count)[0]
+    block = blocks_for(geometry, block_unit(geometry, layout.shard), job.run.count, earlier)[0]
     grid = Grid(shape, tuple(map(min, block, shape)), ((0, 0),) * 2)
-    return OutputArray(path, layout, grid, job.output.overwrite)
+    return OutputArray(path, layout, grid, job.output.overwrite, key)
 
 
 @dataclass(frozen=True)
@@ -127,7 +153,7 @@ class DeviationWork:
     def scratch(self) -> Vectors:
         """The squares, stored between two passes."""
         layout = Layout.from_json(self.deviation.layout.to_json() | {"dtype": "float64"})
-        state = RunDirectory(self.deviation.path.with_name(self.deviation.path.name + ".run")).state_path
+        state = RunDirectory(run_directory_of(self.deviation.path)).state_path
         return Vectors(state / "squares", layout, {"squares": 1})
 
     def is_outdated(self, directory: RunDirectory) -> bool:

@@ -161,8 +161,8 @@ def load_job(
     return dataclasses.replace(job, import_folder=os.path.abspath(path.parent)) if flags.allow_import else job
 
 
-def load_saved_job(path: Path, flags: Flags = NO_FLAGS) -> Job:
-    """Read the job that a run directory keeps as JSON.
+def load_saved_job(path: Path, flags: Flags = NO_FLAGS, *, has_begun: bool = False) -> Job:
+    """Read the job that a run directory keeps as JSON; one that has begun does not overwrite its own result.
 
     Raises
     ------
@@ -177,6 +177,8 @@ def load_saved_job(path: Path, flags: Flags = NO_FLAGS) -> Job:
         ) from None
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}). Run the configuration again instead.") from None
+    if has_begun and isinstance(tree, dict) and isinstance(tree.get("output"), dict):
+        tree["output"].pop("overwrite", None)
     return check_saved_job(tree, path.parent, str(path), flags)
 
 

@@ -23,7 +23,8 @@ def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> Job:
     OutputRefused
         When it was moved and a run is writing.
     """
-    job = load_saved_job(RunDirectory(directory).job_path, flags)
+    run = RunDirectory(directory)
+    job = load_saved_job(run.job_path, flags, has_begun=run.read_valid_plan() is not None)
     belongs = run_beside(Path(job.place))
     if os.path.realpath(belongs) == os.path.realpath(directory):
         return job

@@ -80,7 +80,7 @@ class Iterations:
         The blocks of a pass.
     fingerprint : str
         Fingerprint of the job: state and journals belong to it.
-    view : Sight
+    view : View
         Receptive field of a step: the reads that can be prefetched.
     margin : int
         Largest distance, in pixels, between the ends of the operators' windows.
@@ -92,7 +92,7 @@ class Iterations:
         Folder of the partial sums while operators that see the whole image are added up.
     import_folder : str, optional
         Folder that imports of the user's own code start from.
-    own_view : Sight
+    own_view : View
         Receptive field of operators that have a pass of their own.
     by_shard : bool
         Compute each shard separately.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from halotile.graphs.plans.resources.memory import share_bytes
 from halotile.graphs.plans.resources.sizes import (
     SMALL_CONVOLUTION,
     Geometry,
+    candidate_blocks,
     fit_tile,
     least_window,
 )
@@ -22,6 +24,37 @@ from halotile.storage.rim import Rim
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.inner_tiles import Tiling
 from halotile.tasks.roles import Roles
+
+
+def blocks_for(
+    geometry: Geometry,
+    unit: tuple[int, ...],
+    workers: int,
+    earlier: Sequence[int] | None,
+    *,
+    on_gpu: bool = False,
+) -> list[tuple[int, ...]]:
+    """Return candidate super-blocks, the best first.
+
+    Parameters
+    ----------
+    geometry : Geometry
+        The image.
+    unit : tuple of int
+        Shape that a super-block is a multiple of: whole shards.
+    workers : int
+        Number of workers that share the blocks.
+    earlier : sequence of int, optional
+        The super-block of an earlier run. A resumed run keeps it, whatever its number of workers: its journal
+        numbers these blocks.
+    on_gpu : bool
+        GPUs compute.
+    """
+    if earlier is not None and len(earlier) == len(unit):
+        block = tuple(earlier)
+        if all(b % u == 0 or b >= n for b, u, n in zip(block, unit, geometry.shape, strict=True)):
+            return [block]
+    return candidate_blocks(geometry, unit, workers, on_gpu=on_gpu)
 
 
 def rim_of(tile: Tile, denoiser: Denoiser, roles: Roles) -> Rim:

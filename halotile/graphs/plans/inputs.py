@@ -14,18 +14,16 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 
 
-def check_paths(source: Source, output: Path) -> None:
+def check_paths(source: Source, output: Path, key: str = "output.path") -> None:
     """Refuse an output that is the input, lies in it, or contains it."""
     check_whole(source.path)
     read, written = Path(source.path).resolve(), output.resolve()
     if read == written:
-        raise OutputRefused(f"output.path is {output}: that is the input. Write another path.")
+        raise OutputRefused(f"{key} is {output}: that is the input. Write another path.")
     if read in written.parents:
-        raise OutputRefused(
-            f"output.path is {output}: that lies inside the input {read}. Write it elsewhere."
-        )
+        raise OutputRefused(f"{key} is {output}: that lies inside the input {read}. Write it elsewhere.")
     if written in read.parents:
-        raise OutputRefused(f"output.path is {output}: the input {read} lies inside it. Write it elsewhere.")
+        raise OutputRefused(f"{key} is {output}: the input {read} lies inside it. Write it elsewhere.")
 
 
 def check_whole(path: str) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from halotile.errors import ConfigError
+import itertools
+import os
+from pathlib import Path
+
+from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.kinds.base import PlanRequest
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Job
@@ -46,6 +50,8 @@ def make_plan(
         When the job cannot be run as it is written.
     MemoryRefused, DiskRefused
         When it does not fit.
+    OutputRefused
+        When two outputs are at one place.
     """
     check_job(job)
     kind = kind_of(job)
@@ -55,6 +61,18 @@ def make_plan(
             "Leave it out, or start over with --fresh."
         )
     plan = kind.make_plan(job, PlanRequest(fresh, same_input, probe, report))
+    _check_apart(plan)
     if refuse:
         plan.check_fits()
     return plan
+
+
+def _check_apart(plan: Plan) -> None:
+    """Refuse outputs at one place, or in one another."""
+    for first, second in itertools.combinations(plan.outputs, 2):
+        one, other = Path(os.path.realpath(first.path)), Path(os.path.realpath(second.path))
+        if one == other or one in other.parents or other in one.parents:
+            raise OutputRefused(
+                f"{second.key} is {second.path}, and {first.key} is {first.path}: one output would lie in the other. "
+                "Write another path."
+            )

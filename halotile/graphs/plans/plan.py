@@ -246,7 +246,7 @@ class Plan:
         smaller = f", or {self.resources.smaller_output}" if self.resources.smaller_output else ""
         raise DiskRefused(
             f"the output takes up to {bytes_text(self.output_bytes)}{besides}, and {folder} has "
-            f"{bytes_text(self.resources.free_disk_bytes)} free. Write output.path on a larger disk{smaller}."
+            f"{bytes_text(self.resources.free_disk_bytes)} free. Write {self.outputs[0].key} on a larger disk{smaller}."
         )
 
     def summary(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -27,11 +26,24 @@ J = TypeVar("J", bound=Job)
 
 @dataclass(frozen=True)
 class Begun:
-    """The first output of a job, and the plan that an earlier run left there."""
+    """The first output of a job, and the plan that an earlier run left there.
+
+    Parameters
+    ----------
+    output : Path
+        Its absolute path.
+    directory : RunDirectory
+        The directory beside it.
+    previous : dict, optional
+        The plan of an earlier run of this kind of job.
+    other_kind : str, optional
+        The kind of an earlier run of another job.
+    """
 
     output: Path
     directory: RunDirectory
     previous: dict[str, Any] | None
+    other_kind: str | None = None
 
 
 def begin(job: Job, request: PlanRequest) -> Begun:
@@ -46,7 +58,9 @@ def begin(job: Job, request: PlanRequest) -> Begun:
     output = Path(os.path.abspath(job.place))
     check_parents(output)
     directory = RunDirectory(run_directory_of(output))
-    return Begun(output, directory, None if request.fresh else directory.read_valid_plan())
+    previous = None if request.fresh else directory.read_valid_plan()
+    kind = (previous or {}).get("job", job.kind)
+    return Begun(output, directory, previous) if kind == job.kind else Begun(output, directory, None, kind)
 
 
 @dataclass(frozen=True)
@@ -106,13 +120,16 @@ def compute_on(job: J, denoiser: Denoiser | None) -> Computing[J]:
 
 
 def relate(
-    job: Job, identity: dict[str, Any], previous: Mapping[str, Any] | None, request: PlanRequest
+    job: Job, identity: dict[str, Any], begun: Begun, request: PlanRequest
 ) -> tuple[dict[str, Any], Earlier]:
     """Return the identity of a job, and its relation to the run that exists at its output.
 
     Where the input was accepted as the same image as that of the earlier run, the identity describes it as
     that run did.
     """
+    if begun.other_kind is not None:
+        return identity, Earlier(differs=(f"job was {begun.other_kind}, is {job.kind}",))
+    previous = begun.previous
     if previous is None:
         return identity, Earlier(is_discarded=request.fresh)
     before, inputs = previous["identity"], kind_of(job).inputs

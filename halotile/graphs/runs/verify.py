@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,9 +76,11 @@ def verify(
     path = Path(os.path.abspath(output))
     if not path.name or (path.exists() and not path.is_dir()):
         raise OutputRefused(f"{path} is no Zarr that a run wrote. Give the output.path of a job.")
-    directory = _directory_of_run(RunDirectory(run_directory_of(path)))
+    directory = _directory_of_run(path)
     directory.check_files()
     stored = _plan_of(directory)
+    if stored is not None and path not in _paths_of(directory, stored):  # it belonged to a run that is gone
+        stored = None
     if stored is None:
         if not path.exists():
             raise OutputRefused(f"{path}: nothing is there. Give the output.path of a job.")
@@ -104,17 +106,29 @@ def verify(
             undone,
             iterates=iterates,
         )
-    _repair(path, directory, stored, written, job, observer)
+    _repair(path, stored, written, job, observer)
     after = _outputs(directory, stored, look_at=[state.damaged for state in written])
     remaining = sum(len(state.lines()) for state in after)
     done = sum(len(state.done) for state in after)
     return Verdict(_total(after), done, problems, len(problems) - remaining, _undone(after))
 
 
-def _directory_of_run(directory: RunDirectory) -> RunDirectory:
-    """Return the directory that keeps the run, also from beside a further output of it."""
+def _directory_of_run(path: Path) -> RunDirectory:
+    """Return the directory that keeps the run of an output, also of a further one."""
+    directory = RunDirectory(run_directory_of(path))
     first = directory.read_primary()
     return RunDirectory(Path(first)) if first else directory
+
+
+def _paths_of(directory: RunDirectory, stored: dict[str, Any]) -> list[Path]:
+    """Return the paths of all outputs of a run: where they were moved together, the present ones."""
+    first = directory.path.with_name(directory.path.name.removesuffix(".run"))
+    before, *others = (output["path"] for output in stored.get("outputs", [{"path": first}]))
+    folder = os.path.dirname(before)
+    return [
+        first,
+        *(Path(os.path.normpath(first.parent / os.path.relpath(path, folder))) for path in others),
+    ]
 
 
 @dataclass(frozen=True)
@@ -144,11 +158,14 @@ def _outputs(
     directory: RunDirectory, stored: dict[str, Any], look_at: Sequence[Iterable[int]] | None = None
 ) -> list[_Written]:
     """Check every output of a run: the blocks that are done, or the given blocks."""
-    outputs = []
+    outputs, paths = [], _paths_of(directory, stored)
     for number, (layout, grid) in enumerate(written_of(stored)):
-        first = directory.path.with_name(directory.path.name.removesuffix(".run"))
-        path = Path(stored["outputs"][number]["path"]) if number else first
+        path = paths[number]
         beside = RunDirectory(run_directory_of(path))
+        if not beside.journal_path.exists():
+            raise OutputRefused(
+                f"{beside.journal_path} is not there: it keeps the blocks of {path} that are done. Put it back."
+            )
         owner = journal_fingerprint(stored["fingerprint"], number)
         journal = Journal.open(beside.journal_path, owner, len(grid), read_only=True)
         numbers = journal.done if look_at is None else look_at[number]
@@ -183,9 +200,8 @@ def _plan_of(directory: RunDirectory) -> dict[str, Any] | None:
 
 def _repair(
     path: Path,
-    directory: RunDirectory,
     stored: dict[str, Any],
-    written: Iterable[_Written],
+    written: Sequence[_Written],
     job: Job | None,
     observer: Observer | None,
 ) -> None:
@@ -193,11 +209,16 @@ def _repair(
         raise OutputRefused(f"{path} cannot be repaired without its job. Give the job that wrote it.")
     plan = make_plan(job)
     check_same_job(plan, stored)
-    with directory.lock():
-        for output in written:
+    with ExitStack() as stack:
+        for output in sorted(written, key=lambda output: output.directory.path):
+            stack.enter_context(output.directory.lock())
+        journals = [
+            stack.enter_context(Journal.open(output.directory.journal_path, output.owner, len(output.grid)))
+            for output in written
+        ]
+        for output, journal in zip(written, journals, strict=True):
             restore_metadata(output.path, output.layout)
-            with Journal.open(output.directory.journal_path, output.owner, len(output.grid)) as journal:
-                journal.unmark(output.damaged)
+            journal.unmark(output.damaged)
     run(plan, observer=observer)
 
 

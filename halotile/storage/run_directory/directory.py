@@ -88,7 +88,8 @@ class RunDirectory:
     def claims_output(self) -> bool:
         """Return True when a run of halotile wrote, or was about to write, the output beside the directory."""
         check_access(self.path)
-        return any(path.is_file() for path in (self.job_path, self.plan_path, self.journal_path))
+        claims = (names.JOB, names.PLAN, names.JOURNAL, names.PRIMARY)
+        return any((self.path / name).is_file() for name in claims)
 
     def create(self) -> None:
         """Create the directory, private to its owner; durable on return.
@@ -115,7 +116,7 @@ class RunDirectory:
         if self.path.is_symlink() or (self.path.exists() and not self._is_run_directory()):
             raise OutputRefused(
                 f"{self.path} is where this run would keep its journal, but something that no run made is there already. "
-                "Move it away, or write another output.path."
+                "Move it away, or write another path."
             )
         check_owner(self.path)
         self.check_files()
@@ -139,9 +140,23 @@ class RunDirectory:
 
     def forget(self) -> None:
         """Remove the records of the run, beginning with the plan; the job stays, because it claims the output."""
-        for name in (*_PROGRESS, names.ITERATIONS, names.WRITTEN, names.REPORT, names.PRIMARY):
-            self.disk.remove(self.path / name)
+        self._remove(*_PROGRESS, names.ITERATIONS, names.WRITTEN, names.REPORT)
         self.forget_state()
+
+    def keep_run(self) -> None:
+        """Keep a run of its own from here on, where the directory belonged to a further output."""
+        self._remove(names.PRIMARY)
+
+    def belong_to(self, primary: Path) -> None:
+        """Belong to a further output of the run that is kept in ``primary``, and forget every other run."""
+        relative = os.path.relpath(primary, self.path.parent)
+        self._write(self.path / names.PRIMARY, {"run": relative})  # first: it claims the output
+        self.forget()
+        self._remove(names.JOB, names.CONFIG, names.BATCH, names.SCRIPT, names.FINISHED, names.FAILED)
+
+    def _remove(self, *files: str) -> None:
+        for name in files:
+            self.disk.remove(self.path / name)
 
     def forget_state(self) -> None:
         """Remove a solver's state."""
@@ -160,15 +175,11 @@ class RunDirectory:
         """The job, or None when there is none. Raises DamagedData when it cannot be read."""
         return self._read(self.job_path)
 
-    def write_primary(self, path: Path) -> None:
-        """Point to the directory that keeps the run, where this one lies beside a further output; durable on return."""
-        self._write(self.path / names.PRIMARY, {"run": str(path)})
-
     def read_primary(self) -> str | None:
         """The directory that keeps the run, where this one lies beside a further output of it."""
         with suppress(DamagedData):
             run = (self._read(self.path / names.PRIMARY) or {}).get("run")
-            return run if isinstance(run, str) else None
+            return os.path.normpath(self.path.parent / run) if isinstance(run, str) else None
         return None
 
     def write_plan(self, plan: dict[str, Any]) -> None:
@@ -317,7 +328,7 @@ class RunDirectory:
     def _in_use(self, holder: dict[str, Any]) -> OutputInUse:
         return OutputInUse(
             f"{self.path} is in use: {describe(holder)} is writing this output. "
-            "Wait until it ends, or write another output.path."
+            "Wait until it ends, or write another path."
         )
 
     def is_running(self) -> dict[str, Any] | None:

@@ -10,11 +10,10 @@ import numpy as np
 
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Size, parse_bytes
-from halotile.graphs.plans.cutting import allowed_bytes
+from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
 from halotile.graphs.plans.resources.memory import Footprint
 from halotile.graphs.plans.resources.sizes import (
     Geometry,
-    candidate_blocks,
     candidate_tiles,
     check_block,
     choose_chunk,
@@ -90,19 +89,12 @@ def choose_block(
     """
     if job.tile.block != "auto":
         candidates = [check_block(geometry, job.tile.block, unit)]
-    elif previous is not None and _fits_unit(tuple(previous["identity"]["block"]), unit, geometry.shape):
-        candidates = [tuple(previous["identity"]["block"])]
     else:
-        candidates = candidate_blocks(geometry, unit, job.run.count, on_gpu=on_gpu)
+        earlier = previous["identity"]["block"] if previous else None
+        candidates = blocks_for(geometry, unit, job.run.count, earlier, on_gpu=on_gpu)
     allowed = allowed_bytes(job.run, machine)
     for size, block in itertools.product(candidate_tiles(geometry, job.tile.size), candidates):
         task, needed = with_sizes(block, size)
         if needed.total_bytes <= allowed:
             return task, needed
     return task, needed  # the smallest, which Plan.check_fits refuses
-
-
-def _fits_unit(block: tuple[int, ...], unit: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    return len(block) == len(unit) and all(
-        b % u == 0 or b >= n for b, u, n in zip(block, unit, shape, strict=True)
-    )

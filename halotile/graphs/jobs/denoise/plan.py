@@ -241,7 +241,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
 def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     sized, opened = settled.sized, settled.sized.opened
     job, begun = sized.job, opened.begun
-    identity, earlier = relate(job, _identity(settled), begun.previous, request)
+    identity, earlier = relate(job, _identity(settled), begun, request)
     task = as_it_went(settled.task, begun.previous)
     allowed, machine = parse_bytes(job.run.memory_per_worker), opened.computing.machine_bytes
     output = OutputArray(begun.output, sized.layout, task.grid, job.output.overwrite)

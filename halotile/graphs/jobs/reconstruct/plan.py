@@ -49,7 +49,7 @@ from halotile.graphs.jobs.reconstruct.problem.prior_trials import Cut, denoising
 from halotile.graphs.jobs.reconstruct.problem.traffic import comes_apart, computed_twice
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
-from halotile.graphs.plans.cutting import allowed_bytes
+from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_paths
@@ -60,7 +60,6 @@ from halotile.graphs.plans.resources.sizes import (
     Geometry,
     axes_like,
     block_unit,
-    candidate_blocks,
     check_block,
     layout_like,
 )
@@ -288,7 +287,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
 def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     sized, opened, work = settled.sized, settled.sized.opened, settled.work
     job, begun, denoiser = sized.job, opened.begun, opened.denoiser
-    identity, earlier = relate(job, _identity(settled), begun.previous, request)
+    identity, earlier = relate(job, _identity(settled), begun, request)
     begun_prior = with_denoised(work.prior, lambda denoised: as_it_went(denoised, begun.previous))
     solver_notes = note_of(begun.directory, job.solver, sized.solver) if earlier.resumes else ()
     return Plan(
@@ -384,9 +383,8 @@ def _blocks(sized: _Sized, previous: Mapping[str, Any] | None) -> list[tuple[int
     unit = block_unit(geometry, sized.layout.shard)
     if job.tile.block != "auto":
         return [check_block(geometry, job.tile.block, unit)]
-    if previous is not None:
-        return [tuple(previous["identity"]["block"])]
-    return candidate_blocks(geometry, unit, job.run.count)
+    earlier = previous["identity"]["block"] if previous else None
+    return blocks_for(geometry, unit, job.run.count, earlier)
 
 
 def _peak(reference: Source | None) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from halotile.graphs.jobs.simulate.job import Simulation
 from halotile.graphs.jobs.simulate.passes import SimulateWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import Output, parse_bytes
-from halotile.graphs.plans.cutting import overlap_pays
+from halotile.graphs.plans.cutting import blocks_for, overlap_pays
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_whole
@@ -37,7 +38,6 @@ from halotile.graphs.plans.resources.sizes import (
     Geometry,
     axes_like,
     block_unit,
-    candidate_blocks,
     layout_like,
 )
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
@@ -87,9 +87,10 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
     operators = make_operators(job)
     check_kernels(operators, reference.shape)
     measurements = tuple(
-        _measurement(job, number, operator, reference) for number, operator in enumerate(operators)
+        _measurement(job, number, operator, reference, begun.previous)
+        for number, operator in enumerate(operators)
     )
-    identity, earlier = relate(job, _identity(job, reference, measurements), begun.previous, request)
+    identity, earlier = relate(job, _identity(job, reference, measurements), begun, request)
     if earlier.differs and job.output.overwrite:
         earlier = replace(earlier, is_discarded=True)
     return Plan(
@@ -152,7 +153,13 @@ def _check_places(job: Simulation) -> None:
         used_by[path] = key
 
 
-def _measurement(job: Simulation, number: int, operator: Operator, reference: Source) -> _Measurement:
+def _measurement(
+    job: Simulation,
+    number: int,
+    operator: Operator,
+    reference: Source,
+    previous: Mapping[str, Any] | None,
+) -> _Measurement:
     choice = job.operators[number]
     dtype = working_dtype(reference.dtype)
     try:
@@ -167,7 +174,8 @@ def _measurement(job: Simulation, number: int, operator: Operator, reference: So
     if len(tiled) == 1:  # the sizes in the job are for planes
         storage = replace(storage, shard="auto", chunk="auto")
     layout = layout_like(reference, storage, geometry, dtype, parse_bytes(job.run.memory_per_worker))
-    block, needed = _block(job, geometry, layout, operator, reference)
+    known = previous["identity"]["operators"].get(str(number), {}) if previous else {}
+    block, needed = _block(job, geometry, layout, operator, reference, known.get("block"))
     poisson = job.noise.name == "poisson"
     simulated = Simulated(
         with_engine(operator, dtype, job.exact).forward(Shared(reference, operator.reach)),
@@ -183,11 +191,16 @@ def _measurement(job: Simulation, number: int, operator: Operator, reference: So
 
 
 def _block(
-    job: Simulation, geometry: Geometry, layout: Layout, operator: Operator, reference: Source
+    job: Simulation,
+    geometry: Geometry,
+    layout: Layout,
+    operator: Operator,
+    reference: Source,
+    earlier: Sequence[int] | None,
 ) -> tuple[tuple[int, ...], int]:
     """Return the largest block that fits the memory of a worker, or the smallest there is, with the memory it needs.
 
-    An operator that sees the whole image measures in one block: otherwise it would read the whole image for
+    A resumed run keeps its block, ``earlier``. An operator that sees the whole image measures in one block: otherwise it would read the whole image for
     each block.
     """
     if operator.kind == "whole":
@@ -198,7 +211,7 @@ def _block(
     unit = block_unit(geometry, layout.shard)
     sized = [
         (block, _bytes_of(block, layout, operator))
-        for block in candidate_blocks(geometry, unit, job.run.count)
+        for block in blocks_for(geometry, unit, job.run.count, earlier)
     ]
     allowed = parse_bytes(job.run.memory_per_worker)
     block, needed = next(((b, size) for b, size in sized if size <= allowed), sized[-1])
@@ -218,7 +231,6 @@ def _identity(job: Simulation, reference: Source, measurements: tuple[_Measureme
         "operators": {
             str(number): describe_operator(measurement.operator)
             | {
-                "data": str(measurement.output.path),
                 "noise_sigma": measurement.choice.noise_sigma,
                 "layout": measurement.output.layout.to_json(),
                 "block": list(measurement.output.grid.block),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from halotile.errors import (
@@ -81,13 +82,14 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
         check_startable(plan.cluster)
     with ExitStack() as stack:
         try:
-            for slot in slots:
+            # In one order, whatever that of the job: two runs of the same outputs do not wait for each other.
+            for slot in sorted(slots, key=lambda slot: slot.directory.path):
                 with _wait_for(f"waiting for whoever holds {slot.directory.path}", signals) as cut_short:
                     stack.enter_context(slot.directory.lock(patience_seconds(LOCK_SECONDS), cut_short))
-            with _wait_for(
-                f"waiting for the workers of an earlier run in {first.path}", signals
-            ) as cut_short:
-                WorkerLock(first).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)
+            for directory in _with_workers(slots):
+                operation = f"waiting for the workers of an earlier run in {directory.path}"
+                with _wait_for(operation, signals) as cut_short:
+                    WorkerLock(directory).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)
             opened = []
             for output, journal in zip(plan.outputs, _open(slots), strict=True):
                 stack.enter_context(journal)
@@ -101,6 +103,13 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
                 f"the disk ran full before the first block: {error}. Free some space near {plan.output} and run again."
             ) from error
         yield HeldOutputs(plan, tuple(opened))
+
+
+def _with_workers(slots: tuple[Slot, ...]) -> list[RunDirectory]:
+    """Return the directories of runs whose workers may still write one of these outputs."""
+    paths = {slot.directory.path for slot in slots}
+    primaries = {Path(primary) for slot in slots if (primary := slot.directory.read_primary())}
+    return [RunDirectory(path) for path in sorted(paths | primaries) if path.is_dir()]
 
 
 @contextmanager
@@ -130,7 +139,7 @@ def look(plan: Plan) -> int:
         slot.directory.check_free()
     if not _resumable(slots):
         return 0
-    return sum(len(Journal.open_any(slot.directory.journal_path).done) for slot in slots)
+    return _done_blocks(slots)
 
 
 def _open(slots: tuple[Slot, ...]) -> list[Journal]:
@@ -156,20 +165,34 @@ def _resumable(slots: tuple[Slot, ...]) -> bool:
     previous = first.read_valid_plan()
     if previous is not None:
         check_same_job(plan, previous)
-    if not all(slot.directory.journal_path.exists() for slot in slots):
+    missing = [slot for slot in slots if not slot.directory.journal_path.exists()]
+    if missing:
+        if previous is not None and (done := _done_blocks(slots)):
+            raise OutputRefused(
+                f"{missing[0].directory.journal_path} is not there, and {counted(done, 'block')} of this run are done. Put the directory back "
+                f"beside {missing[0].path} to go on, or run with --fresh to start over."
+            )
         return False
-    if previous is None and not all(map(_is_journal_of, slots)):
-        return False
+    if previous is None:
+        owned = [_is_journal_of(slot) for slot in slots]  # each is looked at: one of another job is refused
+        if not any(owned):
+            return False
     for slot in slots:
         if not slot.path.exists():
-            _check_nothing_done(slot)
+            _check_nothing_done(slot, _done_blocks(slots))
             return False
         if problems := metadata_problems(slot.path, slot.output.layout):
             raise OutputRefused(f"{problems[0]}. {repair_command(plan)} restores it.")
     return True
 
 
-def _check_nothing_done(slot: Slot) -> None:
+def _done_blocks(slots: tuple[Slot, ...]) -> int:
+    """Return the number of blocks of all outputs that are done."""
+    paths = (slot.directory.journal_path for slot in slots)
+    return sum(len(Journal.open_any(path).done) for path in paths if path.exists())
+
+
+def _check_nothing_done(slot: Slot, done: int) -> None:
     """Refuse to start over, unasked, where blocks were done before the output disappeared: it may come back.
 
     Raises
@@ -177,7 +200,6 @@ def _check_nothing_done(slot: Slot) -> None:
     OutputRefused
         With the number of blocks that are done.
     """
-    done = len(Journal.open_any(slot.directory.journal_path).done)
     if done or slot.first.state_path.exists():
         work_done = f"{counted(done, 'block')} of it" if done else "scratch arrays"
         raise OutputRefused(
@@ -225,6 +247,7 @@ def _restore(plan: Plan, directory: RunDirectory) -> None:
 def kept_of(plan: Plan) -> dict[str, Any]:
     """Return the mapping that the run directory stores of a plan."""
     return {
+        "job": plan.job.kind,
         "fingerprint": plan.fingerprint,
         "identity": plan.identity,
         "same_inputs": list(plan.earlier.same_inputs),
@@ -252,7 +275,11 @@ def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
     ResumeRefused
         With the differences.
     """
-    if differs := differences(previous["identity"], plan.identity, plan.kind.identity_words):
+    if (kind := previous.get("job", plan.job.kind)) != plan.job.kind:
+        differs: Sequence[str] = (f"job was {kind}, is {plan.job.kind}",)
+    else:
+        differs = differences(previous["identity"], plan.identity, plan.kind.identity_words)
+    if differs:
         listed = "\n".join(f"  {line}" for line in differs)
         words = identity_words(plan.kind.identity_words)
         images = tuple(f"{words.get(name, name)}." for name in plan.kind.inputs)
@@ -289,10 +316,10 @@ def _start_over(slots: tuple[Slot, ...]) -> None:
     first.forget()
     first.write_job(plan.documents.asked)
     first.write_config(plan.documents.resolved)
+    first.keep_run()
     for slot, is_claimed in zip(slots, claimed, strict=True):
         if not slot.is_first:
-            slot.directory.forget()
-            slot.directory.write_primary(first.path)
+            slot.directory.belong_to(first.path)
         layout = slot.output.layout
         if is_claimed and slot.path.exists():
             restore_metadata(slot.path, layout)  # a half-removed output can be recognised by its metadata

@@ -45,6 +45,10 @@ def output_grid(layout: Layout, shape: tuple[int, ...], block: tuple[int, ...]) 
 
 def written_of(kept: Mapping[str, Any]) -> list[tuple[Layout, Grid]]:
     """Return layout and :func:`output_grid` of each output, from what the run directory keeps of the plan."""
+    if "outputs" not in kept:
+        raise DamagedData(
+            "plan.json of the run directory is of an older version of halotile. Run with --fresh to start over."
+        )
     outputs = []
     for output in kept["outputs"]:
         layout = Layout.from_json(output["layout"])

@@ -176,7 +176,7 @@ class HeldOutputs:
     def unmark_all(self) -> None:
         """Remove every block from the journals."""
         for held in self.held:
-            held.journal.unmark(list(held.journal.done))
+            self._unmark(held, list(held.journal.done))
             held.journal.sync()
 
     def unmark_damaged(
@@ -207,8 +207,14 @@ class HeldOutputs:
             for held, numbers in zip(self.held, looked_at, strict=True)
         ]
         for held, damaged in zip(self.held, damaged_of_outputs, strict=True):
-            held.journal.unmark(damaged)
+            self._unmark(held, damaged)
         return sum(map(len, damaged_of_outputs))
+
+    def _unmark(self, held: HeldOutput, numbers: Iterable[int]) -> None:
+        """Remove blocks from a journal: until they are done again, no input is known to be theirs."""
+        held.journal.unmark(numbers)
+        if held.journal is self._at_hand:
+            self._certain.discard(numbers)
 
     def _damaged(
         self, held: HeldOutput, numbers: Iterable[int], signals: Signals, *, thorough: bool

@@ -50,8 +50,9 @@ class Slot:
 
     @property
     def is_of_this_run(self) -> bool:
-        """True for the first output, and for others whose directory points to that of the first."""
-        return self.is_first or self.directory.read_primary() == str(self.first.path)
+        """True unless the directory keeps, or belongs to, another run."""
+        primary = self.directory.read_primary()
+        return primary == str(self.first.path) or (self.is_first and primary is None)
 
     @property
     def fingerprint(self) -> str:
@@ -79,7 +80,7 @@ def check_output(slot: Slot) -> None:
         check_replaceable(slot)
     else:
         check_path(str(slot.path), slot.output.key)
-    for file in slot.plan.files:
+    for file in (*slot.plan.files, *(Path(source.path) for source in slot.plan.sources)):
         if file.resolve().is_relative_to(slot.path.resolve()):
             raise OutputRefused(
                 f"{slot.output.key} is {slot.path}: the job reads {file} there. Write another path."
@@ -112,7 +113,8 @@ def check_replaceable(slot: Slot) -> None:
             f"{slot.output.key} is {slot.path}: {stranger}. --fresh discards only what a run of the same job wrote. Move it away, or "
             f"write {slot.plan.kind.to_replace} to remove all that is there."
         )
-    if not is_own and (slot.first.plan_path.exists() or os.path.lexists(slot.path)):
+    keeps_run = slot.first.plan_path.exists() or slot.directory.plan_path.exists()
+    if not is_own and (keeps_run or os.path.lexists(slot.path)):
         raise OutputRefused(
             f"{slot.output.key} is {slot.path}: it is another job's, by {slot.directory.path}. --fresh discards only what a run of "
             "the same job did (the same input, denoiser or operators, and output). Write another path, or "
