@@ -134,8 +134,8 @@ def attend(path: Path) -> None:
     """Make one attempt at a submitted run, inside its batch job."""
     from halotile.cli.config.loading import Flags, check_saved_job
     from halotile.cli.running import go
+    from halotile.graphs.clusters._orphans import ATTENDED
     from halotile.graphs.clusters.base import ADDRESS, VARIABLE
-    from halotile.graphs.clusters.orphans import ATTENDED
     from halotile.graphs.submission.attend import attend as make_attempt
 
     run = RunDirectory(path)

@@ -12,6 +12,7 @@ import torch
 
 from halotile import DistributedContext, distribute
 from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.detection import gpus as gpu_detection
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Output, Run, Tile
@@ -138,7 +139,8 @@ def test_none_crosses_in_a_run_on_cards_and_its_bits_are_the_same(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(devices, "gpus_here", lambda: Gpus(("0",)))
+    for module in (devices, gpu_detection):
+        monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0",)))
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260), "uint16"))
     written = []
     for device in ("cpu", "cuda"):

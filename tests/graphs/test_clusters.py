@@ -72,7 +72,7 @@ FORKED = """
 import os, sys
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 
 def look():
     return "torch" in sys.modules, os.getppid() != driver, os.environ.get("PYTHONPATH")
@@ -240,7 +240,7 @@ DIES = """
 import builtins, multiprocessing, os, signal
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 
 def die():
     builtins.kept = multiprocessing.get_context("spawn").Lock()

@@ -15,6 +15,7 @@ import pytest
 from halotile.errors import ConfigError, MissingPackage
 from halotile.graphs.clusters import local_cuda
 from halotile.graphs.clusters.base import Kind, Order
+from halotile.graphs.clusters.detection import gpus as gpu_detection
 from halotile.graphs.clusters.detection.cluster_kind import kind_of
 from halotile.graphs.clusters.detection.gpus import Gpus, chosen, gpus_here
 from halotile.graphs.clusters.launches import slurm_allocation
@@ -59,8 +60,8 @@ class Nvml:
         (2, None, ("0", "1"), ""),
         (4, "2,0", ("2", "0"), ""),
         (1, "GPU-84fd49f2", ("GPU-84fd49f2",), ""),
-        (2, "", (), "CUDA_VISIBLE_DEVICES hides them"),
-        (2, "-1", (), "CUDA_VISIBLE_DEVICES hides them"),
+        (2, "", (), "CUDA_VISIBLE_DEVICES shows none"),
+        (2, "-1", (), "CUDA_VISIBLE_DEVICES shows none"),
         (2, "0,7,1", ("0",), ""),
         (2, "1,1,-1,0", ("1",), ""),
         (2, "all", (), "CUDA_VISIBLE_DEVICES is 'all', which shows none of 2"),
@@ -159,7 +160,8 @@ def test_gpus_that_are_not_there_are_refused(requested: Any) -> None:
 
 
 def test_a_machine_without_one_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
+    for module in (devices, gpu_detection):
+        monkeypatch.setattr(module, "gpus_here", lambda: Gpus(why_none="NVML finds none"))
     order = Order(workers=1, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
     start = local_cuda.start(order)
     with (
@@ -170,7 +172,8 @@ def test_a_machine_without_one_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_extra_is_named_where_dask_cuda_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "gpus_here", lambda: TWO)
+    for module in (devices, gpu_detection):
+        monkeypatch.setattr(module, "gpus_here", lambda: TWO)
     monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: False)
     start = local_cuda.start(Order(workers=1, memory_bytes=2**30))
     with pytest.raises(MissingPackage, match=r"pip install 'halotile\[cuda\]'"), start:
@@ -279,7 +282,8 @@ def test_what_is_said_or_is_elsewhere_is_not_asked_of_an_allocation(
 def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(devices, "gpus_here", lambda: TWO)
+    for module in (devices, gpu_detection):
+        monkeypatch.setattr(module, "gpus_here", lambda: TWO)
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
     plain, on_cards = (
@@ -302,7 +306,7 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
 def test_a_plan_for_a_card_that_is_not_there_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, run: Run, gpus: Any
 ) -> None:
-    for module in (devices, local_cuda):
+    for module in (devices, gpu_detection, local_cuda):
         monkeypatch.setattr(module, "gpus_here", lambda *_: Gpus(why_none="NVML finds none"))
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
@@ -311,7 +315,8 @@ def test_a_plan_for_a_card_that_is_not_there_is_refused(
 
 
 def test_functions_of_arrays_stay_on_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(devices, "gpus_here", lambda: TWO)
+    for module in (devices, gpu_detection):
+        monkeypatch.setattr(module, "gpus_here", lambda: TWO)
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
     given = GivenFunction(call=lambda image: image, depth=1)
@@ -366,7 +371,8 @@ def test_the_doctor_tells_what_local_cuda_lacks(
 
 
 def test_a_dask_cuda_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "gpus_here", lambda: TWO)
+    for module in (devices, gpu_detection):
+        monkeypatch.setattr(module, "gpus_here", lambda: TWO)
     monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: True)
     monkeypatch.setitem(sys.modules, "dask_cuda", None)
     start = local_cuda.start(Order(workers=1, memory_bytes=2**30))
@@ -377,7 +383,8 @@ def test_a_dask_cuda_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyP
 @pytest.mark.cluster
 def test_dask_cuda_gives_each_worker_a_card_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("dask_cuda", reason="the extra cuda is not installed")
-    monkeypatch.setattr(devices, "gpus_here", lambda: TWO)
+    for module in (devices, gpu_detection):
+        monkeypatch.setattr(module, "gpus_here", lambda: TWO)
     # There is no GPU to ask for its memory and its cores.
     monkeypatch.setenv("DASK_CUDA_TEST_DISABLE_DEVICE_SPECIFIC", "1")
     order = Order(workers=2, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))

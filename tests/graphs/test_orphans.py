@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.clusters import orphans
+from halotile.graphs.clusters import _orphans
 
-JOB = {"SLURM_JOB_ID": "7", orphans.ATTENDED: "1"}
+JOB = {"SLURM_JOB_ID": "7", _orphans.ATTENDED: "1"}
 ALIVE = "JobState=RUNNING\n   NodeList=n[1-2]\n   BatchHost=n1\n"
 LOST = "JobState=RUNNING\n   NodeList=n2\n   BatchHost=n1\n"
 
@@ -30,23 +30,23 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls to Slurm; waiting takes no time."""
     calls: list[str] = []
     clock = SimpleNamespace(sleep=lambda seconds: calls.append(f"sleep {seconds:g}"))
-    monkeypatch.setattr(orphans, "time", clock)
-    monkeypatch.setattr(orphans, "nodes_of", {"n[1-2]": ("n1", "n2"), "n2": ("n2",)}.__getitem__)
-    monkeypatch.setattr(orphans, "requeue", lambda job: calls.append(f"requeue {job}"))
-    monkeypatch.setattr(orphans, "cancel", lambda job: calls.append(f"cancel {job}"))
+    monkeypatch.setattr(_orphans, "time", clock)
+    monkeypatch.setattr(_orphans, "nodes_of", {"n[1-2]": ("n1", "n2"), "n2": ("n2",)}.__getitem__)
+    monkeypatch.setattr(_orphans, "requeue", lambda job: calls.append(f"requeue {job}"))
+    monkeypatch.setattr(_orphans, "cancel", lambda job: calls.append(f"cancel {job}"))
     return calls
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
     left = list(texts)
-    monkeypatch.setattr(orphans, "answer_of", lambda _: left.pop(0) if len(left) > 1 else left[0])
+    monkeypatch.setattr(_orphans, "answer_of", lambda _: left.pop(0) if len(left) > 1 else left[0])
 
 
 def test_it_is_looked_again_until_slurm_has_seen_the_loss(
     monkeypatch: pytest.MonkeyPatch, done: list[str], closed: str
 ) -> None:
     answers(monkeypatch, ALIVE, ALIVE, LOST)
-    orphans.requeue_orphan(closed, JOB)
+    _orphans.requeue_orphan(closed, JOB)
     assert done == ["sleep 0", "sleep 2", "sleep 2", "requeue 7"]
 
 
@@ -54,16 +54,16 @@ def test_a_job_whose_driver_ended_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, done: list[str], closed: str
 ) -> None:
     answers(monkeypatch, ALIVE)
-    orphans.requeue_orphan(closed, JOB)
+    _orphans.requeue_orphan(closed, JOB)
     assert [call for call in done if not call.startswith("sleep")] == []
-    assert len(done) == 1 + len(orphans.ENDED_PAUSES)
+    assert len(done) == 1 + len(_orphans.ENDED_PAUSES)
 
 
 def test_a_job_that_may_not_be_put_back_is_ended(
     monkeypatch: pytest.MonkeyPatch, done: list[str], closed: str
 ) -> None:
     answers(monkeypatch, f"{LOST}   Requeue=0 Restarts=0\n")
-    orphans.requeue_orphan(closed, JOB)
+    _orphans.requeue_orphan(closed, JOB)
     assert done == ["sleep 0", "cancel 7"]
 
 
@@ -78,8 +78,8 @@ def test_a_requeue_that_fails_is_tried_again(
             raise error
 
     answers(monkeypatch, f"{LOST}   Requeue=1 Restarts=0\n")
-    monkeypatch.setattr(orphans, "requeue", requeue)
-    orphans.requeue_orphan(closed, JOB)
+    monkeypatch.setattr(_orphans, "requeue", requeue)
+    _orphans.requeue_orphan(closed, JOB)
     assert done == ["sleep 0", "requeue 7", "sleep 2", "requeue 7"]
 
 
@@ -103,26 +103,26 @@ def test_of_two_workers_at_once_the_slower_does_not_end_the_job_that_the_other_p
             state[0] = LOST.replace("RUNNING", "PENDING")
             done.append("put back")
 
-    monkeypatch.setattr(orphans, "answer_of", look)
-    monkeypatch.setattr(orphans, "requeue", requeue)
+    monkeypatch.setattr(_orphans, "answer_of", look)
+    monkeypatch.setattr(_orphans, "requeue", requeue)
     with ThreadPoolExecutor(2) as workers:
-        for end in [workers.submit(orphans.requeue_orphan, closed, JOB) for _ in range(2)]:
+        for end in [workers.submit(_orphans.requeue_orphan, closed, JOB) for _ in range(2)]:
             end.result(timeout=60)
     assert [call for call in done if not call.startswith("sleep")] == ["put back"]
 
 
-@pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "7"}, {orphans.ATTENDED: "1"}])
+@pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "7"}, {_orphans.ATTENDED: "1"}])
 def test_only_workers_of_a_submitted_run_look(
     environment: dict[str, str], done: list[str], closed: str
 ) -> None:
-    orphans.requeue_orphan(closed, environment)
+    _orphans.requeue_orphan(closed, environment)
     assert done == []
 
 
 def test_where_the_scheduler_answers_slurm_is_not_asked(
     monkeypatch: pytest.MonkeyPatch, done: list[str]
 ) -> None:
-    monkeypatch.delattr(orphans, "answer_of")
+    monkeypatch.delattr(_orphans, "answer_of")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        orphans.requeue_orphan(f"tls://127.0.0.1:{server.getsockname()[1]}", JOB)
+        _orphans.requeue_orphan(f"tls://127.0.0.1:{server.getsockname()[1]}", JOB)
     assert done == ["sleep 0"]

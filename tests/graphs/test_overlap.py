@@ -330,7 +330,7 @@ def test_a_path_need_not_be_an_image(tmp_path: Path, dtype: str, shape: tuple[in
 
 def test_a_path_without_numbers_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([{}, None]))
-    with pytest.raises(InputError, match=r"a\.npy: it holds object, which are no numbers"):
+    with pytest.raises(InputError, match=r"a\.npy: its type is object, which is not numeric"):
         map_overlap(neighbours, tmp_path / "a.npy", depth=1)
     with pytest.raises(InputError, match="nothing is there"):
         map_overlap(neighbours, tmp_path / "gone.zarr", depth=1)

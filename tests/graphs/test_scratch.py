@@ -45,7 +45,7 @@ def taken(place: Path) -> Path:
 LOCAL = """
 import json, os, subprocess, sys
 from pathlib import Path
-from halotile.graphs.jobs import sections
+from halotile.graphs.kinds import sections
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order
 

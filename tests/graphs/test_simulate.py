@@ -382,7 +382,7 @@ def test_a_reference_below_0_has_no_counts(tmp_path: Path, cluster: Cluster) -> 
     plan = plan_of(job, NoiseChoice(name="poisson", gain=0.01))
     told: list[Any] = []
     with pytest.raises(
-        InputError, match=r"pixels that operators\[0\] gives .* the least -0\.25\. Write a reference"
+        InputError, match=r"pixels that operators\[0\] makes .* the least -0\.25\. Write a reference"
     ):
         run(plan, cluster=cluster, observer=lambda p: told.append(p.retried))
     assert not any(told)  # no retry helps

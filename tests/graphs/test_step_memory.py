@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from halotile.cli.config.loading import load_job
+from halotile.graphs.clusters.detection import gpus as gpu_detection
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
@@ -143,7 +144,8 @@ def test_a_worker_stays_within_what_the_plan_projects(name: str, folder: Path, t
 def test_a_prior_on_a_card_takes_what_its_libraries_keep_and_no_tiles_here(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(devices, "gpus_here", lambda: Gpus(("0",)))
+    for module in (devices, gpu_detection):
+        monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0",)))
     for path in folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
     here, gpu, without = (

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from halotile.graphs.clusters import local_cuda
+from halotile.graphs.clusters.detection import gpus as gpu_detection
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Output, Run, Tile
@@ -57,7 +58,7 @@ def finding(monkeypatch: pytest.MonkeyPatch, found: Any, here: Gpus = Gpus(("0",
             raise found
         return found
 
-    for module in (devices, gpu_trials, local_cuda):
+    for module in (devices, gpu_detection, gpu_trials, local_cuda):
         monkeypatch.setattr(module, "gpus_here", lambda *_: here)
     monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: True)
     monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", instead)

@@ -234,7 +234,7 @@ def test_declarations_do_not_import_torch() -> None:
     rooms = ["gaussian", "median", "tv", "nlm", "dncnn", "torch", "function"]
     lines = [f"import halotile.tasks.denoisers.{room} as {room}_" for room in rooms]
     lines += [
-        "import sys, halotile.tasks.noise.estimate, halotile.tasks.denoisers.weights, halotile.tasks.trials.probe"
+        "import sys, halotile.tasks.noise.estimate, halotile.tasks.denoisers.common.weights, halotile.tasks.trials.probe"
     ]
     lines += ["assert median_.DENOISER(size=3).receptive_field() == 1", "assert 'torch' not in sys.modules"]
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)

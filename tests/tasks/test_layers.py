@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from halotile.tasks.denoisers.common.layers import ConvolutionStack
 from halotile.tasks.denoisers.dncnn import DENOISER
-from halotile.tasks.denoisers.layers import ConvolutionStack
 from tests.benchmarks.data import CNN, network, weights
 
 SHAPES = [(1, 1, 526, 526), (3, 1, 150, 170), (1, 1, 200, 151), (2, 1, 33, 40), (1, 1, 100, 100)]

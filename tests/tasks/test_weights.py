@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from halotile.errors import WeightsError
-from halotile.tasks.denoisers.weights import file_sha256, load_weights
+from halotile.tasks.denoisers.common.weights import file_sha256, load_weights
 
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from halotile.errors import WeightsError
 from halotile.tasks.denoisers.base import Model, Pixelwise
-from halotile.tasks.denoisers.weights import (
+from halotile.tasks.denoisers.common.weights import (
     Shapes,
     load_weights,
     shape_mismatches,
@@ -107,7 +107,7 @@ class DnCNN(Pixelwise):
         WeightsError
             When the weights cannot be loaded, or do not fit the network.
         """
-        from halotile.tasks.denoisers.layers import ConvolutionStack
+        from halotile.tasks.denoisers.common.layers import ConvolutionStack
 
         tensors = load_weights(self.weights, self.sha256)
         layers = ordered_layers(tensors)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from halotile.errors import ConfigError, WeightsError
 from halotile.tasks.convolution.stable import make_steady
 from halotile.tasks.denoisers.base import Leveled, Model
-from halotile.tasks.denoisers.weights import load_weights, shape_mismatches, shapes_of, summarize
+from halotile.tasks.denoisers.common.weights import load_weights, shape_mismatches, shapes_of, summarize
 from halotile.tasks.options import (
     STRICT,
     check_above_zero,

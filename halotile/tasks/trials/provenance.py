@@ -9,9 +9,9 @@ from typing import Any
 
 from halotile.errors import ConfigError, WeightsError
 from halotile.tasks.denoisers.base import Denoiser, Model
+from halotile.tasks.denoisers.common.weights import file_sha256
 from halotile.tasks.denoisers.function import Function
 from halotile.tasks.denoisers.torch import UserNetwork
-from halotile.tasks.denoisers.weights import file_sha256
 from halotile.tasks.devices.cpu_kind import cpu_kind
 from halotile.tasks.options import import_reference
 from halotile.tasks.user_code import imported_digest, loaded_code, source_files, whole_digest

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import dask
 from distributed.cli.dask_worker import main as dask_worker
 
+from halotile.graphs.clusters._orphans import requeue_orphan
 from halotile.graphs.clusters.connection.addresses import (
     LOOPBACK,
     address_of_interface,
@@ -24,7 +25,6 @@ from halotile.graphs.clusters.connection.addresses import (
     host_of,
 )
 from halotile.graphs.clusters.detection.gpus import gpus_here
-from halotile.graphs.clusters.orphans import requeue_orphan
 from halotile.graphs.clusters.workers.environment import keep_compiled_code_at_home
 from halotile.graphs.clusters.workers.scratch import private_scratch
 from halotile.graphs.clusters.workers.settings import SETTINGS

@@ -13,7 +13,7 @@ import distributed.nanny
 import numpy as np
 
 import halotile.tasks.denoise_block
-import halotile.tasks.denoisers.layers  # torch, with it
+import halotile.tasks.denoisers.common.layers  # torch, with it
 import halotile.tasks.step
 
 __all__ = ["distributed", "halotile"]

@@ -10,7 +10,7 @@ gc.disable()
 import numpy.random
 
 import halotile.graphs.plans.trials.denoiser_trials
-import halotile.tasks.denoisers.layers  # torch, with it
+import halotile.tasks.denoisers.common.layers  # torch, with it
 
 __all__ = ["halotile", "numpy"]
 

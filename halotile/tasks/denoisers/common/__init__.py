@@ -1,0 +1,1 @@
+"""What several denoisers share: layers of networks, and files of weights."""
