@@ -121,10 +121,10 @@ def find_run(path: Path) -> Path:
     for directory in (path, run_beside(path)):
         run = RunDirectory(directory)
         check_access(directory)
-        if first := run.read_primary():  # it belongs to a further output
-            return Path(first)
         if any(path.is_file() for path in (run.job_path, run.status_path, run.path / BATCH)):
             return directory
+        if first := run.read_primary():  # it belongs to a further output
+            return Path(first)
     raise ConfigError(
         f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to."
     )

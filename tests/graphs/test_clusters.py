@@ -264,7 +264,7 @@ def test_nobody_complains_of_what_a_killed_worker_left_behind(tmp_path: Path) ->
 
 DECLARED = """
 import sys
-from halotile.graphs.clusters.detection.cluster_kind import traits_of
+from halotile.graphs.clusters.base import traits_of
 from halotile.registry import find, names
 
 for name in names("clusters"):
