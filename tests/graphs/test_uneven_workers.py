@@ -132,8 +132,9 @@ def test_a_node_that_is_lost_in_the_middle_of_a_write_leaves_nothing_behind(
 
     def lose_the_writer(_: object) -> None:
         if not lost and not torn.exists():
-            (half,) = scene.output.rglob("*.partial")
-            assert half.stat().st_size
+            # The other node may be in the middle of a write as well, and end it meanwhile.
+            halves = [half for half in scene.output.rglob("*.partial") if half.exists()]
+            assert any(half.stat().st_size for half in halves)
             (writer,) = (node for node in started if members(node.pid) & writers())
             lost.append(members(writer.pid))
             lose(writer)
