@@ -138,8 +138,7 @@ def run_beside(output: Path) -> Path:
 
 def run_of(output: Path) -> Path:
     """Return the directory that keeps the run of an output, which may be a further output of it."""
-    beside = run_beside(output)
-    return Path(RunDirectory(beside).read_primary() or beside)
+    return RunDirectory(run_beside(output)).of_run().path
 
 
 def output_of(path: Path) -> Path:

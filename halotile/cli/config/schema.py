@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import itertools
 import re
@@ -73,7 +74,7 @@ def _job_schema(name: str, keys: JobKeys) -> dict[str, Any]:
 def _attribute_docs(job: type) -> dict[str, str]:
     """Return the strings below the fields of a job, by name."""
     docs: dict[str, str] = {}
-    for base in reversed(job.__mro__[:-1]):
+    for base in filter(dataclasses.is_dataclass, reversed(job.__mro__)):
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(body, ast.ClassDef)
         for field, below in itertools.pairwise(body.body):

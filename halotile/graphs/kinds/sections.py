@@ -8,6 +8,7 @@ Importing this module is cheap: it loads neither Dask nor torch nor zarr.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -208,7 +209,7 @@ class DenoiserChoice(NamedChoice):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(ABC):
     """Fields of every kind of job. A kind adds its own sections, lists and values."""
 
     kind: ClassVar[str]
@@ -222,13 +223,13 @@ class Job:
     """Folder that such imports search first: that of the job file."""
 
     @property
+    @abstractmethod
     def place(self) -> str:
         """Path of the first output; the run directory lies beside it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def moved_to(self, place: str) -> Self:
         """Return the same job with its first output at another path."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,7 +99,7 @@ class _Driver:
             self.outputs.unmark_all()
         earlier = [output.journal.done.copy() for output in self.outputs.held]
         self.status.begin(self.outputs.done)
-        self._report_struck(unmarked)
+        self._report_damaged(unmarked)
         for warning in filter(None, (output.journal.warning for output in self.outputs.held)):
             self.status.report(warning)
         try:
@@ -117,7 +117,7 @@ class _Driver:
             self.context.directory.forget_state()
         return self._conclude()
 
-    def _report_struck(self, unmarked: int) -> None:
+    def _report_damaged(self, unmarked: int) -> None:
         if unmarked:
             are = "is" if unmarked == 1 else "are"
             self.status.report(
@@ -130,7 +130,7 @@ class _Driver:
             return
         with self.status.ticking(lambda: self._progress("check")):
             damaged = self.outputs.unmark_damaged(self.context.signals, thorough=True, only=earlier)
-        self._report_struck(damaged)
+        self._report_damaged(damaged)
         self._finish_passes()
 
     def _finish_passes(self) -> None:

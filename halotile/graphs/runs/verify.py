@@ -76,7 +76,7 @@ def verify(
     path = Path(os.path.abspath(output))
     if not path.name or (path.exists() and not path.is_dir()):
         raise OutputRefused(f"{path} is no Zarr that a run wrote. Give the output.path of a job.")
-    directory = _directory_of_run(path)
+    directory = RunDirectory(run_directory_of(path)).of_run()
     directory.check_files()
     stored = _plan_of(directory)
     if stored is not None and path not in _paths_of(directory, stored):  # it belonged to a run that is gone
@@ -111,13 +111,6 @@ def verify(
     remaining = sum(len(state.lines()) for state in after)
     done = sum(len(state.done) for state in after)
     return Verdict(_total(after), done, problems, len(problems) - remaining, _undone(after))
-
-
-def _directory_of_run(path: Path) -> RunDirectory:
-    """Return the directory that keeps the run of an output, also of a further one."""
-    directory = RunDirectory(run_directory_of(path))
-    first = directory.read_primary()
-    return RunDirectory(Path(first)) if first else directory
 
 
 def _paths_of(directory: RunDirectory, stored: dict[str, Any]) -> list[Path]:

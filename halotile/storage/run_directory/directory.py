@@ -182,6 +182,11 @@ class RunDirectory:
             return os.path.normpath(self.path.parent / run) if isinstance(run, str) else None
         return None
 
+    def of_run(self) -> RunDirectory:
+        """Return the directory that keeps the run: this one, or that of the first output of its run."""
+        first = self.read_primary()
+        return RunDirectory(Path(first), self.disk) if first else self
+
     def write_plan(self, plan: dict[str, Any]) -> None:
         """Write the plan, with a checksum because the run depends on it; durable on return."""
         self._write(self.plan_path, plan | {_SEAL: digest(plan)})

@@ -6,7 +6,6 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from halotile.errors import (
@@ -107,9 +106,8 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
 
 def _with_workers(slots: tuple[Slot, ...]) -> list[RunDirectory]:
     """Return the directories of runs whose workers may still write one of these outputs."""
-    paths = {slot.directory.path for slot in slots}
-    primaries = {Path(primary) for slot in slots if (primary := slot.directory.read_primary())}
-    return [RunDirectory(path) for path in sorted(paths | primaries) if path.is_dir()]
+    directories = {slot.directory.path for slot in slots} | {slot.directory.of_run().path for slot in slots}
+    return [RunDirectory(path) for path in sorted(directories) if path.is_dir()]
 
 
 @contextmanager

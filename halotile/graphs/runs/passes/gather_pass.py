@@ -51,8 +51,6 @@ class GatherPass:
         self.status = context.status
         self.disk_error: str | None = None
         self.untidy = False
-        self.most_alive = 0
-        """Largest number of partial sums that were on the disk at once."""
 
     def left(self) -> int:
         """Return 1 until the sum is stored."""
@@ -104,7 +102,6 @@ class GatherPass:
         finally:
             shutil.rmtree(self.wanted.folder, ignore_errors=True)
         self.context.outputs.check()
-        self.most_alive = part.alive
         self.status.count_memory(part.peak_memory_bytes)
 
     def _results(self, cluster: Cluster) -> list[Part]:
