@@ -67,9 +67,11 @@ class Slurm:
         """Kill a node with all that runs on it; it comes back at the end of the context."""
         daemon = psutil.Process(int((self.folder / "run" / f"slurmd-{node}.pid").read_text()))
         doomed = [daemon, *_of_node(self, node)]
-        for process in doomed:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        # All at once: killed one by one, an srun whose parent is dead would have the time to cancel its step on another node.
+        for end in (psutil.Process.suspend, psutil.Process.kill):
+            for process in doomed:
+                with suppress(psutil.NoSuchProcess):
+                    end(process)
         self.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
         try:
             yield

@@ -19,7 +19,9 @@ def _run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("code", ["import halotile.cli.main", "import runpy; runpy.run_module('halotile')"])
+@pytest.mark.parametrize(
+    "code", ["import halotile.cli.main", "import runpy; runpy.run_module('halotile', run_name='__main__')"]
+)
 def test_the_command_names_wsl_on_windows(code: str) -> None:
     done = _run(code)
     assert done.returncode == 2

@@ -164,7 +164,7 @@ def test_a_run_whose_input_is_changed_keeps_only_blocks_of_the_old_one(
         scene.run(cluster, observer=after(24, scene, change), on_bad_block="quarantine", retries=0)
     kept = scene.journalled()
     assert len(kept) >= (8 if looks else 0)
-    assert ("no block was done before that" in str(ended.value)) == (not kept)
+    assert ("No block was done before that" in str(ended.value)) == (not kept)
     pixels = zarr.open_array(scene.output, mode="r")[...]
     for block in kept:
         y, x = (BLOCK * place for place in divmod(block, BLOCKS // 8))
@@ -186,7 +186,7 @@ def test_blocks_that_may_be_of_either_input_are_told_where_there_are_any(scene: 
     with claim(plan) as held:
         held.held[0].journal.mark(dict.fromkeys(range(done), b"some"))
         rewrite(scene)
-        with pytest.raises(InputError, match=r"no block was done before that.* Put it back") as ended:
+        with pytest.raises(InputError, match=r"No block was done before that.* Put it back") as ended:
             held.check()
     assert ("2 blocks (0-1) were done since" in str(ended.value)) == (done == 2)
     assert ("may be of either" in str(ended.value)) == (done == 2)

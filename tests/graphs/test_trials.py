@@ -101,7 +101,22 @@ def picky():
     return Picky(600)
 
 def pickier():
-    return Picky(500)
+    return Picky(300)
+
+class Everywhere(Network):
+    """Each pixel depends on all."""
+    def forward(self, x):
+        return super().forward(x) * x.mean()
+
+class Reading(Network):
+    """What it reads while it runs is there only later."""
+    def forward(self, x):
+        return super().forward(x) * float((HERE / "factor").read_text())
+
+class Switching(Network):
+    """Another result for images that are longer than those of a rehearsal."""
+    def forward(self, x):
+        return super().forward(x) * (2 if max(x.shape[-2:]) > 600 else 1)
 
 class Keeping(Network):
     """What is given stays there until it is needed."""
@@ -240,7 +255,7 @@ def test_a_network_that_takes_its_tiles_needs_not_take_more(folder: Path) -> Non
 
 
 def test_one_that_fails_on_a_small_picture_is_refused_in_words(folder: Path) -> None:
-    words = "failed on an image of 508 x 516 pixels, or a tile of it: ValueError: too large for me"
+    words = "failed on an image of 316 x 196 pixels, or a tile of it: ValueError: too large for me"
     with pytest.raises(ConfigError, match=words):
         make_plan(tiled(folder, "pickier", (700, 900), 200))
 
@@ -297,6 +312,26 @@ def calls_of(folder: Path, build: str, source: str = "in.zarr") -> int:
 def test_what_was_found_is_found_once(folder: Path) -> None:
     assert calls_of(folder, "Network") > 0
     assert calls_of(folder, "Network") == 0
+
+
+def test_a_refusal_is_found_once(folder: Path) -> None:
+    for is_first in (True, False):
+        (folder / "calls").write_text("")
+        with pytest.raises(ConfigError, match="Everywhere looks at the whole image"):
+            make_plan(job(folder, "Everywhere"))
+        assert bool((folder / "calls").read_text()) == is_first
+
+
+def test_a_failure_whose_cause_may_lie_elsewhere_is_not_kept(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Reading failed on .*factor"):
+        make_plan(job(folder, "Reading"))
+    (folder / "factor").write_text("2")
+    assert make_plan(job(folder, "Reading")).identity["probed"] == [2, 1]
+
+
+def test_tiles_that_show_only_at_the_sizes_of_the_job_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Switching gives other pixels in tiles .* 700 x 900"):
+        make_plan(tiled(folder, "Switching", (700, 900), 200))
 
 
 def edit(folder: Path, file: str, old: str, new: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +25,7 @@ from halotile.cli.arguments import (
     whole,
 )
 from halotile.cli.screens.screen import complain, echo, print_json, print_rows
-from halotile.errors import ConfigError, HalotileError
+from halotile.errors import HalotileError
 
 if TYPE_CHECKING:
     from halotile.cli.config.loading import Flags
@@ -105,18 +104,14 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Show what a run would do and cost, or why it is refused."""
-    from halotile.graphs.clusters.workers.fork_server import ensure_forks, expect_no_workers
-
-    expect_no_workers()
-    if allow_import:
-        with suppress(ConfigError):  # the error is reported where a trial is made
-            ensure_forks()  # the imports of the user's own code begin meanwhile
     from halotile.cli.config.loading import load_job
     from halotile.graphs.clusters.base import AUTO, DEFAULT
     from halotile.graphs.clusters.detection.cluster_kind import kind_of
+    from halotile.graphs.clusters.workers.fork_server import expect_no_workers
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.runs.outputs.claim import look
 
+    expect_no_workers()
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
     job_plan = make_plan(job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, report=complain)
     kind = kind_of(job_plan.cluster)

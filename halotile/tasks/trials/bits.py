@@ -2,8 +2,8 @@
 
 A library may choose another algorithm for another size, which rounds differently. The sizes at which it does
 depend on the CPU, so the trial runs on the CPU in question. A small image is tried as a whole, as the network's own library
-computes it, against all of its tiles that differ in shape or place. For a larger image, one tile is compared with windows of as
-many pixels that are longer on one axis.
+computes it, against all of its tiles that differ in shape or place. For a larger image, one tile is compared with windows of
+about half as many pixels that are longer on one axis.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 TRIED_WHOLE = 2**18
-"""Images of up to this many pixels, or of fewer than three tiles, are tried as a whole."""
+"""Images of up to this many pixels, or of a single tile, are tried as a whole."""
 LEAST_COMPARED = 16
 """Least number of compared pixels on an axis."""
 SEED, LEVEL, DEVIATION = 0, np.float32(0.5), np.float32(0.1)
@@ -59,7 +59,7 @@ def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
     """
     tiling, first, title = task.tiling, next(_tiles(task)), task.denoiser.title
     image = _padded_image(task)
-    is_small = image.size <= max(TRIED_WHOLE, 3 * first.reach.size)
+    is_small = image.size <= max(TRIED_WHOLE, first.reach.size)
     references = [image] if is_small else _long_windows(first.reach, tiling)
     tiles = _representatives(_tiles(task)) if is_small else [first]
     corner = tuple(map(min, zip(first.reach.start, *(r.start for r in references), strict=True)))
@@ -133,15 +133,15 @@ def _features(tile: Window) -> frozenset[Hashable]:
 
 
 def _long_windows(tile: Region, tiling: Tiling) -> list[Region]:
-    """For each axis a window of about as many pixels as the tile, long on that axis and short on the others."""
+    """For each axis a window of half as many pixels as the tile or more, long on that axis and short on the others."""
     short = [
-        min(max(before + after + max(LEAST_COMPARED, k), n // 2), n)
+        min(max(before + after + max(LEAST_COMPARED, k), n // 3), n)
         for (before, after), k, n in zip(tiling.depth, tiling.align, tile.shape, strict=True)
     ]
     windows = []
     for axis, length in enumerate(tiling.image):
         lengths = list(short)
-        room = max(tile.size, TRIED_WHOLE) // math.prod(n for i, n in enumerate(short) if i != axis)
+        room = max(tile.size // 2, TRIED_WHOLE) // math.prod(n for i, n in enumerate(short) if i != axis)
         lengths[axis] = min(length, max(room, tile.shape[axis]))
         start = list(tile.start)
         start[axis] = min(start[axis], length - lengths[axis])

@@ -8,16 +8,15 @@ largest distance that any of the three reaches is the receptive field. It is nev
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.base import NARROW, Denoiser, Model
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory
+from halotile.tasks.trials.shifting import ALIGNMENTS, Shifting, alignment_along
 from halotile.tasks.trials.trial import Trial
 
 if TYPE_CHECKING:
@@ -25,22 +24,14 @@ if TYPE_CHECKING:
 
 LENGTHS = {1: (128, 256, 512, 1024, 2048), 2: (64, 128, 256, 512, 1024), 3: (32, 64, 128, 256)}
 """Window lengths, tried until the ends are out of reach."""
-ALIGNMENTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
-"""Total strides to try."""
-COMPARED = 48
-"""Least number of pixels compared between an image and its shifted copy."""
 RAGGED = 64
 """Least length of a window with a ragged end: a network may pad by reflection, up to the length of the window."""
 BATCH_PIXELS = 8 * 128 * 64
 """Pixels of windows computed at once, beyond one window: a gradient keeps all activations."""
-CLEAR = 1e-3
-"""Difference of a shifted result in single precision, relative to the largest pixel, that rounding cannot explain."""
 
 FAR, PLACED = 0, -1
 """Returned instead of a stride: the model looks at the whole image, or its result depends on the position of the tile."""
 
-Exact = tuple[Trial, float, "torch.dtype"]
-"""A model, the tolerance for its results, and its dtype."""
 Probe = Callable[[Trial, int, "torch.Tensor", list[int]], "torch.Tensor"]
 """Takes a trial, an axis, windows and a place in each; returns the pixels along the axis that each place affects."""
 
@@ -73,10 +64,9 @@ def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
     (3, 1)
     """
     trial = Trial.of(denoiser, dims)
-    exact = _in_double(trial)
     found: list[tuple[int, int]] = []
     for axis in range(dims):
-        found.append(_probe_axis(trial, exact, axis, found[-1][1] if found else 1))
+        found.append(_probe_axis(trial, axis, found[-1] if found else None))
     return max(reach for reach, _ in found), math.lcm(*(alignment for _, alignment in found))
 
 
@@ -179,10 +169,11 @@ def check_ragged(denoiser: Denoiser, image: tuple[int, ...]) -> None:
         ) from error
 
 
-def _probe_axis(trial: Trial, exact: Exact, axis: int, likely: int) -> tuple[int, int]:
-    """Probe receptive field and alignment along one axis; ``likely`` is the alignment along another one."""
-    lengths = LENGTHS[trial.dims]
-    _check_finite(trial, trial.noise(trial.shape(axis, lengths[0])))
+def _probe_axis(trial: Trial, axis: int, likely: tuple[int, int] | None) -> tuple[int, int]:
+    """Probe receptive field and alignment along one axis; ``likely`` are those along another one."""
+    reach, shift = likely or (0, 1)
+    lengths = [n for n in LENGTHS[trial.dims] if n > 2 * reach + 2]
+    _check_finite(trial, trial.noise(trial.shape(axis, LENGTHS[trial.dims][0])))
     exceeded = 0
     for length in lengths:
         start = length // 2
@@ -200,7 +191,7 @@ def _probe_axis(trial: Trial, exact: Exact, axis: int, likely: int) -> tuple[int
             exceeded = length
             continue
         reach = max(by_nan, otherwise)
-        alignment = _alignment(trial, exact, axis, reach, likely)
+        alignment = alignment_along(trial, axis, reach, shift)
         # If NaN passes from two places, it passes from the others.
         probes = PROBES if otherwise > by_nan else [_affected_by_nan]
         rest = _reach(trial, axis, length, list(range(start + 2, start + alignment)), probes)
@@ -223,9 +214,10 @@ def stride_along(trial: Trial, axis: int) -> int:
         return 1
     import torch
 
-    is_coarse = first.dtype in (torch.float16, torch.bfloat16)
-    by: Exact = trial, 16 * torch.finfo(first.dtype).eps if is_coarse else 1e-5, torch.float32
-    return next((shift for shift in ALIGNMENTS if _follows(by, axis, shift, reach)), PLACED)
+    shifting = Shifting(trial, axis, reach)
+    if first.dtype in (torch.float16, torch.bfloat16):
+        shifting.tolerance = 16 * torch.finfo(first.dtype).eps
+    return next((shift for shift in ALIGNMENTS if shifting.follows(shift)), PLACED)
 
 
 def _reach_at_most(trial: Trial, axis: int) -> int | None:
@@ -333,58 +325,3 @@ def _along(trial: Trial, axis: int, touched: torch.Tensor, scale: int | None = N
 
 
 PROBES: tuple[Probe, ...] = (_affected_by_nan, _affected_by_change, _with_gradient)
-
-
-def _alignment(trial: Trial, exact: Exact, axis: int, reach: int, likely: int) -> int:
-    """The likely shift, if the result shifts with the window by it, else the least shift for which it does."""
-    import torch
-
-    rough: Exact = trial, CLEAR, torch.float32
-    for shift in dict.fromkeys((likely, *ALIGNMENTS)):
-        # Double precision takes ten times as long: it only confirms the result in single precision.
-        if _follows(rough, axis, shift, reach) and _follows(exact, axis, shift, reach):
-            return shift
-    raise ConfigError(
-        f"the result of {trial.name} does not shift with the image by any of {ALIGNMENTS[0]} to {ALIGNMENTS[-1]} "
-        "pixels: it depends on the position of the tile. A position encoding does that. "
-        "Write a network without one; or, if you know them, receptive_field and alignment."
-    )
-
-
-def _in_double(trial: Trial) -> Exact:
-    """A copy of the model in double precision, with its tolerance and dtype.
-
-    If the model cannot be converted, single precision is used, which hides contributions below its tolerance.
-    """
-    import torch
-
-    single = trial, 1e-5, torch.float32
-    if not isinstance(trial.model, torch.nn.Module):
-        return single
-    try:
-        double = replace(trial, model=copy.deepcopy(trial.model).double())
-        with torch.inference_mode():
-            double.run(double.noise(double.shape(0, NARROW[trial.dims])).double())
-    except Exception as error:  # it creates tensors in single precision, or cannot be copied
-        if is_out_of_memory(error):
-            raise
-        return single
-    return double, 1e-9, torch.float64
-
-
-def _follows(by: Exact, axis: int, shift: int, reach: int) -> bool:
-    """Return whether shifting the window shifts the result, away from the ends of the window."""
-    import torch
-
-    trial, tolerance, kind = by
-    # With a stride of the shift, other pixels may look as much farther.
-    margin = reach + shift
-    length = -(-(2 * margin + shift + COMPARED) // 64) * 64
-    image = trial.noise(trial.shape(axis, length + shift)).to(kind)
-    scale, kept = trial.scale, length - 2 * margin
-    with torch.inference_mode():
-        before = trial.run(image.narrow(2 + axis, 0, length))
-        after = trial.run(image.narrow(2 + axis, shift, length))
-    before = before.narrow(2 + axis, (margin + shift) * scale, (kept - shift) * scale)
-    after = after.narrow(2 + axis, margin * scale, (kept - shift) * scale)
-    return float((before - after).abs().max()) <= tolerance * float(before.abs().max())

@@ -1,15 +1,15 @@
-"""Rehearsal of a network: a small image of random pixels is denoised in tiles and as a whole, which must agree.
+"""Rehearsal of a network: small images of random pixels are denoised in tiles and as a whole, which must agree.
 
 A probe changes one pixel at a time, in windows of round lengths. Effects of other lengths on a network,
-such as padding to a multiple, appear only here.
+such as padding to a multiple, appear only here. For each axis there is an image that is long on it and narrow on the others.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.grid import Depth, Region
-from halotile.tasks.denoisers.base import Denoiser, Model
+from halotile.tasks.denoisers.base import NARROW, Denoiser, Model
 from halotile.tasks.devices.device import Device, torch_threads
 from halotile.tasks.inner_tiles import TileRunner, Tiling, cut_evenly
 from halotile.tasks.trials.trial import Trial, failing_as, valid_part
 
 SMALL = 20480
 """torch computes windows of up to this many pixels with another library, which rounds differently."""
+CORE = {1: SMALL, 2: 128, 3: 32}
+"""Length of the tiles on the axis that is cut."""
 PERIOD = {1: 192, 2: 192, 3: 48}
 """A shortened image keeps its lengths modulo this, which the multiples that networks pad to divide."""
 FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -64,37 +66,31 @@ def rehearse(denoiser: Denoiser, depth: Depth, image: tuple[int, ...], *, search
     search : bool
         Whether to try larger alignments if the tiles do not agree.
     """
-    stage = _Stage.of(denoiser, depth, image)
+    model = Trial.of(denoiser, len(image)).model
+    stages = [_Stage.of(denoiser, model, depth, image, axis) for axis in range(len(image))]
     if not denoiser.convolutional:
         with torch_threads():
-            return _rehearse(stage, search)
-    found = _rehearse(stage, search)
+            return _rehearse(stages, search)
+    found = _rehearse(stages, search)
     # The last bits, which depend on the number of threads, are compared separately, at the sizes of the job.
     return replace(found, difference=0.0) if found.agrees else found
 
 
-def _rehearse(stage: _Stage, search: bool) -> Rehearsal:
-    denoiser = stage.denoiser
-    everything = Region.whole(stage.lengths)
-    whole = stage.denoised(everything)
-    largest = float(np.abs(whole).max()) or 1.0
+def _rehearse(stages: list[_Stage], search: bool) -> Rehearsal:
+    denoiser = stages[0].denoiser
     first = denoiser.alignment
     best = Rehearsal(first, math.inf)
     for factor in FACTORS if search else (1,):
         alignment, difference = first * factor, 0.0
         if factor > 1 and alignment > LARGEST:
             break
-        for core in stage.tiles(alignment):
-            tile = stage.denoised(everything, core, alignment)
-            difference = max(difference, stage.difference(tile, core, whole, core))
-        for window, core in stage.far_ends(alignment):
-            alone = stage.denoised(window)
-            difference = max(difference, stage.difference(alone, window, whole, core))
-        found = Rehearsal(alignment, difference / largest)
+        for stage in stages:
+            difference = max(difference, stage.difference(alignment))
+        found = Rehearsal(alignment, difference)
         best = min(best, found, key=lambda rehearsal: rehearsal.difference)
         if found.agrees:
             return found
-    if not np.array_equal(stage.denoised(everything), whole, equal_nan=True):
+    if not all(stage.repeats() for stage in stages):
         raise ConfigError(
             f"{denoiser.title} returned two results for one image, with others in between: it keeps state or draws random "
             "numbers, so the result would depend on the order of tiles. Write a function whose result depends on its input alone."
@@ -115,69 +111,81 @@ def tiling_error(denoiser: Denoiser, found: Rehearsal, image: tuple[int, ...]) -
 
 @dataclass(frozen=True)
 class _Stage:
-    """The random image and the model of a rehearsal."""
+    """The random image of one axis, and the model."""
 
     denoiser: Denoiser
     model: Model
     depth: Depth
+    axis: int
     pixels: NDArray[np.float32]
-    least: int
 
     @classmethod
-    def of(cls, denoiser: Denoiser, depth: Depth, image: tuple[int, ...]) -> _Stage:
+    def of(cls, denoiser: Denoiser, model: Model, depth: Depth, image: tuple[int, ...], axis: int) -> _Stage:
         dims = len(image)
-        trial = Trial.of(denoiser, dims)
-        least = math.ceil((SMALL + 1) ** (1 / dims))
-        lengths = tuple(
-            _shorten(n, 2 * least + LARGEST + a + b, PERIOD[dims])
-            for n, (a, b) in zip(image, depth, strict=True)
-        )
-        return cls(denoiser, trial.model, depth, trial.noise(lengths).numpy()[0], least)
+        core, (before, after) = CORE[dims], depth[axis]
+        # Narrow, but for windows that would be small.
+        narrow = max(NARROW[dims], math.ceil((SMALL / (core + before + after)) ** (1 / max(1, dims - 1))) + 1)
+        lengths = [_shorten(n, narrow, NARROW[dims]) for n in image]
+        lengths[axis] = _shorten(image[axis], 3 * core // 2 + LARGEST + before + after, PERIOD[dims])
+        trial = Trial.of(denoiser, dims, model)
+        return cls(denoiser, model, depth, axis, trial.noise(tuple(lengths)).numpy()[0])
 
     @property
     def lengths(self) -> tuple[int, ...]:
         return self.pixels.shape[1:]
 
-    def tiles(self, alignment: int) -> list[Region]:
-        """Tiles along the diagonal, and the one in the far corner, which cover all positions on each axis.
+    @cached_property
+    def whole(self) -> NDArray[np.float32]:
+        """The image denoised as a whole."""
+        return self.denoised(Region.whole(self.lengths))
 
-        There are several seams on each axis, and the tiles are larger than their halo, which limits its cost.
-        """
-        several = min(self.least, min(self.lengths) // 4)
-        farthest = max(itertools.chain.from_iterable(self.depth))
-        least = max(self.least // 2, several, 3 * farthest // 2)
-        edge = -(-least // alignment) * alignment
-        cuts = [cut_evenly(0, n, edge, alignment) for n in self.lengths]
-        places = [[cut[i % len(cut)] for cut in cuts] for i in range(max(map(len, cuts)))]
-        places.append([cut[-1] for cut in cuts])
-        return list(dict.fromkeys(Region(*zip(*place, strict=True)) for place in places))
+    def repeats(self) -> bool:
+        """Return whether the image has the same result once more."""
+        return np.array_equal(self.denoised(Region.whole(self.lengths)), self.whole, equal_nan=True)
+
+    def difference(self, alignment: int) -> float:
+        """The largest difference of tiles and of windows at the far end, relative to the largest pixel of the whole."""
+        everything, largest = Region.whole(self.lengths), float(np.abs(self.whole).max()) or 1.0
+        differences = [
+            self._difference(self.denoised(everything, core, alignment), core, core)
+            for core in self.tiles(alignment)
+        ]
+        for window, core in self.far_ends(alignment):
+            differences.append(self._difference(self.denoised(window), window, core))
+        return max(differences) / largest
+
+    def tiles(self, alignment: int) -> list[Region]:
+        """The first tile along the axis, one in the middle and the last; there are several seams."""
+        length = self.lengths[self.axis]
+        least = min(CORE[len(self.lengths)], length // 4)
+        cut = cut_evenly(0, length, -(-least // alignment) * alignment, alignment)
+        return [self._along(*cut[i]) for i in sorted({0, len(cut) // 2, len(cut) - 1})]
 
     def far_ends(self, alignment: int) -> Iterator[tuple[Region, Region]]:
-        """Yield windows that end with the image on one axis, each with the part that its ends do not affect."""
-        least = (max(self.least, after + LARGEST) for _, after in self.depth)
-        near = tuple(min(-(-m // alignment) * alignment, n) for m, n in zip(least, self.lengths, strict=True))
-        for axis, missing in itertools.product(range(len(near)), MISSING):
-            length, period = self.lengths[axis], math.lcm(LARGEST, alignment)
+        """Yield windows that end with the image, each with the part that its beginning does not affect."""
+        length, period = self.lengths[self.axis], math.lcm(LARGEST, alignment)
+        least = self.depth[self.axis][0] + CORE[len(self.lengths)]
+        for missing in MISSING:
             start = (length + (-length) % alignment + missing * alignment) % period
-            spare = length - (start + self.least + self.depth[axis][0])
+            spare = length - (start + least)
             if spare < 0:
                 continue
-            start += spare // period * period
-            first = [0] * len(near)
-            first[axis] = start
-            window = Region(
-                tuple(first), tuple(self.lengths[i] if i == axis else n for i, n in enumerate(near))
-            )
+            window = self._along(start + spare // period * period, length)
             yield window, valid_part(window, self.depth, self.lengths)
 
-    def difference(
-        self, alone: NDArray[np.float32], window: Region, whole: NDArray[np.float32], core: Region
-    ) -> float:
+    def _along(self, start: int, stop: int) -> Region:
+        """The part of the image between two places on the axis."""
+        everything = Region.whole(self.lengths)
+        first, last = list(everything.start), list(everything.stop)
+        first[self.axis], last[self.axis] = start, stop
+        return Region(tuple(first), tuple(last))
+
+    def _difference(self, alone: NDArray[np.float32], window: Region, core: Region) -> float:
         """The largest difference between a window by itself and the whole, over the core."""
         factor = (self.denoiser.scale,) * len(self.lengths)
         mine: tuple[Any, ...] = (slice(None), *core.relative_to(window).scale(factor).slices)
         there: tuple[Any, ...] = (slice(None), *core.scale(factor).slices)
-        difference = float(np.abs(alone[mine] - whole[there]).max())
+        difference = float(np.abs(alone[mine] - self.whole[there]).max())
         return math.inf if math.isnan(difference) else difference
 
     def denoised(self, window: Region, core: Region | None = None, alignment: int = 1) -> NDArray[np.float32]:
@@ -190,7 +198,7 @@ class _Stage:
             tile=tuple(-(-n // alignment) * alignment for n in core.shape),
             depth=self.depth,
             align=(alignment,) * dims,
-            least=tuple(min(self.least, n) for n in lengths),
+            least=(1,) * dims,
             image=lengths,
             scale=scale,
             batch=1,

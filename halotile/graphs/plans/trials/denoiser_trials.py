@@ -27,6 +27,7 @@ from halotile.tasks.noise.draws import RandomImage
 from halotile.tasks.trials.bits import ReferenceFailed, tile_difference
 from halotile.tasks.trials.probe import check_user_code
 from halotile.tasks.trials.provenance import build_digest
+from halotile.tasks.trials.rehearsal import Rehearsal, tiling_error
 from halotile.tasks.user_code import loaded_code
 
 T = TypeVar("T")
@@ -104,6 +105,11 @@ def compared(
 
     A resumed run keeps the result that it began with. Where the comparison fails, for a worker's memory or
     otherwise, a note reports it: the job itself may succeed.
+
+    Raises
+    ------
+    ConfigError
+        When the tiles of a probed network show.
     """
     if task is None:
         return reach
@@ -120,8 +126,11 @@ def compared(
                 difference = bounded(partial(_measure_difference, sizes, at_once=at_once), title, run)
             except (MemoryRefused, CodeEnded, ReferenceFailed) as error:
                 note = f"{UNCOMPARED}: {error}"
-            else:
-                return replace(reach, difference=max(difference, reach.difference))
+                continue
+            found = Rehearsal(task.denoiser.alignment, difference)
+            if reach.probed is not None and not found.agrees:
+                raise tiling_error(task.denoiser, found, task.tiling.image)
+            return replace(reach, difference=max(difference, reach.difference))
     return replace(reach, notes=(*reach.notes, note))
 
 
@@ -186,13 +195,25 @@ def _try_code(
     # What is imported only while it runs is not in the key: no result is stored for it.
     loaded = loaded_code()
     origin = build_digest(denoiser, code, tile.depth, tile.seams, image, probed, is_new)
-    if origin is not None and (stored := read_cached(origin)) is not None:
-        return Tried(code, Reach.from_json(stored))
-    with torch_threads(min(cores_here(), MOST_THREADS)):
-        reach = _find_reach(denoiser, tile, image, probed, code, is_new)
-    if origin is not None and loaded_code() == loaded:
-        write_cached(origin, asdict(reach))
-    return Tried(code, reach)
+    found = read_cached(origin) if origin is not None else None
+    if found is None:
+        with torch_threads(min(cores_here(), MOST_THREADS)):
+            try:
+                found = {"reach": asdict(_find_reach(denoiser, tile, image, probed, code, is_new))}
+            except ConfigError as error:
+                if not _is_verdict(error):
+                    raise
+                found = {"refusal": str(error)}
+        if origin is not None and loaded_code() == loaded:
+            write_cached(origin, found)
+    if "refusal" in found:
+        raise ConfigError(found["refusal"])
+    return Tried(code, Reach.from_json(found["reach"]))
+
+
+def _is_verdict(error: BaseException) -> bool:
+    """Return whether the code itself is refused: what it raised may have a cause outside of it, such as a missing file."""
+    return isinstance(error, ConfigError) and (error.__cause__ is None or _is_verdict(error.__cause__))
 
 
 def _find_reach(

@@ -307,10 +307,10 @@ def _blocks(numbers: RangeSet) -> str:
     Examples
     --------
     >>> _blocks(RangeSet([3])), _blocks(RangeSet([1, 2, 5])), _blocks(RangeSet())
-    ('1 block (3) was', '3 blocks (1-2,5) were', 'no block was')
+    ('1 block (3) was', '3 blocks (1-2,5) were', 'No block was')
     """
     if not numbers:
-        return "no block was"
+        return "No block was"
     text = numbers.to_text()
     listed = text if len(text) <= LISTED else f"{text[:LISTED].rpartition(',')[0]},…"
     return f"{counted(len(numbers), 'block')} ({listed}) {'was' if len(numbers) == 1 else 'were'}"
