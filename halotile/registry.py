@@ -75,7 +75,7 @@ def find(kind: str, name: str) -> Any:
     if name in _built_in(kind):
         return importlib.import_module(f"halotile.{_layer_of(kind)}.{kind}.{name.replace('-', '_')}")
     points = [point for point in _plug_ins(kind) if point.name == name]
-    word = kind.removesuffix("s")
+    word = singular(kind)
     if not points:
         raise UnknownName(_unknown(word, name, names(kind)))
     if len({point.value for point in points}) > 1:
@@ -90,6 +90,17 @@ def find(kind: str, name: str) -> Any:
             f"{word} {name!r} is the plug-in {points[0].value!r}, which cannot be loaded: "
             f"{error}. Repair or uninstall that package."
         ) from error
+
+
+def singular(kind: str) -> str:
+    """The noun for one entry of a registry.
+
+    Examples
+    --------
+    >>> singular("denoisers"), singular("fidelities")
+    ('denoiser', 'fidelity')
+    """
+    return f"{kind.removesuffix('ies')}y" if kind.endswith("ies") else kind.removesuffix("s")
 
 
 @lru_cache

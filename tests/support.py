@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from halotile.cli.config.loading import load_job
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
-from halotile.graphs.plans.denoisers import make_denoiser
+from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.plans.resources.memory import Footprint
@@ -105,7 +105,7 @@ def whole_picture(job: Denoising, pixels: Image, depth: int, spatial: int = 2) -
     """
     import torch
 
-    denoiser = make_denoiser(job.denoiser, job)
+    denoiser = make_chosen(job.denoiser, job)
     model: Any = denoiser.build()
     if denoiser.convolutional:
         model = model.to(memory_format=torch.channels_last)

@@ -18,10 +18,10 @@ from halotile.storage.sharded.output import ShardWriter
 from halotile.tasks.block import peak_memory_bytes
 from halotile.tasks.distributed.transport.stored import Stored, store
 from halotile.tasks.exact_sums import add_exactly
-from halotile.tasks.fidelity import Gradient, NormalImage, Term
 from halotile.tasks.operators.base import InMemory, Shape, read_all
 from halotile.tasks.options import import_from
 from halotile.tasks.shared import Scope
+from halotile.tasks.terms import Gradient, NormalImage, Term
 
 Wants = Literal["gradient", "normal"]
 PART = "part"

@@ -25,6 +25,22 @@ def job_key(field: str) -> str:
     return field.rstrip("_")
 
 
+NO_OPTION = {"option": False}
+"""Metadata of a field that no job writes."""
+
+
+def option_fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a dataclass that are options of a job, by their keys.
+
+    Examples
+    --------
+    >>> from halotile.tasks.denoisers.gaussian import Gaussian
+    >>> list(option_fields(Gaussian))
+    ['sigma']
+    """
+    return {job_key(f.name): f for f in dataclasses.fields(kind) if f.init and f.metadata.get("option", True)}
+
+
 def required_keys(kind: type) -> list[str]:
     """The keys of a dataclass that have no default.
 
@@ -35,8 +51,9 @@ def required_keys(kind: type) -> list[str]:
     ['strength']
     """
     missing = dataclasses.MISSING
-    fields = (field for field in dataclasses.fields(kind) if field.init)
-    return [job_key(f.name) for f in fields if f.default is missing and f.default_factory is missing]
+    return [
+        key for key, f in option_fields(kind).items() if f.default is missing and f.default_factory is missing
+    ]
 
 
 def with_description(text: str) -> dict[str, str]:

@@ -78,7 +78,7 @@ def _job(folder: Path, edge: int, denoiser: str, iterations: int, every: int = 1
     return Reconstruction(
         output=Output(path=str(fresh(folder / f"ours-{denoiser}.zarr")), codec="none"),
         operators=tuple(operators),
-        prior=PriorChoice(name="pnp", denoiser=choices[denoiser]()),
+        prior=PriorChoice(name="pnp", options={"denoiser": choices[denoiser]()}),
         solver=SolverChoice(iterations=iterations, step=STEP, checkpoint_every=every),
         run=Run(workers=2),
         **options,

@@ -39,7 +39,7 @@ output: {path: x.zarr, shard: 64, chunk: 32}
 operators:
   - {name: blur, kernel: k0.npy, boundary: circular, data: y0.npy, noise_sigma: 0.03}
   - {name: mask, mask: m.npy, data: y1.npy}
-fidelity: {name: l2, background: 0.0}
+fidelity: {name: l2}
 prior: {name: pnp, denoiser: {name: gaussian, sigma: 0.5}, weight: 1.0}
 solver: {name: pgd, iterations: 4, step: auto, tol: 1.0e-4, checkpoint_every: 1}
 tile: {depth: auto, axes: auto}

@@ -53,7 +53,13 @@ def test_every_key_is_there_with_a_description_and_no_other_is_allowed(
 
 
 def test_every_denoiser_is_a_choice_by_its_name(schema: dict[str, Any]) -> None:
-    nested = of(schema, "reconstruct")["properties"]["prior"]["properties"]["denoiser"]["anyOf"][0]
+    priors = {
+        each["properties"]["name"]["const"]: each
+        for each in of(schema, "reconstruct")["properties"]["prior"]["anyOf"]
+    }
+    assert set(priors) == set(registry.names("priors"))
+    assert set(priors["tv"]["properties"]) == {"name", "weight", "iterations"}
+    nested = priors["pnp"]["properties"]["denoiser"]
     for choice in (of(schema, "denoise")["properties"]["denoiser"], nested):
         choices = {each["properties"]["name"]["const"]: each for each in choice["anyOf"]}
         assert set(choices) == set(registry.names("denoisers"))

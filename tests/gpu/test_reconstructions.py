@@ -31,7 +31,7 @@ def job(folder: Path, output: str, device: str, tile: Tile) -> Reconstruction:
     return Reconstruction(
         output=Output(path=str(folder / output), shard=256, chunk=128),
         operators=(OperatorChoice(name="blur", data=str(data), options={"kernel": kernel(5)}),),
-        prior=PriorChoice(name="pnp", denoiser=network),
+        prior=PriorChoice(name="pnp", options={"denoiser": network}),
         solver=SolverChoice(name="pgd", step=0.5, iterations=3),
         tile=tile,
         run=Run(device=device, workers=2),  # type: ignore[arg-type]

@@ -21,14 +21,16 @@ from halotile.storage.sharded.vectors import Vectors
 from halotile.storage.views import Constant
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.fidelity import Gradient, NormalImage, Term
 from halotile.tasks.inner_tiles import Tiling
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import Blur
-from halotile.tasks.priors import NoPrior, Prior
+from halotile.tasks.priors.base import Prior
+from halotile.tasks.priors.none import NoPrior
+from halotile.tasks.priors.pnp import Plugged
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
 from halotile.tasks.step import View
+from halotile.tasks.terms import Gradient, NormalImage, Term
 from tests.graphs.inline import WORDS, InlineIterations, inline
 from tests.support import work_of
 
@@ -67,6 +69,11 @@ def scene(shape: tuple[int, int] = (150, 133)) -> Pixels:
     y, x = np.mgrid[: shape[0], : shape[1]]
     pixels: Pixels = (np.sin(y / 9) * np.cos(x / 7) / 3 + 0.5 + 0.05 * rng.random(shape)).astype("float32")
     return pixels
+
+
+def plugged(denoised: Denoised, weight: float = 1.0) -> Plugged:
+    """A denoised image as a prior."""
+    return Plugged(denoiser=denoised.denoiser, denoised=denoised, weight=weight)
 
 
 def denoised_by(denoiser: Denoiser, image: Pixels, block: int, tile: int) -> Denoised:

@@ -167,7 +167,7 @@ def test_none_crosses_in_a_reconstruction(
     job = Reconstruction(
         output=Output(path=str(tmp_path / "x.zarr"), shard=64, chunk=32),
         operators=(blur,),
-        prior=PriorChoice(name="tv", weight=0.1),
+        prior=PriorChoice(name="tv", options={"weight": 0.1}),
         solver=SolverChoice(name="fista", iterations=2),
         tile=Tile(block=64),
         run=Run(memory_per_worker="3GiB"),

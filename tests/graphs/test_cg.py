@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from halotile.graphs.solvers.base import Problem, State
 from halotile.graphs.solvers.cg import ConjugateGradients
-from halotile.tasks.fidelity import FoldedGradient, Term
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.normal import Normal, weighted_adjoint
+from halotile.tasks.terms import FoldedGradient, Term
 from tests.graphs.solving import blurs, iterations_of, problem_of, scene, terms_of
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker")

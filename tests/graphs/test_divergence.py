@@ -20,9 +20,11 @@ from halotile.storage.rim import Pixels
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.operators.base import InMemory, read_all
-from halotile.tasks.priors import Plugged, Prior, Sparse, Variation
+from halotile.tasks.priors.base import Prior
+from halotile.tasks.priors.l1 import Sparse
+from halotile.tasks.priors.tv import Variation
 from tests.graphs.inline import InlineIterations
-from tests.graphs.solving import blurs, denoised_by, iterations_of, problem_of, scene, terms_of
+from tests.graphs.solving import blurs, denoised_by, iterations_of, plugged, problem_of, scene, terms_of
 
 CALM, WILD = 0.3, 10.0
 """Steps that get somewhere, and that do not."""
@@ -70,7 +72,7 @@ def test_slow_growth_is_found_where_it_goes_on(tmp_path: Path) -> None:
 
 def test_an_image_may_leave_a_perfect_start_for_what_its_denoiser_likes_better(tmp_path: Path) -> None:
     terms = terms_of(IMAGE, blurs("circular"), noise=0)
-    prior = Plugged(denoised_by(Gaussian(sigma=0.7), IMAGE, 32, 32))
+    prior = plugged(denoised_by(Gaussian(sigma=0.7), IMAGE, 32, 32))
     problem = problem_of(IMAGE, terms, prior, step=0.02).beginning_at(InMemory(IMAGE))
     rows = list(iterations_of(ProximalGradient(), problem, tmp_path).run(40, lambda *_: False))
     misfits = [row["misfit"] for row in rows]
@@ -115,7 +117,7 @@ def test_what_grows_from_the_start_is_told_to_be_worse_than_that(tmp_path: Path)
 
 
 def test_the_objective_has_the_length_of_every_pixel(tmp_path: Path) -> None:
-    check_objective(Sparse(0.02), lambda x: 0.02 * float(np.abs(x).sum()), tmp_path)
+    check_objective(Sparse(weight=0.02), lambda x: 0.02 * float(np.abs(x).sum()), tmp_path)
 
 
 def test_the_objective_has_the_total_variation(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_the_objective_has_the_total_variation(tmp_path: Path) -> None:
         return 0.05 * float(np.hypot(down, right).sum())
 
     denoised = denoised_by(TotalVariation(strength=1.0, iterations=20), IMAGE, 32, 32)
-    check_objective(Variation(denoised, 0.05), value, tmp_path)
+    check_objective(Variation(denoised=denoised, weight=0.05), value, tmp_path)
 
 
 def check_objective(prior: Prior, value: Callable[[Pixels], float], folder: Path) -> None:

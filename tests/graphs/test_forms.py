@@ -16,13 +16,21 @@ from halotile.graphs.solvers.fista import Fista
 from halotile.graphs.solvers.pgd import ProximalGradient
 from halotile.storage.views import Constant
 from halotile.tasks.denoisers.gaussian import Gaussian
-from halotile.tasks.fidelity import Poisson
+from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.mask import Mask
-from halotile.tasks.priors import Plugged
 from tests.graphs.inline import InlineIterations
-from tests.graphs.solving import Pixels, blurs, denoised_by, iterations_of, problem_of, scene, terms_of
+from tests.graphs.solving import (
+    Pixels,
+    blurs,
+    denoised_by,
+    iterations_of,
+    plugged,
+    problem_of,
+    scene,
+    terms_of,
+)
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker")
 
@@ -53,7 +61,7 @@ def image_of(run: InlineIterations, iterations: int) -> Pixels:
 def test_the_normal_form_finds_the_image_of_the_plain_one(tmp_path: Path, boundary: str) -> None:
     image = scene()
     terms = terms_of(image, blurs(boundary))
-    prior = Plugged(denoised_by(Gaussian(sigma=0.7), image, 64, 64))
+    prior = plugged(denoised_by(Gaussian(sigma=0.7), image, 64, 64))
     plain = problem_of(image, terms, prior, 0.5)
     form = choose_form(terms, image.dtype, exact=False)
     assert form.folded is not None

@@ -20,13 +20,13 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Cluster, Order
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
-from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
 from halotile.graphs.kinds.sections import Input, Output
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.watching.progress import Progress
 from halotile.tasks.denoisers.function import GivenFunction
+from halotile.tasks.priors.base import denoised_of
 from tests.graphs.trials import deblurring
 from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, work_of, write_zarr
 
@@ -350,7 +350,7 @@ def test_a_worker_that_comes_late_ends_a_run_whose_weights_changed(folder: Path)
 
 
 def test_a_prior_takes_no_other_weights(folder: Path) -> None:
-    prior = PriorChoice(name="pnp", denoiser=with_weights(folder).denoiser)
+    prior = PriorChoice(name="pnp", options={"denoiser": with_weights(folder).denoiser})
     job = deblurring(folder, "cpu", prior)
     first, second = (denoised_of(work_of(make_plan(job)).prior) for _ in range(2))
     assert first is not None

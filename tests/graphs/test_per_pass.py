@@ -18,17 +18,21 @@ from halotile.tasks.convolution.overlap_save import Engine
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.exact_sums import dot
-from halotile.tasks.fidelity import MISFIT, Gradient, Term
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.normal import weighted_adjoint
-from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation, denoised_in
+from halotile.tasks.priors.base import Prior, denoised_in
+from halotile.tasks.priors.l1 import Sparse
+from halotile.tasks.priors.none import NoPrior
+from halotile.tasks.priors.tv import Variation
 from halotile.tasks.step import StepTask
+from halotile.tasks.terms import MISFIT, Gradient, Term
 from tests.graphs.inline import InlineIterations, inline
 from tests.graphs.solving import (
     blurs,
     denoised_by,
     in_memory,
     iterations_of,
+    plugged,
     problem_of,
     scene,
     terms_of,
@@ -43,10 +47,10 @@ def prior_of(name: str) -> Prior:
     if name == "none":
         return NoPrior()
     if name == "l1":
-        return Sparse(0.01)
+        return Sparse(weight=0.01)
     denoiser = Gaussian(sigma=0.7) if name == "gaussian" else TotalVariation(strength=0.1, iterations=4)
     denoised = denoised_by(denoiser, IMAGE, 64, 40)
-    return Variation(denoised, 0.2) if name == "tv" else Plugged(denoised)
+    return Variation(denoised=denoised, weight=0.2) if name == "tv" else plugged(denoised)
 
 
 def problem_in(terms: tuple[Term, ...], per_pass: int, prior: Prior | None = None) -> Problem:

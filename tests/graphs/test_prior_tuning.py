@@ -102,7 +102,7 @@ def test_there_has_to_be_something_to_try(requested: list[Any], tmp_path: Path, 
 
 
 def test_functions_of_arrays_stay_on_processors(requested: list[Any], tmp_path: Path) -> None:
-    given = PriorChoice(name="pnp", denoiser=GivenFunction(call=lambda image: image, depth=1))
+    given = PriorChoice(name="pnp", options={"denoiser": GivenFunction(call=lambda image: image, depth=1)})
     plan = make_plan(deblurring(tmp_path, prior=given))
     assert (requested, denoised(plan).device) == ([], "cpu")
     assert any("function of arrays and computes on CPUs" in note for note in plan.notes)
@@ -198,7 +198,7 @@ def test_memory_that_runs_out_in_a_prior_halves_its_batch_and_nothing_else(
     tmp_path: Path, fuse: bool
 ) -> None:
     """Sweeps that denoise nothing, of which there is one at least, know no batch."""
-    prior = PriorChoice(name="pnp", denoiser=out_of_memory_once(tmp_path))
+    prior = PriorChoice(name="pnp", options={"denoiser": out_of_memory_once(tmp_path)})
     given = deblurring(tmp_path, "cpu", prior, tile=Tile(block=128, size=32, batch=4), fuse=fuse)
     said: list[str] = []
     plan = make_plan(given)

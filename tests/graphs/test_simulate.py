@@ -366,7 +366,7 @@ def test_a_block_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_counts_have_the_background_of_their_fidelity(tmp_path: Path) -> None:
-    fidelity = FidelityChoice(name="poisson", background=0.25)
+    fidelity = FidelityChoice(name="poisson", options={"background": 0.25})
     job = job_in(tmp_path, fidelity=fidelity, start=str(tmp_path / "truth.npy"))
     _, simulated = work_of(plan_of(job, NoiseChoice(name="poisson", gain=0.01))).measurements[2]
     clean = image()[11:71, 7:57]
@@ -387,7 +387,9 @@ def test_a_reference_below_0_has_no_counts(tmp_path: Path, cluster: Cluster) -> 
         run(plan, cluster=cluster, observer=lambda p: told.append(p.retried))
     assert not any(told)  # no retry helps
     assert state_of(tmp_path) == "failed"
-    lifted = replace(job, fidelity=FidelityChoice(name="poisson", background=0.25), start=job.reference)
+    lifted = replace(
+        job, fidelity=FidelityChoice(name="poisson", options={"background": 0.25}), start=job.reference
+    )
     ((_, simulated),) = work_of(plan_of(lifted, NoiseChoice(name="poisson", gain=0.01))).measurements
     assert read_all(simulated).min() == 0
 

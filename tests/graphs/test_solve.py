@@ -16,7 +16,6 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.clusters.base import Cluster
 from halotile.graphs.jobs.reconstruct import call
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
-from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.tasks.denoisers.function import GivenFunction
@@ -96,12 +95,12 @@ def test_operators_that_give_0_for_every_image_are_told_before_the_first_iterati
 @pytest.mark.parametrize(
     ("denoiser", "made"),
     [
-        ({"name": "median", "size": 3}, DenoiserChoice(name="median", options={"size": 3})),
+        ({"name": "median", "size": 3}, {"name": "median", "size": 3}),
         ({"name": "function", "call": np.sort, "depth": 2}, GivenFunction(call=np.sort, depth=2)),
     ],
 )
 def test_a_denoiser_is_said_in_words_or_handed_over(denoiser: dict[str, Any], made: object) -> None:
-    assert call._prior({"name": "pnp", "denoiser": denoiser}).denoiser == made
+    assert call._prior({"name": "pnp", "denoiser": denoiser}).options["denoiser"] == made
 
 
 @pytest.mark.parametrize(
@@ -109,7 +108,7 @@ def test_a_denoiser_is_said_in_words_or_handed_over(denoiser: dict[str, Any], ma
     [
         ({"prior": {"name": "tv", "wieght": 3}}, "prior has no key 'wieght'; did you mean weight"),
         ({"prior": 3}, "prior is 3: that is neither a name nor a mapping"),
-        ({"prior": "pnp"}, "prior.denoiser: missing; prior pnp is a denoiser"),
+        ({"prior": "pnp"}, "prior pnp: write denoiser, which has no default. denoiser is a denoiser: {name: dncnn"),
         ({"prior": {"name": "pnp", "denoiser": "tv"}}, "denoiser is 'tv', without its options"),
         ({"prior": {"name": "pnp", "denoiser": {"size": 3}}}, "denoiser has no name"),
         ({"prior": {"name": "pnp", "denoiser": {"call": np.sort}}}, "a function needs depth"),

@@ -23,18 +23,23 @@ from halotile.tasks.block import BlockRunner
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
-from halotile.tasks.fidelity import Poisson, Term
+from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.downsample import Downsample
 from halotile.tasks.operators.mask import Mask
-from halotile.tasks.priors import NoPrior, Plugged, Prior, Sparse, Variation
+from halotile.tasks.priors.base import Prior
+from halotile.tasks.priors.l1 import Sparse
+from halotile.tasks.priors.none import NoPrior
+from halotile.tasks.priors.tv import Variation
 from halotile.tasks.step import View
+from halotile.tasks.terms import Term
 from tests.graphs.solving import (
     blurs,
     denoised_by,
     in_memory,
     iterations_of,
     norm_of,
+    plugged,
     problem_of,
     scene,
     terms_of,
@@ -57,13 +62,15 @@ def prior_of(name: str, image: Any, block: int, tile: int, folder: Path) -> Prio
     if name == "none":
         return NoPrior()
     if name == "l1":
-        return Sparse(0.02)
+        return Sparse(weight=0.02)
     if name == "tv":
-        return Variation(denoised_by(TotalVariation(strength=1.0, iterations=6), image, block, tile), 0.05)
+        return Variation(
+            denoised=denoised_by(TotalVariation(strength=1.0, iterations=6), image, block, tile), weight=0.05
+        )
     if name == "gaussian":
-        return Plugged(denoised_by(Gaussian(sigma=0.7), image, block, tile), 0.3)
+        return plugged(denoised_by(Gaussian(sigma=0.7), image, block, tile), 0.3)
     weights = dncnn_weights(folder / "w.safetensors")
-    return Plugged(denoised_by(DnCNN(depth=5, width=8, weights=str(weights)), image, block, tile), 0.3)
+    return plugged(denoised_by(DnCNN(depth=5, width=8, weights=str(weights)), image, block, tile), 0.3)
 
 
 def test_every_solver_is_tried() -> None:
@@ -178,7 +185,7 @@ def test_solvers_with_a_prior_find_the_same_minimum() -> None:
     image = scene((14, 12)).astype("float64")
     weights = 0.6 + 0.4 * np.random.default_rng(3).random(image.shape)  # no pixel goes unseen
     operators = (*blurs("reflect", (3,)), Mask(mask=InMemory(weights)))
-    problem = replace(problem_of(image, terms_of(image, operators)), prior=Sparse(0.05))
+    problem = replace(problem_of(image, terms_of(image, operators)), prior=Sparse(weight=0.05))
     largest = float(np.linalg.eigvalsh(dense(problem)[0])[-1])
     problem = replace(problem, step_size=1 / largest)
     images = {name: in_memory(SOLVERS[name], problem, 200)[0] for name in ("pgd", "fista", "admm")}
@@ -210,9 +217,9 @@ def test_the_step_for_counts_follows_the_curvature_where_it_begins(tmp_path: Pat
 @pytest.mark.parametrize("weight", [0.5, 40.0])
 def test_gradient_descent_goes_as_slowly_as_its_prior_is_steep(tmp_path: Path, weight: float) -> None:
     image = scene((96, 80))
-    plugged = Plugged(denoised_by(Gaussian(sigma=0.7), image, 96, 96), weight)
-    problem = problem_of(image, terms_of(image, blurs("reflect", (3,))), plugged)
-    step = 1 / (norm_of(problem, tmp_path / "norm") + plugged.steepness())
+    denoiser_prior = plugged(denoised_by(Gaussian(sigma=0.7), image, 96, 96), weight)
+    problem = problem_of(image, terms_of(image, blurs("reflect", (3,))), denoiser_prior)
+    step = 1 / (norm_of(problem, tmp_path / "norm") + denoiser_prior.steepness())
     run = iterations_of(GradientDescent(), replace(problem, step_size=step), tmp_path / "x")
     assert len(list(run.run(12, lambda *_: False))) == 12
     changes = [row["change"] for row in run.rows]

@@ -31,7 +31,7 @@ from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.operators.base import InMemory, Kind, Shape, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.crop import Crop
-from halotile.tasks.priors import NoPrior, Plugged
+from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.step import StepTask, View
 from tests.graphs.inline import inline
 from tests.graphs.solving import (
@@ -40,6 +40,7 @@ from tests.graphs.solving import (
     denoised_by,
     iterations_of,
     kernel,
+    plugged,
     problem_of,
     terms_of,
 )
@@ -104,7 +105,7 @@ def gathered(folder: Path) -> Any:
 def test_two_passes_have_the_bits_of_one(tmp_path: Path, solver: str) -> None:
     image = scene()
     terms = terms_of(image, blurs("reflect"))
-    plain = NoPrior() if solver == "cg" else Plugged(denoised_by(Gaussian(sigma=0.7), image, 64, 40))
+    plain = NoPrior() if solver == "cg" else plugged(denoised_by(Gaussian(sigma=0.7), image, 64, 40))
     problem = problem_of(image, terms, plain, 0.5)
     told = []
     for name, each in (("one", problem), ("two", staged(problem, Form(terms, apart=True)))):
@@ -317,10 +318,10 @@ def test_an_operator_that_sees_everything_has_to_fit(tmp_path: Path) -> None:
 
 def test_a_wide_prior_takes_the_operators_apart_unless_it_is_told_otherwise(tmp_path: Path) -> None:
     local = tuple(each.blur for each in tree(2))
-    far = PriorChoice(name="tv", weight=1.0, iterations=12)
+    far = PriorChoice(name="tv", options={"weight": 1.0, "iterations": 12})
     for requested, apart in (("auto", True), (True, False), (False, True)):
         plan = make_plan(job_of(tmp_path, local, prior=far, fuse=requested))
         assert work_of(plan).form.apart == apart
         assert plan.summary()["passes"] == 1 + apart
-    near = PriorChoice(name="tv", weight=1.0, iterations=1)
+    near = PriorChoice(name="tv", options={"weight": 1.0, "iterations": 1})
     assert not work_of(make_plan(job_of(tmp_path, local, prior=near))).form.apart

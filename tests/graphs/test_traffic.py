@@ -19,11 +19,11 @@ from halotile.graphs.runs.outputs.claim import kept_of
 from halotile.storage.grid import Grid, Region
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
-from halotile.tasks.fidelity import Term
 from halotile.tasks.operators.blur import Blur
-from halotile.tasks.priors import NoPrior
+from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.step import View
+from halotile.tasks.terms import Term
 from tests.graphs.solving import iterations_of_plan, kernel
 from tests.support import work_of, write_zarr
 
@@ -34,8 +34,10 @@ EDGES = (3, 5, 5)
 """Small enough for direct sums, also when they are folded: transforms read whole cells, which are larger than these blocks."""
 PRIORS = {
     "none": PriorChoice(),
-    "tv": PriorChoice(name="tv", weight=2.0, iterations=8),
-    "pnp": PriorChoice(name="pnp", denoiser=DenoiserChoice(name="gaussian", options={"sigma": 3.0})),
+    "tv": PriorChoice(name="tv", options={"weight": 2.0, "iterations": 8}),
+    "pnp": PriorChoice(
+        name="pnp", options={"denoiser": DenoiserChoice(name="gaussian", options={"sigma": 3.0})}
+    ),
 }
 
 

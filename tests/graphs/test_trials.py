@@ -376,6 +376,6 @@ def test_another_level_of_vectors_is_another_processor(folder: Path, monkeypatch
 
 def test_the_network_of_a_prior_is_tried_likewise(folder: Path) -> None:
     choice = DenoiserChoice(name="torch", options={"import": "tried_networks:Hungry"})
-    requested = deblurring(folder, "cpu", PriorChoice(name="pnp", denoiser=choice))
+    requested = deblurring(folder, "cpu", PriorChoice(name="pnp", options={"denoiser": choice}))
     with pytest.raises(MemoryRefused, match="Hungry needs more than that to be tried"):
         make_plan(replace(requested, allow_import=True, import_folder=str(folder)))

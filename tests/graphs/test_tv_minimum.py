@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reconstruction
-from halotile.graphs.jobs.reconstruct.problem.prior import denoiser_of
 from halotile.graphs.kinds.sections import Output
+from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.solvers.fista import Fista
-from halotile.tasks.fidelity import Term
 from halotile.tasks.operators.base import InMemory
 from halotile.tasks.operators.blur import Blur
-from halotile.tasks.priors import Variation
+from halotile.tasks.priors.tv import Variation
+from halotile.tasks.terms import Term
 from tests.graphs.solving import Pixels, denoised_by, in_memory, kernel, problem_of
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker")
@@ -79,11 +79,13 @@ def test_fista_with_tv_ends_at_the_minimum(tmp_path: Path, weight: float) -> Non
     wanted = minimum(spectrum, measured, weight)
 
     job = Reconstruction(
-        output=Output(path=str(tmp_path)), operators=(), prior=PriorChoice(name="tv", weight=weight)
+        output=Output(path=str(tmp_path)),
+        operators=(),
+        prior=PriorChoice(name="tv", options={"weight": weight}),
     )
-    denoiser: Any = denoiser_of(job)
+    denoiser: Any = make_chosen(job.prior).computed_by()
     pixels = measured.astype("float32")
-    prior = Variation(denoised_by(denoiser, pixels, EDGE, EDGE), weight)
+    prior = Variation(denoised=denoised_by(denoiser, pixels, EDGE, EDGE), weight=weight)
     problem = problem_of(pixels, (Term(Blur(kernel=taps), InMemory(pixels)),), prior)
     found, _ = in_memory(Fista(), problem, 300)
     assert np.linalg.norm(found - wanted) < 1e-4 * np.linalg.norm(wanted)

@@ -21,7 +21,9 @@ from tests.graphs.solving import kernel
 from tests.support import noisy_image, write_zarr
 
 TWO = Gpus(("0", "1"))
-GAUSSIAN = PriorChoice(name="pnp", denoiser=DenoiserChoice(name="gaussian", options={"sigma": 1.0}))
+GAUSSIAN = PriorChoice(
+    name="pnp", options={"denoiser": DenoiserChoice(name="gaussian", options={"sigma": 1.0})}
+)
 FOUND = Tuned(
     device="a card",
     tile=(32, 48),

@@ -12,6 +12,7 @@ from halotile.cli.config.findings import Findings, missing
 from halotile.cli.config.kinds import Named
 from halotile.cli.config.problems import KeyPath
 from halotile.errors import HalotileError
+from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.words import expected, nearest, shown
 
 
@@ -22,6 +23,12 @@ class Chosen:
     name: str
     values: Mapping[str, Any]
     declared: Any
+    nested: Mapping[str, Any]
+    """Objects among the options, by option."""
+
+    def as_part(self, schema: Any) -> Any:
+        """Return it as a part of a job: an instance of the class of the choice."""
+        return schema.of({"name": self.name, **self.values})
 
 
 def read_choice(found: Findings, path: KeyPath, named: Named, values: Mapping[str, Any]) -> Chosen | None:
@@ -29,23 +36,29 @@ def read_choice(found: Findings, path: KeyPath, named: Named, values: Mapping[st
     key = "name" if "name" in values else next((k for k in values if nearest(k, ["name"])), "name")
     if key != "name":
         found.fault((*path, key), "unknown key; did you mean name?")
-    name = _name(found, (*path, key), named, values.get(key))
+    name = _name(found, (*path, key), named, values.get(key, named.default))
     declared = _declared(found, (*path, key), named, name) if name is not None else None
     if name is None or declared is None:
         return None
     beside = {option: value for option, value in values.items() if option != key}
-    if named.registry == "operators":
-        beside = _with_files(found, path, named, declared, beside)
+    nested: dict[str, Any] = {}
+    if named.choice.differs:
+        beside = _with_files(found, path, named, declared, beside, nested)
     else:
         beside = _with_weights(found, declared, beside)
-    built, faults = check_fields(named.written(declared), beside)
+    from halotile.graphs.rules.written_options import fault_of_option
+
+    written = named.written(declared)
+    built, faults = check_fields(written, beside)
     for place, message in faults:
+        if len(place) == 1 and place[0] not in field_types(written):
+            message = fault_of_option(named.choice, name, str(place[0])) or message
         found.fault((*path, *place), message)
     for file in built.files() if hasattr(built, "files") else ():
         if not os.path.exists(file):
             option = next((option for option in beside if str(beside[option]) == str(file)), "")
             found.fault((*path, option) if option else path, missing(file))
-    return Chosen(name, beside, built)
+    return Chosen(name, beside, built, nested)
 
 
 def _name(findings: Findings, path: KeyPath, named: Named, name: Any) -> str | None:
@@ -56,7 +69,7 @@ def _name(findings: Findings, path: KeyPath, named: Named, name: Any) -> str | N
     elif not isinstance(name, str):
         findings.fault(path, f"{shown(name)} is not {expected(str)}; {one_of}")
     elif name not in accepted:
-        near = nearest(name, accepted)
+        near = nearest(name, accepted, likeness=0.6)  # the names are short
         findings.fault(
             path, f"no {named.word} is called {name}; " + (f"did you mean {near}?" if near else one_of)
         )
@@ -93,10 +106,15 @@ def path_fields(schema: type) -> set[str]:
 
 
 def _with_files(
-    findings: Findings, path: KeyPath, named: Named, declared: type, values: Mapping[str, Any]
+    findings: Findings,
+    path: KeyPath,
+    named: Named,
+    declared: type,
+    values: Mapping[str, Any],
+    nested: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the keys of an operator, with absolute paths of its input files; nested operators are checked."""
-    from halotile.graphs.rules.operator_options import stand_ins
+    """Return the keys of a choice, with absolute paths of its input files; nested choices are checked, and objects noted."""
+    from halotile.graphs.rules.written_options import stand_ins
 
     meant = stand_ins(declared) | {"data": "array"}
     resolved = dict(values)
@@ -104,6 +122,8 @@ def _with_files(
         place = (*path, key)
         if meant.get(key) == "operators":
             resolved[key] = _nested(findings, place, named, value)
+        elif meant.get(key) == "denoiser":
+            resolved[key], nested[key] = _nested_denoiser(findings, place, value)
         elif key in meant:
             resolved[key] = findings.read(place, value)
         elif isinstance(value, dict):
@@ -112,6 +132,15 @@ def _with_files(
                 for inner, part in value.items()
             }
     return resolved
+
+
+def _nested_denoiser(findings: Findings, path: KeyPath, value: Any) -> tuple[Any, Any]:
+    """Return a denoiser among the options as a mapping, and the object; None for one with a fault."""
+    if not isinstance(value, dict):
+        findings.fault(path, f"{shown(value)} is not a mapping; write `{path[-1]}: {{name: {shown(value)}}}`")
+        return {}, None
+    chosen = read_choice(findings, path, Named(DenoiserChoice), value)
+    return ({"name": chosen.name, **chosen.values}, chosen.declared) if chosen else (value, None)
 
 
 def _nested(findings: Findings, path: KeyPath, named: Named, values: Any) -> Any:

@@ -36,7 +36,12 @@ class Named:
     @property
     def word(self) -> str:
         """Noun for an entry of the registry."""
-        return self.registry.removesuffix("s")
+        return registry.singular(self.registry)
+
+    @property
+    def default(self) -> str | None:
+        """Name that is meant where none is written."""
+        return getattr(self.choice, "name", None)
 
     @property
     def names(self) -> list[str]:
@@ -59,7 +64,7 @@ class Named:
     def written(self, declared: type) -> type:
         """Return the dataclass of the keys beside the name."""
         if self.is_nested:
-            from halotile.graphs.rules.operator_options import as_written
+            from halotile.graphs.rules.written_options import as_written
 
             return as_written(declared)
         return self.choice.written(declared)
@@ -168,17 +173,3 @@ def _marks(hint: Any) -> list[Any]:
     """Return all annotations of a type, nested ones included."""
     inner = [mark for argument in get_args(hint) for mark in _marks(argument)]
     return [*getattr(hint, "__metadata__", ()), *inner]
-
-
-def named_in(schema: type) -> dict[str, type]:
-    """Return the keys of a section that hold a name with its options.
-
-    Examples
-    --------
-    >>> from halotile.graphs.jobs.reconstruct.job import PriorChoice
-    >>> from halotile.graphs.kinds.sections import Tile
-    >>> named_in(PriorChoice), named_in(Tile)
-    ({'denoiser': <class 'halotile.graphs.kinds.sections.DenoiserChoice'>}, {})
-    """
-    hints = get_type_hints(schema)
-    return {key: part for key, hint in hints.items() for part in parts(hint) if is_named(part)}

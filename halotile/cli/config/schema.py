@@ -11,13 +11,15 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from halotile.cli.config.kinds import VERSION, JobKeys, is_named, keys_of, named_in
+from halotile.cli.config.kinds import VERSION, JobKeys, is_named, keys_of
 from halotile.cli.config.kinds import Named as NamedPart
 from halotile.errors import HalotileError
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.finder import find_kind, kind_names
+from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.rules.check import checks_of
 from halotile.graphs.rules.values import Above, AtLeast, Named
+from halotile.graphs.rules.written_options import stand_ins
 from halotile.tasks.options import job_key
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -91,16 +93,12 @@ def _section_schema(section: str, schema: type, checks: Mapping[tuple[str, str],
         return {
             "description": (schema.__doc__ or "").strip(),
             "type": "object",
-            "required": ["name"],
+            **({} if named.default else {"required": ["name"]}),
             "anyOf": [choice for choice in choices if choice],
         }
     section_schema = _inlined(schema)
     for key, entry in section_schema["properties"].items():
         _add_bounds(entry, checks.get((section, key)))
-    for key, part in named_in(schema).items():
-        described = section_schema["properties"][key]["description"]
-        choice = _section_schema(key, part, checks) | {"description": described}
-        section_schema["properties"][key] = {"description": described, "anyOf": [choice, {"type": "null"}]}
     return section_schema
 
 
@@ -127,25 +125,24 @@ def _choice_schema(
     except (HalotileError, AttributeError):
         return None
     schema = _inlined(named.written(declared))
-    described = parameters_of(declared)
+    described = parameters_of(declared) | _attribute_docs(named.choice)
     for key, entry in schema["properties"].items():
-        entry.setdefault("description", _OWN.get(key) or described.get(key, ""))
+        entry.setdefault("description", described.get(key, ""))
         _add_bounds(entry, checks.get((section, key)))
+    nested = stand_ins(declared) if named.choice.differs else {}
+    for key in (key for key, kind in nested.items() if kind == "denoiser"):
+        described_key = schema["properties"][key]["description"]
+        schema["properties"][key] = _section_schema(key, DenoiserChoice, checks) | {
+            "description": described_key
+        }
     description = (declared.__doc__ or name).strip().splitlines()[0]
     return schema | {
         "title": name,
         "description": description,
         "properties": {"name": {"const": name, "description": description}} | schema["properties"],
-        "required": ["name", *schema.get("required", [])],
+        "required": [*([] if named.default else ["name"]), *schema.get("required", [])],
         "additionalProperties": False,
     }
-
-
-_OWN = {
-    "data": "The measurement: anything that can be the input of a denoising job.",
-    "noise_sigma": "Standard deviation of the noise of the measurement: it counts by 1 / noise_sigma².",
-}
-"""Keys of operators besides their options."""
 
 
 def parameters_of(kind: type) -> dict[str, str]:

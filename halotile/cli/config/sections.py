@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.config.choices import Chosen, read_choice
+from halotile.cli.config.choices import read_choice
 from halotile.cli.config.fields import check_fields, field_types
 from halotile.cli.config.findings import Findings
-from halotile.cli.config.kinds import HEAD, VERSION, JobKeys, Named, is_named, keys_of, named_in, paths_in
+from halotile.cli.config.kinds import HEAD, VERSION, JobKeys, Named, is_named, keys_of, paths_in
 from halotile.cli.config.problems import KeyPath, Problem
 from halotile.cli.config.yaml_source import Document
 from halotile.errors import HalotileError
@@ -149,32 +149,19 @@ class _Check:
             return None
         if is_named(schema):
             return self._choice((key,), section, schema, values)
-        nested = {
-            name: self._nested((key, name), name, part, values) for name, part in named_in(schema).items()
-        }
-        plain = {name: value for name, value in values.items() if name not in nested}
-        built, faults = check_fields(schema, self._with_paths((key,), schema, plain))
+        built, faults = check_fields(schema, self._with_paths((key,), schema, values))
         field_names = field_types(schema)
         for path, message in faults:
             unknown = len(path) == 1 and path[0] not in field_names
             self.found.fault((key, *path), self._unknown(str(path[0]), field_names) if unknown else message)
-        wrong = any(self.found.is_wrong((key, name)) for name in nested)
-        return dataclasses.replace(built, **nested) if built is not None and not wrong else None
-
-    def _nested(self, path: KeyPath, name: str, schema: type, values: Mapping[str, Any]) -> Any:
-        """Return a choice by name inside a section, None where it is left out."""
-        value = values.get(name)
-        if value is None or isinstance(value, dict):
-            return None if value is None else self._choice(path, name, schema, value)
-        self.found.fault(path, f"{shown(value)} is not a mapping; write `{name}: {{name: {shown(value)}}}`")
-        return None
+        return built
 
     def _choice(self, path: KeyPath, part: str, schema: type, values: Mapping[str, Any]) -> Any:
         chosen = read_choice(self.found, path, Named(schema), values)
         if chosen is None:
             return None
-        self.declared[part] = chosen.declared
-        return _as_choice(schema, chosen)
+        self.declared |= {part: chosen.declared, **chosen.nested}
+        return chosen.as_part(schema)
 
     def _list(self, name: str, schema: type) -> Any:
         """Return the entries of a list, or None where one of them is wrong."""
@@ -194,7 +181,7 @@ class _Check:
         for number, value in enumerate(values):
             if isinstance(value, dict):
                 chosen = read_choice(self.found, (key, number), Named(schema), value)
-                choices.append(_as_choice(schema, chosen) if chosen and chosen.declared else None)
+                choices.append(chosen.as_part(schema) if chosen and chosen.declared else None)
             else:
                 self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")
         return None if self.found.is_wrong((key,)) else tuple(choices)
@@ -254,18 +241,9 @@ class _Check:
                 known_parts[name] = schema()
         if "denoiser" in self.kind.sections or "denoiser" in self.declared:
             known_parts.pop("denoiser", None)
-            known_parts |= {
-                name: instance for name, instance in self.declared.items() if instance is not None
-            }
+            if self.declared.get("denoiser") is not None:
+                known_parts["denoiser"] = self.declared["denoiser"]
         for (part, *rest), message in apply_rules(self.rules, known_parts).items():
             path = (self.written[str(part)], *rest)
             if not self.found.is_wrong(path[:2]):
                 self.found.fault(path, message)
-
-
-def _as_choice(schema: type, chosen: Chosen) -> Any:
-    """Return a choice as its dataclass: its own keys, and all others as options."""
-    own_keys = {field.name for field in dataclasses.fields(schema)} - {"name", "options"}
-    options = {key: value for key, value in chosen.values.items() if key not in own_keys}
-    values = {key: value for key, value in chosen.values.items() if key in own_keys}
-    return schema(name=chosen.name, **values, options=options)

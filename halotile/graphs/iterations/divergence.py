@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from halotile.tasks.fidelity import MISFIT
+from halotile.tasks.terms import MISFIT
 
 OBJECTIVE = "objective"
 """The misfit plus the prior, where the prior has a value."""

@@ -39,10 +39,10 @@ from halotile.storage.run_directory.checkpoints import Checkpoint
 from halotile.storage.sharded.vectors import Vectors
 from halotile.storage.views import Constant
 from halotile.tasks.contributions import Adding, Contributions
-from halotile.tasks.fidelity import MISFIT
-from halotile.tasks.priors import denoised_in
+from halotile.tasks.priors.base import denoised_in
 from halotile.tasks.shared import Shared
 from halotile.tasks.step import StepTask, Sum, View, Written
+from halotile.tasks.terms import MISFIT
 
 TINY = 1e-30
 """Least mean square: a PSNR above 300 dB means nothing."""

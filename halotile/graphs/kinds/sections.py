@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 STRICT: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True}
@@ -180,7 +180,10 @@ class Cluster:
 
 
 class NamedChoice:
-    """A part of a job that is a name with its options as neighbouring keys."""
+    """A part of a job that is a name with its options as neighbouring keys.
+
+    Its own fields besides ``name`` and ``options`` are keys that every name has.
+    """
 
     registry: ClassVar[str]
     """Registry of the name, such as ``denoisers``."""
@@ -188,11 +191,41 @@ class NamedChoice:
     """Name of the class in a module of that registry."""
     hidden: ClassVar[tuple[str, ...]] = ()
     """Names that jobs cannot use."""
+    differs: ClassVar[bool] = True
+    """False where a job file has each option as the class takes it: no path stands for an array."""
+
+    name: str
+    options: Mapping[str, Any]
 
     @classmethod
     def written(cls, declared: type) -> type:
         """Return the dataclass of the keys beside the name, from the class that the name refers to."""
-        return declared
+        from halotile.graphs.rules.written_options import as_written
+
+        return as_written(declared, cls) if cls.differs else declared  # type: ignore[arg-type]  # a class is hashable
+
+    @classmethod
+    def own_keys(cls) -> set[str]:
+        """Return the keys that every name has."""
+        return {own.name for own in fields(cls)} - {"name", "options"}  # type: ignore[arg-type]  # is a dataclass
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> Self:
+        """Return the choice in a mapping as a job file has it.
+
+        Examples
+        --------
+        >>> DenoiserChoice.of({"name": "tv", "strength": 0.1})
+        DenoiserChoice(name='tv', options={'strength': 0.1})
+        """
+        own = {key: value for key, value in written.items() if key == "name" or key in cls.own_keys()}
+        options = {key: value for key, value in written.items() if key not in own}
+        return cls(**own, **({"options": options} if options else {}))
+
+    @classmethod
+    def nested(cls, written: Mapping[str, Any]) -> Self:
+        """Return the choice in a mapping among the options of another one."""
+        return cls.of(written)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +234,7 @@ class DenoiserChoice(NamedChoice):
 
     registry: ClassVar[str] = "denoisers"
     attribute: ClassVar[str] = "DENOISER"
+    differs: ClassVar[bool] = False
 
     name: str
     """Name of a file in halotile.tasks.denoisers or of a plug-in."""

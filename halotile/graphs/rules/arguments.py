@@ -8,9 +8,12 @@ from typing import Any, TypeVar
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.detection.cluster_kind import check_one_script, kind_of
-from halotile.graphs.kinds.sections import Cluster
+from halotile.graphs.kinds.sections import Cluster, NamedChoice
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
+from halotile.graphs.rules.written_options import fault_of_option
 from halotile.graphs.words import dotted, nearest, shown
+from halotile.registry import find, names
+from halotile.tasks.options import option_fields
 
 T = TypeVar("T")
 Words = Mapping[str, Any]
@@ -36,16 +39,33 @@ def section(name: str, kind: type[T], written: str | Words, first: str = "name")
         raise ConfigError(
             f'{name} is {shown(written)}: that is neither a {first} nor a mapping. Write {{"{first}": ...}}.'
         )
-    keys = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # as every section is
+    keys = _keys_of(kind, values)
     for key in values:
         if key not in keys:
             near = nearest(str(key), keys)
+            if issubclass(kind, NamedChoice) and not near:
+                given = str(values.get("name", getattr(kind, "name", "")))
+                if fault := fault_of_option(kind, given, str(key)):
+                    raise ConfigError(f"{name}.{key}: {fault}")
             raise ConfigError(
                 f"{name} has no key {key!r}; "
                 + (f"did you mean {near}?" if near else f"write some of {', '.join(keys)}.")
             )
     # A job is a value: its lists become tuples, whether they were given as lists or tuples.
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return kind.of(values) if issubclass(kind, NamedChoice) else kind(**values)
+
+
+def _keys_of(kind: type, values: Words) -> list[str]:
+    """Return the keys of a section; those of a choice by name depend on the name."""
+    keys = [field.name for field in dataclasses.fields(kind)]
+    if not issubclass(kind, NamedChoice):
+        return keys
+    name = values.get("name", getattr(kind, "name", None))
+    if name not in names(kind.registry):  # which the check of the job reports
+        return [*keys, *values]
+    declared = getattr(find(kind.registry, name), kind.attribute)
+    return [*(key for key in keys if key != "options"), *option_fields(declared)]
 
 
 def cluster_of_script(written: str | Words | Cluster) -> Cluster:

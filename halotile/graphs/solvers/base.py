@@ -11,7 +11,7 @@ import numpy as np
 
 from halotile.storage.rim import Readable
 from halotile.tasks.contributions import Contributions
-from halotile.tasks.priors import Prior
+from halotile.tasks.priors.base import Prior
 from halotile.tasks.shared import Shared
 from halotile.tasks.step import Sum
 
@@ -145,8 +145,8 @@ class Traits:
         Only the image is carried from one iteration to the next, so that one pass can make several iterations.
     passes_before : int
         Passes before the first step, which leave the image as it is and do not count as iterations.
-    fidelities : tuple of str, optional
-        Names of the data fidelities that the solver supports; None: all.
+    needs_squares : bool
+        The solver works on least squares alone.
     reads_measurements : bool
         The measurements are read in every iteration, not only before the first.
     for_jobs : bool
@@ -157,7 +157,7 @@ class Traits:
     takes_steps: bool = True
     is_memoryless: bool = False
     passes_before: int = 0
-    fidelities: tuple[str, ...] | None = None
+    needs_squares: bool = False
     reads_measurements: bool = True
     for_jobs: bool = True
 

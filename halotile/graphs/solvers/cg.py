@@ -22,9 +22,9 @@ from halotile.graphs.solvers.base import (
     advanced,
 )
 from halotile.storage.rim import Readable
-from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.step import Sum
+from halotile.tasks.terms import MISFIT
 
 RR, PQ, RQ, QQ = "rr", "pq", "rq", "qq"
 FIRST = "first"
@@ -61,7 +61,7 @@ class ConjugateGradients(SolverBase):
     name: ClassVar[str] = "cg"
     vectors: ClassVar[Mapping[str, int]] = {"x": 2, "r": 2, "p": 2, "q": 2}
     traits: ClassVar[Traits] = Traits(
-        prior_by=None, takes_steps=False, passes_before=1, fidelities=("l2",), reads_measurements=False
+        prior_by=None, takes_steps=False, passes_before=1, needs_squares=True, reads_measurements=False
     )
 
     def is_done(self, tol: float, row: Mapping[str, float]) -> bool:

@@ -22,8 +22,9 @@ from halotile.graphs.jobs.denoise.opening import (
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
+from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.plans.cutting import allowed_bytes, grid_of, overlap_pays, rim_of, tiling_of
-from halotile.graphs.plans.denoisers import describe_denoiser, make_denoiser
+from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_paths
@@ -86,7 +87,8 @@ class _Opened:
 
 def _open(job: Denoising, request: PlanRequest) -> _Opened:
     begun = begin(job, request)
-    denoiser = make_denoiser(job.denoiser, job)
+    given = job.denoiser
+    denoiser: Denoiser = make_chosen(given, job) if isinstance(given, DenoiserChoice) else given
     expect_trial(denoiser)
     original = open_source(
         job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes

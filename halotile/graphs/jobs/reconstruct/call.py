@@ -15,7 +15,7 @@ from halotile.graphs.jobs.reconstruct.job import (
     Reconstruction,
     SolverChoice,
 )
-from halotile.graphs.kinds.sections import Auto, DenoiserChoice, Output, Run
+from halotile.graphs.kinds.sections import Auto, Output, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.rules.arguments import Words, cluster_of_script, section
 from halotile.graphs.runs.driver import run
@@ -127,24 +127,16 @@ def reconstruct(
 
 
 def _prior(written: str | Words) -> PriorChoice:
+    """Return a prior from the keys of a job file; its denoiser may be a function that the script passes."""
     choice = section("prior", PriorChoice, written)
-    if isinstance(choice.denoiser, str):
+    denoiser = choice.options.get("denoiser")
+    if isinstance(denoiser, str):
         raise ConfigError(
-            f'prior: denoiser is {choice.denoiser!r}, without its options. Write {{"name": {choice.denoiser!r}, ...}}.'
+            f'prior: denoiser is {denoiser!r}, without its options. Write {{"name": {denoiser!r}, ...}}.'
         )
-    if not isinstance(choice.denoiser, Mapping):
+    if not (isinstance(denoiser, Mapping) and "call" in denoiser):
         return choice
-    return dataclasses.replace(choice, denoiser=_denoiser(choice.denoiser))
-
-
-def _denoiser(written: Words) -> DenoiserChoice | GivenFunction:
-    """Return a denoiser from the keys of a job file, or from a function that the script passes."""
-    if "call" in written:
-        if "depth" not in written:
-            raise ConfigError('a function needs depth: how far, in pixels, it looks. Write "depth": 8, say.')
-        return GivenFunction(call=written["call"], depth=written["depth"])
-    if "name" not in written:
-        raise ConfigError('prior: denoiser has no name. Write {"name": "tv", "strength": 0.1}, say.')
-    return DenoiserChoice(
-        name=written["name"], options={key: value for key, value in written.items() if key != "name"}
-    )
+    if "depth" not in denoiser:
+        raise ConfigError('a function needs depth: how far, in pixels, it looks. Write "depth": 8, say.')
+    given = GivenFunction(call=denoiser["call"], depth=denoiser["depth"])
+    return dataclasses.replace(choice, options={**choice.options, "denoiser": given})

@@ -131,11 +131,6 @@ def essentials(job: dict[str, Any]) -> dict[str, Any]:
     parts = dict(job)
     if "solver" in parts:
         parts["solver"] = identity_of(parts["solver"])
-    prior = parts.get("prior") or {}
-    if (
-        prior.get("name") != "tv"
-    ):  # other jobs have no iterations, and the default was different in earlier versions
-        parts["prior"] = {key: value for key, value in prior.items() if key != "iterations"}
     return parts
 
 

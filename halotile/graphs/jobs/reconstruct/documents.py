@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Mapping
 from typing import Any
 
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.measurements.operators import written
 from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
-from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
-from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.trials.gpu_trials import written_tiles
+from halotile.tasks.priors.base import denoised_of
 
 
 def given_parts(job: Reconstruction) -> dict[str, Any]:
     """Return the parts that a job file writes differently: objects that only a script can pass are described."""
-    prior = {prior_field.name: getattr(job.prior, prior_field.name) for prior_field in fields(job.prior)}
-    denoiser = job.prior.denoiser
-    if isinstance(denoiser, DenoiserChoice):
-        prior["denoiser"] = {"name": denoiser.name, **denoiser.options}
-    elif denoiser is not None:
-        prior["denoiser"] = describe_denoiser(denoiser)
+    options = {
+        key: value if isinstance(value, Mapping) or key != "denoiser" else describe_denoiser(value)
+        for key, value in job.prior.options.items()
+    }
+    prior = {"name": job.prior.name, **options}
     return {"operators": [written(choice) for choice in job.operators], "prior": prior}
 
 

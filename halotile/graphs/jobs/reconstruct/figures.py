@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
-from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
 from halotile.graphs.jobs.reconstruct.problem.traffic import computed_twice, pixels_read, traffic_of
+from halotile.tasks.priors.base import denoised_of
 
 
 def figures_of(work: Inversion) -> dict[str, Any]:
@@ -25,7 +25,9 @@ def figures_of(work: Inversion) -> dict[str, Any]:
         "form": form.describe(),
         "fidelity": job.fidelity.name,
         "prior": job.prior.name,
-        "denoiser": _denoiser(job.prior.denoiser),
+        "denoiser": denoised.denoiser.name
+        if (denoised := denoised_of(work.prior)) and "denoiser" in job.prior.options
+        else None,
         **_tiles(work),
         "solver": work.solver.name,
         "step": choice.step,
@@ -57,8 +59,3 @@ def _tiles(work: Inversion) -> dict[str, Any]:
         "device_memory_bytes": work.tuned.device_bytes if work.tuned and on_gpu else None,
         "tuned": work.tuned.to_json() if work.tuned else None,
     }
-
-
-def _denoiser(choice: Any) -> str | None:
-    """Return the name of the prior's denoiser; None where there is none."""
-    return getattr(choice, "name", type(choice).__name__) if choice is not None else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Self
 
-from halotile.graphs.kinds.sections import STRICT, Auto, DenoiserChoice, NamedChoice, ReadPath, TiledJob
+from halotile.graphs.kinds.sections import Auto, NamedChoice, ReadPath, TiledJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,51 +27,47 @@ class OperatorChoice(NamedChoice):
     """Options of that operator; an operator object from a script is under ``operator``."""
 
     @classmethod
-    def written(cls, declared: type) -> type:
-        """Return the dataclass of an operator's options, with paths in place of arrays, and of its measurement."""
-        from halotile.graphs.rules.operator_options import as_written
-
-        return as_written(declared, cls)  # type: ignore[arg-type]  # a class is hashable
+    def nested(cls, written: Mapping[str, Any]) -> Self:
+        """Return an operator inside another one, which has no measurement of its own."""
+        return cls.of({"data": "", **written})
 
 
 @dataclass(frozen=True, kw_only=True)
-class FidelityChoice:
-    """The data fidelity of the measurements."""
+class FidelityChoice(NamedChoice):
+    """The data fidelity of the measurements by name, with its options."""
 
-    __pydantic_config__ = STRICT
+    registry: ClassVar[str] = "fidelities"
+    attribute: ClassVar[str] = "FIDELITY"
 
-    name: Literal["l2", "poisson"] = "l2"
-    """l2: least squares, for Gaussian noise; poisson: counts."""
-    background: float = 0.0
-    """poisson: counts without the image."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PriorChoice:
-    """The prior of the image."""
-
-    __pydantic_config__ = STRICT
-
-    name: Literal["none", "pnp", "tv", "l1"] = "none"
-    """pnp: a denoiser (with solver gd: RED); tv: total variation; l1: sparse."""
-    denoiser: DenoiserChoice | Any = None
-    """pnp: a denoiser as in a denoising job."""
-    sigma: float | None = None
-    """pnp: the noise level that the denoiser is given."""
-    weight: float = 1.0
-    """Weight of the prior, against 1 / noise_sigma² for a measurement; not for pnp with a prox."""
-    iterations: int = 40
-    """tv: dual steps of one prox."""
+    name: str = "l2"
+    """Name of a file in halotile.tasks.fidelities or of a plug-in."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of that fidelity."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SolverChoice:
-    """The solver, and its iterations."""
+class PriorChoice(NamedChoice):
+    """The prior of the image by name, with its options."""
 
-    __pydantic_config__ = STRICT
+    registry: ClassVar[str] = "priors"
+    attribute: ClassVar[str] = "PRIOR"
+
+    name: str = "none"
+    """Name of a file in halotile.tasks.priors or of a plug-in."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of that prior."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverChoice(NamedChoice):
+    """The solver by name, its iterations, and its options."""
+
+    registry: ClassVar[str] = "solvers"
+    attribute: ClassVar[str] = "SOLVER"
+    hidden: ClassVar[tuple[str, ...]] = ("lanczos",)
 
     name: str = "pgd"
-    """Name of a file in halotile.graphs.solvers."""
+    """Name of a file in halotile.graphs.solvers or of a plug-in."""
     iterations: int = 20
     """Iterations at most."""
     step: float | Auto = "auto"
@@ -82,6 +78,8 @@ class SolverChoice:
     """Iterations between two checkpoints, up to 4. More than 1: one pass makes so many, and the images between are not stored."""
     keep_state: bool = False
     """Keep the solver's images after the last iteration, so that more can follow."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of that solver."""
 
 
 @dataclass(frozen=True, kw_only=True)

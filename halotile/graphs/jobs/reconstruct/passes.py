@@ -19,8 +19,8 @@ from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import ShardWriter
 from halotile.storage.views import Constant
-from halotile.tasks.fidelity import MISFIT
 from halotile.tasks.step import StepTask, View
+from halotile.tasks.terms import MISFIT
 
 NORM, ADJOINT, WRITE = "norm", "adjoint", "write"
 """Phases, besides that of the iterations."""

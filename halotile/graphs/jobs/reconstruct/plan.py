@@ -39,16 +39,14 @@ from halotile.graphs.jobs.reconstruct.paths import with_whole_paths
 from halotile.graphs.jobs.reconstruct.problem.forms import Form, check_per_pass, choose_form
 from halotile.graphs.jobs.reconstruct.problem.prior import (
     cut_for_prior,
-    denoised_of,
-    denoiser_of,
     describe_prior,
     tried_prior,
-    with_denoised,
 )
 from halotile.graphs.jobs.reconstruct.problem.prior_trials import Cut, denoising_of
 from halotile.graphs.jobs.reconstruct.problem.traffic import comes_apart, computed_twice
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.plans.choices import describe_options, make_part
 from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
@@ -78,12 +76,13 @@ from halotile.graphs.plans.trials.gpu_trials import (
 from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.graphs.solvers.base import Solver
 from halotile.graphs.waiting import report_if_slow
-from halotile.registry import find
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.sharded.output import Layout
 from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.operators.base import Operator, working_dtype
+from halotile.tasks.priors.base import Prior, denoised_of
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_findings import Tuned
 from halotile.tasks.trials.provenance import seals_of
@@ -109,7 +108,9 @@ class _Opened:
     """Start and reference, where the job has them."""
     image: Constant
     """An image of zeros, with the shape and type of the result."""
+    prior: Prior
     denoiser: Denoiser | None
+    """That of the prior."""
     notes: tuple[str, ...]
 
     @property
@@ -148,10 +149,11 @@ def _open(job: Reconstruction, request: PlanRequest) -> _Opened:
     for source in (*data, *images.values()):
         check_paths(source, begun.output)
     zeros = Constant(shape, working_dtype(np.result_type(*(source.dtype for source in data))))
-    denoiser = denoiser_of(job)
+    prior: Prior = make_part("prior", job.prior, job)
+    denoiser = prior.computed_by()
     expect_trial(denoiser)
     computing = compute_on(job, denoiser)
-    return _Opened(begun, computing, operators, data, images, zeros, denoiser, tuple(notes))
+    return _Opened(begun, computing, operators, data, images, zeros, prior, denoiser, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ class _Sized:
     geometry: Geometry
     layout: Layout
     form: Form
+    fidelity: Fidelity
     solver: Solver
     io_threads: int
 
@@ -180,6 +183,7 @@ class _Sized:
         opened, computing = self.opened, self.opened.computing
         prior, grid = cut_for_prior(
             self.job,
+            opened.prior,
             opened.denoiser,
             opened.image,
             self.geometry,
@@ -218,7 +222,8 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     memory = parse_bytes(job.run.memory_per_worker)
     layout = layout_like(opened.data[0], job.output, geometry, opened.image.dtype, memory, previous)
     job, requested = no_more_than(job, computing.requested, shape, block_unit(geometry, layout.shard))
-    terms = make_terms(job.operators, opened.operators, opened.data, job.fidelity, opened.start)
+    fidelity: Fidelity = make_part("fidelity", job.fidelity, job)
+    terms = make_terms(job.operators, opened.operators, opened.data, fidelity, opened.start)
     per_pass = job.solver.checkpoint_every
     form = choose_form(terms, opened.image.dtype, exact=job.exact, per_pass=per_pass)
     check_per_pass(form)
@@ -232,7 +237,8 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
         geometry,
         layout,
         form,
-        find("solvers", job.solver.name).SOLVER(),
+        fidelity,
+        make_part("solver", job.solver, job),
         io_threads_for(job.run, computing.cluster, computing.device),
     )
 
@@ -279,7 +285,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
     trial = denoising_of(cut, sized.state_layout, (), output)
     reach = compared(sized.reach, trial, job.tile, previous, run=job.run, report=request.report)
     if tiles is not None:
-        cut = replace(cut, prior=with_denoised(cut.prior, partial(sized_as, task=tiles.task)))
+        cut = replace(cut, prior=cut.prior.with_denoised(partial(sized_as, task=tiles.task)))
     tuned, note = (tiles.tuned, tiles.note) if tiles else (None, "")
     return _Settled(sized, sized.work_of(cut, tuned), note, reach)
 
@@ -288,7 +294,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     sized, opened, work = settled.sized, settled.sized.opened, settled.work
     job, begun, denoiser = sized.job, opened.begun, opened.denoiser
     identity, earlier = relate(job, _identity(settled), begun, request)
-    begun_prior = with_denoised(work.prior, lambda denoised: as_it_went(denoised, begun.previous))
+    begun_prior = work.prior.with_denoised(lambda denoised: as_it_went(denoised, begun.previous))
     solver_notes = note_of(begun.directory, job.solver, sized.solver) if earlier.resumes else ()
     return Plan(
         job=job,
@@ -334,10 +340,10 @@ def _identity(settled: _Settled) -> dict[str, Any]:
             | {"data": source.fingerprint(), "noise_sigma": choice.noise_sigma}
             for number, (operator, source, choice) in enumerate(triples)
         },
-        "fidelity": asdict(job.fidelity),
-        "prior": describe_prior(job.prior, denoiser, settled.reach, sized.seals),
+        "fidelity": {"name": sized.fidelity.name, **describe_options(sized.fidelity)},
+        "prior": describe_prior(opened.prior, denoiser, settled.reach, sized.seals),
         "probed": list(settled.reach.probed) if settled.reach.probed else None,
-        "solver": identity_of(asdict(job.solver)),
+        "solver": identity_of(asdict(job.solver)) | {"options": describe_options(sized.solver)},
         "start": images["start"].fingerprint() if "start" in images else None,
         "reference": images["reference"].fingerprint() if "reference" in images else None,
         "precision": opened.computing.precision if denoiser else job.run.precision,

@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from halotile.errors import HalotileError
 from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice, SolverChoice
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.sections import Auto, Output, Run, Tile
+from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.rules.combinations import Faults, check_depth, check_sizes
 from halotile.graphs.rules.values import Above, AtLeast, Named, filled
 from halotile.graphs.words import shown
 from halotile.registry import find, names
-from halotile.tasks.denoisers.tv import TotalVariation
+from halotile.tasks.fidelities.base import Fidelity
 
 if TYPE_CHECKING:
     from halotile.graphs.solvers.base import Traits
@@ -70,11 +72,9 @@ class NoiseLevel(Above):
 CHECKS: Mapping[tuple[str, str], Check] = {
     ("operators", "data"): filled,
     ("operators", "noise_sigma"): NoiseLevel(0),
-    ("fidelity", "background"): AtLeast(0),
-    ("prior", "sigma"): Above(0),
-    ("prior", "weight"): Above(0),
-    ("prior", "iterations"): AtLeast(1),
-    ("solver", "name"): Named("solver", "solvers", without=("lanczos",)),
+    ("fidelity", "name"): Named("fidelity", "fidelities"),
+    ("prior", "name"): Named("prior", "priors"),
+    ("solver", "name"): Named("solver", "solvers", without=SolverChoice.hidden),
     ("solver", "iterations"): AtLeast(1),
     ("solver", "step"): Above(0),
     ("solver", "tol"): _tolerance,
@@ -97,28 +97,13 @@ def _sizes_of_image(output: Output, tile: Tile) -> Faults:
     yield from check_sizes(output, tile, 1)
 
 
-def _depth_of_variation(tile: Tile, prior: PriorChoice) -> Faults:
-    # The receptive field does not depend on the strength of the prior, which may be wrong itself.
-    if prior.name == "tv" and prior.iterations > 0:
-        yield from check_depth(tile, TotalVariation(strength=1.0, iterations=prior.iterations))
-
-
-def _prior_with_its_options(prior: PriorChoice) -> Faults:
-    """Yield options of a prior that it does not use."""
-    plugged = prior.name == "pnp"
-    if plugged and prior.denoiser is None:
-        yield (
-            ("prior", "denoiser"),
-            "missing; prior pnp is a denoiser: write `denoiser: {name: dncnn, weights: w.safetensors}`, say",
-        )
-    for key in ("denoiser", "sigma"):
-        if not plugged and getattr(prior, key) is not None:
-            yield (
-                ("prior", key),
-                f"is for prior pnp, and prior.name is {prior.name}; write pnp, or leave it out",
-            )
-    if prior.name == "none" and prior.weight != 1.0:
-        yield ("prior", "weight"), "there is no prior to count; write prior.name: tv, say, or leave it out"
+def _depth_of_prior(tile: Tile, prior: PriorChoice) -> Faults:
+    try:
+        denoiser = make_chosen(prior).computed_by()
+    except (HalotileError, AttributeError):
+        return  # reported where the prior is checked
+    if denoiser is not None:
+        yield from check_depth(tile, denoiser)
 
 
 def _traits(name: str) -> Traits | None:
@@ -137,16 +122,20 @@ def _solvers(fits: Callable[[Traits], bool]) -> str:
 
 def _prior_of_solver(prior: PriorChoice, solver: SolverChoice) -> Faults:
     traits = _traits(solver.name)
-    if traits is None:
+    if traits is None or prior.name not in names("priors"):
         return
-    prior_by = traits.prior_by
-    if prior_by is None and prior.name != "none":
+    prior_by, kind = traits.prior_by, find("priors", prior.name).PRIOR
+    if prior_by is None and kind.is_there:
         yield (
             ("prior", "name"),
             f"{prior.name} with solver {solver.name}, which knows no prior; write none, or solver.name: "
             f"{_solvers(lambda traits: traits.prior_by is not None)}",
         )
-    elif prior.name == "pnp" and prior.weight != 1.0 and prior_by == "prox":
+    elif (
+        not kind.weighs_prox
+        and prior.options.get("weight", kind.weight) != kind.weight
+        and prior_by == "prox"
+    ):
         yield (
             ("prior", "weight"),
             f"a denoiser in the place of a prox has no weight, and solver {solver.name} has a prox; leave it out, or "
@@ -190,30 +179,29 @@ def _checkpoints_of_solver(solver: SolverChoice, fuse: bool | Auto) -> Faults:
 
 def _fidelity_of_solver(fidelity: FidelityChoice, solver: SolverChoice) -> Faults:
     traits = _traits(solver.name)
-    fidelities = traits.fidelities if traits is not None else None
-    if fidelities is not None and fidelity.name not in fidelities:
-        yield (
-            ("fidelity", "name"),
-            f"{fidelity.name} with solver {solver.name}, which works on {' and '.join(fidelities)} alone; write "
-            f"{fidelities[0]}, or solver.name: {_solvers(lambda traits: traits.fidelities is None)}",
-        )
-
-
-def _fidelity_with_its_options(fidelity: FidelityChoice) -> Faults:
-    if fidelity.name != "poisson" and fidelity.background:
-        yield (
-            ("fidelity", "background"),
-            f"is for fidelity poisson, and fidelity.name is {fidelity.name}; write poisson, or leave it out",
-        )
+    if traits is None or not traits.needs_squares or _kind_of(fidelity).is_square:
+        return
+    squares = [name for name in names("fidelities") if _kind_of(FidelityChoice(name=name)).is_square]
+    yield (
+        ("fidelity", "name"),
+        f"{fidelity.name} with solver {solver.name}, which works on {' and '.join(squares)} alone; write "
+        f"{squares[0]}, or solver.name: {_solvers(lambda traits: not traits.needs_squares)}",
+    )
 
 
 def _start_of_fidelity(fidelity: FidelityChoice, start: str | None) -> Faults:
-    if fidelity.name == "poisson" and start is None:
+    if _kind_of(fidelity).needs_start and start is None:
         yield (
             ("fidelity", "name"),
-            "poisson divides by what the image gives, and zeros give nothing; write start: FILE, an image above 0 such as "
+            f"{fidelity.name} divides by what the image gives, and zeros give nothing; write start: FILE, an image above 0 such as "
             "a measurement",
         )
+
+
+def _kind_of(fidelity: FidelityChoice) -> type[Fidelity]:
+    """Return the class of a data fidelity, whose declarations are read."""
+    declared: type[Fidelity] = find("fidelities", fidelity.name).FIDELITY
+    return declared
 
 
 def _exact_engines(operators: tuple[OperatorChoice, ...], exact: bool) -> Faults:
@@ -268,13 +256,11 @@ RULES = (
     *OPERATOR_RULES,
     _sizes_of_image,
     check_depth,
-    _depth_of_variation,
-    _prior_with_its_options,
+    _depth_of_prior,
     _prior_of_solver,
     _step_of_solver,
     _checkpoints_of_solver,
     _fidelity_of_solver,
-    _fidelity_with_its_options,
     _start_of_fidelity,
     _every_block,
     _planes,

@@ -103,7 +103,7 @@ def simulation_of(job: Reconstruction, noise: NoiseChoice, *, overwrite: bool = 
         raise ConfigError(
             "reference is not there: measurements are simulated from the true image. Write reference: truth.zarr."
         )
-    background = job.fidelity.background if noise.name == "poisson" else 0.0
+    background = job.fidelity.options.get("background", 0.0) if noise.name == "poisson" else 0.0
     storage = Storage(
         overwrite=overwrite, shard=job.output.shard, chunk=job.output.chunk, codec=job.output.codec
     )

@@ -29,11 +29,11 @@ from halotile.tasks.distributed.transport.evaluate import Batch
 from halotile.tasks.distributed.transport.packing import Packed
 from halotile.tasks.distributed.transport.tensors import to_tensor
 from halotile.tasks.distributed.transport.type_conversion import empty_tensor
-from halotile.tasks.fidelity import Gradient, NormalImage, Term, share_of
 from halotile.tasks.operators.base import InMemory, Operator, Shape, with_engine
 from halotile.tasks.operators.deepinv import DeepInv
 from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
+from halotile.tasks.terms import Gradient, NormalImage, Term, share_of
 
 LARGE = 2**19
 """Size in pixels from which an image is cut into blocks: smaller ones cost less than a task."""

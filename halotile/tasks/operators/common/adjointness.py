@@ -9,9 +9,9 @@ from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.views import Constant
-from halotile.tasks.fidelity import Term
 from halotile.tasks.operators.base import InMemory, Operator, Shape, window_of
 from halotile.tasks.operators.crop import Pasted
+from halotile.tasks.terms import Term
 
 EDGE = 64
 """Edge of the corners of an image that are tried, in pixels."""

@@ -11,17 +11,16 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputError
-from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice
-from halotile.graphs.plans.denoisers import Imports, allow_imports
-from halotile.graphs.rules.operator_options import Kind, stand_ins
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice
+from halotile.graphs.plans.choices import Imports, make_chosen
+from halotile.graphs.rules.written_options import stand_ins
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_array, open_source
-from halotile.storage.grid import Region
-from halotile.tasks.fidelity import L2, Fidelity, Poisson, Term
+from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.operators.base import Operator, Shape
 from halotile.tasks.operators.own import Own
-from halotile.tasks.options import job_key, required_keys
 from halotile.tasks.shared import Shared
+from halotile.tasks.terms import Term
 
 
 class Measured(Imports, Protocol):
@@ -44,47 +43,9 @@ def make_operator(choice: OperatorChoice, job: Imports | None = None) -> Operato
         When its options are wrong, a file that they name does not exist, or it would run the user's code
         without permission.
     """
-    if "operator" in choice.options:
-        given: Operator = choice.options["operator"]
-        return given
-    kind = find("operators", choice.name).OPERATOR
-    fields = {job_key(field.name): field.name for field in dataclasses.fields(kind)}
-    if unknown := sorted(set(choice.options) - set(fields)):
-        raise ConfigError(
-            f"operator {choice.name} has no option {unknown[0]!r}. Write some of {', '.join(fields)}."
-        )
-    if job is not None and "import" in fields:
-        allow_imports(f"operator {choice.name}", choice.options, job)
-    if left_out := [key for key in required_keys(kind) if key not in choice.options]:
-        raise ConfigError(f"operator {choice.name}: write {' and '.join(left_out)}, which has no default.")
-    meant = stand_ins(kind)
-    try:
-        operator: Operator = kind(
-            **{fields[key]: _value(value, meant.get(key), job) for key, value in choice.options.items()}
-        )
-    except TypeError as error:
-        raise ConfigError(f"operator {choice.name}: {error}.") from None
+    given = choice.options.get("operator")
+    operator: Operator = make_chosen(choice, job) if given is None else given
     return operator
-
-
-def _value(value: Any, kind: Kind | None, job: Imports | None) -> Any:
-    """Return a value of a job as the operator takes it; a script may pass it in that form already."""
-    if kind == "operators":
-        return tuple(_nested(inner, job) for inner in value)
-    if kind is not None and isinstance(value, str):
-        source = open_array(value)
-        return source if kind == "image" else np.array(source.read(Region.whole(source.shape)))
-    if kind == "array" and isinstance(value, list | tuple):
-        return np.asarray(value)
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _nested(value: Any, job: Imports | None) -> Any:
-    """Return an operator among the options of another: a name and its options."""
-    if not isinstance(value, Mapping):
-        return value
-    options = {key: inner for key, inner in value.items() if key != "name"}
-    return make_operator(OperatorChoice(name=value["name"], data="", options=options), job)
 
 
 def make_operators(job: Measured) -> tuple[Operator, ...]:
@@ -260,14 +221,12 @@ def make_terms(
     choices: tuple[OperatorChoice, ...],
     operators: tuple[Operator, ...],
     data: tuple[Source, ...],
-    fidelity: FidelityChoice,
+    fidelity: Fidelity,
     start: Source | None = None,
 ) -> tuple[Term, ...]:
     """Return the terms of the misfit, each measurement shared by all that read it."""
-    is_square = fidelity.name == "l2"
-    kind: Fidelity = L2() if is_square else Poisson(background=fidelity.background)
-    at = None if is_square or start is None else Shared(start)
+    at = None if fidelity.is_square or start is None else Shared(start)
     return tuple(
-        Term(operator, Shared(source), 1 / choice.noise_sigma**2, kind, at)
+        Term(operator, Shared(source), 1 / choice.noise_sigma**2, fidelity, at)
         for choice, operator, source in zip(choices, operators, data, strict=True)
     )

@@ -12,11 +12,11 @@ from halotile.errors import ConfigError
 from halotile.graphs.solvers.base import Map, Problem, SolverBase, Staged, State, Step, Vectors, advanced
 from halotile.storage.rim import Readable
 from halotile.tasks.contributions import Contributions, Wants
-from halotile.tasks.fidelity import L2, MISFIT, FoldedGradient, Gradient, NormalImage, Term
 from halotile.tasks.operators.base import engines_of, with_engine
 from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.step import View
+from halotile.tasks.terms import MISFIT, FoldedGradient, Gradient, NormalImage, Term
 
 REACH_OF_CELLS = 64
 """Additional reach, in pixels, of a convolution by Fourier transforms: its cells are fixed."""
@@ -144,7 +144,7 @@ def choose_form(terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool, p
     So the cells are laid over the region that is read; and where operators do not fold, convolutions are
     direct.
     """
-    folds = all(can_fold(term.operator) and isinstance(term.fidelity, L2) for term in terms) and not exact
+    folds = all(can_fold(term.operator) and term.fidelity.is_square for term in terms) and not exact
     direct = exact or (per_pass > 1 and not folds)
     decided = tuple(replace(term, operator=with_engine(term.operator, dtype, direct)) for term in terms)
     if not folds:

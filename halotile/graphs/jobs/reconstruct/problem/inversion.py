@@ -16,7 +16,6 @@ from halotile.graphs.jobs.reconstruct.problem.memory import (
     footprint_of_operator,
     footprint_of_step,
 )
-from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
 from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.plans.cutting import overlap_pays
 from halotile.graphs.plans.plan import run_directory_of
@@ -27,7 +26,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import Layout
 from halotile.storage.sharded.vectors import Vectors
 from halotile.tasks.operators.base import working_dtype
-from halotile.tasks.priors import Prior
+from halotile.tasks.priors.base import Prior, denoised_of
 from halotile.tasks.trials.gpu_findings import Tuned
 
 NORM_ITERATIONS = 15

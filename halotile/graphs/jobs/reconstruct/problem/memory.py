@@ -9,16 +9,15 @@ import numpy as np
 
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
-from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB, gpu_bytes, pinned
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.devices.streams import BUFFERS
-from halotile.tasks.fidelity import Term
 from halotile.tasks.operators.base import Operator, Shape
-from halotile.tasks.priors import Prior
+from halotile.tasks.priors.base import Prior, denoised_of
+from halotile.tasks.terms import Term
 
 IMAGES_OF_A_GRADIENT = 9
 """Windows that a gradient holds at once: the operator's input, the measurement, their difference, and scratch."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
-from halotile.graphs.jobs.reconstruct.problem.prior import denoised_of
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout, ShardWriter
@@ -15,7 +14,7 @@ from halotile.tasks.convolution.overlap_save import PERIOD
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.noise.draws import RandomImage
-from halotile.tasks.priors import Prior, reach_of
+from halotile.tasks.priors.base import Prior, denoised_of
 
 SEED = 0
 """Seed of the random image that a trial denoises where there is no image yet."""
@@ -62,7 +61,7 @@ def denoising_of(cut: Cut, layout: Layout, images: Iterable[Readable], output: P
         source=next(fitting, RandomImage(denoised.shape, denoised.dtype, SEED)),
         sides={},
         writer=ShardWriter(output, layout),
-        grid=_grid(denoised, cut.form, layout),
+        grid=_grid(denoised, cut, layout),
         rim=denoised.rim,
         roles=denoised.roles,
         denoiser=denoised.denoiser,
@@ -77,13 +76,13 @@ def denoising_of(cut: Cut, layout: Layout, images: Iterable[Readable], output: P
     )
 
 
-def _grid(denoised: Denoised, form: Form, layout: Layout) -> Grid:
+def _grid(denoised: Denoised, cut: Cut, layout: Layout) -> Grid:
     """Return the regions requested at once: a block or a shard, with the margin of later iterations of a pass."""
-    grid, spatial = denoised.grid, denoised.roles.spatial
+    form, grid, spatial = cut.form, denoised.grid, denoised.roles.spatial
     edges = layout.shard if form.by_shard else grid.block
     # Along the rim of the image operators are not folded, and transforms are extended to whole cells.
     drawn_out = PERIOD // 2 if form.is_fft else 0
-    around = 2 * (form.per_pass - 1) * (reach_of(denoised) + form.fused_reach + drawn_out)
+    around = 2 * (form.per_pass - 1) * (cut.prior.reach() + form.fused_reach + drawn_out)
     grown = (
         min(b + around * (axis in spatial), n)
         for axis, (b, n) in enumerate(zip(edges, grid.shape, strict=True))

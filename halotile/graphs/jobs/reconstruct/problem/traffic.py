@@ -11,7 +11,7 @@ from halotile.graphs.jobs.reconstruct.problem.forms import Form
 from halotile.graphs.kinds.sections import Auto
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
-from halotile.tasks.priors import Prior
+from halotile.tasks.priors.base import Prior
 from halotile.tasks.step import View
 
 MOST_COMPUTED_TWICE = 0.5
@@ -51,7 +51,7 @@ def computed_twice(grid: Grid, shard: tuple[int, ...], form: Form, prior: Prior)
 
     Examples
     --------
-    >>> from halotile.tasks.priors import NoPrior
+    >>> from halotile.tasks.priors.base import NoPrior
     >>> computed_twice(Grid((8, 8), (4, 4), ((0, 0), (0, 0))), (2, 2), Form(()), NoPrior())
     0.0
     """

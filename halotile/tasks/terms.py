@@ -1,100 +1,24 @@
-"""Data fidelities and their gradients, on any region of an image."""
+"""Terms of a misfit, each a measurement with its operator, and their gradients on any region of an image."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.exact_sums import total_of
+from halotile.tasks.fidelities.base import Fidelity
+from halotile.tasks.fidelities.l2 import L2
 from halotile.tasks.operators.base import Derived, Operator, Shape, window_of
 from halotile.tasks.operators.normal import Normal
 from halotile.tasks.shared import Scope
 
 MISFIT = "misfit"
 """Name of the sum under which a gradient notes the misfit of its image."""
-
-
-class Fidelity(Protocol):
-    """Distance between a measurement and the forward of an image, pixel by pixel."""
-
-    name: ClassVar[str]
-
-    def value(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """The contribution of each pixel to the misfit, in double precision."""
-
-    def slope(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """The derivative of the misfit by ``seen``, in the dtype of ``seen``."""
-
-    def curvature(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """The derivative of the slope by ``seen``, in the dtype of ``seen``."""
-
-
-@dataclass(frozen=True)
-class L2:
-    """``(A x - y)² / 2``: Gaussian noise."""
-
-    name: ClassVar[str] = "l2"
-
-    def value(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """``(A x - y)² / 2``."""
-        difference = self.slope(seen, measured).astype(np.float64)
-        return np.square(difference, out=difference) / 2
-
-    def slope(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """``A x - y``."""
-        difference: NDArray[Any] = seen - measured.astype(seen.dtype, copy=False)
-        return difference
-
-    def curvature(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """1 everywhere."""
-        return np.ones_like(seen)
-
-
-@dataclass(frozen=True)
-class Poisson:
-    """``A x + background - y log(A x + background)``: counts, minus the constant for which a perfect fit gives 0.
-
-    Values of ``A x + background`` below ``floor`` are replaced by ``floor``.
-    """
-
-    name: ClassVar[str] = "poisson"
-
-    background: float = 0.0
-    floor: float = 1e-6
-
-    def __post_init__(self) -> None:
-        if self.floor <= 0:
-            raise ConfigError(
-                f"floor is {self.floor}: the logarithm needs a positive number. Write floor: 1e-6."
-            )
-
-    def value(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """The Kullback-Leibler divergence."""
-        rate = np.maximum(seen.astype(np.float64) + self.background, self.floor)
-        counts = measured.astype(np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            logs = np.where(counts > 0, counts * np.log(counts / rate), 0.0)
-        return logs - counts + rate
-
-    def slope(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """``1 - y / (A x + background)``."""
-        kind = seen.dtype.type
-        rate = np.maximum(seen + kind(self.background), kind(self.floor))
-        slope: NDArray[Any] = kind(1) - measured.astype(seen.dtype, copy=False) / rate
-        return slope
-
-    def curvature(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """``y / (A x + background)²``."""
-        kind = seen.dtype.type
-        rate = np.maximum(seen + kind(self.background), kind(self.floor))
-        curvature: NDArray[Any] = measured.astype(seen.dtype, copy=False) / np.square(rate)
-        return curvature
 
 
 @dataclass(frozen=True)

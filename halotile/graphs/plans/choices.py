@@ -1,0 +1,118 @@
+"""The objects that a job chooses by name, made with their options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from halotile.errors import ConfigError, InputError
+from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
+from halotile.graphs.rules.written_options import Kind, stand_ins
+from halotile.registry import find, singular
+from halotile.storage.arrays import open_array
+from halotile.storage.grid import Region
+from halotile.tasks.options import description_of, import_from, option_fields, required_keys
+
+
+class Imports(Protocol):
+    """Permission of a job to import the user's own code, and the folder of that code."""
+
+    @property
+    def allow_import(self) -> bool:
+        """True where such imports are allowed."""
+        ...
+
+    @property
+    def import_folder(self) -> str | None:
+        """Folder that imports search first."""
+        ...
+
+
+def make_chosen(choice: NamedChoice, job: Imports | None = None) -> Any:
+    """Return the object that a choice names, with its options checked; a script, without a job, may import.
+
+    Raises
+    ------
+    UnknownName
+        When there is none of that name.
+    ConfigError, InputError
+        When its options are wrong, a file that they name does not exist, or it would run the user's code
+        without permission.
+    """
+    name, options = choice.name, choice.options
+    what = f"{singular(choice.registry)} {name}"
+    declared = getattr(find(choice.registry, name), choice.attribute)
+    fields = option_fields(declared)
+    if unknown := sorted(set(options) - set(fields)):
+        advice = f"Write some of {', '.join(sorted(fields))}." if fields else "It has none."
+        raise ConfigError(f"{what} has no option {unknown[0]!r}. {advice}")
+    if job is not None and "import" in fields:
+        _allow_imports(what, options, job)
+    if left_out := [key for key in required_keys(declared) if key not in options]:
+        hints = "".join(f" {key} is {text}." for key in left_out if (text := description_of(declared, key)))
+        raise ConfigError(f"{what}: write {' and '.join(left_out)}, which has no default.{hints}")
+    kinds = stand_ins(declared) if choice.differs else {}
+    try:
+        return declared(
+            **{fields[key].name: _value(value, kinds.get(key), choice, job) for key, value in options.items()}
+        )
+    except TypeError as error:
+        raise ConfigError(f"{what}: {error}. `recon-cli schema` lists its options.") from None
+
+
+def make_part(section: str, choice: NamedChoice, job: Imports) -> Any:
+    """Return the object that a section names; its errors name the section.
+
+    Raises
+    ------
+    UnknownName, ConfigError, InputError
+        As :func:`make_chosen`.
+    """
+    try:
+        return make_chosen(choice, job)
+    except (ConfigError, InputError) as error:
+        text = str(error)
+        raise type(error)(text if text.startswith(section) else f"{section}: {text}") from None
+
+
+def describe_options(chosen: Any) -> dict[str, Any]:
+    """Return the options of a chosen object that a job file has as they are, by their keys."""
+    options, kinds = option_fields(type(chosen)), stand_ins(type(chosen))
+    return {key: getattr(chosen, field.name) for key, field in options.items() if key not in kinds}
+
+
+def _value(value: Any, kind: Kind | None, choice: NamedChoice, job: Imports | None) -> Any:
+    """Return a value of a job as the object takes it; a script may pass it in that form already."""
+    if kind == "operators":
+        return tuple(_nested(inner, type(choice), job) for inner in value)
+    if kind == "denoiser":
+        return _nested(value, DenoiserChoice, job)
+    if kind is not None and isinstance(value, str):
+        source = open_array(value)
+        return source if kind == "image" else np.array(source.read(Region.whole(source.shape)))
+    if kind == "array" and isinstance(value, list | tuple):
+        return np.asarray(value)
+    # A file has lists where the options are tuples.
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _nested(value: Any, choice: type[NamedChoice], job: Imports | None) -> Any:
+    """Return an object among the options of another: a name and its options."""
+    if isinstance(value, NamedChoice):
+        return make_chosen(value, job)
+    if not isinstance(value, Mapping):
+        return value
+    if "name" not in value:
+        raise ConfigError(f"{singular(choice.registry)} has no name. Write {{name: ...}} with its options.")
+    return make_chosen(choice.nested(value), job)
+
+
+def _allow_imports(what: str, options: Mapping[str, Any], job: Imports) -> None:
+    """Make the user's own code beside the job file importable, or refuse to run it."""
+    if not job.allow_import:
+        raise ConfigError(
+            f"{what} runs code of your own ({options.get('import')}). If you trust this job file, add --allow-import."
+        )
+    import_from(job.import_folder)

@@ -1,0 +1,31 @@
+"""Base of all data fidelities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fidelity:
+    """Distance between a measurement and the forward of an image, pixel by pixel. Its fields are options of a job."""
+
+    name: ClassVar[str]
+    is_square: ClassVar[bool] = False
+    """True for half the square of the difference, whose gradient is linear."""
+    needs_start: ClassVar[bool] = False
+    """True where an image of zeros cannot be started from."""
+
+    def value(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
+        """The contribution of each pixel to the misfit, in double precision."""
+        raise NotImplementedError
+
+    def slope(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
+        """The derivative of the misfit by ``seen``, in the dtype of ``seen``."""
+        raise NotImplementedError
+
+    def curvature(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
+        """The derivative of the slope by ``seen``, in the dtype of ``seen``."""
+        raise NotImplementedError

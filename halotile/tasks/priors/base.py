@@ -1,0 +1,110 @@
+"""Base of all priors, and of those that a denoiser computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from halotile.storage.rim import Readable
+from halotile.tasks.denoised_image import Denoised
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.operators.base import Derived
+from halotile.tasks.operators.sum import Total
+from halotile.tasks.options import NO_OPTION
+from halotile.tasks.shared import Shared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prior:
+    """A prior ``g`` on lazy images. Its fields are options of a job."""
+
+    name: ClassVar[str]
+    weighs_prox: ClassVar[bool] = True
+    """False where the prox has no weight."""
+    is_there: ClassVar[bool] = True
+    """False for ``g = 0``."""
+
+    def prox(self, image: Readable, step: float) -> Readable:
+        """``argmin_u |u - x|² / 2 + step g(u)``, or its substitute."""
+        raise NotImplementedError
+
+    def slope(self, image: Readable) -> Readable | None:
+        """The gradient of ``g`` at ``x``, or its substitute; None for none."""
+        raise NotImplementedError
+
+    def density(self, image: Readable) -> Readable | None:
+        """The contribution of each pixel of ``x`` to ``g``; None if ``g`` is unknown."""
+        return None
+
+    def steepness(self) -> float:
+        """Lipschitz constant of the slope, which limits the step size; 0 where it is constant almost everywhere."""
+        return 0.0
+
+    def reach(self) -> int:
+        """The larger reach of prox and slope, in pixels."""
+        return 0
+
+    def computed_by(self) -> Denoiser | None:
+        """The denoiser that computes it in tiles; None for a prior that is computed pixel by pixel."""
+        return None
+
+    def with_denoised(self, change: Callable[[Denoised], Denoised]) -> Self:
+        """Return the prior with its denoised image changed, where it has one."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenoisingPrior(Prior):
+    """A prior that a denoiser computes: the planner adds the denoised image, whose source is replaced."""
+
+    denoised: Denoised | None = field(default=None, metadata=NO_OPTION)
+
+    def reach(self) -> int:
+        """The depth of the denoiser."""
+        return max(max(pair) for pair in self.planned.grid.depth)
+
+    @property
+    def planned(self) -> Denoised:
+        """The denoised image, once it is planned."""
+        assert self.denoised is not None
+        return self.denoised
+
+    def with_denoised(self, change: Callable[[Denoised], Denoised]) -> Self:
+        """Return the prior with its denoised image changed."""
+        return replace(self, denoised=change(self.planned))
+
+
+def denoised_of(prior: Prior) -> Denoised | None:
+    """The denoised image of a prior, if it has one."""
+    return prior.denoised if isinstance(prior, DenoisingPrior) else None
+
+
+@dataclass(frozen=True)
+class Density(Derived):
+    """The contribution of each pixel to a prior, in double precision."""
+
+    scale: float
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Double precision."""
+        return np.dtype(np.float64)
+
+
+def denoised_in(image: Readable) -> Iterator[Denoised]:
+    """Yield every denoised image in the expression of an image, each once."""
+    waiting, seen = [image], set[int]()
+    while waiting:
+        at = waiting.pop()
+        if id(at) in seen:
+            continue
+        seen.add(id(at))
+        if isinstance(at, Denoised):
+            yield at
+        if isinstance(at, Denoised | Shared):
+            waiting.append(at.source)
+        elif isinstance(at, Total):
+            waiting.extend(at.parts)
