@@ -20,7 +20,7 @@ MOST_LEVELS = 32
 
 
 def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[str, Any]:
-    """Return the metadata of an image, as JSON values.
+    """Return the metadata of an image, as JSON values; no configuration where the pixels are complex.
 
     Raises
     ------
@@ -29,7 +29,7 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
     """
     from halotile.storage.arrays import open_source
 
-    source = open_source(path, level=level, dataset=dataset)
+    source = open_source(path, level=level, dataset=dataset, complex_pixels=True)
     return {
         "path": path,
         "format": source.format,
@@ -44,7 +44,7 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         "levels": [list(shape) for shape in _levels(path, dataset)],
         "dataset": dataset,
         "series": [list(shape) for shape in _series(source)],
-        "config": suggest(path, source, level=level, dataset=dataset),
+        "config": None if source.dtype.kind == "c" else suggest(path, source, level=level, dataset=dataset),
     }
 
 
@@ -55,7 +55,7 @@ def _levels(path: str, dataset: str | None) -> list[tuple[int, ...]]:
     shapes: list[tuple[int, ...]] = []
     for level in range(MOST_LEVELS):
         try:
-            shape = open_source(path, level=level, dataset=dataset).shape
+            shape = open_source(path, level=level, dataset=dataset, complex_pixels=True).shape
         except HalotileError:
             break
         if shapes and math.prod(shape) >= math.prod(shapes[-1]):

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,9 +56,15 @@ def preview(request: PreviewRequest, *, quiet: bool = False) -> str:
     if request.against is not None:
         images.append(_opened(request.against, at, region))
         _refuse_other_shape(request, *images)
+    images = [part for image in images for part in _components(image)]
     with _progress(request.file.name, quiet) as tick:
         if _suffix(request) == ".png":
             return _png(request, images, tick)
+        if images[0].component is not None:
+            raise ConfigError(
+                f"{request.file}: the pixels of {request.path} are complex, which few programs read from a TIFF. "
+                "Write a name that ends in .png, which shows modulus and phase."
+            )
         return _tiff(request, images[0], tick)
 
 
@@ -159,8 +165,15 @@ def _opened(
     from halotile.storage.arrays import open_source
     from halotile.storage.images.planes import choose_planes
 
-    source = open_source(path, level=level, dataset=dataset)
+    source = open_source(path, level=level, dataset=dataset, complex_pixels=True)
     return choose_planes(source, at, region)
+
+
+def _components(planes: Planes) -> list[Planes]:
+    """Return what is drawn of an image: modulus and phase of complex pixels, else the image itself."""
+    if planes.source.dtype.kind != "c":
+        return [planes]
+    return [replace(planes, component="modulus"), replace(planes, component="phase")]
 
 
 def _refuse_other_shape(request: PreviewRequest, first: Planes, second: Planes) -> None:
@@ -179,9 +192,10 @@ def _png(request: PreviewRequest, images: list[Planes], tick: Callable[[float], 
     edge = None if request.region is not None else request.size or SIZE
     drawn = write_png(request.file, images, edge=edge, values=request.values, tick=tick)
     averaging = f", each the mean of {drawn.step} × {drawn.step}" if drawn.step > 1 else ""
+    phase = "; modulus and phase, the phase from -π to π" if images[0].component else ""
     return (
         f"{request.file}: {size_text(drawn.shape)}{averaging}; black is {drawn.low:g}, white {drawn.high:g}"
-        f"{_plane_text(images[0])}"
+        f"{phase}{_plane_text(images[0])}"
     )
 
 

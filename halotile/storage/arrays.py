@@ -23,7 +23,12 @@ _SUPPORTED = (
 
 
 def open_source(
-    path: str | os.PathLike[str], *, level: int = 0, dataset: str | None = None, axes: str | None = None
+    path: str | os.PathLike[str],
+    *,
+    level: int = 0,
+    dataset: str | None = None,
+    axes: str | None = None,
+    complex_pixels: bool = False,
 ) -> Source:
     """Open the array at ``path`` for reading region by region.
 
@@ -38,6 +43,8 @@ def open_source(
         The array of a Zarr group or HDF5 file; the series (a number) of a TIFF.
     axes : str, optional
         One letter for each axis, such as ``"tcyx"``; overrides the axes named in the file.
+    complex_pixels : bool
+        Accept an image of complex numbers.
 
     Returns
     -------
@@ -77,6 +84,11 @@ def open_source(
         # Metadata that no library can parse, or a file that the system cannot read.
         raise read_error(f"{text}: its format cannot be determined", error) from error
     source: Source = module.open(text, level=level, dataset=dataset, axes=axes)
+    if source.dtype.kind == "c" and not complex_pixels:
+        raise InputError(
+            f"{text}: the pixels are of type {source.dtype}, and an image to compute with is real. Write its real and imaginary "
+            "parts, or magnitude and phase, as channels."
+        )
     return source
 
 

@@ -59,6 +59,20 @@ def test_two_pictures_are_laid_side_by_side(folder: Path) -> None:
     assert np.abs(both[:, :90] - 2 * both[:, -90:]).max() <= 2
 
 
+def test_modulus_and_phase_of_complex_pixels_are_drawn(folder: Path) -> None:
+    phases = np.tile([np.pi - 0.1, -np.pi + 0.1], (70, 45))
+    np.save(folder / "wave.npy", (PIXELS * np.exp(1j * phases)).astype("complex64"))
+    result = invoke("wave.npy", "wave.png", "--range", "0", "4000", "--region", "0:70,0:90")
+    assert (result.exit_code, result.stdout.count("modulus and phase, the phase from -π to π")) == (0, 1)
+    modulus, phase = read_png(folder / "wave.png")[:, :90], read_png(folder / "wave.png")[:, -90:]
+    assert np.abs(modulus - PIXELS * (255 / 4000)).max() < 0.6
+    np.testing.assert_array_equal(phase[0, :2], np.rint((phases[0, :2] / np.pi + 1) * 127.5))
+    assert invoke("wave.npy", "small.png", "--size", "45").exit_code == 0
+    small = read_png(folder / "small.png")[:, -45:].astype(int)
+    assert np.minimum(small, 255 - small).max() < 10, "angles on both sides of ±π were averaged"
+    assert invoke("wave.npy", "wave.tif").exit_code == 2
+
+
 def test_a_plane_is_chosen_by_its_axis(folder: Path) -> None:
     first, second = (
         invoke("stack.npy", f"{z}.png", "--plane", f"z={z}", "--range", "0", "4000") for z in "01"

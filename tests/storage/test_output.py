@@ -58,7 +58,7 @@ def test_zarr_and_tensorstore_read_what_was_written(tmp_path: Path, dtype: str, 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_unwritten_pixels_read_as_nan_or_zero(tmp_path: Path, dtype: str) -> None:
     create_output(tmp_path / "a.zarr", replace(PLAIN, dtype=dtype))
-    expected = np.nan if dtype.startswith("float") else 0
+    expected = {"f": np.nan, "c": complex(np.nan, np.nan)}.get(np.dtype(dtype).kind, 0)
     for pixels in (zarr.open_array(tmp_path / "a.zarr", mode="r")[:], tensorstore_read(tmp_path / "a.zarr")):
         np.testing.assert_array_equal(pixels, np.full(PLAIN.shape, expected, dtype))
 
@@ -170,7 +170,7 @@ def test_damaged_metadata_is_detected_and_can_be_rewritten(tmp_path: Path) -> No
     ("change", "message"),
     [
         ({"shape": (0, 13)}, "axis without pixels"),
-        ({"dtype": "complex64"}, "output.dtype is 'complex64'"),
+        ({"dtype": "complex256"}, "output.dtype is 'complex256'"),
         ({"dtype": "int64"}, "output.dtype is 'int64'"),
         ({"chunk": (3, 4)}, "multiple of the chunk"),
         ({"scale": (1.0,)}, "different numbers of axes"),
@@ -380,3 +380,9 @@ def test_a_thorough_check_reads_the_file_once(tmp_path: Path, monkeypatch: pytes
     by_the_index = inspect_block(tmp_path / "a.zarr", PLAIN, whole, thorough=False)
     monkeypatch.delattr(os, "pread")
     assert inspect_block(tmp_path / "a.zarr", PLAIN, whole, thorough=True) == by_the_index
+
+
+def test_complex_numbers_are_not_stored_as_real_ones() -> None:
+    with pytest.raises(ConfigError, match="complex, and the output is float32"):
+        to_dtype(np.array([1 + 2j]), "float32")
+    assert to_dtype(np.array([1.5], np.float32), "complex64").tolist() == [1.5 + 0j]

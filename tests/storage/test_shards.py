@@ -153,4 +153,5 @@ def test_threads_encode_the_same_bytes() -> None:
 
 def test_integers_fill_with_zero_and_floats_with_nan() -> None:
     assert ShardFormat((1,), (1,), "int8", "none").fill == 0
-    assert math.isnan(ShardFormat((1,), (1,), "float16", "none").fill)
+    assert math.isnan(ShardFormat((1,), (1,), "float16", "none").fill.real)
+    assert np.isnan(ShardFormat((1,), (1,), "complex64", "none").fill)

@@ -95,6 +95,8 @@ def info(
     print_rows(path, info_rows(facts))
     echo(
         f"\nTo denoise it, write this to config.yaml and type `recon-cli run config.yaml`:\n\n{facts['config'].rstrip()}"
+        if facts["config"]
+        else "\nIts pixels are complex: `recon-cli preview` shows their modulus and phase."
     )
 
 

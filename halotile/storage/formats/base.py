@@ -25,6 +25,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.sharded.ome_metadata import OmeImage
 
+COMPLEX = ("complex64", "complex128")
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
 """Pixel types that can be read."""
 
@@ -157,13 +158,11 @@ def _refuse_shape(shape: tuple[int, ...]) -> None:
 
 
 def _refuse_dtype(dtype: np.dtype[np.generic]) -> None:
-    """Raise for a type that is not a real number, or that floats cannot represent."""
-    if dtype.name in DTYPES:
+    """Raise for a type that is no number, or that floats cannot represent."""
+    if dtype.name in (*DTYPES, *COMPLEX):
         return
     advice = "Convert it first."
-    if dtype.kind == "c":
-        advice = "Write its real and imaginary parts, or magnitude and phase, as channels."
-    elif dtype.kind in "iu":
+    if dtype.kind in "iu":
         advice = "Computation uses floats, which cannot represent all its values: convert it to int32 or float64 first."
     raise InputError(
         f"the pixels are of type {dtype}, which cannot be used. {advice} Readable: {', '.join(DTYPES)}."

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +16,15 @@ from halotile.storage.rim import Pixels
 
 WINDOW_BYTES = 32 * 2**20
 """Maximum size of one read, unless a single chunk is larger."""
+
+
+Component = Literal["modulus", "phase", "real", "imag"]
+_PARTS: Mapping[Component, Callable[[Any], Any]] = {
+    "modulus": np.abs,
+    "phase": np.angle,
+    "real": np.real,
+    "imag": np.imag,
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class Planes:
     """The rows and columns of the part."""
     colour: bool
     """True: the channels are red, green, blue (and opacity). False: each channel is a plane of its own."""
+    component: Component | None = None
+    """The part of complex pixels that is read; None: the pixels as they are."""
 
     @property
     def loops(self) -> tuple[str, ...]:
@@ -87,6 +99,8 @@ class Planes:
         last = ("y", "x", "c") if self.colour else ("y", "x")
         order = [axes.index(axis) for axis in axes if axis not in last] + [axes.index(axis) for axis in last]
         pixels = self.source.read(Region(start, stop)).transpose(order)
+        if self.component is not None:
+            pixels = _PARTS[self.component](pixels)
         return pixels.reshape(*part.shape, self.samples) if self.colour else pixels.reshape(part.shape)
 
     def parts(self) -> Iterator[Region]:

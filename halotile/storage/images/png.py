@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.disk.durable import DISK
-from halotile.storage.images.planes import Planes
+from halotile.storage.images.planes import Component, Planes
 from halotile.storage.rim import Pixels
 
 Means = NDArray[np.float32]
@@ -54,7 +55,7 @@ def write_png(
     values: tuple[float, float] | None = None,
     tick: Tick = lambda _: None,
 ) -> Drawing:
-    """Draw the first plane of one or more images side by side, all with the same contrast.
+    """Draw the first plane of one or more images side by side, all with the same contrast; phases from -π to π.
 
     Means ignore pixels that are not finite; squares without finite pixels are black.
 
@@ -83,9 +84,18 @@ def write_png(
             f"{path}: {shape[0]} x {shape[1]} pixels, {len(planes)} side by side, exceed the limit for a PNG "
             f"({MOST_PIXELS:,}). Write a smaller --region or --size, or a name that ends in .tif."
         )
-    means = [block_means(image, step, _share(tick, n, len(planes))) for n, image in enumerate(planes)]
-    low, high = values or contrast(means)
-    drawn = _side_by_side([_to_bytes(mean, low, high) for mean in means])
+    is_phase = [image.component == "phase" for image in planes]
+    means = [
+        (_phase_means if phase else block_means)(image, step, _share(tick, n, len(planes)))
+        for n, (image, phase) in enumerate(zip(planes, is_phase, strict=True))
+    ]
+    low, high = values or contrast([mean for mean, phase in zip(means, is_phase, strict=True) if not phase])
+    drawn = _side_by_side(
+        [
+            _to_bytes(mean, *((-math.pi, math.pi) if phase else (low, high)))
+            for mean, phase in zip(means, is_phase, strict=True)
+        ]
+    )
     DISK.write_file(path, encode_png(drawn))
     return Drawing((drawn.shape[0], drawn.shape[1]), step, low, high)
 
@@ -93,6 +103,16 @@ def write_png(
 def _share(tick: Tick, number: int, count: int) -> Tick:
     """Progress callback for one of several images."""
     return lambda done: tick((number + done) / count)
+
+
+def _phase_means(planes: Planes, step: int, tick: Tick) -> Means:
+    """Phases of the mean complex numbers over squares: angles do not average across ±π."""
+    parts: tuple[Component, Component] = ("real", "imag")
+    real, imag = (
+        block_means(replace(planes, component=part), step, _share(tick, n, 2)) for n, part in enumerate(parts)
+    )
+    phases: Means = np.arctan2(imag, real)
+    return phases
 
 
 def block_means(planes: Planes, step: int, tick: Tick = lambda _: None) -> Means:

@@ -20,7 +20,10 @@ from halotile.storage.sharded import ome_metadata
 from halotile.storage.sharded.shards import LEVELS, ShardFormat
 from halotile.storage.stored_array import read_error
 
-DTYPES = ("uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
+DTYPES = (
+    *("uint8", "uint16", "uint32", "int8", "int16", "int32"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
 """Supported output types."""
 _LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC32C = {"name": "crc32c"}
@@ -202,7 +205,7 @@ class Layout:
             "data_type": self.dtype,
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(self.shard)}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-            "fill_value": "NaN" if self.form.stored.kind == "f" else 0,
+            "fill_value": {"f": "NaN", "c": ["NaN", "NaN"]}.get(self.form.stored.kind, 0),
             "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
             "dimension_names": list(self.axes),
             "attributes": attributes,

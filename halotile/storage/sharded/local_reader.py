@@ -66,7 +66,7 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
         None: unsupported; use another reader.
     """
     native = dtype.newbyteorder("=")
-    if native.kind not in "biuf":
+    if native.kind not in "biufc":
         return None
     fill = native.type(0) if fill is None else fill
     for name, parse in (("zarr.json", _parse_v3), (".zarray", _parse_v2)):

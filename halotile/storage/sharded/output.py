@@ -233,8 +233,12 @@ def to_dtype(pixels: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
     array([  0,   0,   2, 255], dtype=uint8)
     """
     target = np.dtype(dtype)
-    if pixels.dtype == target or not pixels.size:
+    if pixels.dtype == target or not pixels.size or target.kind == "c":
         return pixels.astype(target, copy=False)
+    if pixels.dtype.kind == "c":
+        raise ConfigError(
+            f"the pixels are complex, and the output is {target}. Write their modulus, or a complex output."
+        )
     if target.kind == "f":
         return _narrow(pixels, target)
     if pixels.dtype.kind == "f":

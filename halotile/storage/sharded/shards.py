@@ -70,9 +70,9 @@ class ShardFormat:
         return np.dtype(self.dtype).newbyteorder("<")
 
     @cached_property
-    def fill(self) -> float | int:
+    def fill(self) -> complex:
         """Value of unwritten pixels: NaN, or 0 for integers."""
-        return float("nan") if self.stored.kind == "f" else 0
+        return {"f": math.nan, "c": complex(math.nan, math.nan)}.get(self.stored.kind, 0)
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
