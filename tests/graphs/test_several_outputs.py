@@ -14,6 +14,7 @@ import pytest
 import zarr
 
 from halotile.cli.config.saved_job import saved_job
+from halotile.cli.screens.bad_blocks import blocks_given_up
 from halotile.cli.status import find_run, output_of
 from halotile.errors import ConfigError, OutputInUse, OutputRefused, ResumeRefused
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
@@ -22,10 +23,13 @@ from halotile.graphs.kinds.sections import Cluster, Job, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.outputs import claim as claiming
 from halotile.graphs.runs.outputs.claim import claim
+from halotile.graphs.runs.status import Status
 from halotile.graphs.runs.verify import verify
+from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from halotile.storage.sharded.output import ShardWriter
+from halotile.tasks.block import BadBlock
 
 A, B = "a.zarr", "b.zarr"
 
@@ -253,3 +257,18 @@ def test_any_number_of_workers_goes_on_with_it(folder: Path, workers: int) -> No
 def test_outputs_in_one_another_are_refused(folder: Path) -> None:
     with pytest.raises((ConfigError, OutputRefused), match=r"operators\[1\]\.data"):
         make_plan(simulation(folder, A, f"{A}/b.zarr"))
+
+
+def test_blocks_given_up_are_told_by_their_outputs(folder: Path) -> None:
+    plan = make_plan(simulation(folder, A, B))
+    with claim(plan):
+        status = Status(RunDirectory(folder / f"{A}.run"), plan, None)
+        for output, number in ((plan.outputs[1], 2), (plan.outputs[0], 2), (plan.outputs[0], 1)):
+            whole = Region((0, 0), (128, 128))
+            status.give_up(BadBlock(number, (0, number), whole, "broken", "trace", "task"), output)
+    bad = blocks_given_up(RunDirectory(folder / f"{A}.run"))
+    assert [(block.name, block.to_json().get("output")) for block in bad] == [
+        ("block 1 of a.zarr", str(folder / A)),
+        ("block 2 of a.zarr", str(folder / A)),
+        ("block 2 of b.zarr", str(folder / B)),
+    ]

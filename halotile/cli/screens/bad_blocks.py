@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from halotile.graphs.amounts import first_line
@@ -22,6 +23,8 @@ class GivenUp:
     number: int
     index: tuple[int, ...]
     error: str
+    output: str | None = None
+    """Path of its output, where the run has several."""
 
     @property
     def is_of_input(self) -> bool:
@@ -30,12 +33,18 @@ class GivenUp:
 
     def to_json(self) -> dict[str, Any]:
         """Return the block for programs, with the keys of `recon-cli run --json`."""
-        return {"number": self.number, "index": list(self.index), "error": self.error}
+        block = {"number": self.number, "index": list(self.index), "error": self.error}
+        return block if self.output is None else block | {"output": self.output}
+
+    @property
+    def name(self) -> str:
+        """The block in words."""
+        return f"block {self.number}" + (f" of {Path(self.output).name}" if self.output else "")
 
 
 def blocks_given_up(run: RunDirectory) -> tuple[GivenUp, ...]:
-    """Return the blocks that the last run has given up, by number; it tried those of earlier runs again."""
-    blocks: dict[int, GivenUp] = {}
+    """Return the blocks that the last run has given up, by output and number; it tried those of earlier runs again."""
+    blocks: dict[tuple[str, int], GivenUp] = {}
     for event in run.read_events():
         # A full disk or a power cut may have left an incomplete line.
         kind = event.get("event")
@@ -43,16 +52,19 @@ def blocks_given_up(run: RunDirectory) -> tuple[GivenUp, ...]:
         if kind == "begin":
             blocks.clear()
         elif isinstance(number, int):
-            index = event.get("index")
-            blocks[number] = GivenUp(
-                number, tuple(index) if isinstance(index, list) else (), str(event.get("error", "?"))
+            index, output = event.get("index"), event.get("output")
+            blocks[str(output), number] = GivenUp(
+                number,
+                tuple(index) if isinstance(index, list) else (),
+                str(event.get("error", "?")),
+                output if isinstance(output, str) else None,
             )
-    return tuple(blocks[number] for number in sorted(blocks))
+    return tuple(blocks[key] for key in sorted(blocks))
 
 
 def rows_of(bad: Sequence[GivenUp]) -> list[Row]:
     """Return the first few as rows, each with its reason, for people."""
-    lines = [f"block {b.number} (index {b.index}): {first_line(b.error)}" for b in bad[:NAMED]]
+    lines = [f"{b.name} (index {b.index}): {first_line(b.error)}" for b in bad[:NAMED]]
     if len(bad) > NAMED:
         lines.append(f"and {len(bad) - NAMED:,} more, in events.jsonl with their tracebacks")
     elif bad:

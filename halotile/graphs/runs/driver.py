@@ -185,16 +185,18 @@ class _Driver:
             return opened.sums()
 
     def _through(
-        self, cluster_pass: Pass | Gather, work: BlockPass | GatherPass, done: int, session: Session
+        self, next_pass: Pass | Gather, under_way: BlockPass | GatherPass, done: int, session: Session
     ) -> None:
-        self.status.pass_begins(cluster_pass.phase, cluster_pass.number, done)
-        self.under_way = work
-        session.through(work)
-        if isinstance(work, BlockPass):
-            self.pace[cluster_pass.phase] = work.seconds_per_block
-        if work.disk_error:
-            raise DiskRefused(describe_full_disk(self.plan, work.disk_error, self.outputs.done))
-        if work.untidy:
+        self.status.pass_begins(next_pass.phase, next_pass.number, done)
+        self.under_way = under_way
+        session.through(under_way)
+        if isinstance(under_way, BlockPass):
+            self.pace[next_pass.phase] = under_way.seconds_per_block
+        if under_way.disk_error:
+            books = next_pass.books
+            place = books.path if isinstance(books, OutputArray) else books.folder
+            raise DiskRefused(describe_full_disk(self.plan, under_way.disk_error, self.outputs.done, place))
+        if under_way.untidy:
             for output in self.plan.outputs:
                 remove_partials(output.path)
             if self.context.directory.state_path.is_dir():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from halotile.errors import BlockFailed, BlockInputFailed
 from halotile.graphs.amounts import bytes_text, counted, first_line
@@ -63,13 +64,13 @@ def ended_by(error: BaseException) -> str:
     )
 
 
-def describe_full_disk(plan: Plan, error: str, done: int) -> str:
-    """Describe the effect of a full disk, and the space that the remaining blocks need."""
+def describe_full_disk(plan: Plan, error: str, done: int, place: Path) -> str:
+    """Describe the effect of a disk that is full at a place, and the space that the remaining blocks need."""
     remaining_bytes = plan.output_bytes * (plan.blocks - done) / plan.blocks
-    free = shutil.disk_usage(plan.output).free
+    free = shutil.disk_usage(place).free
     return (
         f"the disk ran full: {error}. {done:,} of {counted(plan.blocks, 'block')} are safe; "
-        f"the others take up to {bytes_text(remaining_bytes)}, and {plan.output} has {bytes_text(free)} free. "
+        f"the others take up to {bytes_text(remaining_bytes)}, and {place} has {bytes_text(free)} free. "
         "Free some space and run again."
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.amounts import counted, first_line
-from halotile.graphs.kinds.base import PassCount
+from halotile.graphs.kinds.base import OutputArray, PassCount
 from halotile.graphs.runs.cpu_kinds import record_cpu_kind
 from halotile.graphs.watching.page_feed import Watch
 from halotile.graphs.watching.progress import Observer, Progress
@@ -144,11 +144,17 @@ class Status:
         self.watch.retry(bad.number)
         self.event("retry", block=bad.number, error=bad.error)
 
-    def give_up(self, bad: BadBlock) -> None:
-        """Report a block that failed for good."""
+    def give_up(self, bad: BadBlock, output: OutputArray | None) -> None:
+        """Report a block of an output, or of a scratch array, that failed for good."""
         self.watch.give_up(bad.number)
-        self.event("bad block", block=bad.number, index=bad.index, error=bad.error, traceback=bad.traceback)
-        self.report(f"block {bad.number} at {bad.region.start}–{bad.region.stop} failed: {bad.error}")
+        several = output is not None and len(self.plan.outputs) > 1
+        where = {"output": str(output.path)} if output is not None and several else {}
+        reasons = {"index": bad.index, "error": bad.error, "traceback": bad.traceback}
+        self.event("bad block", block=bad.number, **where, **reasons)
+        of_output = f" of {output.path.name}" if output is not None and several else ""
+        self.report(
+            f"block {bad.number}{of_output} at {bad.region.start}–{bad.region.stop} failed: {bad.error}"
+        )
 
     def batch_fell(self, batch: int, before: int) -> None:
         """Report fewer tiles at once on a worker for lack of memory; a resumed run begins with that number."""

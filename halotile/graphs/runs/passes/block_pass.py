@@ -14,7 +14,7 @@ from distributed import KilledWorker
 from halotile.errors import ConfigError, InputUnreadable, Stopped, WeightsError
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import Cluster
-from halotile.graphs.kinds.base import Pass
+from halotile.graphs.kinds.base import OutputArray, Pass
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, workers_of
 from halotile.graphs.runs.passes.worker_setup import BlockPlugin, prepared, run_blocks
@@ -259,7 +259,8 @@ class BlockPass:
             stream.again([bad.number], alone=alone)
             return
         self.bad[bad.number] = bad
-        self.status.give_up(bad)
+        books = self.wanted.books
+        self.status.give_up(bad, books if isinstance(books, OutputArray) else None)
 
     def _watch(self, stream: Stream) -> None:
         """Between answers: react to signals, sync the journal, report the progress."""
