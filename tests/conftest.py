@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Order, RunningCluster
 from tests.slurm import Slurm, running, why_not
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -57,7 +57,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[RunningCluster]:
     """Two worker processes over TLS, started once."""
     with local.start(Order(workers=2, memory_bytes=4 * 2**30)) as running:
         yield running

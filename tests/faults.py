@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
@@ -185,7 +185,7 @@ class Scene:
 
     def run(
         self,
-        cluster: Cluster | None = None,
+        cluster: RunningCluster | None = None,
         *,
         fresh: bool = False,
         same_input: bool = False,

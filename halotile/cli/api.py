@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from halotile.graphs.kinds.sections import Job
 
 if TYPE_CHECKING:
-    from halotile.cli.config.problems import Problem
+    from halotile.cli.config.problems import ConfigProblem
     from halotile.cli.status import RunStatus
     from halotile.graphs.plans.plan import Plan
     from halotile.graphs.runs.verify import Verdict
     from halotile.graphs.watching.progress import Observer
 
 
-def validate(path: str | Path, overrides: Iterable[str] = ()) -> tuple[Problem, ...]:
+def validate(path: str | Path, overrides: Iterable[str] = ()) -> tuple[ConfigProblem, ...]:
     """Check a job file; nothing is started.
 
     Parameters

@@ -79,10 +79,10 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
 
 def _among_copies(job: Job) -> AbstractContextManager[None]:
     """Notify the other copies of the command of its end, if this is the first of several."""
-    from halotile.graphs.clusters.detection.cluster_kind import kind_of
+    from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
     from halotile.graphs.clusters.detection.launchers import copy_of
 
-    if not kind_of(job.cluster).traits.of_copies or copy_of() is None:
+    if not cluster_kind_of(job.cluster).traits.of_copies or copy_of() is None:
         return nullcontext()
     from halotile.graphs.clusters.ranks import as_first
 

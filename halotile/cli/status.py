@@ -17,7 +17,7 @@ from typing import Any
 from halotile.cli.screens.bad_blocks import GivenUp, blocks_given_up, rows_of
 from halotile.cli.screens.batch_state import QUEUED, BatchJob, batch_job
 from halotile.cli.screens.outcome_rows import iteration_text
-from halotile.cli.screens.progress_report import Lines, Report, Silence, counts
+from halotile.cli.screens.progress_report import Lines, ProgressReport, Silence, counts
 from halotile.cli.screens.screen import complain
 from halotile.errors import ConfigError, DamagedData
 from halotile.graphs.amounts import bytes_text, counted
@@ -309,7 +309,7 @@ def _advice_on_blocks(status: RunStatus) -> str:
     return f"{which}: when the {cause} is mended, {command}; {then}"
 
 
-def watch(directory: Path, report: Report, sleep: Callable[[float], None] = time.sleep) -> RunStatus:
+def watch(directory: Path, report: ProgressReport, sleep: Callable[[float], None] = time.sleep) -> RunStatus:
     """Show the progress of a run until it is over, and before that what it waits for; return the last status."""
     shown = ""
     while True:

@@ -82,7 +82,7 @@ class Numbered(Protocol):
 Counted = TypeVar("Counted", bound=Numbered)
 
 
-class Work(Protocol):
+class SumFunctions(Protocol):
     """The functions that workers call to compute and to add up."""
 
     @property
@@ -112,7 +112,7 @@ def groups_of(calls: Sequence[Counted], read_bytes: int) -> tuple[list[Sequence[
 
 
 def plan_calls(
-    work: Work, calls: Sequence[Numbered], split_every: int, workers: int, read_bytes: int
+    work: SumFunctions, calls: Sequence[Numbered], split_every: int, workers: int, read_bytes: int
 ) -> list[Delayed]:
     """Return the calls as delayed tasks: one for the sum if there is one, else one for each call."""
     groups, are_added = groups_of(calls, read_bytes)
@@ -122,21 +122,23 @@ def plan_calls(
     return [leaf(work, group, None, token) for group in groups]
 
 
-def leaf(work: Work, group: Sequence[Numbered], after: Delayed | None, token: str) -> Delayed:
+def leaf(work: SumFunctions, group: Sequence[Numbered], after: Delayed | None, token: str) -> Delayed:
     """Return a task that computes some calls."""
     # Bound by partial: Dask would search every field of every argument for tasks.
     compute = delayed(partial(work.compute, list(group)), pure=False)
     return compute(after, dask_key_name=key_of(work, group, token))
 
 
-def key_of(work: Work, group: Sequence[Numbered], token: str) -> str:
+def key_of(work: SumFunctions, group: Sequence[Numbered], token: str) -> str:
     """Return the key of a task, which names its calls: it is the only trace of them when a worker dies."""
     first, last = group[0].number, group[-1].number
     numbers = f"{work.what}-{first}" if first == last else f"{work.what}s-{first}-to-{last}"
     return f"{work.phase}-{token}-{numbers}"
 
 
-def plan_sums(work: Work, groups: Sequence[Sequence[Numbered]], split_every: int, workers: int) -> Delayed:
+def plan_sums(
+    work: SumFunctions, groups: Sequence[Sequence[Numbered]], split_every: int, workers: int
+) -> Delayed:
     """Return the task that adds up the groups of calls.
 
     A leaf waits for the sum of the leaves some distance before it, so that fast workers do not fill the disk

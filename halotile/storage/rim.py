@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ from halotile.storage.grid import Region
 RULES = ("reflect", "mirror", "nearest", "periodic", "constant", "cut")
 
 Pixels = NDArray[np.generic]
+Array = NDArray[Any]
+"""Pixels to compute with."""
 
 
 class Readable(Protocol):

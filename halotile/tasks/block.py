@@ -88,11 +88,11 @@ class BlockTask(Protocol):
     def batch(self) -> int:
         """Tiles that are computed at once at first."""
 
-    def stages(self) -> Stages:
+    def stages(self) -> BlockStages:
         """The stages of a block, with the models loaded; called once on each worker."""
 
 
-class Stages(Protocol):
+class BlockStages(Protocol):
     """The three stages of a block. Each adds its numbers to the receipt."""
 
     @property

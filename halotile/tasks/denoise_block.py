@@ -18,7 +18,7 @@ from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.devices.device import Device, unless_lost
 from halotile.tasks.devices.gpu import open_device
 from halotile.tasks.finite import check_image, check_side
-from halotile.tasks.inner_tiles import Computed, Staged, TileRunner, Tiling
+from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, Tiling
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.probe import check_purity
 from halotile.tasks.trials.provenance import build_sealed
@@ -63,16 +63,16 @@ class DenoiseTask:
 class ReadBlock:
     """The staged pixels of a block, their size in bytes, and the image with its mask if there is one."""
 
-    staged: Staged
+    staged: StagedBlock
     size: int
     masked: tuple[Pixels, Pixels] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Denoising:
+class CoreImage:
     """A core to be written, and the image with its mask if there is one."""
 
-    computed: Computed
+    computed: QueuedCore
     masked: tuple[Pixels, Pixels] | None
 
 
@@ -118,7 +118,7 @@ class DenoiseStages:
             staged = self.tiles.stage(roles.arrange(pixels), arranged)
         return ReadBlock(staged, size, None if mask is None else (pixels, mask))
 
-    def compute(self, block: Block, what_was_read: ReadBlock, receipt: Receipt) -> Denoising:
+    def compute(self, block: Block, what_was_read: ReadBlock, receipt: Receipt) -> CoreImage:
         """Denoise the core; on a GPU, without waiting for the result."""
         task, roles = self.task, self.task.roles
         reach = task.rim.reach(block.window, task.grid.shape)
@@ -129,9 +129,9 @@ class DenoiseStages:
             )
         receipt.pixels += block.core.size
         receipt.read_bytes += what_was_read.size
-        return Denoising(computed, what_was_read.masked)
+        return CoreImage(computed, what_was_read.masked)
 
-    def write(self, block: Block, result: Denoising, receipt: Receipt) -> None:
+    def write(self, block: Block, result: CoreImage, receipt: Receipt) -> None:
         """Write the core."""
         task, roles = self.task, self.task.roles
         with unless_lost(self.tiles.device):

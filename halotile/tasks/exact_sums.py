@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from halotile.storage.rim import Array
 
 STRIP_PIXELS = 1 << 17
 """Pixels worked on at once."""
-
-Array = NDArray[Any]
 
 
 def add_exactly(parts: Iterable[float]) -> float:

@@ -144,7 +144,7 @@ class TileRunner:
             self._halve_batch()
         return self.launch(self.stage(pixels, sides), available, core, channels_out).collect()
 
-    def stage(self, pixels: NDArray[Any], sides: Mapping[str, NDArray[Any]]) -> Staged:
+    def stage(self, pixels: NDArray[Any], sides: Mapping[str, NDArray[Any]]) -> StagedBlock:
         """Start to copy the pixels of a block to the device.
 
         Parameters
@@ -155,7 +155,7 @@ class TileRunner:
             Per-pixel side inputs, arranged like ``pixels``; an axis of length 1 is shared.
         """
         try:
-            return Staged(
+            return StagedBlock(
                 self.device.stage(pixels), {name: self.device.stage(side) for name, side in sides.items()}
             )
         except Exception as error:
@@ -163,12 +163,12 @@ class TileRunner:
                 self._batch_too_large = True  # for the computing thread; the block is tried again
             raise
 
-    def launch(self, staged: Staged, available: Region, core: Region, channels_out: int) -> Computed:
+    def launch(self, staged: StagedBlock, available: Region, core: Region, channels_out: int) -> QueuedCore:
         """Denoise ``core``; on a GPU, without waiting for the result.
 
         Parameters
         ----------
-        staged : Staged
+        staged : StagedBlock
             The pixels of ``available``.
         available, core : Region
             On the tiled axes, in global coordinates.
@@ -192,7 +192,7 @@ class TileRunner:
         self.batch = max(1, self.batch // 2)
         self.device.release_cache()
 
-    def _launch(self, staged: Staged, available: Region, core: Region, channels_out: int) -> Computed:
+    def _launch(self, staged: StagedBlock, available: Region, core: Region, channels_out: int) -> QueuedCore:
         with self.device.computing():
             pixels = self.device.take(staged.pixels)
             sides = {name: self.device.take(side) for name, side in staged.sides.items()}
@@ -202,7 +202,7 @@ class TileRunner:
             for _, alike in itertools.groupby(windows, key=self._batch_key):
                 for group in _batched(alike, self.batch):
                     self._denoise(group, work)
-            return Computed(work, self.device, self.name)
+            return QueuedCore(work, self.device, self.name)
 
     def _batch_key(self, window: Window) -> Any:
         """The properties that all windows of a batch share."""
@@ -270,14 +270,14 @@ def _batched(windows: Iterable[Window], count: int) -> Iterator[list[Window]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedBlock:
     """Pixels and side inputs of a block, being copied to the device."""
 
     pixels: Any
     sides: Mapping[str, Any]
 
 
-class Computed:
+class QueuedCore:
     """A core that is computed, or queued for it.
 
     Its pixels are checked when they are collected, so that the thread that queues the work need not wait for them.

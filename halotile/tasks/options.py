@@ -7,9 +7,11 @@ import importlib
 import math
 import re
 import sys
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from halotile.errors import ConfigError
+
+Auto = Literal["auto"]
 
 
 def job_key(field: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.probe import probe
 from tests.benchmarks import bench_gpu, gpu_programs, unets
@@ -51,7 +51,7 @@ def row(name: str, title: str, given: dict[str, list[dict[str, Any]]], **failed:
 @pytest.mark.cluster
 @pytest.mark.usefixtures("as_in_a_worker")
 def test_every_program_runs_on_the_processor(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(gpu_programs, "started", lambda _: nullcontext(cluster))
     monkeypatch.setattr(bench_gpu, "is_installed", lambda _: False)

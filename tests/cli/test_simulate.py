@@ -12,7 +12,7 @@ import zarr
 from typer.testing import CliRunner
 
 from halotile.cli.main import app
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.runs import driver
 
 RUNNER = CliRunner()
@@ -40,7 +40,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.mark.cluster
 def test_measurements_are_written_and_then_the_job_is_whole(
-    config: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    config: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on_the_cluster(*given: Any, **options: Any) -> Any:
         return run(*given, **options, cluster=cluster)

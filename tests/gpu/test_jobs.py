@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster as Choice
 from halotile.graphs.plans.make import make_plan
@@ -55,14 +55,14 @@ def _weights(folder: Path) -> Path:
     return path if path.exists() else dncnn_weights(path)
 
 
-def denoised(wanted: Denoising, cluster: Cluster) -> Image:
+def denoised(wanted: Denoising, cluster: RunningCluster) -> Image:
     """What it writes."""
     outcome = run(make_plan(wanted), cluster=cluster)
     assert outcome.done == outcome.total > 1
     return read_zarr(Path(wanted.output.path))
 
 
-def test_every_denoiser_agrees_with_the_cpu(gpu: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_every_denoiser_agrees_with_the_cpu(gpu: str, cluster: RunningCluster, tmp_path: Path) -> None:
     apart = {}
     for name in DENOISERS:
         want = denoised(job(tmp_path, f"{name}-cpu.zarr", name, "cpu"), cluster)
@@ -74,7 +74,7 @@ def test_every_denoiser_agrees_with_the_cpu(gpu: str, cluster: Cluster, tmp_path
 
 @pytest.mark.parametrize("name", ["gaussian", "dncnn"])
 def test_one_worker_and_two_on_a_gpu_write_the_same_bits_each_time(
-    gpu: str, cluster: Cluster, name: str, tmp_path: Path
+    gpu: str, cluster: RunningCluster, name: str, tmp_path: Path
 ) -> None:
     first = denoised(job(tmp_path, "first.zarr", name, gpu), cluster)
     again = denoised(job(tmp_path, "again.zarr", name, gpu), cluster)
@@ -86,7 +86,7 @@ def test_one_worker_and_two_on_a_gpu_write_the_same_bits_each_time(
 
 @pytest.mark.slow
 def test_a_job_that_is_killed_goes_on_and_writes_the_same_bits(
-    gpu: str, cluster: Cluster, tmp_path: Path
+    gpu: str, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "pace").write_text("0")
     source = write_zarr(tmp_path / "in.zarr", noisy_image((512, 512)))

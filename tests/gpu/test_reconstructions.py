@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Cluster as Choice
 from halotile.graphs.kinds.sections import DenoiserChoice, Output, Run, Tile
@@ -39,7 +39,7 @@ def job(folder: Path, output: str, device: str, tile: Tile) -> Reconstruction:
     )
 
 
-def done(wanted: Reconstruction, cluster: Cluster) -> tuple[Plan, Outcome, Image]:
+def done(wanted: Reconstruction, cluster: RunningCluster) -> tuple[Plan, Outcome, Image]:
     """Its plan, how it ended, and what it wrote."""
     plan = make_plan(wanted)
     outcome = reconstruct(plan, cluster=cluster)
@@ -47,7 +47,7 @@ def done(wanted: Reconstruction, cluster: Cluster) -> tuple[Plan, Outcome, Image
 
 
 def test_a_reconstruction_agrees_with_the_cpu_and_with_itself(
-    gpu: str, cluster: Cluster, tmp_path: Path
+    gpu: str, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     # What a trial of a GPU chooses may be another tile each time, and so other last bits.
     tile = Tile(block=256, size=128, batch=4, channels_last=False)
@@ -59,7 +59,7 @@ def test_a_reconstruction_agrees_with_the_cpu_and_with_itself(
     np.testing.assert_array_equal(again, got)
 
 
-def test_it_holds_what_was_planned_of_the_gpu(gpu: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_it_holds_what_was_planned_of_the_gpu(gpu: str, cluster: RunningCluster, tmp_path: Path) -> None:
     plan, outcome, _ = done(job(tmp_path, "x.zarr", gpu, Tile(block=256)), cluster)
     assert outcome.done == outcome.total
     if gpu == "cuda":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster as Choice
 from halotile.graphs.plans.make import make_plan
@@ -54,7 +54,7 @@ def test_a_trial_reports_speed_memory_and_errors(gpu_device: Gpu, tmp_path: Path
 
 
 @pytest.mark.cluster
-def test_a_run_holds_what_was_planned_of_the_gpu(gpu: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_run_holds_what_was_planned_of_the_gpu(gpu: str, cluster: RunningCluster, tmp_path: Path) -> None:
     plan = make_plan(job(tmp_path, gpu))
     outcome = run(plan, cluster=cluster)
     assert outcome.done == outcome.total

@@ -11,14 +11,14 @@ import pytest
 import zarr
 
 from halotile import DistributedContext
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.runs.verify import verify
 from tests.faults import BLOCKS, Scene, image, truth
 from tests.graphs.trials import FOUND, TWO, finding
 
 
 @pytest.fixture(scope="module")
-def ctx(cluster: Cluster) -> Iterator[DistributedContext]:
+def ctx(cluster: RunningCluster) -> Iterator[DistributedContext]:
     """A context on the cluster of the tests."""
     with DistributedContext(cluster=cluster, device_mode="cpu", seed=3) as opened:
         yield opened
@@ -31,7 +31,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def undisturbed(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Every file of the output of a run without trouble."""
     scene = Scene.create(tmp_path_factory.mktemp("undisturbed"))
     scene.run(cluster)
@@ -54,7 +54,9 @@ def check_whole(scene: Scene, undisturbed: dict[str, bytes]) -> Callable[[], Non
 
 
 @pytest.fixture
-def check_resumes(scene: Scene, cluster: Cluster, check_whole: Callable[[], None]) -> Callable[[], None]:
+def check_resumes(
+    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
+) -> Callable[[], None]:
     """Run the job again and assert that it ends whole, with no journalled block computed a second time."""
 
     def check() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from halotile.graphs.iterations.divergence import Row
+from halotile.graphs.iterations.divergence import FigureRow
 from halotile.graphs.iterations.iterate import Iterations
 from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.kinds.base import Books, Gather, Pass, Sums
@@ -39,18 +39,18 @@ class InlineIterations(Iterations):
     gather: Callable[..., None] | None = None
     """``gather(wanted, iteration, journal, ledger)`` adds terms up."""
 
-    def run(self, iterations: int, is_done: Callable[[State, Row], bool]) -> Iterator[Row]:
+    def run(self, iterations: int, is_done: Callable[[State, FigureRow], bool]) -> Iterator[FigureRow]:
         """Iterate until ``is_done``, at most so many times; yield the figures of each iteration."""
         while self.done < iterations and not (self.rows and is_done(self.state, self.rows[-1])):
             yield self._driven(self.iterate())
 
-    def _driven(self, passes: Generator[Pass | Gather, Sums, Row]) -> Row:
+    def _driven(self, passes: Generator[Pass | Gather, Sums, FigureRow]) -> FigureRow:
         sums: Any = None
         try:
             while True:
                 sums = self._do(passes.send(sums))
         except StopIteration as end:
-            row: Row = end.value
+            row: FigureRow = end.value
             return row
 
     def _do(self, wanted: Pass | Gather) -> Sums:

@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 from halotile.errors import BlockFailed, BlockInputFailed, ResumeRefused
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from tests.faults import ACROSS, BLOCK, BLOCKS, Scene, image, truth
 
 pytestmark = pytest.mark.cluster
@@ -41,7 +41,7 @@ def others(*bad: int) -> set[int]:
     ],
 )
 def test_a_bad_block_is_named_and_the_others_are_done(
-    scene: Scene, cluster: Cluster, check_resumes: Callable[[], None], kind: str, words: str
+    scene: Scene, cluster: RunningCluster, check_resumes: Callable[[], None], kind: str, words: str
 ) -> None:
     cause = scene.make_trouble(kind, 19)
     with pytest.raises(BlockFailed, match="1 of 64 blocks failed after 1 retry;") as failed:
@@ -61,7 +61,7 @@ def test_a_bad_block_is_named_and_the_others_are_done(
     check_resumes()
 
 
-def test_a_block_is_tried_as_often_as_it_was_asked_for(scene: Scene, cluster: Cluster) -> None:
+def test_a_block_is_tried_as_often_as_it_was_asked_for(scene: Scene, cluster: RunningCluster) -> None:
     scene.make_trouble("raise", 0)
     scene.make_trouble("raise", 63)
     with pytest.raises(BlockFailed, match="2 of 64 blocks failed after 3 retries"):
@@ -70,7 +70,7 @@ def test_a_block_is_tried_as_often_as_it_was_asked_for(scene: Scene, cluster: Cl
     assert {block: tried[block] for block in tried if tried[block] != 1} == {0: 4, 63: 4}
 
 
-def test_without_retries_a_block_is_tried_once(scene: Scene, cluster: Cluster) -> None:
+def test_without_retries_a_block_is_tried_once(scene: Scene, cluster: RunningCluster) -> None:
     scene.make_trouble("raise", 5)
     with pytest.raises(BlockFailed):
         scene.run(cluster, retries=0)
@@ -79,7 +79,7 @@ def test_without_retries_a_block_is_tried_once(scene: Scene, cluster: Cluster) -
 
 
 def test_quarantined_blocks_are_named_in_the_outcome(
-    scene: Scene, cluster: Cluster, check_resumes: Callable[[], None]
+    scene: Scene, cluster: RunningCluster, check_resumes: Callable[[], None]
 ) -> None:
     causes = [scene.make_trouble("raise", block) for block in (40, 7)]
     outcome = scene.run(cluster, retries=0, on_bad_block="quarantine")
@@ -95,7 +95,7 @@ def test_quarantined_blocks_are_named_in_the_outcome(
     check_resumes()
 
 
-def test_a_block_that_kills_its_worker_takes_no_other_down(scene: Scene, cluster: Cluster) -> None:
+def test_a_block_that_kills_its_worker_takes_no_other_down(scene: Scene, cluster: RunningCluster) -> None:
     for block in (3, 30):
         scene.make_trouble("die", block)
     outcome = scene.run(cluster, retries=0, on_bad_block="quarantine")
@@ -104,7 +104,7 @@ def test_a_block_that_kills_its_worker_takes_no_other_down(scene: Scene, cluster
 
 
 def test_a_flaky_block_is_tried_again(
-    scene: Scene, cluster: Cluster, check_whole: Callable[[], None]
+    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     scene.make_trouble("flaky", 12, "2")
     outcome = scene.run(cluster, retries=2)
@@ -114,7 +114,7 @@ def test_a_flaky_block_is_tried_again(
     check_whole()
 
 
-def test_a_nan_of_the_input_stays_where_it_is(scene: Scene, cluster: Cluster) -> None:
+def test_a_nan_of_the_input_stays_where_it_is(scene: Scene, cluster: RunningCluster) -> None:
     put_nan(scene, 19)
     scene.run(cluster)
     expected = image()
@@ -122,7 +122,9 @@ def test_a_nan_of_the_input_stays_where_it_is(scene: Scene, cluster: Cluster) ->
     np.testing.assert_array_equal(zarr.open_array(scene.output, mode="r")[...], truth(expected))
 
 
-def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(scene: Scene, cluster: Cluster) -> None:
+def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(
+    scene: Scene, cluster: RunningCluster
+) -> None:
     put_nan(scene, 19)
     where = r"rows 64–95, columns 96–127; the first is at row 69, column 103"
     with pytest.raises(
@@ -137,14 +139,16 @@ def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(scene: Scene
     assert scene.journalled() == others(19)
 
 
-def test_a_nan_does_not_become_an_integer(scene: Scene, cluster: Cluster) -> None:
+def test_a_nan_does_not_become_an_integer(scene: Scene, cluster: RunningCluster) -> None:
     put_nan(scene, 19)
     with pytest.raises(BlockFailed, match=r"block 19 .*a pixel is NaN, and the output is uint16"):
         scene.run(cluster, parts={"output": {"dtype": "uint16"}})
     assert scene.journalled() == others(19)
 
 
-def test_a_damaged_input_names_the_block_and_the_file(scene: Scene, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_damaged_input_names_the_block_and_the_file(
+    scene: Scene, cluster: RunningCluster, tmp_path: Path
+) -> None:
     chunk = scene.source / "c" / "1" / "1"
     content = chunk.read_bytes()
     chunk.write_bytes(content[: len(content) // 2])
@@ -163,7 +167,9 @@ def test_a_damaged_input_names_the_block_and_the_file(scene: Scene, cluster: Clu
     assert scene.run(cluster, fresh=True).done == BLOCKS
 
 
-def test_input_that_the_system_does_not_give_is_tried_again_and_named(scene: Scene, cluster: Cluster) -> None:
+def test_input_that_the_system_does_not_give_is_tried_again_and_named(
+    scene: Scene, cluster: RunningCluster
+) -> None:
     chunk = scene.source / "c" / "1" / "1"
     chunk.unlink()
     os.mknod(chunk, stat.S_IFSOCK)  # not opened as a file: the system refuses, as for a broken disk

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.runs.passes.stream import Grouping, Stream
 from halotile.graphs.watching.bars import BlockBar, show_blocks, task_key
 from tests.graphs.test_stream import noop
@@ -16,7 +16,7 @@ from tests.graphs.test_stream import noop
 DONE = ("memory", "released")
 
 
-def bar_of(cluster: Cluster, phase: str) -> dict[str, int]:
+def bar_of(cluster: RunningCluster, phase: str) -> dict[str, int]:
     """The numbers on the dashboard: blocks done, and all of them."""
 
     def look(phase: str, dask_scheduler: Any) -> dict[str, int]:
@@ -27,7 +27,7 @@ def bar_of(cluster: Cluster, phase: str) -> dict[str, int]:
     return {"done": sum(shown.get(state, 0) for state in DONE), "all": sum(shown.values())}
 
 
-def ends_at(cluster: Cluster, phase: str, total: int) -> bool:
+def ends_at(cluster: RunningCluster, phase: str, total: int) -> bool:
     """Wait until the bar shows that all blocks are done; the scheduler forgets the last tasks a little later."""
     for _ in range(100):
         if bar_of(cluster, phase) == {"done": total, "all": total}:
@@ -37,7 +37,7 @@ def ends_at(cluster: Cluster, phase: str, total: int) -> bool:
 
 
 @pytest.mark.cluster
-def test_the_bar_counts_blocks_from_those_that_were_done_before_to_all(cluster: Cluster) -> None:
+def test_the_bar_counts_blocks_from_those_that_were_done_before_to_all(cluster: RunningCluster) -> None:
     stream = Stream(cluster.client, noop, name="halves", grouping=Grouping(2, least=7))
     seen, middle = 0, None
     show_blocks(cluster.client, "halves", done=100, total=400)
@@ -52,7 +52,7 @@ def test_the_bar_counts_blocks_from_those_that_were_done_before_to_all(cluster: 
 
 
 @pytest.mark.cluster
-def test_iterations_are_groups_of_one_bar_and_stages_are_bars_of_their_own(cluster: Cluster) -> None:
+def test_iterations_are_groups_of_one_bar_and_stages_are_bars_of_their_own(cluster: RunningCluster) -> None:
     for iteration in range(2):
         show_blocks(cluster.client, "twice", done=10, total=60, stages=("load", "store", "twice"))
         stream = Stream(cluster.client, noop, name="twice", grouping=Grouping(2), iteration=iteration)
@@ -65,7 +65,7 @@ def test_iterations_are_groups_of_one_bar_and_stages_are_bars_of_their_own(clust
 
 
 @pytest.mark.cluster
-def test_a_second_run_on_the_same_scheduler_counts_anew(cluster: Cluster) -> None:
+def test_a_second_run_on_the_same_scheduler_counts_anew(cluster: RunningCluster) -> None:
     for total in (30, 20):
         show_blocks(cluster.client, "again", done=0, total=total)
         stream = Stream(cluster.client, noop, name="again", grouping=Grouping(2))

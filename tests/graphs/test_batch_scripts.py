@@ -13,7 +13,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters import htcondor, lsf, oar, pbs, sge, slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection.credentials import Credentials
-from halotile.graphs.clusters.launches.base import State
+from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.batch_jobs import job_script, logs_of
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.jobs.denoise.job import Denoising
@@ -206,19 +206,19 @@ def test_the_log_of_a_job_is_found_by_its_number(name: str, tmp_path: Path) -> N
 
 
 ANSWERS = {
-    ("slurm", "7|PENDING|Resources\n"): State(False, "PENDING (Resources)"),
-    ("slurm", "7|FAILED|NonZeroExitCode\n"): State(True, "FAILED (NonZeroExitCode)"),
-    ("slurm", "7|NODE_FAIL|None\n"): State(True, "NODE_FAIL"),
-    ("slurm", ""): State(True, "over"),
-    ("pbs", "Job id    Name\n--------  ----\n7.server  halotile\n"): State(False, "in the queue"),
-    ("sge", "=====\njob_number:                 7\nowner: ada\n"): State(False, "in the queue"),
-    ("lsf", "7 PEND\n"): State(False, "PEND"),
-    ("lsf", "7 EXIT\n"): State(True, "EXIT"),
-    ("oar", "7: Terminated\n"): State(True, "Terminated"),
-    ("oar", "7: Waiting\n"): State(False, "Waiting"),
-    ("htcondor", "7 5 no such file\n"): State(True, "held (no such file)"),
-    ("htcondor", "7 2 undefined\n"): State(False, "running"),
-    ("htcondor", ""): State(True, "completed"),
+    ("slurm", "7|PENDING|Resources\n"): LaunchState(False, "PENDING (Resources)"),
+    ("slurm", "7|FAILED|NonZeroExitCode\n"): LaunchState(True, "FAILED (NonZeroExitCode)"),
+    ("slurm", "7|NODE_FAIL|None\n"): LaunchState(True, "NODE_FAIL"),
+    ("slurm", ""): LaunchState(True, "over"),
+    ("pbs", "Job id    Name\n--------  ----\n7.server  halotile\n"): LaunchState(False, "in the queue"),
+    ("sge", "=====\njob_number:                 7\nowner: ada\n"): LaunchState(False, "in the queue"),
+    ("lsf", "7 PEND\n"): LaunchState(False, "PEND"),
+    ("lsf", "7 EXIT\n"): LaunchState(True, "EXIT"),
+    ("oar", "7: Terminated\n"): LaunchState(True, "Terminated"),
+    ("oar", "7: Waiting\n"): LaunchState(False, "Waiting"),
+    ("htcondor", "7 5 no such file\n"): LaunchState(True, "held (no such file)"),
+    ("htcondor", "7 2 undefined\n"): LaunchState(False, "running"),
+    ("htcondor", ""): LaunchState(True, "completed"),
 }
 COMMANDS = {
     "slurm": "squeue",
@@ -259,7 +259,7 @@ def test_a_job_that_the_system_has_forgotten_is_over(
 ) -> None:
     pretend(tmp_path, COMMANDS[name], answer, code=153)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert SYSTEMS[name].states(["7"]) == {"7": State(True, "not in the queue any more")}
+    assert SYSTEMS[name].states(["7"]) == {"7": LaunchState(True, "not in the queue any more")}
 
 
 ONE_CALL = {

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from halotile import DistributedContext, distribute
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.detection import gpus as gpu_detection
 from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
@@ -79,7 +79,7 @@ def crossed() -> list[tuple[int, ...]]:
 
 
 @pytest.fixture
-def tensors(cluster: Cluster) -> Iterator[Callable[[], list[tuple[int, ...]]]]:
+def tensors(cluster: RunningCluster) -> Iterator[Callable[[], list[tuple[int, ...]]]]:
     """What crossed a border since the beginning of the test, here and in every worker."""
     watch_tensors()
     cluster.client.run(watch_tensors)
@@ -98,7 +98,7 @@ def give_nested() -> dict[str, Any]:
 
 @pytest.mark.parametrize("give", [give_tensor, give_nested])
 def test_a_tensor_that_crosses_is_noticed(
-    cluster: Cluster, tensors: Callable[[], list[tuple[int, ...]]], give: Callable[[], Any]
+    cluster: RunningCluster, tensors: Callable[[], list[tuple[int, ...]]], give: Callable[[], Any]
 ) -> None:
     """Else the tests below would say nothing."""
     cluster.client.submit(give, pure=False).result()
@@ -106,7 +106,7 @@ def test_a_tensor_that_crosses_is_noticed(
 
 
 def test_none_crosses_in_a_denoising_run(
-    cluster: Cluster, tensors: Callable[[], list[tuple[int, ...]]], tmp_path: Path
+    cluster: RunningCluster, tensors: Callable[[], list[tuple[int, ...]]], tmp_path: Path
 ) -> None:
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     weights = dncnn_weights(tmp_path / "w.safetensors")
@@ -134,7 +134,7 @@ def devices_as_they_are() -> None:
 
 
 def test_none_crosses_in_a_run_on_cards_and_its_bits_are_the_same(
-    cluster: Cluster,
+    cluster: RunningCluster,
     tensors: Callable[[], list[tuple[int, ...]]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -158,7 +158,7 @@ def test_none_crosses_in_a_run_on_cards_and_its_bits_are_the_same(
 
 
 def test_none_crosses_in_a_reconstruction(
-    cluster: Cluster, tensors: Callable[[], list[tuple[int, ...]]], tmp_path: Path
+    cluster: RunningCluster, tensors: Callable[[], list[tuple[int, ...]]], tmp_path: Path
 ) -> None:
     measured = write_zarr(tmp_path / "y.zarr", noisy_image((128, 128)))
     blur = OperatorChoice(
@@ -177,7 +177,7 @@ def test_none_crosses_in_a_reconstruction(
 
 
 def test_none_crosses_between_distributed_objects(
-    cluster: Cluster, tensors: Callable[[], list[tuple[int, ...]]]
+    cluster: RunningCluster, tensors: Callable[[], list[tuple[int, ...]]]
 ) -> None:
     import deepinv
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.watching.page import ADDRESS, TOPIC, JobPage
 from halotile.graphs.watching.progress import Progress
 from tests.faults import Scene, until
@@ -62,7 +62,7 @@ def browser() -> Iterator[Any]:
     opened.quit()
 
 
-def page_of(cluster: Cluster) -> str:
+def page_of(cluster: RunningCluster) -> str:
     """The address of the page."""
     assert cluster.dashboard is not None
     return f"{cluster.dashboard.rpartition('/')[0]}/{ADDRESS}"
@@ -93,7 +93,9 @@ def follows(browser: Any, condition: Callable[[], bool]) -> None:
     assert [entry for entry in browser.get_log("browser") if own not in entry["message"]] == []
 
 
-def test_the_map_fills_while_a_job_runs(scene: Scene, cluster: Cluster, browser: Any, tmp_path: Path) -> None:
+def test_the_map_fills_while_a_job_runs(
+    scene: Scene, cluster: RunningCluster, browser: Any, tmp_path: Path
+) -> None:
     scene.set_pace(0.4)
     scene.make_trouble("flaky", 9, "2")
     scene.make_trouble("raise", 2)
@@ -134,7 +136,7 @@ def test_the_map_fills_while_a_job_runs(scene: Scene, cluster: Cluster, browser:
         running.join()
 
 
-def test_names_are_text_and_a_curve_is_drawn(cluster: Cluster, browser: Any) -> None:
+def test_names_are_text_and_a_curve_is_drawn(cluster: RunningCluster, browser: Any) -> None:
     page = JobPage(cluster.client.id)
     cluster.client.register_plugin(page)
     message = json.loads(json.dumps(TOLD))

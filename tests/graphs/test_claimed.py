@@ -17,7 +17,7 @@ import pytest
 import zarr
 
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable, OutputRefused, Stopped
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs import signals
 from halotile.graphs.runs.outputs import held_output
@@ -93,7 +93,7 @@ OUTPUT: dict[str, tuple[Change, type[HalotileError], str]] = {
 
 @pytest.mark.parametrize("name", OUTPUT)
 def test_a_run_whose_output_is_changed_does_not_finish(
-    scene: Scene, cluster: Cluster, check_whole: Callable[[], None], name: str
+    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None], name: str
 ) -> None:
     change, kind, words = OUTPUT[name]
     scene.set_pace(0.05)
@@ -116,7 +116,7 @@ def test_a_run_whose_output_is_changed_does_not_finish(
 
 
 def test_a_journal_that_is_overwritten_is_whole_again_when_the_run_ends(
-    scene: Scene, cluster: Cluster, check_whole: Callable[[], None]
+    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     scene.set_pace(0.02)
     scene.run(
@@ -148,7 +148,7 @@ def write_in_place(scene: Scene) -> None:
 )
 def test_a_run_whose_input_is_changed_keeps_only_blocks_of_the_old_one(
     scene: Scene,
-    cluster: Cluster,
+    cluster: RunningCluster,
     check_whole: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
     change: Change,
@@ -192,7 +192,7 @@ def test_blocks_that_may_be_of_either_input_are_told_where_there_are_any(scene: 
     assert ("may be of either" in str(ended.value)) == (done == 2)
 
 
-def test_a_side_input_is_looked_after_as_well(scene: Scene, cluster: Cluster) -> None:
+def test_a_side_input_is_looked_after_as_well(scene: Scene, cluster: RunningCluster) -> None:
     mask = write_zarr(scene.folder / "mask.zarr", np.ones(image().shape, "uint8"))
     scene.set_pace(0.02)
     with pytest.raises(InputError, match=r"mask\.zarr was written to"):
@@ -233,7 +233,7 @@ class Hiccup:
 @pytest.mark.parametrize("name", ASKING)
 def test_what_the_system_does_not_tell_for_a_while_ends_no_run(
     scene: Scene,
-    cluster: Cluster,
+    cluster: RunningCluster,
     check_whole: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -250,7 +250,7 @@ def test_what_the_system_does_not_tell_for_a_while_ends_no_run(
 @pytest.mark.parametrize("name", ASKING)
 def test_what_the_system_never_tells_ends_a_run_in_its_own_words(
     scene: Scene,
-    cluster: Cluster,
+    cluster: RunningCluster,
     check_resumes: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -267,7 +267,7 @@ def test_what_the_system_never_tells_ends_a_run_in_its_own_words(
 
 
 def test_looks_that_take_long_are_seldom(
-    scene: Scene, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[float] = []
 
@@ -286,7 +286,7 @@ def test_looks_that_take_long_are_seldom(
 @pytest.mark.parametrize("checks", ["when it goes on", "at its end"])
 def test_a_run_that_is_stopped_while_it_checks_has_not_finished(
     scene: Scene,
-    cluster: Cluster,
+    cluster: RunningCluster,
     check_whole: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
     checks: str,

@@ -22,7 +22,13 @@ from distributed.core import connect
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster, Order, Traits, config_errors_described, traits_of
+from halotile.graphs.clusters.base import (
+    ClusterTraits,
+    Order,
+    RunningCluster,
+    config_errors_described,
+    traits_of,
+)
 from halotile.graphs.clusters.workers import fork_server
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.kinds import sections
@@ -48,13 +54,13 @@ def worker_view() -> dict[str, object]:
     }
 
 
-def test_workers_start_in_the_environment_that_convolutions_like(cluster: Cluster) -> None:
+def test_workers_start_in_the_environment_that_convolutions_like(cluster: RunningCluster) -> None:
     for view in cluster.client.run(worker_view).values():
         assert view["environment"] == WORKER_ENVIRONMENT
         assert view["threads"] == 1
 
 
-def test_workers_never_see_ctrl_c(cluster: Cluster) -> None:
+def test_workers_never_see_ctrl_c(cluster: RunningCluster) -> None:
     assert all(view["blocked"] for view in cluster.client.run(worker_view).values())
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
@@ -64,7 +70,7 @@ def draw() -> float:
     return float(np.random.random())
 
 
-def test_workers_do_not_draw_the_same_numbers(cluster: Cluster) -> None:
+def test_workers_do_not_draw_the_same_numbers(cluster: RunningCluster) -> None:
     assert len(set(cluster.client.run(draw).values())) == 2
 
 
@@ -109,7 +115,7 @@ async def knock(address: str) -> None:
     await comm.close()
 
 
-def test_all_traffic_is_encrypted_and_a_stranger_is_refused(cluster: Cluster) -> None:
+def test_all_traffic_is_encrypted_and_a_stranger_is_refused(cluster: RunningCluster) -> None:
     info = cluster.client.scheduler_info()
     addresses = [info["address"], *info["workers"]]
     assert all(address.startswith("tls://127.0.0.1:") for address in addresses)
@@ -128,7 +134,7 @@ def status_of(address: str) -> int:
         return error.code
 
 
-def test_other_users_see_no_logs_and_no_source(cluster: Cluster) -> None:
+def test_other_users_see_no_logs_and_no_source(cluster: RunningCluster) -> None:
     page = (cluster.dashboard or "").removesuffix("/status")
     assert status_of(f"{page}/status") == 200
     for place in (
@@ -140,7 +146,7 @@ def test_other_users_see_no_logs_and_no_source(cluster: Cluster) -> None:
         assert status_of(f"{page}/{place}") == 404
 
 
-def test_nothing_listens_beyond_loopback(cluster: Cluster) -> None:
+def test_nothing_listens_beyond_loopback(cluster: RunningCluster) -> None:
     """The scheduler with its dashboard is in this process, the workers are its children."""
     assert urlsplit(cluster.dashboard or "").hostname == "127.0.0.1"
     this = psutil.Process()
@@ -279,6 +285,6 @@ def test_kinds_are_declared_without_dask() -> None:
 
 
 def test_a_kind_that_declares_nothing_has_workers_elsewhere() -> None:
-    assert traits_of("no-such-kind") == Traits()
-    assert Traits().is_remote
-    assert not Traits().is_here
+    assert traits_of("no-such-kind") == ClusterTraits()
+    assert ClusterTraits().is_remote
+    assert not ClusterTraits().is_here

@@ -19,7 +19,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from halotile import DistributedContext, distribute
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.local import LocalWorkers
 from tests.graphs.distributing import IN_THREADS
 
@@ -38,12 +38,12 @@ FAILING = {
 
 
 @pytest.fixture(scope="session")
-def clusters(cluster: Cluster) -> Iterator[Callable[[int], Cluster]]:
+def clusters(cluster: RunningCluster) -> Iterator[Callable[[int], RunningCluster]]:
     """A cluster of this number of workers, started on first use."""
     with ExitStack() as held:
         known = {cluster.workers: cluster}
 
-        def of(workers: int) -> Cluster:
+        def of(workers: int) -> RunningCluster:
             if workers not in known:  # as threads of this process, which has imported deepinv already
                 started = LocalCluster(n_workers=workers, **IN_THREADS)
                 client = held.enter_context(Client(held.enter_context(started), set_as_default=False))
@@ -54,7 +54,7 @@ def clusters(cluster: Cluster) -> Iterator[Callable[[int], Cluster]]:
 
 
 @pytest.fixture(autouse=True)
-def _substituted(clusters: Callable[[int], Cluster], monkeypatch: pytest.MonkeyPatch) -> None:
+def _substituted(clusters: Callable[[int], RunningCluster], monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace deepinv's context and functions by halotile's."""
     size = [1]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from halotile import DistributedContext, distribute
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from tests.graphs.distributing import NEAR, OPERATIONS, difference, image, kernel
 
 physics: Any = pytest.importorskip("deepinv.physics")
@@ -44,7 +44,7 @@ def test_large_images_run_by_blocks(
 
 
 def test_noise_is_the_same_for_large_and_small_images(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("halotile.tasks.distributed.stacks.blockwise.BLOCK", 32)
     noise = physics.GaussianNoise(0.1)

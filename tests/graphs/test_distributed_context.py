@@ -14,7 +14,7 @@ from distributed import LocalCluster
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, MemoryRefused, TaskFailed, WrongKind
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.distributed import context
 from halotile.graphs.distributed.memory_check import task_bytes
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
@@ -95,7 +95,7 @@ def test_a_worker_that_dies_is_replaced_and_one_that_dies_again_and_again_is_an_
             assert torch.equal(tiled(fresh, die)(torch.ones(1, 1, 20, 20)), 2 * torch.ones(1, 1, 20, 20))
 
 
-def test_the_folder_is_private_and_deleted_with_the_context(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_folder_is_private_and_deleted_with_the_context(cluster: RunningCluster, tmp_path: Path) -> None:
     with DistributedContext(cluster=cluster, scratch=tmp_path, device_mode="cpu") as opened:
         folder = opened.folder
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700

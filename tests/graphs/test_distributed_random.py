@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from halotile import DistributedContext, distribute
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from tests.graphs.distributing import NEAR, difference, image, tiled
 
 physics = pytest.importorskip("deepinv.physics")
@@ -40,7 +40,7 @@ def test_gradients_of_a_stochastic_denoiser_match_its_value(ctx: DistributedCont
         assert torch.equal(by_image, value)
 
 
-def test_random_numbers_of_a_denoiser_follow_from_seed_call_and_tile(cluster: Cluster) -> None:
+def test_random_numbers_of_a_denoiser_follow_from_seed_call_and_tile(cluster: RunningCluster) -> None:
     found, x = [], torch.ones(1, 1, 64, 64)
     for _ in range(2):
         with DistributedContext(cluster=cluster, device_mode="cpu", seed=8) as opened:
@@ -62,7 +62,7 @@ def test_a_stateful_denoiser_is_reset_for_each_tile(ctx: DistributedContext) -> 
     assert torch.equal(denoiser(x, 0.3), wanted)
 
 
-def test_noise_of_a_generator_is_the_same_on_any_worker(cluster: Cluster) -> None:
+def test_noise_of_a_generator_is_the_same_on_any_worker(cluster: RunningCluster) -> None:
     found = []
     for seed in (8, 9):
         with DistributedContext(cluster=cluster, device_mode="cpu", seed=seed) as opened:

@@ -14,7 +14,7 @@ import torch
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, InputError, TaskFailed, WrongKind
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from tests.graphs.distributing import NEAR, OPERATIONS, STACKS, difference, image, kernel, masks
 
 physics = pytest.importorskip("deepinv.physics")
@@ -119,7 +119,7 @@ def test_sums_have_the_same_bits_on_one_worker_and_on_two(ctx: DistributedContex
         assert torch.equal(distribute(parts, alone).A_adjoint_A(x), distribute(parts, ctx).A_adjoint_A(x))
 
 
-def test_few_partial_images_of_many_operators_exist_at_once(cluster: Cluster) -> None:
+def test_few_partial_images_of_many_operators_exist_at_once(cluster: RunningCluster) -> None:
     with DistributedContext(cluster=cluster, device_mode="cpu", accumulate="float64") as fresh:
         stack = distribute([physics.Blur(filter=kernel(3), padding="circular")] * 256, fresh)
         x = image(1, 1, 160, 160)
@@ -128,7 +128,7 @@ def test_few_partial_images_of_many_operators_exist_at_once(cluster: Cluster) ->
         assert fresh.most_alive <= 12
 
 
-def test_noise_follows_from_the_seed_on_any_worker(cluster: Cluster) -> None:
+def test_noise_follows_from_the_seed_on_any_worker(cluster: RunningCluster) -> None:
     parts = [physics.Denoising(noise_model=physics.GaussianNoise(0.1)) for _ in range(3)]
     drawn = []
     for _ in range(2):

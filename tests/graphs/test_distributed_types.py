@@ -14,7 +14,7 @@ import zarr
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, OutputRefused, TaskFailed
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from tests.graphs.distributing import STACKS, Smooth, image, one_bright_pixel, refuse_bright, tiled
 from tests.support import noisy_image, write_zarr
 
@@ -124,7 +124,7 @@ def test_dtypes_are_kept(ctx: DistributedContext, dtype: torch.dtype) -> None:
     assert tiled(ctx, torch.nn.ReLU(), patch_size=8)(x).dtype == dtype
 
 
-def test_results_of_paths_stay_in_the_folder_of_results(cluster: Cluster, tmp_path: Path) -> None:
+def test_results_of_paths_stay_in_the_folder_of_results(cluster: RunningCluster, tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "x.zarr", noisy_image((1, 1, 20, 24)))
     kept = tmp_path / "kept"
     for _ in range(2):
@@ -137,7 +137,7 @@ def test_results_of_paths_stay_in_the_folder_of_results(cluster: Cluster, tmp_pa
     assert zarr.open_array(kept / "A-0002-1.zarr", mode="r").shape == (1, 1, 20, 24)
 
 
-def test_temporary_results_are_deleted_with_the_context(cluster: Cluster, tmp_path: Path) -> None:
+def test_temporary_results_are_deleted_with_the_context(cluster: RunningCluster, tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "x.zarr", noisy_image((1, 1, 20, 24)))
     with DistributedContext(cluster=cluster, device_mode="cpu") as opened:
         found = Path(tiled(opened, torch.nn.Tanh())(source))
@@ -146,7 +146,7 @@ def test_temporary_results_are_deleted_with_the_context(cluster: Cluster, tmp_pa
     assert not found.exists()
 
 
-def test_a_folder_of_results_that_is_a_file_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_folder_of_results_that_is_a_file_is_refused(cluster: RunningCluster, tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "x.zarr", noisy_image((1, 1, 20, 24)))
     (tmp_path / "taken").write_text("")
     with (

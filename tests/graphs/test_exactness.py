@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from tests.support import (
@@ -124,7 +124,7 @@ def test_channels_last_pictures_keep_their_axis_order(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", ["tv", "dncnn"])
-def test_workers_give_the_same_bits(name: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_workers_give_the_same_bits(name: str, cluster: RunningCluster, tmp_path: Path) -> None:
     pixels = noisy_image((601, 530))
     job = job_of(
         write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", name, options_of(name, tmp_path)

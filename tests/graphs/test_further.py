@@ -13,7 +13,7 @@ import pytest
 import halotile
 from halotile.cli.config.loading import load_saved_job
 from halotile.errors import OutputRefused, ResumeRefused
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.continuation import Reached
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Output, Run, Tile
@@ -53,7 +53,7 @@ def job_in(folder: Path, solver: SolverChoice, **changes: Any) -> Reconstruction
     )
 
 
-def go(job: Reconstruction, cluster: Cluster) -> Outcome:
+def go(job: Reconstruction, cluster: RunningCluster) -> Outcome:
     """Run it."""
     return run(make_plan(job), cluster=cluster)
 
@@ -74,7 +74,7 @@ def directory(job: Reconstruction) -> RunDirectory:
 
 
 @pytest.mark.parametrize("name", ["fista", "cg", "admm"])
-def test_three_and_three_more_are_six(name: str, tmp_path: Path, cluster: Cluster) -> None:
+def test_three_and_three_more_are_six(name: str, tmp_path: Path, cluster: RunningCluster) -> None:
     folders = [tmp_path / part for part in ("parts", "whole")]
     for folder in folders:
         folder.mkdir()
@@ -102,7 +102,7 @@ def test_three_and_three_more_are_six(name: str, tmp_path: Path, cluster: Cluste
     assert again.resumed == again.total
 
 
-def test_a_run_cut_off_goes_on_to_another_end(tmp_path: Path, cluster: Cluster) -> None:
+def test_a_run_cut_off_goes_on_to_another_end(tmp_path: Path, cluster: RunningCluster) -> None:
     folders = [tmp_path / part for part in ("cut", "whole")]
     for folder in folders:
         folder.mkdir()
@@ -122,7 +122,9 @@ def test_a_run_cut_off_goes_on_to_another_end(tmp_path: Path, cluster: Cluster) 
     assert not directory(cut).state_path.exists()
 
 
-def test_a_smaller_tolerance_goes_on_and_a_larger_one_is_refused(tmp_path: Path, cluster: Cluster) -> None:
+def test_a_smaller_tolerance_goes_on_and_a_larger_one_is_refused(
+    tmp_path: Path, cluster: RunningCluster
+) -> None:
     job = job_in(tmp_path, SolverChoice(name="fista", iterations=8, tol=0.1, keep_state=True))
     stopped = go(job, cluster).figures["iteration"]
     assert 1 < stopped < 8
@@ -133,7 +135,7 @@ def test_a_smaller_tolerance_goes_on_and_a_larger_one_is_refused(tmp_path: Path,
         make_plan(job)
 
 
-def test_fewer_iterations_than_were_done_are_refused(tmp_path: Path, cluster: Cluster) -> None:
+def test_fewer_iterations_than_were_done_are_refused(tmp_path: Path, cluster: RunningCluster) -> None:
     job = job_in(tmp_path, SolverChoice(name="pgd", iterations=3, keep_state=True))
     go(job, cluster)
     with pytest.raises(
@@ -142,7 +144,9 @@ def test_fewer_iterations_than_were_done_are_refused(tmp_path: Path, cluster: Cl
         make_plan(with_iterations(job, 2))
 
 
-def test_a_finished_run_without_its_state_says_how_to_have_more(tmp_path: Path, cluster: Cluster) -> None:
+def test_a_finished_run_without_its_state_says_how_to_have_more(
+    tmp_path: Path, cluster: RunningCluster
+) -> None:
     job = job_in(tmp_path, SolverChoice(name="pgd", iterations=2))
     go(job, cluster)
     before = files(job)
@@ -153,7 +157,7 @@ def test_a_finished_run_without_its_state_says_how_to_have_more(tmp_path: Path, 
     assert files(job) == before
 
 
-def test_dual_steps_of_tv_make_another_job(tmp_path: Path, cluster: Cluster) -> None:
+def test_dual_steps_of_tv_make_another_job(tmp_path: Path, cluster: RunningCluster) -> None:
     job = job_in(tmp_path, SolverChoice(name="pgd", iterations=1))
     go(job, cluster)
     requested = directory(job).read_job() or {}
@@ -165,7 +169,7 @@ def test_dual_steps_of_tv_make_another_job(tmp_path: Path, cluster: Cluster) -> 
 
 @pytest.mark.parametrize("keep_state", [False, True])
 def test_damage_to_an_output_is_mended_with_the_iterations_it_was_made_with(
-    tmp_path: Path, cluster: Cluster, keep_state: bool
+    tmp_path: Path, cluster: RunningCluster, keep_state: bool
 ) -> None:
     job = job_in(tmp_path, SolverChoice(name="pgd", iterations=1, keep_state=keep_state))
     go(job, cluster)

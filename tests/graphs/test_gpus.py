@@ -14,9 +14,9 @@ import pytest
 
 from halotile.errors import ConfigError, MissingPackage
 from halotile.graphs.clusters import local_cuda
-from halotile.graphs.clusters.base import Kind, Order
+from halotile.graphs.clusters.base import ChosenCluster, Order
 from halotile.graphs.clusters.detection import gpus as gpu_detection
-from halotile.graphs.clusters.detection.cluster_kind import kind_of
+from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.detection.gpus import Gpus, chosen, gpus_here
 from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.clusters.workers.__main__ import share_of
@@ -101,8 +101,8 @@ def test_auto_takes_the_gpus_that_are_here_or_says_why_not(
 ) -> None:
     monkeypatch.setattr(local_cuda, "gpus_here", lambda _: here)
     monkeypatch.setattr(local_cuda, "has_dask_cuda", lambda: installed)
-    assert kind_of(Cluster(), {}) == Kind(name, why)
-    assert kind_of(Cluster(), {"SLURM_JOB_ID": "7"}).name != "local-cuda", "an allocation comes first"
+    assert cluster_kind_of(Cluster(), {}) == ChosenCluster(name, why)
+    assert cluster_kind_of(Cluster(), {"SLURM_JOB_ID": "7"}).name != "local-cuda", "an allocation comes first"
 
 
 @pytest.mark.parametrize(

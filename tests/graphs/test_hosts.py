@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.connection.allowed_hosts import LEFT_OUT, answer_allowed_only
 from halotile.graphs.watching.page import ADDRESS
 from halotile.graphs.watching.page_feed import Watch
@@ -23,7 +23,7 @@ THEIRS = {"Host": "rebound.example"}, {"Origin": "http://rebound.example"}, {"Or
 PAGES = ("/status", f"/{ADDRESS}", f"/{ADDRESS}.json", "/metrics", "/health", "/statics/css/base.css")
 
 
-def status_of(cluster: Cluster, path: str, headers: dict[str, str]) -> int:
+def status_of(cluster: RunningCluster, path: str, headers: dict[str, str]) -> int:
     """The status of the dashboard's answer."""
     place = urlsplit(cluster.dashboard or "")
     assert place.hostname
@@ -38,7 +38,7 @@ def status_of(cluster: Cluster, path: str, headers: dict[str, str]) -> int:
 
 
 @pytest.mark.cluster
-def test_pages_are_for_those_who_were_told_of_them(cluster: Cluster) -> None:
+def test_pages_are_for_those_who_were_told_of_them(cluster: RunningCluster) -> None:
     watch = Watch()
     watch.open(cluster)
     for page in PAGES:
@@ -49,7 +49,7 @@ def test_pages_are_for_those_who_were_told_of_them(cluster: Cluster) -> None:
 
 
 @pytest.mark.cluster
-def test_a_websocket_is_for_pages_of_the_dashboard(cluster: Cluster) -> None:
+def test_a_websocket_is_for_pages_of_the_dashboard(cluster: RunningCluster) -> None:
     for origin in ("http://localhost:{port}", "http://127.0.0.1:{port}", "http://[::1]:{port}"):
         assert status_of(cluster, "/status/ws", WEBSOCKET | {"Origin": origin}) == 101
     assert [status_of(cluster, "/status/ws", WEBSOCKET | headers) for headers in THEIRS] == [404] * 3
@@ -57,7 +57,7 @@ def test_a_websocket_is_for_pages_of_the_dashboard(cluster: Cluster) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("page", sorted(LEFT_OUT))
-def test_pages_that_name_folders_or_fail_are_left_out(cluster: Cluster, page: str) -> None:
+def test_pages_that_name_folders_or_fail_are_left_out(cluster: RunningCluster, page: str) -> None:
     assert status_of(cluster, f"/{page}", {}) == 404
     assert status_of(cluster, f"/{page}/ws", WEBSOCKET) == 404
     assert status_of(cluster, "/json/identity.json", {}) == 404

@@ -19,7 +19,7 @@ from distributed import Nanny, Status
 
 from halotile.errors import OutputRefused, Stopped
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.kinds import sections
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.outputs import claim
@@ -97,7 +97,7 @@ def test_a_killed_driver_loses_nothing_that_was_journalled(
 
 
 def test_a_driver_waits_for_workers_of_an_earlier_one_and_gives_up_with_a_text(
-    scene: Scene, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.directory.create()
     scene.directory.job_path.write_text("{}")
@@ -140,7 +140,7 @@ def test_a_task_that_begins_after_its_job_was_forgotten_holds_no_worker_up(
 
 
 def test_a_run_that_breaks_off_is_waited_out_where_the_cluster_lives_on(
-    scene: Scene, cluster: Cluster, check_resumes: Callable[[], None]
+    scene: Scene, cluster: RunningCluster, check_resumes: Callable[[], None]
 ) -> None:
     def break_off(progress: Progress) -> None:
         if progress.done > 5:
@@ -159,11 +159,11 @@ def test_a_run_that_breaks_off_is_waited_out_where_the_cluster_lives_on(
 def test_a_scheduler_that_is_gone_is_started_anew(
     scene: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[Cluster] = []
+    started: list[RunningCluster] = []
     start = local.start
 
     @contextmanager
-    def noted(order: Order) -> Iterator[Cluster]:
+    def noted(order: Order) -> Iterator[RunningCluster]:
         with start(order) as cluster:
             started.append(cluster)
             yield cluster
@@ -298,7 +298,7 @@ def test_ctrl_c_ends_every_process_and_keeps_the_journal(
 
 
 def test_a_second_run_is_refused_at_once_and_the_first_goes_on(
-    scene: Scene, cluster: Cluster, check_whole: Callable[[], None]
+    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     with running(scene) as driver:
         with pytest.raises(OutputRefused, match=rf"in use: process {driver.pid} on .*, started 2"):

@@ -12,7 +12,7 @@ import pytest
 
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.clusters import ranks
-from halotile.graphs.clusters.detection.cluster_kind import is_other_copy, kind_of
+from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of, is_other_copy
 from halotile.graphs.clusters.detection.launchers import Copy, copy_of
 from halotile.graphs.kinds.sections import Cluster
 from tests.faults import REPOSITORY
@@ -101,7 +101,7 @@ ALONE: dict[str, Mapping[str, str]] = {
 def test_a_copy_knows_its_number(how: str) -> None:
     environment, copy = SET_BY[how]
     assert copy_of(environment) == copy
-    assert kind_of(Cluster(), environment).name == "ranks"
+    assert cluster_kind_of(Cluster(), environment).name == "ranks"
     assert is_other_copy(Cluster(), environment)
 
 
@@ -113,7 +113,7 @@ def test_one_copy_is_no_rank(how: str) -> None:
 @pytest.mark.parametrize("name", ["PMIX_RANK", "PALS_RANKID"])
 def test_copies_that_nobody_counts_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name} is 0.*Set HALOTILE_SIZE"):
-        kind_of(Cluster(), {name: "0"})
+        cluster_kind_of(Cluster(), {name: "0"})
 
 
 LOOK = "import sys; from halotile.graphs.clusters.detection.launchers import copy_of; sys.exit(copy_of() is not None)"

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from halotile.cli import exits
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone keeps to it")
 
@@ -24,7 +24,7 @@ def take(nbytes: int) -> int:
 
 
 @pytest.mark.cluster
-def test_a_worker_is_refused_what_goes_beyond_its_memory(cluster: Cluster) -> None:
+def test_a_worker_is_refused_what_goes_beyond_its_memory(cluster: RunningCluster) -> None:
     """A machine with 4 GiB; the real one may have far more, or overcommit."""
     assert cluster.client.submit(take, GIB, pure=False).result(timeout=60) == GIB
     refused = cluster.client.submit(take, 6 * GIB, pure=False).exception(timeout=60)

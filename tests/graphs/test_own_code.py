@@ -17,7 +17,7 @@ import torch
 
 from halotile.errors import ConfigError, HalotileError, ResumeRefused, WeightsError
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.kinds.sections import Input, Output
@@ -289,7 +289,7 @@ def test_an_option_that_has_no_default_is_asked_for(folder: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_workers_import_from_the_folder_of_the_job(folder: Path, cluster: Cluster) -> None:
+def test_workers_import_from_the_folder_of_the_job(folder: Path, cluster: RunningCluster) -> None:
     with (folder / "own_networks.py").open("a") as opened:
         opened.write("\ndef brighter(image):\n    return image + WIDTH\n")
     run(make_plan(own(folder, "own_networks:brighter", "function", depth=0)), cluster=cluster)
@@ -318,7 +318,7 @@ def train_on(path: Path) -> bytes:
 
 
 @pytest.mark.cluster
-def test_a_worker_takes_no_weights_but_those_of_the_plan(folder: Path, cluster: Cluster) -> None:
+def test_a_worker_takes_no_weights_but_those_of_the_plan(folder: Path, cluster: RunningCluster) -> None:
     job = with_weights(folder)
     plan = make_plan(job)
     before = train_on(folder / "w.safetensors")

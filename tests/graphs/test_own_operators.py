@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from halotile.errors import ConfigError, MemoryRefused
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.reconstruct.measurements import checks
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
@@ -194,7 +194,9 @@ def test_code_that_changed_is_another_job(tmp_path: Path, module: str) -> None:
 
 
 @pytest.mark.cluster
-def test_own_operators_near_and_far_are_inverted(tmp_path: Path, module: str, cluster: Cluster) -> None:
+def test_own_operators_near_and_far_are_inverted(
+    tmp_path: Path, module: str, cluster: RunningCluster
+) -> None:
     rng = np.random.default_rng(1)
     truth = rng.random(SHAPE).astype("float32")
     gains = 1 + 0.3 * np.cos(np.arange(SHAPE[1]))

@@ -17,10 +17,10 @@ from halotile import registry
 from halotile.cli.config.loading import load_job
 from halotile.cli.config.schema import config_schema
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
-from halotile.graphs.solvers.base import Problem, State, Step, Vectors
+from halotile.graphs.solvers.base import Problem, ReadVector, State, Step
 from halotile.graphs.solvers.pgd import ProximalGradient
 from halotile.storage.rim import Readable
 from halotile.tasks.fidelities.l2 import L2
@@ -66,7 +66,7 @@ class Slowed(ProximalGradient):
 
     part: float = 0.5
 
-    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+    def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         return super().step(replace(problem, step_size=problem.step_size * self.part), state, read)
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
@@ -115,7 +115,7 @@ def job_with(folder: Path, **parts: str) -> Any:
     return load_job(folder / "job.yaml")
 
 
-def image_of(folder: Path, cluster: Cluster, **parts: str) -> NDArray[np.float32]:
+def image_of(folder: Path, cluster: RunningCluster, **parts: str) -> NDArray[np.float32]:
     run(make_plan(job_with(folder, **parts), fresh=True), cluster=cluster)
     pixels: NDArray[np.float32] = zarr.open_array(folder / "x.zarr", mode="r")[...]
     return pixels
@@ -140,7 +140,7 @@ def image_of(folder: Path, cluster: Cluster, **parts: str) -> NDArray[np.float32
     ids=["prior", "solver", "fidelity"],
 )
 def test_options_reach_what_is_named(
-    folder: Path, cluster: Cluster, theirs: dict[str, str], ours: dict[str, str]
+    folder: Path, cluster: RunningCluster, theirs: dict[str, str], ours: dict[str, str]
 ) -> None:
     first, second = image_of(folder, cluster, **theirs), image_of(folder, cluster, **ours)
     np.testing.assert_allclose(first, second, rtol=0, atol=2e-6)

@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 from halotile.errors import OutputRefused
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.verify import verify
 from halotile.storage.sharded.output import ShardWriter
@@ -25,7 +25,7 @@ Change = Callable[[Scene], object]
 
 
 @pytest.fixture
-def finished(scene: Scene, cluster: Cluster) -> Scene:
+def finished(scene: Scene, cluster: RunningCluster) -> Scene:
     """A run that is done."""
     scene.run(cluster)
     scene.forget()
@@ -41,7 +41,7 @@ def write_others(scene: Scene, count: int = BLOCKS) -> None:
 
 
 def test_the_result_of_another_job_that_was_moved_here_stays(
-    finished: Scene, cluster: Cluster, check_whole: Callable[[], None]
+    finished: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     write_others(finished, BLOCKS // 2 + 1)
     with refused(
@@ -54,7 +54,7 @@ def test_the_result_of_another_job_that_was_moved_here_stays(
 
 
 def test_a_few_blocks_of_another_time_are_done_again(
-    finished: Scene, cluster: Cluster, check_whole: Callable[[], None]
+    finished: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     write_others(finished, BLOCKS // 2)
     assert finished.run(cluster).resumed == BLOCKS // 2
@@ -110,7 +110,9 @@ def add_attributes(scene: Scene) -> None:
     attributes["scale"] = [2, 2]
 
 
-def test_attributes_of_the_user_are_no_damage_and_outlive_a_repair(scene: Scene, cluster: Cluster) -> None:
+def test_attributes_of_the_user_are_no_damage_and_outlive_a_repair(
+    scene: Scene, cluster: RunningCluster
+) -> None:
     scene.run(cluster, observer=after(8, scene, add_attributes))
     assert verify(scene.output).problems == ()
     assert scene.run(cluster).resumed == BLOCKS
@@ -142,7 +144,7 @@ STRANGERS: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("name", STRANGERS)
 def test_starting_over_discards_nothing_that_no_run_wrote(
-    finished: Scene, cluster: Cluster, check_whole: Callable[[], None], name: str
+    finished: Scene, cluster: RunningCluster, check_whole: Callable[[], None], name: str
 ) -> None:
     change, words = STRANGERS[name]
     change(finished)
@@ -156,7 +158,7 @@ def test_starting_over_discards_nothing_that_no_run_wrote(
 @pytest.mark.parametrize("plan", ["there", "lost"])
 @pytest.mark.parametrize("metadata", ["gone", "half"])
 def test_starting_over_needs_no_metadata_where_all_else_is_the_runs(
-    finished: Scene, cluster: Cluster, check_whole: Callable[[], None], metadata: str, plan: str
+    finished: Scene, cluster: RunningCluster, check_whole: Callable[[], None], metadata: str, plan: str
 ) -> None:
     file = finished.output / "zarr.json"
     file.write_bytes(file.read_bytes()[:100]) if metadata == "half" else file.unlink()

@@ -14,7 +14,7 @@ from halotile.graphs.solvers.base import CHANGE, Problem, Solver, State
 from halotile.graphs.solvers.gd import GradientDescent
 from halotile.graphs.solvers.pgd import ProximalGradient
 from halotile.storage.rim import Readable
-from halotile.tasks.convolution.overlap_save import Engine
+from halotile.tasks.convolution.overlap_save import EngineName
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.exact_sums import dot
@@ -62,7 +62,7 @@ def problem_in(terms: tuple[Term, ...], per_pass: int, prior: Prior | None = Non
 
 
 def folded_in(
-    terms: tuple[Term, ...], per_pass: int, engine: Engine = "fft"
+    terms: tuple[Term, ...], per_pass: int, engine: EngineName = "fft"
 ) -> tuple[Problem, dict[str, Any]]:
     """The same in the normal form; and what its passes have to know."""
     form = choose_form(terms, IMAGE.dtype, exact=False, per_pass=per_pass)

@@ -15,7 +15,7 @@ from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
 from halotile.graphs.jobs.reconstruct.problem.memory import footprint_of_operator
-from halotile.graphs.jobs.reconstruct.problem.prior_trials import Cut, denoising_of
+from halotile.graphs.jobs.reconstruct.problem.prior_trials import CutImage, denoising_of
 from halotile.graphs.kinds.sections import Cluster, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
@@ -35,9 +35,9 @@ from tests.graphs.trials import FOUND, TWO, answering, deblurring, finding, out_
 from tests.support import dncnn_weights, noisy_image, work_of, write_zarr
 
 
-def cut_of(plan: Plan) -> Cut:
+def cut_of(plan: Plan) -> CutImage:
     """How its image is cut."""
-    return Cut(work_of(plan).prior, plan.grid, work_of(plan).form)
+    return CutImage(work_of(plan).prior, plan.grid, work_of(plan).form)
 
 
 def denoised(plan: Plan) -> Denoised:

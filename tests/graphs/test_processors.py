@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.tasks.devices import cpu_kind as module
 from halotile.tasks.devices.cpu_kind import cpu_kind
 from tests.faults import Scene
@@ -28,7 +28,7 @@ def warnings(scene: Scene) -> list[str]:
 
 
 @pytest.mark.cluster
-def test_blocks_of_another_kind_of_processor_are_reported_once(scene: Scene, cluster: Cluster) -> None:
+def test_blocks_of_another_kind_of_processor_are_reported_once(scene: Scene, cluster: RunningCluster) -> None:
     scene.run(cluster)
     assert scene.directory.read_valid_plan()["processors"] == [cpu_kind()]  # type: ignore[index]
     assert not warnings(scene)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from halotile.cli.config.loading import Flags, load_job
 from halotile.cli.main import app
 from halotile.errors import BlockInputFailed, InputError, OutputRefused
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
@@ -128,7 +128,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+def undisturbed(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactory) -> Scene:
     """A run without trouble."""
     scene = Scene.create(tmp_path_factory.mktemp("undisturbed"))
     job = load_job(scene.config, flags=Flags(allow_import=True))
@@ -202,7 +202,7 @@ def test_a_signal_drains_an_iteration_and_resume_goes_on(scene: Scene, undisturb
 
 @pytest.mark.parametrize("what", ["y1.zarr", "x.zarr"])
 def test_a_run_ends_where_a_measurement_or_its_output_is_changed(
-    scene: Scene, undisturbed: Scene, cluster: Cluster, what: str
+    scene: Scene, undisturbed: Scene, cluster: RunningCluster, what: str
 ) -> None:
     chunk, aside = scene.folder / "y1.zarr" / "c" / "0" / "0", scene.folder / "elsewhere"
     written, times = chunk.read_bytes(), chunk.stat()
@@ -284,7 +284,7 @@ def test_numbers_that_grow_end_the_run_with_its_last_image(scene: Scene) -> None
     assert "the misfit grew" in shown.stdout
 
 
-def test_several_iterations_in_a_pass_come_to_the_same_image(scene: Scene, cluster: Cluster) -> None:
+def test_several_iterations_in_a_pass_come_to_the_same_image(scene: Scene, cluster: RunningCluster) -> None:
     images = []
     for every in (1, 3):
         config = scene.config.read_text().replace("x.zarr", f"x{every}.zarr").replace("fista", "pgd")
@@ -302,7 +302,7 @@ def test_several_iterations_in_a_pass_come_to_the_same_image(scene: Scene, clust
 
 
 @pytest.mark.cluster
-def test_what_is_advised_for_a_damaged_measurement_helps(scene: Scene, cluster: Cluster) -> None:
+def test_what_is_advised_for_a_damaged_measurement_helps(scene: Scene, cluster: RunningCluster) -> None:
     chunk = next(path for path in sorted((scene.folder / "y0.zarr" / "c").rglob("*")) if path.is_file())
     whole = chunk.read_bytes()
     chunk.write_bytes(whole[: len(whole) // 2])

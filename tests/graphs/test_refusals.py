@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 import halotile
 from halotile.errors import BlockFailed, HalotileError, OutputRefused, ResumeRefused
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output
 from halotile.graphs.plans.make import make_plan
@@ -82,7 +82,7 @@ def test_an_output_that_is_in_the_way_of_the_input_is_refused(
 
 
 def test_an_output_in_a_folder_that_is_a_symlink_is_made_where_it_leads(
-    tmp_path: Path, source: Path, cluster: Cluster
+    tmp_path: Path, source: Path, cluster: RunningCluster
 ) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to("disk")
@@ -124,7 +124,9 @@ def test_what_is_not_ours_stays(
         run(make_plan(gaussian(source, place, overwrite=overwrite), fresh=fresh))
 
 
-def test_a_zarr_is_replaced_where_that_is_asked_for(tmp_path: Path, source: Path, cluster: Cluster) -> None:
+def test_a_zarr_is_replaced_where_that_is_asked_for(
+    tmp_path: Path, source: Path, cluster: RunningCluster
+) -> None:
     write_zarr(tmp_path / "clean.zarr", image()[:10])
     outcome = run(make_plan(gaussian(source, tmp_path / "clean.zarr", overwrite=True)), cluster=cluster)
     assert outcome.done == outcome.total
@@ -165,7 +167,7 @@ def test_an_output_that_holds_a_side_input_is_refused(tmp_path: Path, source: Pa
 
 
 @pytest.fixture
-def finished(scene: Scene, cluster: Cluster) -> Scene:
+def finished(scene: Scene, cluster: RunningCluster) -> Scene:
     """A run that is done."""
     scene.run(cluster)
     return scene
@@ -194,7 +196,7 @@ def test_another_job_does_not_go_on_with_a_run(
 @pytest.mark.parametrize("stands", ["finished", "half done", "run directory", "no job.json"])
 @pytest.mark.parametrize("change", ["output", "input", "denoiser"])
 def test_starting_over_discards_no_other_job(
-    finished: Scene, cluster: Cluster, stands: str, change: str
+    finished: Scene, cluster: RunningCluster, stands: str, change: str
 ) -> None:
     if stands == "half done":
         with Journal.open(finished.directory.journal_path, finished.fingerprint(), BLOCKS) as journal:
@@ -228,14 +230,14 @@ def test_starting_over_discards_no_other_job(
     ids=str,
 )
 def test_starting_over_discards_the_same_job_computed_in_another_way(
-    finished: Scene, cluster: Cluster, parts: dict[str, dict[str, object]]
+    finished: Scene, cluster: RunningCluster, parts: dict[str, dict[str, object]]
 ) -> None:
     (finished.source / "c" / "0" / "0").touch()  # an image that was mended is the same one here
     assert finished.run(cluster, fresh=True, parts=parts).resumed == 0
 
 
 def test_a_run_that_stopped_at_nan_goes_on_with_them(
-    scene: Scene, cluster: Cluster, check_whole: Callable[[], None]
+    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     causes = [scene.make_trouble("raise", block) for block in (3, 5)]
     with pytest.raises(BlockFailed):
@@ -296,7 +298,7 @@ def test_other_code_does_not_go_on_with_a_run(finished: Scene, monkeypatch: pyte
         finished.run()
 
 
-def test_other_weights_do_not_go_on_with_a_run(tmp_path: Path, source: Path, cluster: Cluster) -> None:
+def test_other_weights_do_not_go_on_with_a_run(tmp_path: Path, source: Path, cluster: RunningCluster) -> None:
     def weights(seed: int) -> None:
         rng = np.random.default_rng(seed)
         shapes = {"0": (8, 1, 3, 3), "2": (8, 8, 3, 3), "4": (1, 8, 3, 3)}
@@ -316,7 +318,7 @@ def test_other_weights_do_not_go_on_with_a_run(tmp_path: Path, source: Path, clu
 
 
 def test_a_run_that_began_since_the_plan_was_made_is_not_taken_for_ours(
-    scene: Scene, cluster: Cluster
+    scene: Scene, cluster: RunningCluster
 ) -> None:
     plan = make_plan(scene.job(parts={"output": {"codec": "zstd"}}))
     scene.run(cluster)

@@ -14,7 +14,7 @@ import pytest
 
 from halotile.errors import BlockFailed, DamagedData, DiskRefused, OutputRefused, ResumeRefused
 from halotile.graphs.clusters import local
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.progress import Progress
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def half_done(scene: Scene, cluster: Cluster) -> Scene:
+def half_done(scene: Scene, cluster: RunningCluster) -> Scene:
     """A run that ended with some of its blocks missing."""
     causes = [scene.make_trouble("raise", block) for block in range(20, 40)]
     with pytest.raises(BlockFailed):
@@ -61,7 +61,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 def test_a_run_goes_on_in_another_way_with_the_same_bits(
-    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None], change: dict[str, Any]
+    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None], change: dict[str, Any]
 ) -> None:
     outcome = half_done.run(cluster, **change)
     assert (outcome.done, outcome.resumed) == (BLOCKS, 44)
@@ -70,7 +70,7 @@ def test_a_run_goes_on_in_another_way_with_the_same_bits(
 
 
 def test_a_run_that_is_done_does_nothing_and_starts_no_cluster(
-    half_done: Scene, cluster: Cluster, no_cluster: None, check_whole: Callable[[], None]
+    half_done: Scene, cluster: RunningCluster, no_cluster: None, check_whole: Callable[[], None]
 ) -> None:
     half_done.run(cluster)
     half_done.forget()
@@ -114,7 +114,9 @@ def test_a_damaged_line_of_a_journal_is_told_and_what_follows_is_done_again(
     assert any("line 3 is damaged" in event["text"] for event in half_done.events("message"))
 
 
-def test_a_journal_without_its_first_line_is_refused_with_a_text(half_done: Scene, cluster: Cluster) -> None:
+def test_a_journal_without_its_first_line_is_refused_with_a_text(
+    half_done: Scene, cluster: RunningCluster
+) -> None:
     journal = half_done.directory.journal_path
     journal.write_bytes(journal.read_bytes()[20:])
     with pytest.raises(DamagedData, match=r"first line is damaged\. Run with --fresh"):
@@ -135,7 +137,7 @@ def test_leftovers_of_killed_writers_are_swept(half_done: Scene, check_resumes: 
 
 
 def test_starting_over_begins_with_nothing(
-    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None]
+    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     outcome = half_done.run(cluster, fresh=True)
     assert outcome.resumed == 0
@@ -146,7 +148,7 @@ def test_starting_over_begins_with_nothing(
 @pytest.mark.parametrize("how", ["gone", "half"])
 @pytest.mark.parametrize("names", [["plan.json"], ["job.json"], ["job.json", "plan.json"]], ids=str)
 def test_a_run_that_has_its_journal_goes_on_and_restores_the_other_files(
-    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None], names: list[str], how: str
+    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None], names: list[str], how: str
 ) -> None:
     kept = {}
     for name in names:
@@ -162,7 +164,9 @@ def test_a_run_that_has_its_journal_goes_on_and_restores_the_other_files(
     check_whole()
 
 
-def test_a_journal_of_another_job_without_its_plan_is_refused(half_done: Scene, cluster: Cluster) -> None:
+def test_a_journal_of_another_job_without_its_plan_is_refused(
+    half_done: Scene, cluster: RunningCluster
+) -> None:
     half_done.directory.plan_path.unlink()
     with pytest.raises(ResumeRefused, match=r"44 blocks of another job.*recon-cli resume .*--fresh"):
         half_done.run(cluster, parts={"output": {"codec": "zstd"}})
@@ -171,7 +175,7 @@ def test_a_journal_of_another_job_without_its_plan_is_refused(half_done: Scene, 
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_blocks_whose_files_are_not_those_that_were_written_are_done_again(
-    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None], finished: bool
+    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None], finished: bool
 ) -> None:
     if finished:
         half_done.run(cluster)
@@ -192,7 +196,7 @@ def test_blocks_whose_files_are_not_those_that_were_written_are_done_again(
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_bit_that_flipped_in_what_an_earlier_run_wrote_is_mended(
-    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None], finished: bool
+    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None], finished: bool
 ) -> None:
     if finished:
         half_done.run(cluster)
@@ -207,7 +211,7 @@ def test_a_bit_that_flipped_in_what_an_earlier_run_wrote_is_mended(
 
 
 def test_a_run_without_its_journal_starts_over(
-    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None]
+    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     half_done.directory.journal_path.unlink()
     assert half_done.run(cluster).resumed == 0
@@ -215,7 +219,7 @@ def test_a_run_without_its_journal_starts_over(
 
 
 def test_a_run_whose_output_went_away_starts_over_only_where_that_is_said(
-    half_done: Scene, cluster: Cluster, check_whole: Callable[[], None]
+    half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     aside = half_done.output.rename(half_done.folder / "aside")
     for parts in ({}, {"output": {"overwrite": True}}):
@@ -229,7 +233,7 @@ def test_a_run_whose_output_went_away_starts_over_only_where_that_is_said(
     check_whole()
 
 
-def test_what_a_solver_has_done_outlives_its_output(half_done: Scene, cluster: Cluster) -> None:
+def test_what_a_solver_has_done_outlives_its_output(half_done: Scene, cluster: RunningCluster) -> None:
     with Journal.open(half_done.directory.journal_path, half_done.fingerprint(), BLOCKS) as journal:
         journal.unmark(range(BLOCKS))
     half_done.directory.state_path.mkdir()
@@ -256,7 +260,7 @@ def small_disk() -> Iterator[Path]:
 
 @pytest.mark.parametrize("room_kib", [150, 40, 16, 8, 0])
 def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(
-    cluster: Cluster, tmp_path: Path, small_disk: Path, undisturbed: dict[str, bytes], room_kib: int
+    cluster: RunningCluster, tmp_path: Path, small_disk: Path, undisturbed: dict[str, bytes], room_kib: int
 ) -> None:
     scene = Scene.create(tmp_path, small_disk)
     plan = make_plan(scene.job())

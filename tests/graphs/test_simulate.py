@@ -26,7 +26,7 @@ from halotile.errors import (
     ResumeRefused,
     Stopped,
 )
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.jobs.simulate.passes import SimulateWork
@@ -143,7 +143,7 @@ def test_operators_and_seeds_have_noise_of_their_own() -> None:
 
 @pytest.mark.cluster
 def test_measurements_are_the_same_for_any_blocks_and_are_what_operators_give(
-    tmp_path: Path, cluster: Cluster
+    tmp_path: Path, cluster: RunningCluster
 ) -> None:
     folders = [tmp_path / name for name in ("a", "b")]
     for folder, (shard, workers) in zip(folders, [(64, 1), (32, 4)], strict=True):
@@ -168,7 +168,7 @@ def test_measurements_are_the_same_for_any_blocks_and_are_what_operators_give(
 
 @pytest.mark.cluster
 def test_a_stop_keeps_what_is_done_and_the_next_call_goes_on(
-    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_in(tmp_path)
     plan = plan_of(job)
@@ -214,7 +214,7 @@ def test_a_stop_keeps_what_is_done_and_the_next_call_goes_on(
 )
 def test_what_changes_while_it_is_made_is_not_called_finished(
     tmp_path: Path,
-    cluster: Cluster,
+    cluster: RunningCluster,
     monkeypatch: pytest.MonkeyPatch,
     change: Any,
     mend: Any,
@@ -235,7 +235,7 @@ def test_what_changes_while_it_is_made_is_not_called_finished(
 
 
 @pytest.mark.cluster
-def test_a_reference_that_changes_since_the_plan_is_seen(tmp_path: Path, cluster: Cluster) -> None:
+def test_a_reference_that_changes_since_the_plan_is_seen(tmp_path: Path, cluster: RunningCluster) -> None:
     plan = plan_of(job_in(tmp_path))
     os.utime(tmp_path / "truth.npy")
     with pytest.raises(InputError, match=r"truth\.npy was written to while the run read it"):
@@ -245,7 +245,7 @@ def test_a_reference_that_changes_since_the_plan_is_seen(tmp_path: Path, cluster
 
 @pytest.mark.cluster
 def test_what_an_earlier_call_made_may_be_made_of_another_seed_when_asked(
-    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_in(tmp_path)
 
@@ -268,7 +268,7 @@ def test_what_an_earlier_call_made_may_be_made_of_another_seed_when_asked(
 
 
 @pytest.mark.cluster
-def test_what_stands_there_is_replaced_only_when_asked(tmp_path: Path, cluster: Cluster) -> None:
+def test_what_stands_there_is_replaced_only_when_asked(tmp_path: Path, cluster: RunningCluster) -> None:
     job = job_in(tmp_path, operators=choices(tmp_path)[2:])
     run(plan_of(job), cluster=cluster)
     shutil.rmtree(tmp_path / "y2.zarr.run")
@@ -301,7 +301,9 @@ reference: truth.npy
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("axes", OTHER_AXES)
-def test_measurements_may_have_other_axes_than_the_image(tmp_path: Path, cluster: Cluster, axes: str) -> None:
+def test_measurements_may_have_other_axes_than_the_image(
+    tmp_path: Path, cluster: RunningCluster, axes: str
+) -> None:
     pytest.importorskip("deepinv")
     physics, options, shape, measured = OTHER_AXES[axes]
     rng = np.random.default_rng(0)
@@ -374,7 +376,7 @@ def test_counts_have_the_background_of_their_fidelity(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_a_reference_below_0_has_no_counts(tmp_path: Path, cluster: Cluster) -> None:
+def test_a_reference_below_0_has_no_counts(tmp_path: Path, cluster: RunningCluster) -> None:
     job = job_in(tmp_path, operators=choices(tmp_path)[:1], run=Run(workers=2))
     below = image()
     below[130:, :40] = -0.25
@@ -422,7 +424,7 @@ def test_noise_that_is_none_is_refused(given: dict[str, Any], words: str) -> Non
 
 
 @pytest.mark.cluster
-def test_what_came_to_its_place_meanwhile_stays(tmp_path: Path, cluster: Cluster) -> None:
+def test_what_came_to_its_place_meanwhile_stays(tmp_path: Path, cluster: RunningCluster) -> None:
     plan = plan_of(job_in(tmp_path), overwrite=True)
     thesis = tmp_path / "y2.zarr" / "thesis.txt"
     thesis.parent.mkdir()

@@ -8,7 +8,7 @@ import pytest
 
 from halotile.errors import ClusterFailed
 from halotile.graphs.clusters import slurm
-from halotile.graphs.clusters.launches.base import State
+from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.slurm_commands import queued
 from halotile.graphs.clusters.launches.slurm_jobs import state_of
 
@@ -37,15 +37,15 @@ def test_it_is_asked_once_for_all_jobs(squeue: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "of_worker", "of_run"),
     [
-        ('echo "7|PENDING|BeginTime"', State(False, "PENDING (BeginTime)"), "PENDING (BeginTime)"),
-        ('echo "7|RUNNING|None"', State(False, "RUNNING"), "RUNNING"),
-        ('case "$*" in *all*) echo "7|FAILED|None";; esac', State(True, "FAILED"), None),
-        ("", State(True, "over"), None),
-        (GONE, State(True, "over"), None),
+        ('echo "7|PENDING|BeginTime"', LaunchState(False, "PENDING (BeginTime)"), "PENDING (BeginTime)"),
+        ('echo "7|RUNNING|None"', LaunchState(False, "RUNNING"), "RUNNING"),
+        ('case "$*" in *all*) echo "7|FAILED|None";; esac', LaunchState(True, "FAILED"), None),
+        ("", LaunchState(True, "over"), None),
+        (GONE, LaunchState(True, "over"), None),
     ],
 )
 def test_a_job_stands_the_same_for_a_worker_and_for_a_run(
-    lines: str, of_worker: State, of_run: str | None, squeue: Path
+    lines: str, of_worker: LaunchState, of_run: str | None, squeue: Path
 ) -> None:
     squeue.write_text(f"#!/bin/sh\n{lines}\n")
     assert slurm.states(["7"]) == {"7": of_worker}
@@ -54,7 +54,7 @@ def test_a_job_stands_the_same_for_a_worker_and_for_a_run(
 
 def test_that_one_job_is_forgotten_tells_nothing_of_the_others(squeue: Path) -> None:
     squeue.write_text(f'#!/bin/sh\necho "7|RUNNING|None"\n{GONE}\n')
-    assert slurm.states(["7", "8"]) == {"7": State(False, "RUNNING"), "8": State(True, "over")}
+    assert slurm.states(["7", "8"]) == {"7": LaunchState(False, "RUNNING"), "8": LaunchState(True, "over")}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import zarr
 
 import halotile
 from halotile.errors import ConfigError, InputError
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct import call
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.plans.plan import Plan
@@ -33,7 +33,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OperatorChoice:
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> list[Plan]:
+def plans(monkeypatch: pytest.MonkeyPatch, cluster: RunningCluster) -> list[Plan]:
     """The plans that are run, on the cluster that stands."""
     made: list[Plan] = []
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from halotile.errors import MemoryRefused, TaskFailed, WorkerDied
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
 from halotile.graphs.kinds.base import Gather
@@ -28,7 +28,7 @@ from halotile.storage.rim import Readable
 from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.denoisers.gaussian import Gaussian
-from halotile.tasks.operators.base import InMemory, Kind, Shape, read_all
+from halotile.tasks.operators.base import InMemory, OperatorKind, Shape, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.crop import Crop
 from halotile.tasks.priors.none import NoPrior
@@ -66,7 +66,7 @@ class WholeBlur:
     """A blur that says it has to see the whole image."""
 
     name: ClassVar[str] = "whole blur"
-    kind: ClassVar[Kind] = "whole"
+    kind: ClassVar[OperatorKind] = "whole"
     reach: ClassVar[int] = 0
 
     blur: Blur
@@ -231,7 +231,7 @@ def tree(count: int) -> tuple[Any, ...]:
 
 @pytest.mark.cluster
 def test_whole_operators_on_a_cluster_give_what_one_pass_over_local_ones_gives(
-    cluster: Cluster, tmp_path: Path
+    cluster: RunningCluster, tmp_path: Path
 ) -> None:
     results = []
     for name, operators in (("whole", tree(9)), ("local", tuple(each.blur for each in tree(9)))):
@@ -249,7 +249,9 @@ def test_whole_operators_on_a_cluster_give_what_one_pass_over_local_ones_gives(
 
 
 @pytest.mark.cluster
-def test_a_whole_operator_that_fails_ends_the_run_with_its_number(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_whole_operator_that_fails_ends_the_run_with_its_number(
+    cluster: RunningCluster, tmp_path: Path
+) -> None:
     operators = (*tree(2), Broken(blur=Blur(kernel=kernel(3)), planned=tmp_path / "planned"))
     job = job_of(tmp_path, tree(3))
     job = replace(
@@ -284,7 +286,7 @@ class Deadly(WholeBlur):
 @pytest.mark.slow
 @pytest.mark.parametrize(("deaths", "ends"), [(2, False), (99, True)])
 def test_sums_over_whole_images_begin_anew_when_a_worker_dies(
-    cluster: Cluster, tmp_path: Path, deaths: int, ends: bool
+    cluster: RunningCluster, tmp_path: Path, deaths: int, ends: bool
 ) -> None:
     job = job_of(tmp_path, tree(2))
     deadly = Deadly(blur=Blur(kernel=kernel(3)), log=tmp_path / "log", deaths=deaths)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from halotile.errors import Stalled
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.runs.passes.stream import LARGEST_GROUP, TASKS_PER_WORKER, Grouping, Stream
 
 pytestmark = pytest.mark.cluster
@@ -50,11 +50,11 @@ def sleep_long(numbers: tuple[int, ...]) -> Done:
     return noop(numbers)
 
 
-def stream_of(cluster: Cluster, function: object, **options: float) -> Stream:
+def stream_of(cluster: RunningCluster, function: object, **options: float) -> Stream:
     return Stream(cluster.client, function, name="noop", grouping=Grouping(cluster.workers), **options)  # type: ignore[arg-type]
 
 
-def test_every_number_comes_back_once_and_few_tasks_are_in_flight(cluster: Cluster) -> None:
+def test_every_number_comes_back_once_and_few_tasks_are_in_flight(cluster: RunningCluster) -> None:
     stream = stream_of(cluster, noop)
     seen: Counter[int] = Counter()
     most = 0
@@ -67,7 +67,7 @@ def test_every_number_comes_back_once_and_few_tasks_are_in_flight(cluster: Clust
     assert most <= 2 * TASKS_PER_WORKER
 
 
-def test_an_error_comes_back_with_its_numbers(cluster: Cluster) -> None:
+def test_an_error_comes_back_with_its_numbers(cluster: RunningCluster) -> None:
     stream = stream_of(cluster, fail_on_seven)
     answers = [a for group in stream.answers(iter(range(20)), 20) for a in group]
     (bad,) = [a for a in answers if a.error is not None]
@@ -76,7 +76,7 @@ def test_an_error_comes_back_with_its_numbers(cluster: Cluster) -> None:
     assert sorted(n for a in answers for n in a.numbers) == list(range(20))
 
 
-def test_numbers_sent_again_come_back_alone(cluster: Cluster) -> None:
+def test_numbers_sent_again_come_back_alone(cluster: RunningCluster) -> None:
     stream = stream_of(cluster, noop)
     groups: list[tuple[int, ...]] = []
     for answers in stream.answers(iter(range(10)), 10):
@@ -89,7 +89,7 @@ def test_numbers_sent_again_come_back_alone(cluster: Cluster) -> None:
     assert (3,) in groups
 
 
-def test_a_drained_stream_hands_out_no_more(cluster: Cluster) -> None:
+def test_a_drained_stream_hands_out_no_more(cluster: RunningCluster) -> None:
     stream = stream_of(cluster, noop)
     seen: list[int] = []
     for answers in stream.answers(iter(range(100_000)), 100_000):
@@ -99,7 +99,7 @@ def test_a_drained_stream_hands_out_no_more(cluster: Cluster) -> None:
     assert len(set(seen)) == len(seen)
 
 
-def test_a_stream_without_answers_stalls_with_a_text(cluster: Cluster) -> None:
+def test_a_stream_without_answers_stalls_with_a_text(cluster: RunningCluster) -> None:
     stream = stream_of(cluster, sleep_long, stall_seconds=0.5)
     with pytest.raises(Stalled, match=r"run\.stall_seconds"):
         for _ in stream.answers(iter(range(2)), 2, poll_seconds=0.1):
@@ -108,7 +108,7 @@ def test_a_stream_without_answers_stalls_with_a_text(cluster: Cluster) -> None:
     time.sleep(3)
 
 
-def test_a_killed_worker_costs_only_what_was_in_flight(cluster: Cluster, tmp_path: object) -> None:
+def test_a_killed_worker_costs_only_what_was_in_flight(cluster: RunningCluster, tmp_path: object) -> None:
     from functools import partial
 
     stream = stream_of(cluster, partial(die_once, marker=f"{tmp_path}/died"))

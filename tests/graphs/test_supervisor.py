@@ -11,7 +11,7 @@ import pytest
 from distributed.core import Status
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.clusters.launches.base import Launch, State
+from halotile.graphs.clusters.launches.base import Launch, LaunchState
 from halotile.graphs.clusters.launches.supervisor import Supervisor
 
 
@@ -21,7 +21,7 @@ class FakeLaunch:
 
     title: str
     refusal: str | None = None
-    state: State = field(default_factory=lambda: State(False, "PENDING (Resources)"))
+    state: LaunchState = field(default_factory=lambda: LaunchState(False, "PENDING (Resources)"))
 
     def log_tail(self) -> str:
         """The end of its log."""
@@ -79,10 +79,10 @@ class Watch:
     def end(self, name: str) -> None:
         """End a launch."""
         self.cluster.here.discard(name)
-        self.cluster.workers[name].state = State(True, "FAILED (NonZeroExitCode)")
+        self.cluster.workers[name].state = LaunchState(True, "FAILED (NonZeroExitCode)")
 
 
-def query(launches: Sequence[Launch]) -> dict[Launch, State]:
+def query(launches: Sequence[Launch]) -> dict[Launch, LaunchState]:
     return {launch: launch.state for launch in launches if isinstance(launch, FakeLaunch)}
 
 

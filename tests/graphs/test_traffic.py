@@ -12,7 +12,7 @@ import pytest
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.jobs.reconstruct.problem.forms import choose_form
 from halotile.graphs.jobs.reconstruct.problem.traffic import computed_twice, pixels_read
-from halotile.graphs.kinds.sections import Auto, DenoiserChoice, Output
+from halotile.graphs.kinds.sections import DenoiserChoice, Output
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.outputs.claim import kept_of
@@ -20,6 +20,7 @@ from halotile.storage.grid import Grid, Region
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
 from halotile.tasks.operators.blur import Blur
+from halotile.tasks.options import Auto
 from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.step import View

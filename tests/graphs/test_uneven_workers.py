@@ -14,7 +14,7 @@ from distributed import LocalCluster
 
 from halotile.errors import OutputRefused
 from halotile.graphs.clusters import base, local, scheduler
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.kinds import sections
 from halotile.graphs.runs.passes.stream import Grouping
 from halotile.storage.run_directory.worker_lock import WorkerLock
@@ -29,7 +29,7 @@ def order(**options: float) -> Order:
     return Order(workers=2, memory_bytes=2**32, choice=sections.Cluster(dashboard=False), **options)  # type: ignore[arg-type]
 
 
-def processes(cluster: Cluster) -> list[int]:
+def processes(cluster: RunningCluster) -> list[int]:
     return sorted(cluster.client.run(os.getpid).values())
 
 
@@ -102,7 +102,7 @@ def lose(node: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def joined(address: str) -> Iterator[Cluster]:
+def joined(address: str) -> Iterator[RunningCluster]:
     """The two nodes of a scheduler, once they are there."""
     choice = sections.Cluster(kind="scheduler", address=address, tls=False)
     with scheduler.start(Order(workers=2, memory_bytes=2**32, choice=choice)) as cluster:
@@ -169,7 +169,7 @@ def test_a_worker_that_wakes_when_the_run_is_over_spoils_nothing(
 
 
 def test_a_task_that_took_too_long_hands_back_what_it_has_not_begun(
-    cluster: Cluster, scene: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    cluster: RunningCluster, scene: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Grouping, "limit_seconds", lambda *_: 0.0)
     monkeypatch.setattr(Grouping, "size", lambda *_: 16)

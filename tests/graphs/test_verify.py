@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from halotile.errors import BlockFailed, DamagedData, OutputRefused, ResumeRefused
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def finished(scene: Scene, cluster: Cluster) -> Scene:
+def finished(scene: Scene, cluster: RunningCluster) -> Scene:
     """A run that is done."""
     scene.run(cluster)
     scene.forget()
@@ -205,7 +205,7 @@ def test_a_running_job_is_checked_as_far_as_it_is_and_not_repaired(scene: Scene)
     [("doubler", [1, 1], (256, 320)), ("colouring", [1, 3], (3, 128, 160))],
 )
 def test_blocks_of_an_output_of_another_shape_are_told_by_their_own_numbers(
-    cluster: Cluster, tmp_path: Path, network: str, channels: list[int], shape: tuple[int, ...]
+    cluster: RunningCluster, tmp_path: Path, network: str, channels: list[int], shape: tuple[int, ...]
 ) -> None:
     source = write_zarr(tmp_path / "noisy.zarr", noisy_image((128, 160)))
     options = {

@@ -20,7 +20,7 @@ import pytest
 from distributed import Client
 
 from halotile.cli.config.loading import Flags, load_job
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.local import LocalWorkers
 from halotile.graphs.clusters.scheduler import JoinedWorkers
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
@@ -115,7 +115,7 @@ class Looking:
 
 
 @pytest.mark.cluster
-def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: Cluster) -> None:
+def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: RunningCluster) -> None:
     scene.set_pace(0.15)
     scene.make_trouble("flaky", 9, "2")
     scene.make_trouble("raise", 12)
@@ -142,7 +142,7 @@ def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: Clus
 
 
 @pytest.mark.cluster
-def test_iterations_are_shown_one_after_the_other(cluster: Cluster, tmp_path: Path) -> None:
+def test_iterations_are_shown_one_after_the_other(cluster: RunningCluster, tmp_path: Path) -> None:
     scene = Reconstructing.create(tmp_path)
     scene.set_pace(0.2)  # the page is told about twice a second, and each iteration is to be seen
     job = load_job(scene.config, flags=Flags(allow_import=True))
@@ -170,7 +170,7 @@ def test_iterations_are_shown_one_after_the_other(cluster: Cluster, tmp_path: Pa
 
 
 @pytest.mark.cluster
-def test_a_run_that_goes_on_begins_with_what_was_done(scene: Scene, cluster: Cluster) -> None:
+def test_a_run_that_goes_on_begins_with_what_was_done(scene: Scene, cluster: RunningCluster) -> None:
     for block in range(20, BLOCKS):
         scene.make_trouble("raise", block)
     scene.run(cluster, on_bad_block="quarantine", retries=0)
@@ -187,7 +187,7 @@ def test_a_run_that_goes_on_begins_with_what_was_done(scene: Scene, cluster: Clu
 
 
 @pytest.mark.cluster
-def test_the_page_is_one_file_that_loads_nothing_else(scene: Scene, cluster: Cluster) -> None:
+def test_the_page_is_one_file_that_loads_nothing_else(scene: Scene, cluster: RunningCluster) -> None:
     scene.run(cluster)
     looking = Looking(cluster.dashboard, ADDRESS)
     page, headers = fetched(looking.address)
@@ -199,7 +199,7 @@ def test_the_page_is_one_file_that_loads_nothing_else(scene: Scene, cluster: Clu
 
 
 @pytest.mark.cluster
-def test_who_has_seen_all_waits_for_news(cluster: Cluster) -> None:
+def test_who_has_seen_all_waits_for_news(cluster: RunningCluster) -> None:
     watch = Watch()
     address = watch.open(cluster)
     first = json.loads(fetched(f"{address}.json")[0])
@@ -214,7 +214,7 @@ def test_who_has_seen_all_waits_for_news(cluster: Cluster) -> None:
 
 @pytest.mark.cluster
 def test_a_dask_without_the_hook_costs_the_page_and_nothing_else(
-    scene: Scene, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cluster.dashboard is not None
     scheduler = cluster.client.cluster.scheduler
@@ -228,7 +228,7 @@ def test_a_dask_without_the_hook_costs_the_page_and_nothing_else(
 
 @pytest.mark.cluster
 def test_a_dask_that_loses_messages_costs_the_page_and_nothing_else(
-    scene: Scene, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
         raise AttributeError("moved")
@@ -239,7 +239,7 @@ def test_a_dask_that_loses_messages_costs_the_page_and_nothing_else(
 
 
 @pytest.mark.cluster
-def test_without_a_dashboard_there_is_no_page(cluster: Cluster) -> None:
+def test_without_a_dashboard_there_is_no_page(cluster: RunningCluster) -> None:
     watch = Watch()
     assert watch.open(LocalWorkers(cluster.client, 2, None)) is None
     assert watch.client is None
@@ -319,7 +319,7 @@ class JobPageBefore:
 
 
 @pytest.mark.cluster
-def test_prometheus_is_told_while_a_run_lasts(scene: Scene, cluster: Cluster) -> None:
+def test_prometheus_is_told_while_a_run_lasts(scene: Scene, cluster: RunningCluster) -> None:
     pytest.importorskip("prometheus_client")
     scene.set_pace(0.1)
     looking = Looking(cluster.dashboard, "metrics")
@@ -355,6 +355,6 @@ def test_a_run_keeps_dasks_report(scene: Scene) -> None:
 
 
 @pytest.mark.cluster
-def test_a_cluster_that_is_given_keeps_its_report_to_itself(scene: Scene, cluster: Cluster) -> None:
+def test_a_cluster_that_is_given_keeps_its_report_to_itself(scene: Scene, cluster: RunningCluster) -> None:
     scene.run(cluster)
     assert not (scene.directory.path / "performance.html").exists()

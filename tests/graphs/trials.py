@@ -16,7 +16,7 @@ from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Output, Run,
 from halotile.graphs.plans.resources import devices
 from halotile.graphs.plans.trials import gpu_trials
 from halotile.tasks.denoisers.function import GivenFunction
-from halotile.tasks.trials.gpu_findings import Tried, Tuned
+from halotile.tasks.trials.gpu_findings import TileTrial, Tuned
 from tests.graphs.solving import kernel
 from tests.support import noisy_image, write_zarr
 
@@ -35,7 +35,7 @@ FOUND = Tuned(
     free_bytes=10_000_000,
     host_bytes=800 * 2**20,
     block_pixels=128 * 128,
-    tried=(Tried((32, 48), 6, 0.1, 4_000_000), Tried((64, 64), 1, 0.2, 4_000_000)),
+    tried=(TileTrial((32, 48), 6, 0.1, 4_000_000), TileTrial((64, 64), 1, 0.2, 4_000_000)),
 )
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import halotile
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.storage.grid import Grid, Region
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ def output_of(name: str, options: list[str], capsys: pytest.CaptureFixture[str],
 
 
 @pytest.fixture(params=["halotile", "deepinv"])
-def import_line(request: pytest.FixtureRequest, cluster: Cluster) -> dict[str, object]:
+def import_line(request: pytest.FixtureRequest, cluster: RunningCluster) -> dict[str, object]:
     """The two names from halotile, or from deepinv: the only change to a script."""
     peer = pytest.importorskip("deepinv.distributed")
     if request.param == "deepinv":
@@ -156,7 +156,7 @@ def trained_once(steps: int, sigma: float) -> object:
 @pytest.mark.cluster
 @pytest.mark.filterwarnings("ignore")
 def test_the_denoiser_example_denoises_without_seams(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    cluster: RunningCluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     pytest.importorskip("deepinv")
     image = tmp_path / "row.png"

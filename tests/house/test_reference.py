@@ -11,7 +11,7 @@ import pytest
 
 from halotile import registry
 from halotile.cli.config.fields import field_types
-from halotile.cli.config.kinds import Named, is_named, keys_of
+from halotile.cli.config.kinds import NamedPart, is_named, keys_of
 from halotile.cli.config.schema import config_schema
 from halotile.cli.config.yaml_source import read_text
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
@@ -66,7 +66,7 @@ def test_the_examples_have_every_key_with_its_default(
 ) -> None:
     written, schema = dict(examples[job][section]), keys_of(job).sections[section]
     if is_named(schema):
-        schema = Named(schema).find(written.pop("name"))
+        schema = NamedPart(schema).find(written.pop("name"))
     check_values(written, schema)
 
 
@@ -78,7 +78,7 @@ def test_the_examples_have_every_key_outside_of_sections(
     assert values is not None
     check_values({field.name: tree[field.name] for field in dataclasses.fields(values)}, values)
     (operator,) = tree["operators"]
-    named = Named(OperatorChoice)
+    named = NamedPart(OperatorChoice)
     check_values(
         {k: v for k, v in operator.items() if k != "name"}, named.written(named.find(operator["name"]))
     )
@@ -89,9 +89,9 @@ def test_the_table_has_every_option_and_marks_those_that_must_be_written(name: s
     check_row("denoisers.md", name, registry.find("denoisers", name).DENOISER)
 
 
-@pytest.mark.parametrize("name", Named(OperatorChoice).names)
+@pytest.mark.parametrize("name", NamedPart(OperatorChoice).names)
 def test_the_table_has_every_operator(name: str) -> None:
-    check_row("operators.md", name, Named(OperatorChoice).find(name))
+    check_row("operators.md", name, NamedPart(OperatorChoice).find(name))
 
 
 def check_row(page: str, name: str, schema: type) -> None:

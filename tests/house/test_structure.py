@@ -36,6 +36,18 @@ def test_no_module_is_longer_than_a_reader_can_hold() -> None:
     assert {name: length for name, length in lengths.items() if length > LONGEST} == {}
 
 
+def test_no_two_types_share_a_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            name = node.name if isinstance(node, ast.ClassDef) else ""
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+            if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name):
+                places.setdefault(name, []).append(identify(path))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
 @pytest.mark.parametrize("path", MODULES, ids=identify)
 def test_a_module_opens_with_one_sentence(path: Path) -> None:
     opening = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0]

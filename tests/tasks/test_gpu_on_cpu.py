@@ -22,13 +22,13 @@ from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.devices.device import LOST, Device, Download
 from halotile.tasks.devices.gpu import Gpu
-from halotile.tasks.devices.streams import Buffers
+from halotile.tasks.devices.streams import BufferRing
 from halotile.tasks.inner_tiles import TileRunner
 from tests.support import DTYPES, dncnn_weights, job_of, work_of, write_zarr
 from tests.tasks.test_inner_tiles import blur, tiling
 
 
-class Overwritten(Buffers):
+class Overwritten(BufferRing):
     """Buffers whose content is overwritten as soon as they are returned."""
 
     def give(self, memory: Any, mark: Any = None) -> None:

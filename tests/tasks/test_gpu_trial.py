@@ -16,7 +16,7 @@ from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.devices.device import Device
 from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.trials import gpu_trial
-from halotile.tasks.trials.gpu_findings import TrialRequest, Tried, Tuned
+from halotile.tasks.trials.gpu_findings import TileTrial, TrialRequest, Tuned
 from halotile.tasks.trials.gpu_trial import tune
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
@@ -85,8 +85,8 @@ def task_of(folder: Path, name: str = "gaussian", dtype: str = "float32", **opti
 def timed(monkeypatch: pytest.MonkeyPatch, seconds: Any) -> None:
     """Times are those that a function of tile and batch gives."""
 
-    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> Tried:
-        return Tried(tile, batch, seconds(tile, batch), 100 * batch)
+    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> TileTrial:
+        return TileTrial(tile, batch, seconds(tile, batch), 100 * batch)
 
     monkeypatch.setattr(gpu_trial._Trial, "time", time)
 
@@ -123,8 +123,8 @@ class LaidOut(Small):
 def test_the_faster_memory_layout_is_taken(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float, chosen: bool
 ) -> None:
-    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> Tried:
-        return Tried(tile, batch, seconds if device is not None and device.channels_last else 1.0, 100)
+    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> TileTrial:
+        return TileTrial(tile, batch, seconds if device is not None and device.channels_last else 1.0, 100)
 
     monkeypatch.setattr(gpu_trial._Trial, "time", time)
     weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
@@ -136,10 +136,10 @@ def test_the_faster_memory_layout_is_taken(
 def test_what_breaks_beside_the_best_costs_only_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> Tried:
+    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> TileTrial:
         if device is not None or max(tile) > 40:
             raise RuntimeError("input tensor must fit into 32-bit index math")
-        return Tried(tile, batch, 0.01, 100)
+        return TileTrial(tile, batch, 0.01, 100)
 
     monkeypatch.setattr(gpu_trial._Trial, "time", time)
     task = task_of(tmp_path, "median", size=3)
@@ -164,8 +164,8 @@ def test_tiles_with_much_halo_are_tried_only_where_no_other_has_room(
 def test_recording_is_for_where_it_pays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seconds: float, pays: bool
 ) -> None:
-    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> Tried:
-        return Tried(tile, batch, seconds if device is not None and device.records else 0.1, 100 * batch)
+    def time(trial: Any, tile: Any, batch: int, device: Any = None) -> TileTrial:
+        return TileTrial(tile, batch, seconds if device is not None and device.records else 0.1, 100 * batch)
 
     monkeypatch.setattr(gpu_trial._Trial, "time", time)
     found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32),)), Recording())

@@ -15,7 +15,7 @@ from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.downsample import Downsample
 from halotile.tasks.operators.normal import Normal
-from halotile.tasks.operators.sum import Sum
+from halotile.tasks.operators.sum import WeightedSum
 from tests.tasks.operators.test_operators import KERNELS, kernel, numbers
 
 SINGLE, DOUBLE = np.dtype("float32"), np.dtype("float64")
@@ -109,7 +109,7 @@ def test_engines_are_decided_wherever_they_stand() -> None:
     chosen = Blur(kernel=kernel(15, 15), engine="direct")
     parts: tuple[Operator, ...] = (large, small, strided, chosen, Downsample())
     normal = Normal(operators=(Blur(kernel=kernel(9, 9)),), weights=(1.0,))
-    for holder in (Composition((*parts, normal)), Sum((*parts, normal), (1.0,) * 6)):
+    for holder in (Composition((*parts, normal)), WeightedSum((*parts, normal), (1.0,) * 6)):
         decided = with_engine(holder, SINGLE, exact=False)
         engines = [getattr(operator, "engine", None) for operator in decided.operators]
         assert engines == ["fft", "direct", "direct", "direct", None, "fft"]

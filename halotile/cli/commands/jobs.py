@@ -106,7 +106,7 @@ def plan(
     """Show what a run would do and cost, or why it is refused."""
     from halotile.cli.config.loading import load_job
     from halotile.graphs.clusters.base import AUTO, DEFAULT
-    from halotile.graphs.clusters.detection.cluster_kind import kind_of
+    from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
     from halotile.graphs.clusters.workers.fork_server import expect_no_workers
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.runs.outputs.claim import look
@@ -114,7 +114,7 @@ def plan(
     expect_no_workers()
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
     job_plan = make_plan(job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, report=complain)
-    kind = kind_of(job_plan.cluster)
+    kind = cluster_kind_of(job_plan.cluster)
     is_shown = kind.name != DEFAULT or job_plan.cluster.kind == AUTO
     where = {"cluster": f"{kind.name} ({kind.why})"} if is_shown else {}
     figures, refusal = job_plan.summary() | {"resumed_blocks": 0} | where, None

@@ -9,7 +9,7 @@ from typing import Any
 
 from halotile.cli.config.fields import check_fields, field_types
 from halotile.cli.config.findings import Findings, missing
-from halotile.cli.config.kinds import Named
+from halotile.cli.config.kinds import NamedPart
 from halotile.cli.config.problems import KeyPath
 from halotile.errors import HalotileError
 from halotile.graphs.kinds.sections import DenoiserChoice
@@ -31,7 +31,7 @@ class Chosen:
         return schema.of({"name": self.name, **self.values})
 
 
-def read_choice(found: Findings, path: KeyPath, named: Named, values: Mapping[str, Any]) -> Chosen | None:
+def read_choice(found: Findings, path: KeyPath, named: NamedPart, values: Mapping[str, Any]) -> Chosen | None:
     """Read the choice in a mapping, with absolute paths; None where it holds nothing that could be checked."""
     key = "name" if "name" in values else next((k for k in values if nearest(k, ["name"])), "name")
     if key != "name":
@@ -61,7 +61,7 @@ def read_choice(found: Findings, path: KeyPath, named: Named, values: Mapping[st
     return Chosen(name, beside, built, nested)
 
 
-def _name(findings: Findings, path: KeyPath, named: Named, name: Any) -> str | None:
+def _name(findings: Findings, path: KeyPath, named: NamedPart, name: Any) -> str | None:
     accepted = named.names
     one_of = f"write one of {', '.join(accepted)}"
     if name is None:
@@ -79,7 +79,7 @@ def _name(findings: Findings, path: KeyPath, named: Named, name: Any) -> str | N
     return None
 
 
-def _declared(findings: Findings, path: KeyPath, named: Named, name: str) -> type | None:
+def _declared(findings: Findings, path: KeyPath, named: NamedPart, name: str) -> type | None:
     try:
         return named.find(name)
     except HalotileError as error:
@@ -108,7 +108,7 @@ def path_fields(schema: type) -> set[str]:
 def _with_files(
     findings: Findings,
     path: KeyPath,
-    named: Named,
+    named: NamedPart,
     declared: type,
     values: Mapping[str, Any],
     nested: dict[str, Any],
@@ -139,11 +139,11 @@ def _nested_denoiser(findings: Findings, path: KeyPath, value: Any) -> tuple[Any
     if not isinstance(value, dict):
         findings.fault(path, f"{shown(value)} is not a mapping; write `{path[-1]}: {{name: {shown(value)}}}`")
         return {}, None
-    chosen = read_choice(findings, path, Named(DenoiserChoice), value)
+    chosen = read_choice(findings, path, NamedPart(DenoiserChoice), value)
     return ({"name": chosen.name, **chosen.values}, chosen.declared) if chosen else (value, None)
 
 
-def _nested(findings: Findings, path: KeyPath, named: Named, values: Any) -> Any:
+def _nested(findings: Findings, path: KeyPath, named: NamedPart, values: Any) -> Any:
     """Return the operators inside another operator, as mappings."""
     if not isinstance(values, list):
         return values

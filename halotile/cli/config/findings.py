@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.config.problems import KeyPath, Problem
+from halotile.cli.config.problems import ConfigProblem, KeyPath
 from halotile.cli.config.yaml_source import Document
 from halotile.errors import ConfigError, HalotileError, InputError
 from halotile.storage.disk.place import broken_link
@@ -36,7 +36,7 @@ class Findings:
     def fault(self, path: KeyPath, message: str, error: type[HalotileError] = ConfigError) -> None:
         """Record a fault, unless its key has one already."""
         if all(problem.path != path for problem in self._problems):
-            self._problems.append(Problem(self.document.place_of(path), path, message, error))
+            self._problems.append(ConfigProblem(self.document.place_of(path), path, message, error))
 
     def is_wrong(self, path: KeyPath) -> bool:
         """Return True where a key has a fault, or a value inside it."""
@@ -57,7 +57,7 @@ class Findings:
         # Where a link comes before "..", only the file system can resolve the path.
         return os.path.realpath(resolved) if ".." in resolved.parts else str(resolved)
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[ConfigProblem]:
         """Return all faults, with missing files, in the order of the document; the command line comes last."""
         outputs = {file for path, file in self._files.items() if self.makes_data and path[-1] == "data"}
         for path, file in self._files.items():
@@ -74,6 +74,6 @@ def missing(file: str | os.PathLike[str]) -> str:
     )
 
 
-def _line(problem: Problem) -> int:
+def _line(problem: ConfigProblem) -> int:
     line = problem.place.rpartition(":")[2]
     return int(line) if line.isdigit() else sys.maxsize

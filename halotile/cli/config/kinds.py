@@ -21,7 +21,7 @@ FLAGS = ("allow_import", "import_folder")
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedPart:
     """A choice by name: the registry of the name, and the keys beside it."""
 
     choice: type[NamedChoice]

@@ -13,12 +13,12 @@ KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
-class Problem:
+class ConfigProblem:
     """One fault of a configuration.
 
     Examples
     --------
-    >>> print(Problem("config.yaml:7", ("tile", "siez"), "unknown key; did you mean size?"))
+    >>> print(ConfigProblem("config.yaml:7", ("tile", "siez"), "unknown key; did you mean size?"))
     config.yaml:7: tile.siez: unknown key; did you mean size?
     """
 
@@ -45,7 +45,7 @@ class Problem:
         }
 
 
-def raise_problems(source: str, problems: Sequence[Problem]) -> None:
+def raise_problems(source: str, problems: Sequence[ConfigProblem]) -> None:
     """Raise one error that lists every problem; do nothing when there is none.
 
     Raises

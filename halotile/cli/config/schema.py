@@ -11,8 +11,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from halotile.cli.config.kinds import VERSION, JobKeys, is_named, keys_of
-from halotile.cli.config.kinds import Named as NamedPart
+from halotile.cli.config.kinds import VERSION, JobKeys, NamedPart, is_named, keys_of
 from halotile.errors import HalotileError
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.finder import find_kind, kind_names

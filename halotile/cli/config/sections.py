@@ -14,8 +14,8 @@ from typing import Any
 from halotile.cli.config.choices import read_choice
 from halotile.cli.config.fields import check_fields, field_types
 from halotile.cli.config.findings import Findings
-from halotile.cli.config.kinds import HEAD, VERSION, JobKeys, Named, is_named, keys_of, paths_in
-from halotile.cli.config.problems import KeyPath, Problem
+from halotile.cli.config.kinds import HEAD, VERSION, JobKeys, NamedPart, is_named, keys_of, paths_in
+from halotile.cli.config.problems import ConfigProblem, KeyPath
 from halotile.cli.config.yaml_source import Document
 from halotile.errors import HalotileError
 from halotile.graphs.kinds.finder import find_kind, kind_names
@@ -30,7 +30,7 @@ FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-im
 
 def check_config(
     document: Document, base: Path, *, makes_data: bool = False
-) -> tuple[Job | None, list[Problem]]:
+) -> tuple[Job | None, list[ConfigProblem]]:
     """Return the job that a document describes, or every problem in it.
 
     Parameters
@@ -52,7 +52,7 @@ def check_config(
     return (kind.schema(**parts) if kind and not problems else None), problems
 
 
-def check_cluster(document: Document, base: Path) -> tuple[Cluster | None, list[Problem]]:
+def check_cluster(document: Document, base: Path) -> tuple[Cluster | None, list[ConfigProblem]]:
     """Return the cluster section of a document, or every problem of that section; other sections are not checked."""
     findings = Findings(document, base)
     tree = {key: value for key, value in document.tree.items() if key == "cluster"}
@@ -157,7 +157,7 @@ class _Check:
         return built
 
     def _choice(self, path: KeyPath, part: str, schema: type, values: Mapping[str, Any]) -> Any:
-        chosen = read_choice(self.found, path, Named(schema), values)
+        chosen = read_choice(self.found, path, NamedPart(schema), values)
         if chosen is None:
             return None
         self.declared |= {part: chosen.declared, **chosen.nested}
@@ -180,7 +180,7 @@ class _Check:
         choices = []
         for number, value in enumerate(values):
             if isinstance(value, dict):
-                chosen = read_choice(self.found, (key, number), Named(schema), value)
+                chosen = read_choice(self.found, (key, number), NamedPart(schema), value)
                 choices.append(chosen.as_part(schema) if chosen and chosen.declared else None)
             else:
                 self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")

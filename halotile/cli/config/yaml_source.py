@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.config.problems import KeyPath, Problem
+from halotile.cli.config.problems import ConfigProblem, KeyPath
 from halotile.errors import ConfigError
 from halotile.graphs.words import dotted
 
@@ -34,7 +34,7 @@ class Document:
     name: str
     tree: Any
     places: dict[KeyPath, str] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ConfigProblem, ...] = ()
 
     def place_of(self, path: KeyPath) -> str:
         """Return the place of a key; for a key that does not exist, that of its parent."""
@@ -192,7 +192,7 @@ class _Walk:
         self.name = name
         self.constructor = constructor
         self.places: dict[KeyPath, str] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[ConfigProblem] = []
         self.nodes = 0
 
     def value(self, node: Any, path: KeyPath) -> Any:
@@ -206,7 +206,7 @@ class _Walk:
         tag = _tag(node)
         if tag not in _PLAIN_TAGS:
             message = f"the tag !{tag.lstrip('!')} is not allowed; write a plain value"
-            self.problems.append(Problem(self._place(node), path, message))
+            self.problems.append(ConfigProblem(self._place(node), path, message))
             return None
         kind = type(node).__name__
         if kind == "MappingNode":
@@ -221,12 +221,12 @@ class _Walk:
             key, place = self._key(key_node), self._place(key_node)
             below = (*path, key)
             if _tag(key_node) not in _PLAIN_TAGS:
-                self.problems.append(Problem(place, below, _not_a_key(key_node)))
+                self.problems.append(ConfigProblem(place, below, _not_a_key(key_node)))
                 continue
             if key in mapping:
                 earlier = self.places[below].rpartition(":")[2]
                 self.problems.append(
-                    Problem(place, below, f"written twice, first on line {earlier}; keep one")
+                    ConfigProblem(place, below, f"written twice, first on line {earlier}; keep one")
                 )
                 continue
             self.places[below] = place
@@ -245,7 +245,7 @@ class _Walk:
             return self.constructor.construct_object(node)
         except ValueError:
             self.problems.append(
-                Problem(self._place(node), path, f"{node.value[:30]!r} cannot be read as {tag}")
+                ConfigProblem(self._place(node), path, f"{node.value[:30]!r} cannot be read as {tag}")
             )
             return None
 

@@ -26,7 +26,7 @@ LINE_SECONDS = 10.0
 _BAR_WIDTH = 40
 
 
-class Report(Protocol):
+class ProgressReport(Protocol):
     """Shows progress for the duration of a ``with`` block."""
 
     def __enter__(self) -> Self:
@@ -44,7 +44,7 @@ class Report(Protocol):
         ...
 
 
-def make_report(*, quiet: bool) -> Report:
+def make_report(*, quiet: bool) -> ProgressReport:
     """Return the report that suits the destination of stderr."""
     if quiet:
         return Silence()

@@ -3,11 +3,11 @@
 A kind is a module ``halotile/graphs/clusters/<kind>.py``, or what an entry point names, with:
 
 ``start(order)``
-    A context manager that yields a running :class:`Cluster`, which ends with the context.
+    A context manager that yields a running :class:`RunningCluster`, which ends with the context.
 ``check(choice)``, optional
     Raises a ConfigError or MissingPackage where the kind cannot be started from here.
 ``TRAITS``, optional
-    A :class:`Traits`: what everybody else needs to know about the kind, so that nobody asks for it by name.
+    A :class:`ClusterTraits`: what everybody else needs to know about the kind, so that nobody asks for it by name.
 
 Plans and checks of job files read ``TRAITS``, so the module of a kind imports Dask within its functions only.
 """
@@ -55,7 +55,7 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traits:
+class ClusterTraits:
     """Declaration of a kind of cluster; the defaults are those of a kind with workers on other machines.
 
     Parameters
@@ -106,7 +106,7 @@ class Traits:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ChosenCluster:
     """A kind of cluster with the reason for its choice.
 
     Parameters
@@ -121,18 +121,18 @@ class Kind:
     why: str
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> ClusterTraits:
         """Declaration of the kind."""
         return traits_of(self.name)
 
 
-def traits_of(name: str) -> Traits:
+def traits_of(name: str) -> ClusterTraits:
     """Declaration of a kind by its name; the defaults for one that declares nothing or cannot be found."""
     try:
         kind = registry.find("clusters", name)
     except ConfigError:  # reported when it is to be started
-        return Traits()
-    traits: Traits = getattr(kind, "TRAITS", Traits())
+        return ClusterTraits()
+    traits: ClusterTraits = getattr(kind, "TRAITS", ClusterTraits())
     return traits
 
 
@@ -146,7 +146,7 @@ class Order:
         Number of workers.
     memory_bytes : int
         A worker that grows past this is ended, and its blocks run elsewhere.
-    choice : graphs.kinds.sections.Cluster
+    choice : graphs.kinds.sections.RunningCluster
         The cluster section of the job.
     folder : Path, optional
         A folder that the workers see too, for scripts, logs and certificates.
@@ -199,7 +199,7 @@ class Order:
         }
 
 
-class Cluster(Protocol):
+class RunningCluster(Protocol):
     """A running cluster."""
 
     @property
@@ -251,5 +251,5 @@ def config_errors_described() -> Iterator[None]:
         raise ConfigError(f"the cluster did not start ({text}). {remedy}") from error
 
 
-Start = Callable[[Order], AbstractContextManager[Cluster]]
+Start = Callable[[Order], AbstractContextManager[RunningCluster]]
 """``start`` of a kind: a running cluster, which ends with the context."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from halotile.graphs.clusters.base import Traits
-from halotile.graphs.clusters.launches.base import State, with_reason
+from halotile.graphs.clusters.base import ClusterTraits
+from halotile.graphs.clusters.launches.base import LaunchState, with_reason
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.launches.queue_answers import run_command
 
-TRAITS = Traits(ignored=("queue", "account", "walltime"))
+TRAITS = ClusterTraits(ignored=("queue", "account", "walltime"))
 _NAMES = {
     "1": "idle",
     "2": "running",
@@ -23,7 +23,7 @@ _NAMES = {
 _OVER = ("3", "4", "5")
 
 
-def states(ids: Sequence[str]) -> dict[str, State]:
+def states(ids: Sequence[str]) -> dict[str, LaunchState]:
     """States of jobs, from `condor_q`; one that has left the queue is over, and one on hold waits for a person."""
     done = run_command(["condor_q", *ids, "-af:j", "JobStatus", "HoldReason"])
     if done is None or done.returncode != 0:
@@ -32,7 +32,7 @@ def states(ids: Sequence[str]) -> dict[str, State]:
     return {job: _state(rows.get(job, "4 undefined")) for job in ids}
 
 
-def _state(text: str) -> State:
+def _state(text: str) -> LaunchState:
     """A state with its reason.
 
     Examples
@@ -41,7 +41,7 @@ def _state(text: str) -> State:
     (State(over=False, text='idle'), State(over=True, text='held (Error from slot1: no such file)'))
     """
     number, _, reason = text.partition(" ")
-    return State(number in _OVER, with_reason(_NAMES.get(number, number), reason))
+    return LaunchState(number in _OVER, with_reason(_NAMES.get(number, number), reason))
 
 
 SYSTEM = BatchSystem(

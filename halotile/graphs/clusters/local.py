@@ -7,13 +7,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from halotile.graphs.clusters.base import Cluster, Order, Traits, config_errors_described
+from halotile.graphs.clusters.base import ClusterTraits, Order, RunningCluster, config_errors_described
 from halotile.graphs.clusters.connection.addresses import LOOPBACK
 
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
 
-TRAITS = Traits(is_here=True, gpus="shared")
+TRAITS = ClusterTraits(is_here=True, gpus="shared")
 START_SECONDS = 120
 CLOSING = {"distributed.comm.timeouts.connect": "2s"}
 
@@ -35,7 +35,7 @@ class LocalWorkers:
 
 
 @contextmanager
-def start(order: Order) -> Iterator[Cluster]:
+def start(order: Order) -> Iterator[RunningCluster]:
     """Start processes of one thread each; they end with the context.
 
     Traffic is encrypted with certificates made for this run, which never touch the disk: any local user could otherwise
@@ -83,7 +83,7 @@ def cluster_options(order: Order) -> dict[str, Any]:
 
 
 @contextmanager
-def running(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Iterator[Cluster]:
+def running(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Iterator[RunningCluster]:
     """A cluster on this machine for the length of the context.
 
     Parameters

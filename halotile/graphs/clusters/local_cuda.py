@@ -8,26 +8,33 @@ from typing import Any
 
 from halotile.errors import MissingPackage
 from halotile.graphs.amounts import counted
-from halotile.graphs.clusters.base import DEFAULT, Cluster, Environment, Kind, Order, Traits
+from halotile.graphs.clusters.base import (
+    DEFAULT,
+    ChosenCluster,
+    ClusterTraits,
+    Environment,
+    Order,
+    RunningCluster,
+)
 from halotile.graphs.clusters.detection.gpus import INSTALL, gpus_here, has_dask_cuda
 from halotile.graphs.clusters.local import cluster_options, running
 
-TRAITS = Traits(is_here=True, gpus="each", gives_gpus=lambda *_: True)
+TRAITS = ClusterTraits(is_here=True, gpus="each", gives_gpus=lambda *_: True)
 
 
-def detect(environment: Environment) -> Kind:
+def detect(environment: Environment) -> ChosenCluster:
     """This kind where there are GPUs and dask-cuda, else the default one with the reason."""
     gpus = gpus_here(environment)
     if not gpus.names:
-        return Kind(DEFAULT, f"no GPU: {gpus.why_none}")
+        return ChosenCluster(DEFAULT, f"no GPU: {gpus.why_none}")
     count = f"{counted(len(gpus.names), 'GPU')} here"
     if not has_dask_cuda():
-        return Kind(DEFAULT, f"{count} are left alone; for a worker on each: {INSTALL}")
-    return Kind("local-cuda", f"{count}, a worker on each")
+        return ChosenCluster(DEFAULT, f"{count} are left alone; for a worker on each: {INSTALL}")
+    return ChosenCluster("local-cuda", f"{count}, a worker on each")
 
 
 @contextmanager
-def start(order: Order) -> Iterator[Cluster]:
+def start(order: Order) -> Iterator[RunningCluster]:
     """Start a worker of one thread on each GPU that is asked for; they end with the context.
 
     Raises

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from halotile.graphs.clusters.launches.base import State
+from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.launches.queue_answers import run_command
 from halotile.graphs.clusters.launches.walltime import whole_minutes
@@ -15,12 +15,12 @@ from halotile.graphs.kinds import sections
 _OVER = ("DONE", "EXIT", "ZOMBI")
 
 
-def states(ids: Sequence[str]) -> dict[str, State]:
+def states(ids: Sequence[str]) -> dict[str, LaunchState]:
     """States of jobs, from `bjobs`, which knows them for an hour after they ended."""
     done = run_command(["bjobs", "-noheader", "-o", "jobid stat", *ids])
     rows = [line.split() for line in done.stdout.splitlines()] if done else []
     names = {row[0]: row[1] for row in rows if len(row) > 1}
-    return {job: State(names[job] in _OVER, names[job]) for job in ids if job in names}
+    return {job: LaunchState(names[job] in _OVER, names[job]) for job in ids if job in names}
 
 
 def requests(choice: sections.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from halotile.graphs.clusters.base import Traits
-from halotile.graphs.clusters.launches.base import State
+from halotile.graphs.clusters.base import ClusterTraits
+from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.launches.queue_answers import ask_together_then_singly, run_command
 from halotile.graphs.clusters.launches.walltime import clock
@@ -18,11 +18,11 @@ from halotile.graphs.kinds import sections
 _OVER = ("Terminated", "Error")
 
 
-def states(ids: Sequence[str]) -> dict[str, State]:
+def states(ids: Sequence[str]) -> dict[str, LaunchState]:
     """States of jobs, from `oarstat`."""
     done = run_command(["oarstat", "--state", *(word for job in ids for word in ("--job", job))])
     rows = re.findall(r"^\s*(\d+)\s*:\s*(\w+)", done.stdout, re.MULTILINE) if done else []
-    return {number: State(name in _OVER, name) for number, name in rows if number in ids}
+    return {number: LaunchState(name in _OVER, name) for number, name in rows if number in ids}
 
 
 def gpus(choice: sections.Cluster, _: int) -> Mapping[str, Any]:
@@ -45,7 +45,7 @@ def notes(cluster: sections.Cluster) -> tuple[str, ...]:
     )
 
 
-TRAITS = Traits(notes=notes)
+TRAITS = ClusterTraits(notes=notes)
 SYSTEM = BatchSystem(
     title="OAR",
     module="oar",

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import ClusterFailed, ConfigError
-from halotile.graphs.clusters.base import Cluster, Environment, Kind, Order, Traits, config_errors_described
+from halotile.graphs.clusters.base import (
+    ChosenCluster,
+    ClusterTraits,
+    Environment,
+    Order,
+    RunningCluster,
+    config_errors_described,
+)
 from halotile.graphs.clusters.connection.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.connection.credentials import Credentials, private_base
 from halotile.graphs.clusters.detection.launchers import Copy, copy_of
@@ -39,11 +46,11 @@ LATE_SECONDS = 30.0
 """Time by which one copy may start after another, by clocks that differ."""
 
 
-def detect(environment: Environment) -> Kind | None:
+def detect(environment: Environment) -> ChosenCluster | None:
     """This kind where launchers number several copies of the command."""
     if (copy := copy_of(environment)) is None:
         return None
-    return Kind("ranks", f"this is copy {copy.rank} of {copy.size} of the command")
+    return ChosenCluster("ranks", f"this is copy {copy.rank} of {copy.size} of the command")
 
 
 def count_workers(
@@ -55,7 +62,7 @@ def count_workers(
     return copy.size - 1, f"{copy.size} copies of the command, of which one is the driver"
 
 
-TRAITS = Traits(of_copies=True, count_workers=count_workers)
+TRAITS = ClusterTraits(of_copies=True, count_workers=count_workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +153,7 @@ def _size() -> int:
 
 
 @contextmanager
-def start(order: Order) -> Iterator[Cluster]:
+def start(order: Order) -> Iterator[RunningCluster]:
     """Be the driver of the other copies.
 
     Raises

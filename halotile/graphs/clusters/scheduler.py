@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted
-from halotile.graphs.clusters.base import ADDRESS, Cluster, Environment, Kind, Order, Traits
+from halotile.graphs.clusters.base import (
+    ADDRESS,
+    ChosenCluster,
+    ClusterTraits,
+    Environment,
+    Order,
+    RunningCluster,
+)
 from halotile.graphs.clusters.connection.addresses import host_of, is_exposed, is_loopback
 from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
 from halotile.graphs.kinds import sections
@@ -20,23 +27,23 @@ from halotile.graphs.kinds import sections
 if TYPE_CHECKING:
     from distributed import Client
 
-TRAITS = Traits(joins=True)
+TRAITS = ClusterTraits(joins=True)
 CONNECT_SECONDS = 15
 """Time in which a scheduler has to answer."""
 _CREDENTIALS = ("ca-file", "client.cert", "client.key")
 
 
-def detect_in_job(choice: sections.Cluster) -> Kind | None:
+def detect_in_job(choice: sections.Cluster) -> ChosenCluster | None:
     """This kind where a job gives the address of a scheduler."""
     if choice.address or choice.scheduler_file:
-        return Kind("scheduler", "the job gives its address")
+        return ChosenCluster("scheduler", "the job gives its address")
     return None
 
 
-def detect(environment: Environment) -> Kind | None:
+def detect(environment: Environment) -> ChosenCluster | None:
     """This kind where the environment gives the address of a scheduler."""
     if address := environment.get(ADDRESS):
-        return Kind("scheduler", f"{ADDRESS} is {address}")
+        return ChosenCluster("scheduler", f"{ADDRESS} is {address}")
     return None
 
 
@@ -69,7 +76,7 @@ class JoinedWorkers:
 
 
 @contextmanager
-def start(order: Order) -> Iterator[Cluster]:
+def start(order: Order) -> Iterator[RunningCluster]:
     """Join a scheduler for the length of the context; it is left running.
 
     Raises

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.clusters.launches.base import State, with_reason
+from halotile.graphs.clusters.launches.base import LaunchState, with_reason
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.clusters.launches.slurm_commands import queued
 
 _WAITS = ("PENDING", "CONFIGURING", "RUNNING", "REQUEUED", "SUSPENDED", "STAGE_OUT", "COMPLETING", "RESIZING")
 
 
-def states(ids: Sequence[str]) -> dict[str, State]:
+def states(ids: Sequence[str]) -> dict[str, LaunchState]:
     """States of jobs, from `squeue`; one that it has forgotten is over."""
     try:
         jobs = queued(ids, "--states=all")
@@ -21,7 +21,7 @@ def states(ids: Sequence[str]) -> dict[str, State]:
     return {job: _state(*jobs.get(job, ("over", ""))) for job in ids}
 
 
-def _state(name: str, reason: str) -> State:
+def _state(name: str, reason: str) -> LaunchState:
     """A state with its reason.
 
     Examples
@@ -29,7 +29,7 @@ def _state(name: str, reason: str) -> State:
     >>> _state("PENDING", "Resources"), _state("FAILED", "NonZeroExitCode"), _state("RUNNING", "None")
     (State(over=False, text='PENDING (Resources)'), State(over=True, text='FAILED (NonZeroExitCode)'), State(over=False, text='RUNNING'))
     """
-    return State(name not in _WAITS, with_reason(name, reason))
+    return LaunchState(name not in _WAITS, with_reason(name, reason))
 
 
 SYSTEM = BatchSystem(

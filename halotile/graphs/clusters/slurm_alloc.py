@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.clusters.base import DEFAULT, Cluster, Environment, Kind, Order, Traits
+from halotile.graphs.clusters.base import (
+    DEFAULT,
+    ChosenCluster,
+    ClusterTraits,
+    Environment,
+    Order,
+    RunningCluster,
+)
 from halotile.graphs.clusters.connection.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.launches.slurm_allocation import nodes_of, slots_in, workers_in
 from halotile.graphs.kinds import sections
@@ -24,13 +31,13 @@ NODES = "SLURM_JOB_NODELIST"
 """Set in every job step and batch script of an allocation."""
 
 
-def detect(environment: Environment) -> Kind | None:
+def detect(environment: Environment) -> ChosenCluster | None:
     """This kind in an allocation with `srun`; without it the workers are processes of this machine."""
     if "SLURM_JOB_ID" not in environment:
         return None
     if shutil.which("srun", path=environment.get("PATH")):
-        return Kind("slurm-alloc", f"in the Slurm allocation {environment['SLURM_JOB_ID']}")
-    return Kind(DEFAULT, "in a Slurm allocation, but there is no srun here")
+        return ChosenCluster("slurm-alloc", f"in the Slurm allocation {environment['SLURM_JOB_ID']}")
+    return ChosenCluster(DEFAULT, "in a Slurm allocation, but there is no srun here")
 
 
 def check(_: sections.Cluster) -> None:
@@ -113,11 +120,11 @@ def check_memory(run: sections.Run, environment: Environment) -> None:
     )
 
 
-TRAITS = Traits(gives_gpus=gives_gpus, count_workers=count_workers, check_memory=check_memory)
+TRAITS = ClusterTraits(gives_gpus=gives_gpus, count_workers=count_workers, check_memory=check_memory)
 
 
 @contextmanager
-def start(order: Order) -> Iterator[Cluster]:
+def start(order: Order) -> Iterator[RunningCluster]:
     """Start workers as job steps of this allocation.
 
     Raises
@@ -131,18 +138,18 @@ def start(order: Order) -> Iterator[Cluster]:
     from distributed import Scheduler, SpecCluster
 
     from halotile.graphs.clusters.launches.remote_cluster import supervised_cluster, worker_arguments
-    from halotile.graphs.clusters.launches.slurm_steps import Slots, Step, states_of
+    from halotile.graphs.clusters.launches.slurm_steps import NodeSlots, WorkerStep, states_of
 
     check(order.choice)
     nodes = nodes_of(os.environ[NODES])
     interface = order.choice.interface or dask.config.get("jobqueue.slurm.interface", None)
-    slots = Slots(slots_in(os.environ, order.workers))
+    slots = NodeSlots(slots_in(os.environ, order.workers))
 
     def make(security: Security, logs: Path, scheduler: dict[str, Any]) -> SpecCluster:
         arguments = worker_arguments(order, security, interface)
         return SpecCluster(
             scheduler={"cls": Scheduler, "options": scheduler},
-            worker={"cls": Step, "options": {"slots": slots, "logs": logs, "arguments": arguments}},
+            worker={"cls": WorkerStep, "options": {"slots": slots, "logs": logs, "arguments": arguments}},
             security=security,
             silence_logs=50,
         )

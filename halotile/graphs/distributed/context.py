@@ -17,10 +17,10 @@ from typing import Any, Self
 from distributed import Client
 
 from halotile.errors import ConfigError, OutputRefused
-from halotile.graphs.clusters.base import ADDRESS, DEFAULT, Cluster, Kind, Order, Start
+from halotile.graphs.clusters.base import ADDRESS, DEFAULT, ChosenCluster, Order, RunningCluster, Start
 from halotile.graphs.clusters.connection.arrival import await_workers
 from halotile.graphs.clusters.connection.credentials import private_base
-from halotile.graphs.clusters.detection.cluster_kind import check_one_script, kind_of
+from halotile.graphs.clusters.detection.cluster_kind import check_one_script, cluster_kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.scheduler import joined
 from halotile.graphs.distributed import dask_arrays
@@ -33,10 +33,11 @@ from halotile.graphs.rules.arguments import Words, cluster_of
 from halotile.graphs.runs.passes.futures import await_all, results
 from halotile.graphs.tree_sum import groups_of, key_of, plan_sums
 from halotile.registry import find
+from halotile.storage.rim import Array
 from halotile.tasks.devices.device import choose_device, seed_everything
 from halotile.tasks.distributed.transport.calls import Call
-from halotile.tasks.distributed.transport.stored import Array, Stored, store
-from halotile.tasks.distributed.transport.work import PartialSums, Work
+from halotile.tasks.distributed.transport.stored import Stored, store
+from halotile.tasks.distributed.transport.work import CallBatch, PartialSums
 
 RESULTS = "results"
 """Folder of temporary results, in the private folder."""
@@ -70,7 +71,7 @@ class DistributedContext(SingleRank):
     workers : int, optional
         Processes to start on this machine. Left out, the context joins the cluster that the environment
         variable ``DASK_SCHEDULER_ADDRESS`` names; where it is not set, up to four processes start.
-    cluster : Cluster, distributed.Client, str or mapping, optional
+    cluster : RunningCluster, distributed.Client, str or mapping, optional
         A running cluster, which is used and left running; or one to start: a kind such as ``"slurm"``, or the
         cluster section of a job file.
     memory_per_worker : str or int, optional
@@ -112,7 +113,7 @@ class DistributedContext(SingleRank):
     device_mode: str | None = None
     _: KW_ONLY
     workers: int | None = None
-    cluster: Cluster | Client | sections.Cluster | str | Words | None = None
+    cluster: RunningCluster | Client | sections.Cluster | str | Words | None = None
     memory_per_worker: str | int | None = None
     scratch: str | os.PathLike[str] | None = None
     results: str | os.PathLike[str] | None = None
@@ -205,9 +206,9 @@ class DistributedContext(SingleRank):
         return None if is_joined else sections.Cluster(dashboard=False)
 
     @staticmethod
-    def _kind(choice: sections.Cluster) -> Kind:
+    def _kind(choice: sections.Cluster) -> ChosenCluster:
         # The address names workers that run already, not those that are to start.
-        return kind_of(choice, {name: value for name, value in os.environ.items() if name != ADDRESS})
+        return cluster_kind_of(choice, {name: value for name, value in os.environ.items() if name != ADDRESS})
 
     @property
     def client(self) -> Client:
@@ -274,7 +275,7 @@ class DistributedContext(SingleRank):
         sizes = [os.path.getsize(stored.path) for stored in inputs]
         check_memory(what, calls, sizes, self.task_bytes)
         folder = tempfile.mkdtemp(dir=self.folder)
-        work = Work(folder, tuple(inputs), phase, what, self.accumulate is not None, str(self.device))
+        work = CallBatch(folder, tuple(inputs), phase, what, self.accumulate is not None, str(self.device))
         groups, are_added = groups_of(calls, sum(sizes))
         sums: list[PartialSums]
         if are_added:

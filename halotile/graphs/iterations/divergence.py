@@ -20,11 +20,11 @@ LONG, FAR, STEADY = 6, 8.0, 0.8
 second half of them nearly as fast as in the first: an image that drifts from a perfect start towards what its
 denoiser favours does so more and more slowly."""
 
-Row = dict[str, float]
+FigureRow = dict[str, float]
 """Figures of one iteration by name."""
 
 
-def growth(rows: Sequence[Row], floor: float) -> int:
+def growth(rows: Sequence[FigureRow], floor: float) -> int:
     """Return how many of the last iterations in a row the objective grew; lower values count as ``floor``.
 
     Examples
@@ -37,7 +37,7 @@ def growth(rows: Sequence[Row], floor: float) -> int:
     return max(0, len(_growing_values(rows, floor)) - 1)
 
 
-def divergence(rows: Sequence[Row], floor: float) -> str:
+def divergence(rows: Sequence[FigureRow], floor: float) -> str:
     """Describe the fault of the last row, if any: a value that is not a number, or growth that does not end.
 
     Examples
@@ -67,7 +67,7 @@ def divergence(rows: Sequence[Row], floor: float) -> str:
     return f"{where}: in {iterations} the {quantity} grew from {grown[0]:.4g} to {grown[-1]:.4g}"
 
 
-def _growing_values(rows: Sequence[Row], floor: float) -> list[float]:
+def _growing_values(rows: Sequence[FigureRow], floor: float) -> list[float]:
     """Return the objective from where it began to grow to the last row; only the last where it does not."""
     values = [max(row.get(OBJECTIVE, row[MISFIT]), floor) for row in rows if MISFIT in row]
     first = len(values) - 1

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData, Diverged, ResumeRefused
-from halotile.graphs.iterations.divergence import OBJECTIVE, Row, divergence, growth, shorter
+from halotile.graphs.iterations.divergence import OBJECTIVE, FigureRow, divergence, growth, shorter
 from halotile.graphs.iterations.finite import check_finite
-from halotile.graphs.iterations.stages import Stage, Stages
+from halotile.graphs.iterations.stages import Stage, StagedStep
 from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.kinds.base import Books, Gather, Pass, Sums
 from halotile.graphs.runs.outputs.damage import image_digest
@@ -141,7 +141,7 @@ class Iterations:
         """Return True after so many iterations, or once the solver is done."""
         return self.done >= iterations or bool(self.rows and self.solver.is_done(tol, self.rows[-1]))
 
-    def iterate(self) -> Generator[Pass | Gather, Sums, Row]:
+    def iterate(self) -> Generator[Pass | Gather, Sums, FigureRow]:
         """Yield the passes of one iteration, or of several in one pass; return its figures.
 
         Raises
@@ -181,7 +181,7 @@ class Iterations:
         """Return an image of the current state."""
         return Shared(self.vectors.open(name, self.state.iteration))
 
-    def _resumed(self) -> tuple[State, list[Row], int | None, dict[str, list[str]]]:
+    def _resumed(self) -> tuple[State, list[FigureRow], int | None, dict[str, list[str]]]:
         saved = self.checkpoint.read()
         if saved is None:
             return self.solver.init(self.problem), [], None, {}
@@ -222,7 +222,7 @@ class Iterations:
     def _step(self) -> Generator[Pass | Gather, Sums, tuple[dict[str, float], dict[str, str]]]:
         """Yield the passes of one step; return its sums, and the digests of its images."""
         read = self._read()
-        stages = Stages(self.problem, self.vectors, self.grid)
+        stages = StagedStep(self.problem, self.vectors, self.grid)
         step = self.solver.step(stages.problem, self.state, read)
         ahead = tuple(
             image
@@ -316,8 +316,8 @@ class Iterations:
             io_threads=self.io_threads,
         )
 
-    def _row(self, sums: Mapping[str, float], after: State) -> Row:
-        row: Row = {"iteration": self._iteration_of(after.iteration)}
+    def _row(self, sums: Mapping[str, float], after: State) -> FigureRow:
+        row: FigureRow = {"iteration": self._iteration_of(after.iteration)}
         if MISFIT in sums:
             row[MISFIT] = max(sums[MISFIT] + self.problem.misfit_of_zero, 0.0)
         row |= {

@@ -43,7 +43,7 @@ class Stage:
         return Path(self.writer.path)
 
 
-class Stages:
+class StagedStep:
     """The stages of one step.
 
     Parameters

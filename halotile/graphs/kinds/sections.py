@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from halotile.tasks.options import Auto
+
 STRICT: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True}
 """Settings of pydantic for these classes: unknown keys are errors."""
 
-Auto = Literal["auto"]
 READ, OWN = "read", "own"
 ReadPath = Annotated[str, READ]
 """Path of a file that is read: it has to exist when a job is checked."""

@@ -151,7 +151,7 @@ def map_overlap(
 
 
 @dataclass(frozen=True)
-class BlockTask:
+class WindowTask:
     """The work of one task: reading a window of each store, calling the function, and trimming."""
 
     func: Callable[..., Any]
@@ -235,7 +235,7 @@ def _map_stores(
         mapped = da.map_blocks(_without_block_info(func), *likes, **options, **kwargs)
     # As in map_blocks: the dtype as it was given, and the inferred one only without a meta.
     dtype = options.get("dtype", None if "meta" in options else mapped.dtype)
-    task = BlockTask(func, stores, tuple(axes), trim and overlaps, mapped.chunks, dtype, enforce_ndim)
+    task = WindowTask(func, stores, tuple(axes), trim and overlaps, mapped.chunks, dtype, enforce_ndim)
     return da.map_blocks(
         task,
         kwargs=kwargs,
@@ -262,7 +262,7 @@ def _explained_inference(func: Callable[..., Any]) -> Iterator[None]:
         ) from error
 
 
-def _trimmed(task: BlockTask, axis: int) -> tuple[int, ...]:
+def _trimmed(task: WindowTask, axis: int) -> tuple[int, ...]:
     """Return the block sizes of the result along one axis."""
     mapped, halos = task.mapped_chunks[axis], task.halos(axis)
     sizes = tuple(n - before - after for n, (before, after) in zip(mapped, halos, strict=True))

@@ -9,7 +9,7 @@ import numpy as np
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
-from halotile.graphs.rules.written_options import Kind, stand_ins
+from halotile.graphs.rules.written_options import WrittenAs, stand_ins
 from halotile.registry import find, singular
 from halotile.storage.arrays import open_array
 from halotile.storage.grid import Region
@@ -83,7 +83,7 @@ def describe_options(chosen: Any) -> dict[str, Any]:
     return {key: getattr(chosen, field.name) for key, field in options.items() if key not in kinds}
 
 
-def _value(value: Any, kind: Kind | None, choice: NamedChoice, job: Imports | None) -> Any:
+def _value(value: Any, kind: WrittenAs | None, choice: NamedChoice, job: Imports | None) -> Any:
     """Return a value of a job as the object takes it; a script may pass it in that form already."""
     if kind == "operators":
         return tuple(_nested(inner, type(choice), job) for inner in value)

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.kinds.base import Row
+from halotile.graphs.kinds.base import Figures, Row
 from halotile.graphs.units import rate_text, shape_text
-
-Figures = Mapping[str, Any]
-"""The mapping of ``summary()`` of a plan."""
 
 
 def output_rows(figures: Figures) -> list[Row]:

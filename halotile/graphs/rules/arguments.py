@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.detection.cluster_kind import check_one_script, kind_of
+from halotile.graphs.clusters.detection.cluster_kind import check_one_script, cluster_kind_of
 from halotile.graphs.kinds.sections import Cluster, NamedChoice
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
 from halotile.graphs.rules.written_options import fault_of_option
@@ -77,7 +77,7 @@ def cluster_of_script(written: str | Words | Cluster) -> Cluster:
         As :func:`cluster_of`; also in one of several copies of a script.
     """
     choice = cluster_of(written)
-    check_one_script(kind_of(choice))
+    check_one_script(cluster_kind_of(choice))
     return choice
 
 

@@ -14,9 +14,10 @@ from typing import Any
 from halotile.graphs.clusters.base import ADDRESS, AUTO, traits_of
 from halotile.graphs.clusters.connection.addresses import host_of, is_loopback
 from halotile.graphs.kinds.base import Rule
-from halotile.graphs.kinds.sections import Auto, Cluster, Output, Run, Size, Tile
+from halotile.graphs.kinds.sections import Cluster, Output, Run, Size, Tile
 from halotile.graphs.words import shown
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.options import Auto
 
 Faults = Iterator[tuple[tuple[str | int, ...], str]]
 """Places of faults, with their messages."""

@@ -24,9 +24,9 @@ from halotile.tasks.denoisers.median import Median
 from halotile.tasks.operators.base import Operator
 from halotile.tasks.options import job_key, option_fields
 
-Kind = Literal["array", "image", "operators", "denoiser"]
+WrittenAs = Literal["array", "image", "operators", "denoiser"]
 
-_WRITTEN: Mapping[Kind, Any] = {
+_WRITTEN: Mapping[WrittenAs, Any] = {
     "array": Path,
     "image": Path,
     "operators": tuple[dict[str, Any], ...],
@@ -34,7 +34,7 @@ _WRITTEN: Mapping[Kind, Any] = {
 }
 
 
-def stand_ins(declared: type) -> dict[str, Kind]:
+def stand_ins(declared: type) -> dict[str, WrittenAs]:
     """Return the options that a job writes differently: an array or an image by its path, other objects by their mappings.
 
     Examples
@@ -49,7 +49,7 @@ def stand_ins(declared: type) -> dict[str, Kind]:
     return {key: kind for key, kind in kinds.items() if kind is not None}
 
 
-def _kind_of(hint: Any) -> Kind | None:
+def _kind_of(hint: Any) -> WrittenAs | None:
     for part in parts(hint):
         if typing.get_origin(part) is np.ndarray:
             return "array"
@@ -132,7 +132,7 @@ def _own_fields(choice: type) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def _type_of(hint: Any, kind: Kind | None) -> Any:
+def _type_of(hint: Any, kind: WrittenAs | None) -> Any:
     """Return the type of a value in a job file: a path for an array, a name for a Python object."""
     if kind is not None:
         return _WRITTEN[kind] | None if type(None) in parts(hint) else _WRITTEN[kind]
@@ -145,7 +145,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     )
 
 
-def _trial_value(value: Any, kind: Kind | None) -> Any:
+def _trial_value(value: Any, kind: WrittenAs | None) -> Any:
     """Return a value that the class can be tried with: the content of a file is not known yet."""
     if value is None or kind is None:
         return value

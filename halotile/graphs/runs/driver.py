@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.kinds.base import Books, Gather, OutputArray, Pass, Sums
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.context import RunContext
@@ -27,7 +27,7 @@ from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.tasks.block import BadBlock
 
 
-def run(plan: Plan, *, observer: Observer | None = None, cluster: Cluster | None = None) -> Outcome:
+def run(plan: Plan, *, observer: Observer | None = None, cluster: RunningCluster | None = None) -> Outcome:
     """Run a plan to its end, or resume an interrupted run.
 
     Parameters
@@ -36,7 +36,7 @@ def run(plan: Plan, *, observer: Observer | None = None, cluster: Cluster | None
         Result of :func:`halotile.graphs.plans.make.make_plan`.
     observer : callable, optional
         Called with a :class:`Progress` about twice a second.
-    cluster : Cluster, optional
+    cluster : RunningCluster, optional
         A running cluster to use; by default the cluster of the job is started, and ended.
 
     Raises
@@ -81,7 +81,7 @@ class _Place:
 class _Driver:
     """Takes the passes of one run through a cluster."""
 
-    def __init__(self, context: RunContext, cluster: Cluster | None) -> None:
+    def __init__(self, context: RunContext, cluster: RunningCluster | None) -> None:
         self.context = context
         self.cluster = cluster
         self.plan, self.outputs, self.status = context.plan, context.outputs, context.status

@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from halotile.errors import Stalled
-from halotile.graphs.clusters.base import AUTO, DEFAULT, Cluster, Order, Start
+from halotile.graphs.clusters.base import AUTO, DEFAULT, Order, RunningCluster, Start
 from halotile.graphs.clusters.connection.arrival import await_workers
 from halotile.graphs.clusters.connection.credentials import remove_stale
-from halotile.graphs.clusters.detection.cluster_kind import kind_of
+from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.kinds.sections import Cluster as ClusterChoice
 from halotile.graphs.kinds.sections import Run, parse_bytes
 from halotile.graphs.runs.status import Status
@@ -46,7 +46,7 @@ class ClusterPass(Protocol):
         """Return the progress of the run."""
         ...
 
-    def through(self, cluster: Cluster, *, preparing: str = "start") -> None:
+    def through(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Process the remaining blocks on the cluster."""
         ...
 
@@ -58,21 +58,23 @@ class Session:
     ----------
     run : Run
         Number of workers, and their memory.
-    choice : Cluster
+    choice : RunningCluster
         The cluster section of the job.
     status : Status
         Receiver of reports.
-    given : Cluster, optional
+    given : RunningCluster, optional
         A running cluster, which is used instead, and left running.
     """
 
-    def __init__(self, run: Run, choice: ClusterChoice, status: Status, given: Cluster | None = None) -> None:
+    def __init__(
+        self, run: Run, choice: ClusterChoice, status: Status, given: RunningCluster | None = None
+    ) -> None:
         self.run = run
         self.choice = choice
         self.status = status
         self.given = given
         self.directory = status.directory
-        self._used: Cluster | None = None
+        self._used: RunningCluster | None = None
         self._began = 0.0
         """Start of the cluster, in Unix time."""
         self._last: ClusterPass | None = None
@@ -119,7 +121,7 @@ class Session:
                 )
                 self.status.notify(wanted.progress("start"))
 
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> RunningCluster:
         if self._used is None:
             self._used = self._held.enter_context(self._start())
             self._began = time.time()
@@ -137,10 +139,10 @@ class Session:
         self._used = None
         self._held.close()
 
-    def _start(self) -> AbstractContextManager[Cluster]:
+    def _start(self) -> AbstractContextManager[RunningCluster]:
         if self.given is not None:
             return nullcontext(self.given)
-        kind = kind_of(self.choice)
+        kind = cluster_kind_of(self.choice)
         if kind.name != DEFAULT or self.choice.kind == AUTO:
             self.status.report(f"cluster: {kind.name}, {kind.why}")
         remove_stale(self.directory.path / WORKERS)  # left there by a driver that was killed

@@ -19,8 +19,8 @@ from typing import Literal
 import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.clusters.base import DEFAULT, Kind, Order, Start
-from halotile.graphs.clusters.detection.cluster_kind import kind_of
+from halotile.graphs.clusters.base import DEFAULT, ChosenCluster, Order, Start
+from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.detection.gpus import INSTALL, gpus_here, has_dask_cuda
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
@@ -31,8 +31,8 @@ from halotile.graphs.plans.resources.memory import machine_bytes
 from halotile.registry import find
 from halotile.storage.disk.mounts import local_lock_reason
 
-Verdict = Literal["ok", "note", "missing"]
-Result = tuple[Verdict, str]
+CheckLevel = Literal["ok", "note", "missing"]
+Result = tuple[CheckLevel, str]
 _LIMITS = (
     ("open files", resource.RLIMIT_NOFILE, "n", 4096),
     ("processes", resource.RLIMIT_NPROC, "u", 4096),
@@ -59,7 +59,7 @@ class Finding:
     """
 
     name: str
-    verdict: Verdict
+    verdict: CheckLevel
     text: str
 
 
@@ -78,7 +78,7 @@ def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
     >>> {finding.name for finding in examine(Cluster(kind="local"), Path("."))} >= {"cluster", "encryption", "file system"}
     True
     """
-    kind = kind_of(choice)
+    kind = cluster_kind_of(choice)
     parent = existing_parent(folder.resolve() / "output")
     yield Finding("cluster", "ok", f"{kind.name}: {kind.why}")
     yield Finding("platform", *_platform())
@@ -104,7 +104,7 @@ def _compare(order: Order) -> Iterator[Finding]:
     from halotile.graphs.clusters.connection.arrival import await_workers
     from halotile.graphs.clusters.detection.versions import differing_versions
 
-    start: Start = find("clusters", kind_of(order.choice).name).start
+    start: Start = find("clusters", cluster_kind_of(order.choice).name).start
     with start(order) as cluster:
         await_workers(cluster, order.report)
         workers = cluster.client.scheduler_info(n_workers=-1)["workers"].values()
@@ -137,7 +137,7 @@ def _packages() -> str:
     return ", ".join((f"halotile {halotile.__version__}", *others))
 
 
-def _gpus(kind: Kind) -> Result:
+def _gpus(kind: ChosenCluster) -> Result:
     here = gpus_here()
     installed = has_dask_cuda()
     if kind.traits.has_worker_per_gpu and not (here.names and installed):
@@ -163,13 +163,13 @@ def _batch_system(kind: str) -> Result:
     if submits and not shutil.which(submits):
         return "missing", f"there is no {submits} here: cluster {kind} submits its jobs with it"
     if not importlib.util.find_spec("dask_jobqueue"):
-        verdict: Verdict = "missing" if submits else "note"
+        verdict: CheckLevel = "missing" if submits else "note"
         return verdict, f"{text}; a job for each worker needs pip install 'halotile[hpc]'"
     verdict = "ok" if commands or submits or kind == DEFAULT else "note"
     return verdict, f"{text}; dask-jobqueue is installed"
 
 
-def _encryption(choice: Cluster, kind: Kind) -> Result:
+def _encryption(choice: Cluster, kind: ChosenCluster) -> Result:
     """Try to make certificates; for a scheduler that runs already, check those that Dask's configuration names."""
     from distributed.security import Security
 
@@ -213,7 +213,7 @@ def _limits() -> Result:
     return "note" if advice else "ok", f"{', '.join(limits)}{remedy}"
 
 
-def _file_system(folder: Path, kind: Kind) -> Result:
+def _file_system(folder: Path, kind: ChosenCluster) -> Result:
     """Try what a run relies on: durable writes, atomic renames, locks."""
     try:
         with tempfile.TemporaryDirectory(prefix=".halotile-doctor-", dir=folder) as scratch:
@@ -224,7 +224,7 @@ def _file_system(folder: Path, kind: Kind) -> Result:
             f"{folder}: {error}. A run needs fsync, rename and flock there; write another output.path",
         )
     if why := local_lock_reason(folder):
-        verdict: Verdict = "note" if kind.traits.is_here else "missing"
+        verdict: CheckLevel = "note" if kind.traits.is_here else "missing"
         return verdict, (
             f"{folder}: flock works, but other machines do not see it, so that two of them could write one output. {why}"
         )

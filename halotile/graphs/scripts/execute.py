@@ -11,7 +11,7 @@ from halotile.graphs.child_process import run_child
 from halotile.graphs.clusters.base import ADDRESS, Order, Start
 from halotile.graphs.clusters.connection.arrival import await_workers
 from halotile.graphs.clusters.connection.credentials import credentials, private_base
-from halotile.graphs.clusters.detection.cluster_kind import is_other_copy, kind_of
+from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of, is_other_copy
 from halotile.registry import find
 from halotile.tasks.devices.memory_limits import allow_memory
 
@@ -45,7 +45,7 @@ def execute(
 
         serve(private_base())
         return 0
-    kind = kind_of(order.choice)
+    kind = cluster_kind_of(order.choice)
     start: Start = find("clusters", kind.name).start
     environment = dict(os.environ)
     with ExitStack() as contexts:

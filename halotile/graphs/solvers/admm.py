@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.solvers.base import Problem, SolverBase, State, Step, Vectors, advanced
+from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, State, Step, advanced
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.shared import Shared
 
@@ -27,7 +27,7 @@ class Admm(SolverBase):
     name: ClassVar[str] = "admm"
     vectors: ClassVar[Mapping[str, int]] = {"z": 2, "x": 2, "u": 2}
 
-    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+    def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return all three updates in one pass: the x' that the prox reads around a block is computed once."""
         x, size = read("x", 0), problem.step_size
         # At first z is x, and u is 0.

@@ -127,12 +127,12 @@ class Step:
     sums: tuple[Sum, ...] = ()
 
 
-Vectors = Callable[[str, int], Readable]
+ReadVector = Callable[[str, int], Readable]
 """``read(name, age)``: a vector of the state, or of the state ``age`` iterations before it."""
 
 
 @dataclass(frozen=True)
-class Traits:
+class SolverTraits:
     """Properties that a solver declares for the planner and the rules.
 
     Parameters
@@ -162,7 +162,7 @@ class Traits:
     for_jobs: bool = True
 
 
-DEFAULT_TRAITS = Traits()
+DEFAULT_TRAITS = SolverTraits()
 
 
 class Solver(Protocol):
@@ -174,13 +174,13 @@ class Solver(Protocol):
     name: ClassVar[str]
     vectors: ClassVar[Mapping[str, int]]
     """The stored vectors, with the number of copies of each: one more than are read. ``x`` is the image."""
-    traits: ClassVar[Traits]
+    traits: ClassVar[SolverTraits]
 
     def init(self, problem: Problem) -> State:
         """Return the state before the first pass."""
         ...
 
-    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+    def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return the results of the next pass."""
         ...
 
@@ -196,7 +196,7 @@ class Solver(Protocol):
 class SolverBase:
     """A solver that starts with an empty state and is done when the image is at rest."""
 
-    traits: ClassVar[Traits] = DEFAULT_TRAITS
+    traits: ClassVar[SolverTraits] = DEFAULT_TRAITS
 
     def init(self, problem: Problem) -> State:
         """Return the state before the first pass, which has no numbers."""

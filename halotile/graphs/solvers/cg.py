@@ -14,11 +14,11 @@ from halotile.graphs.solvers.base import (
     RESIDUAL,
     SPENT,
     Problem,
+    ReadVector,
     SolverBase,
+    SolverTraits,
     State,
     Step,
-    Traits,
-    Vectors,
     advanced,
 )
 from halotile.storage.rim import Readable
@@ -60,7 +60,7 @@ class ConjugateGradients(SolverBase):
 
     name: ClassVar[str] = "cg"
     vectors: ClassVar[Mapping[str, int]] = {"x": 2, "r": 2, "p": 2, "q": 2}
-    traits: ClassVar[Traits] = Traits(
+    traits: ClassVar[SolverTraits] = SolverTraits(
         prior_by=None, takes_steps=False, passes_before=1, needs_squares=True, reads_measurements=False
     )
 
@@ -75,7 +75,7 @@ class ConjugateGradients(SolverBase):
         """
         return bool(row[RECOMPUTED]) and (row[RESIDUAL] <= tol or bool(row.get(SPENT)))
 
-    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+    def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return one step along the direction, and the next direction. The first pass only computes the residual."""
         if state.iteration == 0:
             return self._restart(problem, Total((problem.start,), (1.0,)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.solvers.base import Problem, SolverBase, State, Step, Vectors, advanced
+from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, State, Step, advanced
 from halotile.graphs.solvers.pgd import proximal_step
 from halotile.tasks.operators.sum import Total
 
@@ -27,7 +27,7 @@ class Fista(SolverBase):
     name: ClassVar[str] = "fista"
     vectors: ClassVar[Mapping[str, int]] = {"x": 3}
 
-    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+    def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return one proximal gradient step from the extrapolated point."""
         t = state.numbers.get("t", 1.0)
         before = state.numbers.get("t before", 1.0)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from halotile.graphs.solvers.base import Problem, SolverBase, State, Step, Traits, Vectors, advanced
+from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, SolverTraits, State, Step, advanced
 from halotile.storage.views import Constant
 from halotile.tasks.noise.draws import RandomImage
 from halotile.tasks.operators.sum import Total
@@ -39,16 +39,16 @@ class Lanczos(SolverBase):
 
     name: ClassVar[str] = "lanczos"
     vectors: ClassVar[Mapping[str, int]] = {"v": 3, "w": 2}
-    traits: ClassVar[Traits] = Traits(prior_by=None, takes_steps=False, for_jobs=False)
+    traits: ClassVar[SolverTraits] = SolverTraits(prior_by=None, takes_steps=False, for_jobs=False)
 
-    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+    def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return the next vector, and the normal operator applied to it."""
         v = problem.computed_once(problem.start if state.iteration == 0 else self._next_vector(state, read))
         w = problem.normal(v)
         pairs = {VV: (v, v), VW: (v, w), WW: (w, w)}
         return Step({"v": v, "w": w}, tuple(Sum(name, "dot", *pair) for name, pair in pairs.items()))
 
-    def _next_vector(self, state: State, read: Vectors) -> Total:
+    def _next_vector(self, state: State, read: ReadVector) -> Total:
         last = recurrence(state)[-1]
         parts = [("w", 0, 1.0), ("v", 0, -last.alpha), ("v", 1, -last.back)]
         if state.iteration == 1:
@@ -69,7 +69,7 @@ def begun(problem: Problem) -> Problem:
 
 
 @dataclass(frozen=True)
-class Row:
+class RecurrenceRow:
     """One row of the recurrence: ``N v = scale v' + alpha v + back v before``."""
 
     alpha: float
@@ -77,16 +77,16 @@ class Row:
     scale: float
 
 
-def recurrence(state: State) -> list[Row]:
+def recurrence(state: State) -> list[RecurrenceRow]:
     """Return the rows so far; fewer where no new direction is left."""
-    rows: list[Row] = []
+    rows: list[RecurrenceRow] = []
     for k in range(state.iteration):
         vv, vw, ww = (state.numbers[f"{name} {k}"] for name in (VV, VW, WW))
         before = state.numbers[f"{VV} {k - 1}"] if k else 0.0
         alpha = vw / vv
         back = rows[-1].scale * vv / before if k else 0.0
         residual = ww - alpha**2 * vv - back**2 * before
-        rows.append(Row(alpha, back, math.sqrt(max(residual, TINY * ww) / vv)))
+        rows.append(RecurrenceRow(alpha, back, math.sqrt(max(residual, TINY * ww) / vv)))
         if residual <= TINY * ww:
             break
     return rows

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.solvers.base import Problem, SolverBase, State, Step, Traits, Vectors, advanced
+from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, SolverTraits, State, Step, advanced
 from halotile.storage.rim import Readable
 from halotile.tasks.operators.sum import Total
 
@@ -17,9 +17,9 @@ class ProximalGradient(SolverBase):
 
     name: ClassVar[str] = "pgd"
     vectors: ClassVar[Mapping[str, int]] = {"x": 2}
-    traits: ClassVar[Traits] = Traits(is_memoryless=True)
+    traits: ClassVar[SolverTraits] = SolverTraits(is_memoryless=True)
 
-    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+    def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return one gradient step and the prox, in one pass."""
         return Step({"x": problem.iterated(read("x", 0), proximal_step, problem.reach)})
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Client
 
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.watching.board import DONE, QUARANTINED, RETRIED, Board
 from halotile.graphs.watching.page import ADDRESS, CLIENT, TOPIC, JobPage
@@ -52,7 +52,8 @@ PROGRESS = (
 )
 """Status fields sent to the page. The owner and the paths of a run are not among them."""
 
-Rows = Sequence[Mapping[str, float]]
+IterationRows = Sequence[Mapping[str, float]]
+"""Figures of each iteration, the first one first."""
 
 
 class Watch:
@@ -71,7 +72,7 @@ class Watch:
         self._facts: dict[str, Any] = {}
         self._sending: Future[Any] | None = None
 
-    def open(self, cluster: Cluster) -> str | None:
+    def open(self, cluster: RunningCluster) -> str | None:
         """Add the page to a cluster's dashboard, and return its address, else that of the dashboard."""
         if not cluster.dashboard:
             return None
@@ -112,7 +113,7 @@ class Watch:
         if self.board is not None:
             self.board.mark([number], QUARANTINED)
 
-    def show(self, plan: Plan, status: Mapping[str, Any], rows: Rows) -> None:
+    def show(self, plan: Plan, status: Mapping[str, Any], rows: IterationRows) -> None:
         """Send the current data without waiting, unless the last message is still on its way."""
         if self.client is None:
             return
@@ -138,7 +139,7 @@ class Watch:
         sent = self.client.scheduler.log_event(topic=TOPIC, msg={**message, CLIENT: self.client.id})
         self._sending = asyncio.run_coroutine_threadsafe(sent, self.client.loop.asyncio_loop)
 
-    def _message(self, plan: Plan, status: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+    def _message(self, plan: Plan, status: Mapping[str, Any], rows: IterationRows) -> dict[str, Any]:
         if not self._facts:
             self._facts = facts(plan)
         shown: dict[str, Any] = {
@@ -170,7 +171,7 @@ def facts(plan: Plan) -> dict[str, Any]:
     }
 
 
-def curve(rows: Rows) -> dict[str, list[float | None]]:
+def curve(rows: IterationRows) -> dict[str, list[float | None]]:
     """Return the figures of the iterations by name, thinned out where there are more than ``ROWS``.
 
     Examples

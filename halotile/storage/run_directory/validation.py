@@ -9,7 +9,7 @@ from typing import Any
 
 from halotile.errors import DamagedData
 
-Kind = Callable[[Any], bool]
+ValueCheck = Callable[[Any], bool]
 
 _BOUND = 2**63
 """Exclusive limit far above any real count, below which a float can represent every magnitude."""
@@ -56,12 +56,14 @@ def is_figures(value: Any) -> bool:
     return numbers and (not value or {"iteration", "iterations"} <= value.keys())
 
 
-def fits(values: Mapping[str, Any], kinds: Mapping[str, Kind]) -> bool:
+def fits(values: Mapping[str, Any], kinds: Mapping[str, ValueCheck]) -> bool:
     """Return True when each value with a listed name is of its kind; other values are not checked."""
     return all(is_kind(values[name]) for name, is_kind in kinds.items() if name in values)
 
 
-def read_object(path: Path, advice: str, kinds: Mapping[str, Kind] | None = None) -> dict[str, Any] | None:
+def read_object(
+    path: Path, advice: str, kinds: Mapping[str, ValueCheck] | None = None
+) -> dict[str, Any] | None:
     """Read a file with a JSON object whose values are of these kinds; None when there is no such file.
 
     Raises
@@ -84,7 +86,7 @@ _COUNTS = (
     "done", "resumed", "total", "pixels_done", "pixels_total", "read_bytes", "written_bytes", "workers", "peak_memory_bytes",
     "device_peak_bytes", "retried", "failed", "pid",
 )  # fmt: skip
-STATUS: Mapping[str, Kind] = {
+STATUS: Mapping[str, ValueCheck] = {
     **dict.fromkeys(_COUNTS, is_count),
     **dict.fromkeys(("seconds", "start_seconds", "compute_seconds"), is_amount),
     **dict.fromkeys(("state", "phase", "message", "host", "output"), is_text),
@@ -93,9 +95,9 @@ STATUS: Mapping[str, Kind] = {
     "figures": is_figures,
 }
 """Values of status.json."""
-HOLDER: Mapping[str, Kind] = {"pid": is_count, "host": is_text, "started": is_time}
+HOLDER: Mapping[str, ValueCheck] = {"pid": is_count, "host": is_text, "started": is_time}
 """Values in a lock file."""
-BATCH: Mapping[str, Kind] = {
+BATCH: Mapping[str, ValueCheck] = {
     "number": is_text, "submitted_from": is_text, "attempts": is_count, "submitted": is_time, "began": is_time
 }  # fmt: skip
 """Values of batch.json."""

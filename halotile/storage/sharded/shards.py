@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, DamagedData
 from halotile.storage.disk.durable import Buffer
+from halotile.storage.rim import Array
 from halotile.storage.sharded.codec_chain import Chain
 
 LEVELS = {"lz4": 5, "zstd": 3}
@@ -30,8 +31,6 @@ CODECS = (*LEVELS, "none")
 
 DIGEST_BYTES = _CRC_BYTES = 4
 _EMPTY = 2**64 - 1
-
-Pixels = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class ShardFormat:
         return tuple(-(-n // c) for n, c in zip(shape, self.chunk, strict=True))
 
 
-def encode_shard(pixels: Pixels, form: ShardFormat) -> list[Buffer]:
+def encode_shard(pixels: Array, form: ShardFormat) -> list[Buffer]:
     """Encode a shard as buffers to be written one after the other.
 
     Parameters
@@ -210,7 +209,7 @@ def read_index(file: bytes, form: ShardFormat) -> NDArray[np.uint64]:
     return np.frombuffer(footer, "<u8").reshape(*form.counts, 2)
 
 
-def decode_chunk(file: bytes, table: NDArray[np.uint64], index: tuple[int, ...], form: ShardFormat) -> Pixels:
+def decode_chunk(file: bytes, table: NDArray[np.uint64], index: tuple[int, ...], form: ShardFormat) -> Array:
     """The complete pixels of an inner chunk.
 
     Raises
@@ -229,7 +228,7 @@ def decode_chunk(file: bytes, table: NDArray[np.uint64], index: tuple[int, ...],
         raise DamagedData(f"chunk {index}: {error}") from error
 
 
-def _compress(chunk: Pixels, form: ShardFormat) -> bytes:
+def _compress(chunk: Array, form: ShardFormat) -> bytes:
     if form.codec == "none":
         return chunk.tobytes()
     packed: bytes = blosc.compress(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-Step = tuple[str, int, int]
+NetworkStep = tuple[str, int, int]
 """("shift", source, axis * size + offset), or ("min" or "max", one value, the other)."""
 
 
@@ -34,7 +34,7 @@ class MedianNetwork:
     """
 
     size: int
-    steps: list[Step] = field(default_factory=list)
+    steps: list[NetworkStep] = field(default_factory=list)
     result: int = 0
 
     def add(self, kind: str, one: int, other: int) -> int:
@@ -48,7 +48,7 @@ class MedianNetwork:
         values[low], values[high] = self.add("min", one, other), self.add("max", one, other)
 
     @cached_property
-    def used(self) -> dict[int, Step]:
+    def used(self) -> dict[int, NetworkStep]:
         """The steps whose result is used, by the number of that result."""
         wanted = {self.result}
         for number in range(len(self.steps), 0, -1):

@@ -21,9 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-Engine = Literal["auto", "direct", "fft"]
+from halotile.storage.rim import Array
+
+EngineName = Literal["auto", "direct", "fft"]
 """Method of a convolution. ``auto``: chosen by :func:`engine_for`, and ``direct`` until then."""
 
 PERIOD = 1024
@@ -39,10 +40,8 @@ One thread, ns a pixel of a 1024² core with its halo, direct / fft: 9 x 9 12.9 
 """
 CACHE_BYTES = 64 * 2**20
 
-Array = NDArray[Any]
 
-
-def engine_for(kernel: tuple[int, ...], dtype: np.dtype[Any], exact: bool) -> Engine:
+def engine_for(kernel: tuple[int, ...], dtype: np.dtype[Any], exact: bool) -> EngineName:
     """``direct`` if the result must be exact or the kernel has fewer taps than :data:`FFT_FROM`, else ``fft``.
 
     Examples

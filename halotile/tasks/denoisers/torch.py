@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 from halotile.errors import ConfigError, WeightsError
 from halotile.tasks.convolution.stable import make_steady
@@ -13,6 +13,7 @@ from halotile.tasks.denoisers.base import Leveled, Model
 from halotile.tasks.denoisers.common.weights import load_weights, shape_mismatches, shapes_of, summarize
 from halotile.tasks.options import (
     STRICT,
+    Auto,
     check_above_zero,
     check_channels,
     check_reference,
@@ -21,8 +22,6 @@ from halotile.tasks.options import (
     import_reference,
 )
 from halotile.tasks.user_code import imported_digest, value_digest
-
-Auto = Literal["auto"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.tasks.devices.device import Device, Download
-from halotile.tasks.devices.streams import Buffers, Call, CudaStreams, Mark, Streams
+from halotile.tasks.devices.streams import BufferRing, Computation, CudaStreams, Mark, Streams
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ class Recorded:
 
     batch: torch.Tensor
     sides: dict[str, torch.Tensor]
-    replay: Call
+    replay: Computation
 
     def __call__(self, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> torch.Tensor:
         """The model's result for another batch of the same shape."""
@@ -84,10 +84,10 @@ class Gpu(Device):
         self.records = records
         self._recorded: dict[Any, Recorded] = {}
         self.streams = CudaStreams(name) if self.kind == "cuda" else Streams()
-        self._upload_buffers = Buffers(self.streams.pinned)
-        self._download_buffers = Buffers(self.streams.pinned)
+        self._upload_buffers = BufferRing(self.streams.pinned)
+        self._download_buffers = BufferRing(self.streams.pinned)
         # The sums of a result are downloaded at the same time, and must not take its buffer.
-        self._small_buffers = Buffers(self.streams.pinned)
+        self._small_buffers = BufferRing(self.streams.pinned)
 
     def place(self, model: Model) -> Model:
         """Return the model on the GPU, before anything is queued on any stream."""
@@ -249,7 +249,7 @@ class GpuDownload(Download):
 
     memory: torch.Tensor
     arrived: Mark
-    buffers: Buffers
+    buffers: BufferRing
 
     def pixels(self) -> NDArray[Any]:
         """Wait for the result and return it in its own memory: the pinned buffer is reused."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     import torch
 
-Call = Callable[[], "torch.Tensor"]
+Computation = Callable[[], "torch.Tensor"]
 Name = Literal["upload", "compute", "download"]
 NAMES: tuple[Name, ...] = ("upload", "compute", "download")
 BUFFERS = 2
@@ -69,7 +69,7 @@ class Streams:
     def check_device(self) -> None:
         """Wait for the downloads; raises when the device is lost. Recordings are left alone."""
 
-    def record(self, call: Call) -> Call:
+    def record(self, call: Computation) -> Computation:
         """Record what a call queues for computation, to queue it again at once; the result is always in the same place."""
         place = call()
         return lambda: place.copy_(call())
@@ -130,7 +130,7 @@ class CudaStreams(Streams):
         """Wait for one stream: a lost GPU fails on each of them."""
         self._streams["download"].synchronize()
 
-    def record(self, call: Call) -> Call:
+    def record(self, call: Computation) -> Computation:
         """Record a CUDA graph. All graphs share their memory: one runs at a time, on one stream."""
         graph = self.torch.cuda.CUDAGraph()
         # Threads that read and write go on allocating and copying meanwhile.
@@ -162,7 +162,7 @@ class CudaStreams(Streams):
             self.torch._C._cuda_releasePool(device, self._graphs)
 
 
-class Buffers:
+class BufferRing:
     """A few buffers used in turn. Each that is taken has to be returned.
 
     Parameters
@@ -174,7 +174,7 @@ class Buffers:
 
     Examples
     --------
-    >>> buffers = Buffers(bytearray, count=1)
+    >>> buffers = BufferRing(bytearray, count=1)
     >>> first = buffers.take(3)
     >>> buffers.give(first)
     >>> buffers.take(2) is first

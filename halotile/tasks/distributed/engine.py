@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from halotile.storage.grid import Region
+from halotile.storage.rim import Array
 from halotile.tasks.distributed.stacks.windows import LazyBlock
 from halotile.tasks.distributed.tiling.processor_call import ProcessorCall
 from halotile.tasks.distributed.tiling.tiles import Tiles
 from halotile.tasks.distributed.transport.calls import Call
-from halotile.tasks.distributed.transport.stored import Array, Stored
+from halotile.tasks.distributed.transport.stored import Stored
 
 
 class Engine(Protocol):

@@ -34,10 +34,10 @@ class RandomImage:
         return drawn.astype(self.dtype)
 
 
-Draw = Callable[[np.random.Generator], NDArray[Any]]
+Sampler = Callable[[np.random.Generator], NDArray[Any]]
 
 
-def draw_cells(region: Region, seed: int, operator: int, draw: Draw) -> NDArray[Any]:
+def draw_cells(region: Region, seed: int, operator: int, draw: Sampler) -> NDArray[Any]:
     """Draw numbers for the pixels of a region, by their global positions.
 
     Parameters

@@ -18,7 +18,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 
 Shape = tuple[int, ...]
-Kind = Literal["local", "windowed", "whole"]
+OperatorKind = Literal["local", "windowed", "whole"]
 """The part of the image that an operator needs: a neighbourhood of each pixel, one window, or all of it."""
 
 
@@ -29,7 +29,7 @@ class Operator(Protocol):
     """The name in a job file."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> OperatorKind:
         """The part of the image that it needs."""
 
     @property

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.rim import Readable
-from halotile.tasks.convolution.overlap_save import Engine, engine_for
-from halotile.tasks.operators.base import Kind, Shape
+from halotile.tasks.convolution.overlap_save import EngineName, engine_for
+from halotile.tasks.operators.base import OperatorKind, Shape
 from halotile.tasks.operators.common.kernel import Frame, Frames, Seen, Spread
 from halotile.tasks.options import check_whole
 
@@ -53,18 +53,18 @@ class Blur:
     """
 
     name: ClassVar[str] = "blur"
-    kind: ClassVar[Kind] = "local"
+    kind: ClassVar[OperatorKind] = "local"
 
     kernel: NDArray[Any]
     boundary: str = "circular"
     factor: int = 1
-    engine: Engine = "auto"
+    engine: EngineName = "auto"
 
     def __post_init__(self) -> None:
         if self.boundary not in RULES:
             raise ConfigError(f"boundary is {self.boundary!r}: write one of {', '.join(RULES)}.")
-        if self.engine not in get_args(Engine):
-            raise ConfigError(f"engine is {self.engine!r}: write one of {', '.join(get_args(Engine))}.")
+        if self.engine not in get_args(EngineName):
+            raise ConfigError(f"engine is {self.engine!r}: write one of {', '.join(get_args(EngineName))}.")
         check_whole("factor", self.factor, 1)
         if self.engine == "fft" and self.factor != 1:
             raise ConfigError(

@@ -10,7 +10,7 @@ import numpy as np
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
-from halotile.tasks.operators.base import Kind, Operator, Shape, window_of, with_engine
+from halotile.tasks.operators.base import Operator, OperatorKind, Shape, window_of, with_engine
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Composition:
     operators: tuple[Operator, ...]
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> OperatorKind:
         """The kind of the first operator that is not ``local``, else ``local``."""
         for operator in self.operators:
             if operator.kind != "local":

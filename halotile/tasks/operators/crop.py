@@ -10,7 +10,7 @@ import numpy as np
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Computed, Kind, Shape
+from halotile.tasks.operators.base import Computed, OperatorKind, Shape
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Crop:
     """
 
     name: ClassVar[str] = "crop"
-    kind: ClassVar[Kind] = "windowed"
+    kind: ClassVar[OperatorKind] = "windowed"
 
     origin: tuple[int, int]
     size: tuple[int, int]

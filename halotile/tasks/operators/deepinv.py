@@ -11,12 +11,11 @@ from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
-from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Computed, Kind, Operator, PickledByFields, Shape, read_all
+from halotile.storage.rim import Array, Pixels, Readable
+from halotile.tasks.operators.base import Computed, Operator, OperatorKind, PickledByFields, Shape, read_all
 from halotile.tasks.operators.common.locality import SIDES, agrees, find_reach, widened
 from halotile.tasks.operators.common.physics import REFUSALS, Physics, build
 from halotile.tasks.operators.common.translation import channel_counts, stated_size, translate
@@ -25,11 +24,9 @@ from halotile.tasks.options import check_whole
 COPIES = 3
 """Assumed number of images and measurements in memory at once: input, output, and one in between."""
 
-Array = NDArray[Any]
-
 
 @dataclass(frozen=True)
-class Windows(Computed):
+class WindowedMap(Computed):
     """The result of a map with a reach of ``margin`` pixels, computed from one window for each region."""
 
     shape: Shape
@@ -163,7 +160,7 @@ class DeepInv(PickledByFields):
         return declared
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> OperatorKind:
         """``local`` if it can run on windows, else ``whole``. A declared reach is accepted without deepinv."""
         is_local = isinstance(self.reach_, int) or self.replacement is not None or self._reach is not None
         return "local" if is_local else "whole"
@@ -191,7 +188,7 @@ class DeepInv(PickledByFields):
             return self.replacement.forward(image)
         measured = self.measured(image.shape)
         if self._reach is not None:
-            return Windows(image, measured, self._reach, self._measure)
+            return WindowedMap(image, measured, self._reach, self._measure)
         return Whole(image, measured, self._measure)
 
     def adjoint(self, measurement: Readable, image: Shape) -> Readable:
@@ -199,7 +196,7 @@ class DeepInv(PickledByFields):
         if self.replacement is not None:
             return self.replacement.adjoint(measurement, image)
         if self._reach is not None:
-            return Windows(measurement, image, 2 * self._reach, self._spread)
+            return WindowedMap(measurement, image, 2 * self._reach, self._spread)
         return Whole(measurement, image, partial(self._spread, image=image))
 
     def _measure(self, image: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.rim import Readable
-from halotile.tasks.operators.base import Kind, Shape
+from halotile.tasks.operators.base import OperatorKind, Shape
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.common.kernel import Seen, Spread
 from halotile.tasks.options import check_whole
@@ -40,7 +40,7 @@ class Downsample:
     """
 
     name: ClassVar[str] = "downsample"
-    kind: ClassVar[Kind] = "local"
+    kind: ClassVar[OperatorKind] = "local"
 
     factor: int = 2
     boundary: str = "reflect"

@@ -8,7 +8,7 @@ from typing import ClassVar
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Derived, Kind, Shape
+from halotile.tasks.operators.base import Derived, OperatorKind, Shape
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Mask:
     """
 
     name: ClassVar[str] = "mask"
-    kind: ClassVar[Kind] = "local"
+    kind: ClassVar[OperatorKind] = "local"
 
     mask: Readable
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.convolution.overlap_save import Engine, engine_for
-from halotile.tasks.operators.base import Derived, Kind, Operator, Shape
+from halotile.tasks.convolution.overlap_save import EngineName, engine_for
+from halotile.tasks.operators.base import Derived, Operator, OperatorKind, Shape
 from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.common.kernel import Frame, Seen
 from halotile.tasks.operators.sum import Total
@@ -57,11 +57,11 @@ class Normal:
     """
 
     name: ClassVar[str] = "normal"
-    kind: ClassVar[Kind] = "local"
+    kind: ClassVar[OperatorKind] = "local"
 
     operators: tuple[Blur, ...]
     weights: tuple[float, ...]
-    engine: Engine = "auto"
+    engine: EngineName = "auto"
     still: bool = True
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Kind, Operator, PickledByFields, Shape, Windowed
+from halotile.tasks.operators.base import Operator, OperatorKind, PickledByFields, Shape, Windowed
 from halotile.tasks.options import check_reference, import_reference
 from halotile.tasks.user_code import imported_digest
 
@@ -108,7 +108,7 @@ class Own(PickledByFields):
         return imported_digest(self.import_, import_reference(self.import_))
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> OperatorKind:
         """The part of the image that it needs."""
         return self.built.kind
 

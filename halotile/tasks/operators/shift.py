@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.rim import Readable
-from halotile.tasks.operators.base import Kind, Shape
+from halotile.tasks.operators.base import OperatorKind, Shape
 from halotile.tasks.operators.blur import RULES
 from halotile.tasks.operators.common.kernel import Frame, Frames, Seen, Spread
 
@@ -38,7 +38,7 @@ class Shift:
     """
 
     name: ClassVar[str] = "shift"
-    kind: ClassVar[Kind] = "local"
+    kind: ClassVar[OperatorKind] = "local"
 
     shift: tuple[float, float]
     size: tuple[int, int] | None = None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.tasks.operators.base import Kind, Operator, Shape, window_of, with_engine, working_dtype
+from halotile.tasks.operators.base import Operator, OperatorKind, Shape, window_of, with_engine, working_dtype
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Sum:
+class WeightedSum:
     """``y = sum_j weights[j] A_j x``.
 
     Parameters
@@ -66,7 +66,7 @@ class Sum:
             )
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> OperatorKind:
         """``whole`` if any operator is, else the common kind of all, else ``local``."""
         kinds = {operator.kind for operator in self.operators}
         return "whole" if "whole" in kinds else kinds.pop() if len(kinds) == 1 else "local"
@@ -79,7 +79,7 @@ class Sum:
             tuple(map(max, zip(*(window.stop for window in windows), strict=True))),
         )
 
-    def with_engine(self, dtype: np.dtype[Any], exact: bool) -> Sum:
+    def with_engine(self, dtype: np.dtype[Any], exact: bool) -> WeightedSum:
         """The sum with the engines of its operators decided."""
         return replace(self, operators=tuple(with_engine(o, dtype, exact) for o in self.operators))
 
@@ -113,4 +113,4 @@ class Sum:
         return Total(tuple(operator.adjoint(measurement, image) for operator in self.operators), self.weights)
 
 
-OPERATOR = Sum
+OPERATOR = WeightedSum

@@ -32,7 +32,7 @@ class TrialRequest:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TileTrial:
     """Time and memory of a tile and batch.
 
     Parameters
@@ -97,7 +97,7 @@ class Tuned:
         Resident memory of a process that has opened the device and loaded the model.
     block_pixels : int
         Pixels of a block.
-    tried : tuple of Tried
+    tried : tuple of TileTrial
         All tiles and batches that were tried.
     precisions : tuple of Precision
         All precisions, if they were compared.
@@ -113,7 +113,7 @@ class Tuned:
     free_bytes: int | None
     host_bytes: int
     block_pixels: int
-    tried: tuple[Tried, ...]
+    tried: tuple[TileTrial, ...]
     precisions: tuple[Precision, ...] = ()
 
     @property
@@ -131,11 +131,11 @@ class Tuned:
 
         Examples
         --------
-        >>> tuned = Tuned("this CPU", (64, 64), 2, True, False, 9.5, 0, None, 10**9, 4096, (Tried((64, 64), 2, 0.1, 0),))
+        >>> tuned = Tuned("this CPU", (64, 64), 2, True, False, 9.5, 0, None, 10**9, 4096, (TileTrial((64, 64), 2, 0.1, 0),))
         >>> import json
         >>> Tuned.from_json(json.loads(json.dumps(tuned.to_json()))) == tuned
         True
         """
-        tried = tuple(Tried(**each | {"tile": tuple(each["tile"])}) for each in values["tried"])
+        tried = tuple(TileTrial(**each | {"tile": tuple(each["tile"])}) for each in values["tried"])
         precisions = tuple(Precision(**each) for each in values["precisions"])
         return cls(**values | {"tile": tuple(values["tile"]), "tried": tried, "precisions": precisions})

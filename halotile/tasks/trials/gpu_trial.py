@@ -18,8 +18,8 @@ from halotile.storage.grid import Block, Region
 from halotile.tasks.block import resident_bytes
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.devices.device import Device
-from halotile.tasks.inner_tiles import Computed, Staged, TileRunner, cut_evenly, windows_of
-from halotile.tasks.trials.gpu_findings import Precision, TrialRequest, Tried, Tuned
+from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, cut_evenly, windows_of
+from halotile.tasks.trials.gpu_findings import Precision, TileTrial, TrialRequest, Tuned
 
 SECONDS = 20.0
 """Time after which no other tile or batch is tried."""
@@ -136,7 +136,7 @@ class _Trial:
         windows = max(2 * self.window_bytes + batch_bytes, 3 * self.window_bytes)
         return self.idle_bytes + windows + 2 * self.result_bytes
 
-    def search(self, request: TrialRequest) -> Iterator[Tried]:
+    def search(self, request: TrialRequest) -> Iterator[TileTrial]:
         """Try larger and larger batches of each tile, until they gain nothing or do not fit in memory."""
         found, failure = 0, None
         tiles = sorted(request.tiles, key=self._redundancy)  # those with the fewest computed pixels first
@@ -192,11 +192,11 @@ class _Trial:
         tiling = replace(self.task.tiling, tile=tile)
         return sum(1 for _ in windows_of(self.core, self.reach, self.planes, tiling))
 
-    def _fits(self, tried: Tried, sharing: int) -> bool:
+    def _fits(self, tried: TileTrial, sharing: int) -> bool:
         free = self.free_bytes(sharing)
         return free is None or self.planned(tried.batch_bytes) <= free
 
-    def time(self, tile: tuple[int, ...], batch: int, device: Device | None = None) -> Tried | None:
+    def time(self, tile: tuple[int, ...], batch: int, device: Device | None = None) -> TileTrial | None:
         """Measure the time of a block and the memory of a batch; None if memory runs out."""
         device = device or self.device
         runner = self._runner(tile, batch, device)
@@ -219,9 +219,9 @@ class _Trial:
                 raise
             device.release_cache()
             return None
-        return Tried(tile, batch, seconds, batch_bytes) if runner.batch == batch else None
+        return TileTrial(tile, batch, seconds, batch_bytes) if runner.batch == batch else None
 
-    def other_layout(self, best: Tried, sharing: int) -> Tried | None:
+    def other_layout(self, best: TileTrial, sharing: int) -> TileTrial | None:
         """Try the best in the other memory layout, and keep that if it is faster; else None."""
         device = self.device.with_layout(not self.device.channels_last)
         tried = self._time_variant(best, device)
@@ -230,7 +230,7 @@ class _Trial:
         self.device = device
         return tried
 
-    def recorded(self, best: Tried, sharing: int) -> Tried | None:
+    def recorded(self, best: TileTrial, sharing: int) -> TileTrial | None:
         """Try the best with recording; None if that does not pay."""
         device = self.device.with_recording()
         batches = -(-self._count(best.tile) // best.batch)
@@ -240,7 +240,7 @@ class _Trial:
         pays = tried is not None and device.records and tried.seconds < (1 - GAIN) * best.seconds
         return tried if tried is not None and pays and self._fits(tried, sharing) else None
 
-    def _time_variant(self, best: Tried, device: Device) -> Tried | None:
+    def _time_variant(self, best: TileTrial, device: Device) -> TileTrial | None:
         """As :meth:`time`, but None for any failure: the best is known already."""
         if self.seconds > LATE_SECONDS:
             return None
@@ -258,7 +258,7 @@ class _Trial:
         _pixels(computed)
         return max(computed.seconds, 1e-9)
 
-    def compare(self, best: Tried) -> Iterator[Precision]:
+    def compare(self, best: TileTrial) -> Iterator[Precision]:
         """Compare each precision with float32 on a CPU, on the first tile of the block."""
         small = tuple(
             -(-min(t, COMPARED) // k) * k for t, k in zip(best.tile, self.task.tiling.align, strict=True)
@@ -300,7 +300,7 @@ class _Trial:
         return _pixels(runner.launch(_staged(stages, self.block), self.reach, core, self.channels))
 
 
-def _staged(stages: DenoiseStages, block: Block) -> Staged:
+def _staged(stages: DenoiseStages, block: Block) -> StagedBlock:
     """Read and stage a block, or random pixels if it cannot be read: the run reports damaged blocks."""
     with suppress(HalotileError, OSError):
         return stages.read(block).staged
@@ -312,7 +312,7 @@ def _staged(stages: DenoiseStages, block: Block) -> Staged:
     return stages.tiles.stage(roles.arrange(pixels), {name: level for name in task.sides if name != "mask"})
 
 
-def _pixels(computed: Computed) -> NDArray[Any]:
+def _pixels(computed: QueuedCore) -> NDArray[Any]:
     """Collect the pixels, or infinity where a run would refuse them."""
     with suppress(BlockFailed):
         return computed.collect()

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from halotile.storage.grid import Region
-from halotile.tasks.operators.base import InMemory, Kind, Operator, read_all, window_of
+from halotile.tasks.operators.base import InMemory, Operator, OperatorKind, read_all, window_of
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.crop import Crop
 from halotile.tasks.operators.mask import Mask
-from halotile.tasks.operators.sum import Sum
+from halotile.tasks.operators.sum import WeightedSum
 from tests.tasks.operators.test_operators import IMAGE, kernel, numbers
 from tests.tasks.test_fidelity import Counted
 
@@ -20,7 +20,7 @@ BLUR = Blur(kernel=kernel(5, 3))
 HALF = Blur(kernel=kernel(5, 3), boundary="zero", factor=2)
 MASK = Mask(mask=InMemory(numbers(40, 33)))
 
-KINDS: dict[str, tuple[Operator, Kind, Region]] = {
+KINDS: dict[str, tuple[Operator, OperatorKind, Region]] = {
     "crop": (CROP, "windowed", Region((0, 10, 8), (2, 22, 17))),
     "blur": (BLUR, "local", Region.whole(IMAGE)),
     "blur in a window": (Composition((CROP, BLUR)), "windowed", Region((0, 10, 8), (2, 22, 17))),
@@ -37,12 +37,12 @@ KINDS: dict[str, tuple[Operator, Kind, Region]] = {
     ),
     "local after local": (Composition((BLUR, MASK)), "local", Region.whole(IMAGE)),
     "two windows": (
-        Sum((CROP, Crop(origin=(0, 20), size=(12, 9))), (1.0, 1.0)),
+        WeightedSum((CROP, Crop(origin=(0, 20), size=(12, 9))), (1.0, 1.0)),
         "windowed",
         Region((0, 0, 8), (2, 22, 29)),
     ),
     "a window and a neighbourhood": (
-        Sum((Crop(origin=(0, 0), size=(40, 33)), BLUR), (1.0, 1.0)),
+        WeightedSum((Crop(origin=(0, 0), size=(40, 33)), BLUR), (1.0, 1.0)),
         "local",
         Region.whole(IMAGE),
     ),

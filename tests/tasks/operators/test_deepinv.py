@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError, MissingPackage
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
-from halotile.tasks.operators.base import InMemory, Kind, read_all
+from halotile.tasks.operators.base import InMemory, OperatorKind, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.deepinv import DeepInv
 from halotile.tasks.operators.mask import Mask
@@ -74,7 +74,7 @@ OURS: dict[str, tuple[DeepInv, type]] = {
     "denoising": (named("Denoising"), Blur),
     "inpainting": (named("Inpainting", mask=0.5, img_size=[2, 40, 33]), Mask),
 }
-GENERIC: dict[str, tuple[DeepInv, Kind, int, tuple[int, ...]]] = {
+GENERIC: dict[str, tuple[DeepInv, OperatorKind, int, tuple[int, ...]]] = {
     "differences": (DeepInv(physics=made(differences, differences), reach_="auto"), "local", 1, IMAGE),
     "folding, no adjoint": (DeepInv(physics=made(folding, None), reach_="auto"), "local", 1, IMAGE),
     "wrong adjoint": (DeepInv(physics=made(differences, wrong), reach_="auto"), "local", 1, IMAGE),

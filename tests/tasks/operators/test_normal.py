@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
-from halotile.tasks.convolution.overlap_save import Engine
+from halotile.tasks.convolution.overlap_save import EngineName
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.normal import Normal, around, can_fold, weighted_adjoint
@@ -26,7 +26,7 @@ def whole(source: Readable) -> NDArray[Any]:
     return np.asarray(read_all(source))
 
 
-def stack(name: str, engine: Engine = "direct") -> Normal:
+def stack(name: str, engine: EngineName = "direct") -> Normal:
     sizes = [(5, 5), (8, 3), (1, 6)]
     blurs = (Blur(kernel=kernel(*size), boundary=b) for size, b in zip(sizes, STACKS[name], strict=True))
     return Normal(operators=tuple(blurs), weights=(1.5, 0.25, 4.0), engine=engine)
@@ -37,7 +37,7 @@ def stack(name: str, engine: Engine = "direct") -> Normal:
 @pytest.mark.parametrize("shape", [SHAPE, SMALL, (2, *SHAPE)])
 @pytest.mark.parametrize("name", STACKS)
 def test_it_is_the_stack(
-    name: str, shape: tuple[int, ...], engine: Engine, dtype: str, tolerance: float
+    name: str, shape: tuple[int, ...], engine: EngineName, dtype: str, tolerance: float
 ) -> None:
     normal, x = stack(name, engine), InMemory(numbers(*shape).astype(dtype))
     folded, plain = whole(normal(x)), whole(normal.plain(x))

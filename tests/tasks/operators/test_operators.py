@@ -11,7 +11,7 @@ import pytest
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
-from halotile.tasks.convolution.overlap_save import Engine
+from halotile.tasks.convolution.overlap_save import EngineName
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import RULES, Blur
 from halotile.tasks.operators.composition import Composition
@@ -21,7 +21,7 @@ from halotile.tasks.operators.mask import Mask
 from halotile.tasks.operators.normal import Normal
 from halotile.tasks.operators.own import Own
 from halotile.tasks.operators.shift import Shift
-from halotile.tasks.operators.sum import Sum
+from halotile.tasks.operators.sum import WeightedSum
 
 IMAGE = (2, 40, 33)
 TOLERANCE = {"float32": 1e-6, "float64": 1e-14}
@@ -40,7 +40,7 @@ def mask(*shape: int) -> Mask:
     return Mask(mask=InMemory(numbers(*shape)))
 
 
-def normal(boundaries: list[str], engine: Engine) -> Normal:
+def normal(boundaries: list[str], engine: EngineName) -> Normal:
     sizes = [(5, 5), (2, 4, 6)]
     blurs = tuple(Blur(kernel=kernel(*size), boundary=b) for size, b in zip(sizes, boundaries, strict=True))
     return Normal(operators=blurs, weights=(1.0, 0.25), engine=engine)
@@ -82,12 +82,14 @@ OPERATORS: dict[str, Operator] = {
         import_="halotile.tasks.operators.shift:Shift", options={"shift": (1.3, -2.6), "boundary": "zero"}
     ),
     "window": Crop(origin=(3, 7), size=(30, 20)),
-    "windows": Sum((Crop(origin=(0, 0), size=(9, 9)), Crop(origin=(31, 24), size=(9, 9))), (1.0, 2.0)),
+    "windows": WeightedSum(
+        (Crop(origin=(0, 0), size=(9, 9)), Crop(origin=(31, 24), size=(9, 9))), (1.0, 2.0)
+    ),
     "window of a blur": Composition((Blur(kernel=kernel(5, 3)), Crop(origin=(4, 0), size=(30, 20)))),
     "blur in a window": Composition((Crop(origin=(3, 7), size=(30, 20)), Blur(kernel=kernel(5, 3)))),
     "mask": mask(40, 33),
     "mask of each plane": mask(2, 40, 33),
-    "sum": Sum(
+    "sum": WeightedSum(
         (Blur(kernel=kernel(5, 3)), Blur(kernel=kernel(7, 7), boundary="reflect"), mask(40, 33)),
         (2.0, -0.5, 1.0),
     ),
@@ -240,7 +242,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "Omit size",
     ),
     "sum of different shapes": (
-        lambda: Sum(
+        lambda: WeightedSum(
             (Blur(kernel=kernel(3, 3)), Blur(kernel=kernel(3, 3), boundary="valid")), (1, 1)
         ).measured(IMAGE),
         "stack them",

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from halotile.graphs.amounts import counted
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 
 POLL_SECONDS = 0.2
 QUIET_SECONDS = 3.0
@@ -14,13 +14,13 @@ QUIET_SECONDS = 3.0
 
 
 def await_workers(
-    cluster: Cluster, report: Callable[[str], None], between: Callable[[], None] = lambda: None
+    cluster: RunningCluster, report: Callable[[str], None], between: Callable[[], None] = lambda: None
 ) -> None:
     """Wait until there is a worker; report whenever the reason changes for which there is none.
 
     Parameters
     ----------
-    cluster : Cluster
+    cluster : RunningCluster
         A running cluster.
     report : callable
         Takes a line for the user.

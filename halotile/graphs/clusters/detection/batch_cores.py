@@ -115,7 +115,7 @@ SYSTEMS = {
 }
 
 
-class Slots(NamedTuple):
+class BatchCores(NamedTuple):
     """Cores of this machine that a batch job has.
 
     Parameters
@@ -135,14 +135,14 @@ class Slots(NamedTuple):
 
         Examples
         --------
-        >>> Slots(4, "slot").why, Slots(1, "CPU").why
+        >>> Slots(4, "slot").why, BatchCores(1, "CPU").why
         ('one for each of 4 slots of the job', 'the job has 1 CPU')
         """
         count = counted(self.cores, self.word)
         return f"one for each of {count} of the job" if self.cores > 1 else f"the job has {count}"
 
 
-def slots_here(environment: Mapping[str, str] = os.environ) -> Slots | None:
+def slots_here(environment: Mapping[str, str] = os.environ) -> BatchCores | None:
     """Cores of this machine that the batch job of this process has; None where it is in none, or their number is unknown.
 
     Examples
@@ -153,7 +153,7 @@ def slots_here(environment: Mapping[str, str] = os.environ) -> Slots | None:
     """
     for system in SYSTEMS.values():
         if any(name in environment for name in system.job) and (count := _count(system, environment)):
-            return Slots(count, system.word)
+            return BatchCores(count, system.word)
     return None
 
 

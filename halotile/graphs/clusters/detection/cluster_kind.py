@@ -6,13 +6,13 @@ import os
 
 from halotile import registry
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.base import AUTO, VARIABLE, Environment, Kind
+from halotile.graphs.clusters.base import AUTO, VARIABLE, ChosenCluster, Environment
 from halotile.graphs.clusters.detection.launchers import copy_of
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.words import nearest
 
 
-def kind_of(choice: Cluster, environment: Environment = os.environ) -> Kind:
+def cluster_kind_of(choice: Cluster, environment: Environment = os.environ) -> ChosenCluster:
     """The kind that a job means in an environment.
 
     The kind in the job comes first; then ``HALOTILE_CLUSTER``, then ``DASK_SCHEDULER_ADDRESS``, then several copies of the command
@@ -26,25 +26,25 @@ def kind_of(choice: Cluster, environment: Environment = os.environ) -> Kind:
 
     Examples
     --------
-    >>> kind_of(Cluster(kind="slurm"), {"HALOTILE_CLUSTER": "local"}).name
+    >>> cluster_kind_of(Cluster(kind="slurm"), {"HALOTILE_CLUSTER": "local"}).name
     'slurm'
-    >>> kind_of(Cluster(), {"HALOTILE_CLUSTER": "local", "SLURM_JOB_ID": "7"}).name
+    >>> cluster_kind_of(Cluster(), {"HALOTILE_CLUSTER": "local", "SLURM_JOB_ID": "7"}).name
     'local'
-    >>> kind_of(Cluster(), {"DASK_SCHEDULER_ADDRESS": "tls://10.0.0.7:8786"}).why
+    >>> cluster_kind_of(Cluster(), {"DASK_SCHEDULER_ADDRESS": "tls://10.0.0.7:8786"}).why
     'DASK_SCHEDULER_ADDRESS is tls://10.0.0.7:8786'
-    >>> kind_of(Cluster(), {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}).name
+    >>> cluster_kind_of(Cluster(), {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}).name
     'ranks'
-    >>> kind_of(Cluster(), {"CUDA_VISIBLE_DEVICES": ""})
+    >>> cluster_kind_of(Cluster(), {"CUDA_VISIBLE_DEVICES": ""})
     Kind(name='local', why='no GPU: CUDA_VISIBLE_DEVICES shows none')
     """
     from halotile.graphs.clusters import local_cuda, ranks, scheduler, slurm_alloc
 
     if choice.kind != AUTO:
-        return Kind(choice.kind, "as written")
+        return ChosenCluster(choice.kind, "as written")
     if kind := scheduler.detect_in_job(choice):
         return kind
     if environment.get(VARIABLE, AUTO) != AUTO:
-        return Kind(_known(environment[VARIABLE]), f"{VARIABLE} is set to it")
+        return ChosenCluster(_known(environment[VARIABLE]), f"{VARIABLE} is set to it")
     for detect in (scheduler.detect, ranks.detect, slurm_alloc.detect):  # in order of precedence
         if kind := detect(environment):
             return kind
@@ -61,7 +61,7 @@ def is_other_copy(choice: Cluster, environment: Environment = os.environ) -> boo
     >>> is_other_copy(Cluster(kind="local"), {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3"})
     False
     """
-    if not kind_of(choice, environment).traits.of_copies:
+    if not cluster_kind_of(choice, environment).traits.of_copies:
         return False
     copy = copy_of(environment)
     return copy is not None and copy.rank > 0
@@ -75,12 +75,12 @@ def check_startable(choice: Cluster) -> None:
     ConfigError, MissingPackage
         With the name of what it lacks.
     """
-    check = getattr(registry.find("clusters", kind_of(choice).name), "check", None)
+    check = getattr(registry.find("clusters", cluster_kind_of(choice).name), "check", None)
     if check is not None:
         check(choice)
 
 
-def check_one_script(kind: Kind) -> None:
+def check_one_script(kind: ChosenCluster) -> None:
     """Refuse copies of a script: each of them would be a driver.
 
     Raises

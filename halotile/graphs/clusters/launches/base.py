@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 LOG_LINES = 8
 
 
-class State(NamedTuple):
+class LaunchState(NamedTuple):
     """State of a launch that has no worker.
 
     Parameters
@@ -50,7 +50,7 @@ class Launch(Protocol):
         """The last lines that it printed."""
 
 
-QueryStates = Callable[[Sequence[Launch]], Mapping[Launch, State]]
+QueryStates = Callable[[Sequence[Launch]], Mapping[Launch, LaunchState]]
 """States of launches, queried for all of them at once. One that is left out is not known to be over."""
 
 

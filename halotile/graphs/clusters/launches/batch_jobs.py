@@ -20,11 +20,11 @@ from distributed.security import Security
 
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import first_line
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.clusters.connection.addresses import address_of_interface, own_address
 from halotile.graphs.clusters.connection.credentials import Credentials, private_base
-from halotile.graphs.clusters.detection.cluster_kind import kind_of
-from halotile.graphs.clusters.launches.base import Launch, State, tail_of
+from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
+from halotile.graphs.clusters.launches.base import Launch, LaunchState, tail_of
 from halotile.graphs.clusters.launches.queue_answers import number_of
 from halotile.graphs.clusters.launches.remote_cluster import supervised_cluster
 from halotile.graphs.kinds import sections
@@ -90,7 +90,7 @@ def job_arguments(system: BatchSystem, order: Order, logs: Path) -> dict[str, An
 
 
 @contextmanager
-def start_jobs(system: BatchSystem, order: Order) -> Iterator[Cluster]:
+def start_jobs(system: BatchSystem, order: Order) -> Iterator[RunningCluster]:
     """A cluster of one job for each worker, with the scheduler in this process.
 
     Raises
@@ -116,7 +116,7 @@ def start_jobs(system: BatchSystem, order: Order) -> Iterator[Cluster]:
                 name=NAME,
             )
 
-    def query(launches: Sequence[Launch]) -> Mapping[Launch, State]:
+    def query(launches: Sequence[Launch]) -> Mapping[Launch, LaunchState]:
         by_id: dict[str, Any] = {str(getattr(launch, "job_id", None)): launch for launch in launches}
         return {by_id[job]: state for job, state in system.states(list(by_id)).items() if job in by_id}
 
@@ -177,12 +177,12 @@ def worker_script(run: sections.Run, choice: sections.Cluster, directory: Path) 
     ----------
     run : Run
         With its number of workers decided.
-    choice : Cluster
+    choice : RunningCluster
         The cluster section.
     directory : Path
         The run directory.
     """
-    system: BatchSystem | None = getattr(find("clusters", kind_of(choice).name), "SYSTEM", None)
+    system: BatchSystem | None = getattr(find("clusters", cluster_kind_of(choice).name), "SYSTEM", None)
     if system is None:
         return None
     order = Order(workers=run.count, memory_bytes=sections.parse_bytes(run.memory_per_worker), choice=choice)

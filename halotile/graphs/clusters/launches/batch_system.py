@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError, MissingPackage
-from halotile.graphs.clusters.base import Cluster, Order
+from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.clusters.connection.addresses import address_of_interface
-from halotile.graphs.clusters.launches.base import State
+from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.kinds import sections
 
 
@@ -55,7 +55,7 @@ class BatchSystem:
     module: str
     cluster: str
     submits: str
-    states: Callable[[Sequence[str]], Mapping[str, State]]
+    states: Callable[[Sequence[str]], Mapping[str, LaunchState]]
     gpus: Callable[[sections.Cluster, int], Mapping[str, Any]]
     lists: str
     account: str = "account"
@@ -65,7 +65,7 @@ class BatchSystem:
     usual: Mapping[str, Any] = field(default_factory=dict)
     requests: Callable[[sections.Cluster, int, Path], Mapping[str, Any]] = lambda *_: {}
 
-    def start(self, order: Order) -> AbstractContextManager[Cluster]:
+    def start(self, order: Order) -> AbstractContextManager[RunningCluster]:
         """Submit a job for each worker; they are removed with the context."""
         from halotile.graphs.clusters.launches.batch_jobs import start_jobs
 

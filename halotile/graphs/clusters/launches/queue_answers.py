@@ -6,15 +6,15 @@ import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-from halotile.graphs.clusters.launches.base import State
+from halotile.graphs.clusters.launches.base import LaunchState
 
 CALL_SECONDS = 30.0
 _FORGOTTEN = re.compile(r"unknown job|do(es)? not exist|has finished|no such job", re.IGNORECASE)
 
 
 def ask_together_then_singly(
-    ask: Callable[[Sequence[str]], Mapping[str, State]], ids: Sequence[str]
-) -> dict[str, State]:
+    ask: Callable[[Sequence[str]], Mapping[str, LaunchState]], ids: Sequence[str]
+) -> dict[str, LaunchState]:
     """States of jobs in a system that may answer for several, or for none of them once one is over.
 
     The server has others to answer: it is asked once for all jobs, and again only for those that this answer left out.
@@ -28,7 +28,7 @@ def ask_together_then_singly(
 
 def states_by_row(
     row: str, command: Callable[[Sequence[str]], Sequence[str]], ids: Sequence[str]
-) -> dict[str, State]:
+) -> dict[str, LaunchState]:
     """States of jobs in a system that prints a row for each that is not over, and an error for a job that it does not know.
 
     Any other error, such as that its server cannot be reached, is no answer.
@@ -43,14 +43,14 @@ def states_by_row(
         The jobs.
     """
 
-    def ask(some: Sequence[str]) -> dict[str, State]:
+    def ask(some: Sequence[str]) -> dict[str, LaunchState]:
         done = run_command(command(some))
         if done is None:
             return {}
         listed = [job for job in some if re.search(row.format(number_of(job)), done.stdout, re.MULTILINE)]
         if not listed and len(some) == 1 and _FORGOTTEN.search(done.stdout + done.stderr):
-            return {some[0]: State(True, "not in the queue any more")}
-        return dict.fromkeys(listed, State(False, "in the queue"))
+            return {some[0]: LaunchState(True, "not in the queue any more")}
+        return dict.fromkeys(listed, LaunchState(False, "in the queue"))
 
     return ask_together_then_singly(ask, ids)
 

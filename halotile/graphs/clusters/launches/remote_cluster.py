@@ -12,7 +12,7 @@ import dask
 from distributed import Client
 from distributed.security import Security
 
-from halotile.graphs.clusters.base import Cluster, Order, config_errors_described
+from halotile.graphs.clusters.base import Order, RunningCluster, config_errors_described
 from halotile.graphs.clusters.connection.addresses import LOOPBACK
 from halotile.graphs.clusters.connection.allowed_hosts import answer_allowed_only
 from halotile.graphs.clusters.connection.credentials import Credentials, credentials, private_base
@@ -63,7 +63,7 @@ def supervised_cluster(
     make: MakeCluster,
     query: QueryStates,
     capacity: Callable[[], int] | None = None,
-) -> Iterator[Cluster]:
+) -> Iterator[RunningCluster]:
     """A cluster whose launches are replaced when they are lost, for the length of the context.
 
     Parameters

@@ -13,7 +13,7 @@ from halotile.graphs.clusters.launches.slurm_commands import answer_of
 
 
 @dataclass(frozen=True, order=True)
-class Slot:
+class NodeSlot:
     """A place for one worker.
 
     Parameters
@@ -50,7 +50,7 @@ class Share(NamedTuple):
 NO_SHARES: Mapping[str, Share] = {}
 
 
-def slots_in(environment: Mapping[str, str], workers: int) -> list[Slot]:
+def slots_in(environment: Mapping[str, str], workers: int) -> list[NodeSlot]:
     """Slots for so many workers in the allocation of an environment, with the resources of its nodes.
 
     Raises
@@ -84,7 +84,7 @@ def slots_of(
     environment: Mapping[str, str],
     workers: int,
     shares: Mapping[str, Share] = NO_SHARES,
-) -> list[Slot]:
+) -> list[NodeSlot]:
     """Slots for so many workers: on a node as many as the job has tasks, else GPUs, else cores there, else equally many on each.
 
     Examples
@@ -105,7 +105,7 @@ def slots_of(
     places = [(number, node) for node, count in enumerate(counts) for number in range(count)]
     taken = sorted(places)[:workers]
     used = Counter(node for _, node in taken)
-    return [Slot(number, nodes[node], used[node], cores[node], *share[node]) for number, node in taken]
+    return [NodeSlot(number, nodes[node], used[node], cores[node], *share[node]) for number, node in taken]
 
 
 def _tasks_and_cores(environment: Mapping[str, str], nodes: int) -> tuple[list[int], list[int]]:

@@ -18,31 +18,31 @@ from distributed.core import Status
 from distributed.deploy.spec import ProcessInterface
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.clusters.launches.base import Launch, State, tail_of
-from halotile.graphs.clusters.launches.slurm_allocation import Slot, remaining_nodes
+from halotile.graphs.clusters.launches.base import Launch, LaunchState, tail_of
+from halotile.graphs.clusters.launches.slurm_allocation import NodeSlot, remaining_nodes
 
 END_SECONDS = 10.0
 
 
-class Slots:
+class NodeSlots:
     """The slots of an allocation; those on nodes that are lost are not taken again.
 
     Parameters
     ----------
-    slots : sequence of Slot
+    slots : sequence of NodeSlot
         All of them.
     """
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[NodeSlot]) -> None:
         self.free = list(slots)
         self.count = len(slots)
         """Number of slots that are free or taken."""
 
-    def take(self) -> Slot:
+    def take(self) -> NodeSlot:
         """Take one that no worker has."""
         return self.free.pop(0)
 
-    def give_back(self, slot: Slot, *, lost: bool) -> None:
+    def give_back(self, slot: NodeSlot, *, lost: bool) -> None:
         """Let another worker have it, unless its node is lost."""
         if lost:
             self.count -= 1
@@ -50,7 +50,7 @@ class Slots:
             self.free.append(slot)
 
 
-class Step(ProcessInterface):  # type: ignore[misc]
+class WorkerStep(ProcessInterface):  # type: ignore[misc]
     """A worker in a job step of its own.
 
     Parameters
@@ -59,7 +59,7 @@ class Step(ProcessInterface):  # type: ignore[misc]
         Address of the scheduler.
     name : str or int
         The worker's name.
-    slots : Slots
+    slots : NodeSlots
         One of them is taken, and given back at the end.
     logs : Path
         Folder of the logs.
@@ -72,7 +72,7 @@ class Step(ProcessInterface):  # type: ignore[misc]
         scheduler: str,
         name: Any = None,
         *,
-        slots: Slots,
+        slots: NodeSlots,
         logs: Path,
         arguments: Sequence[str],
     ) -> None:
@@ -85,7 +85,7 @@ class Step(ProcessInterface):  # type: ignore[misc]
         self.lost = False
         """True when its node is lost."""
         self._log = logs / f"worker-{name}.log"
-        self._slot: Slot | None = None
+        self._slot: NodeSlot | None = None
         self._process: Process | None = None
 
     @property
@@ -98,7 +98,7 @@ class Step(ProcessInterface):  # type: ignore[misc]
         """Its name in messages; empty before it is started."""
         return f"the worker on {self.node}" if self.node else ""
 
-    def command(self, slot: Slot) -> list[str]:
+    def command(self, slot: NodeSlot) -> list[str]:
         """The command of the step."""
         step = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={slot.node}"]
         # All of the node's cores: of one core each, steps that overlap would get the same.
@@ -143,25 +143,27 @@ class Step(ProcessInterface):  # type: ignore[misc]
             self.slots.give_back(self._slot, lost=self.lost)
         await super().close()
 
-    def state(self) -> State:
+    def state(self) -> LaunchState:
         """State of the step."""
         code = self._process.returncode if self._process else None
         if code is None:
-            return State(False, "starting")
-        return State(True, f"its step ended with exit code {code}")
+            return LaunchState(False, "starting")
+        return LaunchState(True, f"its step ended with exit code {code}")
 
     def log_tail(self) -> str:
         """The last lines that it printed."""
         return tail_of([self._log])
 
 
-def states_of(steps: Sequence[Launch]) -> dict[Launch, State]:
+def states_of(steps: Sequence[Launch]) -> dict[Launch, LaunchState]:
     """States of steps; where some are over, Slurm is asked for nodes that are lost."""
-    states = {step: step.state() for step in steps if isinstance(step, Step)}
+    states = {step: step.state() for step in steps if isinstance(step, WorkerStep)}
     over = [step for step, state in states.items() if state.over]
     if over:
         with suppress(ClusterFailed):  # then they are tried again
             remaining = remaining_nodes(os.environ["SLURM_JOB_ID"])
             for step in over:
                 step.lost = step.node not in remaining
-    return {step: State(True, "its node is lost") if step.lost else state for step, state in states.items()}
+    return {
+        step: LaunchState(True, "its node is lost") if step.lost else state for step, state in states.items()
+    }

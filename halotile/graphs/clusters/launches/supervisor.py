@@ -10,7 +10,7 @@ from typing import Any
 
 from halotile.errors import ClusterFailed
 from halotile.graphs.amounts import counted, first_line
-from halotile.graphs.clusters.launches.base import Launch, QueryStates, State
+from halotile.graphs.clusters.launches.base import Launch, LaunchState, QueryStates
 
 LOOK_SECONDS = 2.0
 SLOW_SECONDS = 10.0
@@ -137,12 +137,12 @@ class Supervisor:
                 self._healthy.add(name)
                 self._ended_early = 0
 
-    def _states(self, absent: Sequence[Launch]) -> dict[Launch, State]:
-        refused = {launch: State(True, launch.refusal) for launch in absent if launch.refusal}
+    def _states(self, absent: Sequence[Launch]) -> dict[Launch, LaunchState]:
+        refused = {launch: LaunchState(True, launch.refusal) for launch in absent if launch.refusal}
         accepted = [launch for launch in absent if launch not in refused and launch.title]
         return refused | (dict(self.query(accepted)) if accepted else {})
 
-    def _replace(self, over: dict[Any, Launch], states: dict[Launch, State], now: float) -> None:
+    def _replace(self, over: dict[Any, Launch], states: dict[Launch, LaunchState], now: float) -> None:
         """Drop launches that ended without a worker, so that others are asked for."""
         self.cluster.sync(self.cluster.scale_down, list(over), callback_timeout=CALL_SECONDS)
         early = over.keys() - self._healthy

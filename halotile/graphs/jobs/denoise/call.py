@@ -10,7 +10,7 @@ from typing import Any
 
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.kinds.sections import Auto, DenoiserChoice, Input, Output, Run, Tile
+from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.rules.arguments import Words, cluster_of_script
 from halotile.graphs.rules.paths import whole_path
@@ -20,6 +20,7 @@ from halotile.graphs.watching.progress import Observer
 from halotile.graphs.watching.progress_bar import progress_shown
 from halotile.graphs.words import shown
 from halotile.tasks.denoisers.function import GivenFunction
+from halotile.tasks.options import Auto
 
 
 def denoise(

@@ -15,7 +15,7 @@ from halotile.graphs.jobs.reconstruct.job import (
     Reconstruction,
     SolverChoice,
 )
-from halotile.graphs.kinds.sections import Auto, Output, Run
+from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.rules.arguments import Words, cluster_of_script, section
 from halotile.graphs.runs.driver import run
@@ -23,6 +23,7 @@ from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.watching.progress import Observer
 from halotile.graphs.watching.progress_bar import progress_shown
 from halotile.tasks.denoisers.function import GivenFunction
+from halotile.tasks.options import Auto
 
 
 def reconstruct(

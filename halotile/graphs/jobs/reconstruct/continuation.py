@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import ResumeRefused
 from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.reconstruct.job import SolverChoice
+from halotile.graphs.watching.page_feed import IterationRows
 from halotile.storage.run_directory.checkpoints import Checkpoint
 from halotile.storage.run_directory.directory import RunDirectory
 
 if TYPE_CHECKING:
     from halotile.graphs.solvers.base import Solver
 
-Rows = Sequence[Mapping[str, float]]
-"""Figures of each iteration, the first one first."""
 ITERATE = "iterate"
 """Folder of the solver's state."""
 
 
-def end_of(rows: Rows, choice: SolverChoice, solver: Solver) -> int | None:
+def end_of(rows: IterationRows, choice: SolverChoice, solver: Solver) -> int | None:
     """Return the iteration that a solver ends with, if the rows are enough to decide it.
 
     Examples
@@ -35,7 +34,7 @@ def end_of(rows: Rows, choice: SolverChoice, solver: Solver) -> int | None:
     return next((int(row["iteration"]) for row in ends), None)
 
 
-def last_of(rows: Rows) -> int:
+def last_of(rows: IterationRows) -> int:
     """Return the number of the last iteration of the rows; 0 where there are none.
 
     Examples
@@ -60,7 +59,7 @@ class Reached:
         The solver's images exist, so that more iterations can follow.
     """
 
-    rows: Rows
+    rows: IterationRows
     written: int
     has_state: bool
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from halotile.graphs.kinds.sections import Auto, NamedChoice, ReadPath, TiledJob
+from halotile.graphs.kinds.sections import NamedChoice, ReadPath, TiledJob
+from halotile.tasks.options import Auto
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ from halotile.graphs.jobs.reconstruct.problem.prior import (
     describe_prior,
     tried_prior,
 )
-from halotile.graphs.jobs.reconstruct.problem.prior_trials import Cut, denoising_of
+from halotile.graphs.jobs.reconstruct.problem.prior_trials import CutImage, denoising_of
 from halotile.graphs.jobs.reconstruct.problem.traffic import comes_apart, computed_twice
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
@@ -178,7 +178,7 @@ class _Sized:
         """Layout of the solver's images."""
         return replace(self.layout, dtype=str(self.opened.image.dtype))
 
-    def cut(self, block: tuple[int, ...]) -> Cut:
+    def cut(self, block: tuple[int, ...]) -> CutImage:
         """Return the image cut into super-blocks of this size."""
         opened, computing = self.opened, self.opened.computing
         prior, grid = cut_for_prior(
@@ -194,9 +194,9 @@ class _Sized:
             self.seals,
         )
         is_apart = comes_apart(self.job.fuse, self.form, prior, grid, self.solver)
-        return Cut(prior, grid, replace(self.form, apart=is_apart))
+        return CutImage(prior, grid, replace(self.form, apart=is_apart))
 
-    def work_of(self, cut: Cut, tuned: Tuned | None) -> ReconstructWork:
+    def work_of(self, cut: CutImage, tuned: Tuned | None) -> ReconstructWork:
         """Return the inversion on these blocks."""
         opened = self.opened
         reference = opened.images.get("reference")
@@ -258,14 +258,14 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
     previous, output = opened.begun.previous, opened.begun.output
     allowed = allowed_bytes(job.run, computing.machine_bytes)
 
-    def choose(known: Tuned | None) -> Cut:
+    def choose(known: Tuned | None) -> CutImage:
         for block in _blocks(sized, previous):
             cut = sized.cut(block)
             if fits(cut, known):
                 break  # otherwise the smallest, which the plan refuses
         return cut
 
-    def settle(cut: Cut) -> ChosenTiles | None:
+    def settle(cut: CutImage) -> ChosenTiles | None:
         images = [*([opened.start] if opened.start else []), *opened.data]
         task = denoising_of(cut, sized.state_layout, images, output)
         if task is None:
@@ -277,7 +277,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
         with report_if_slow(request.report, trying(task)):
             return choose_tiles(job, task, sized.geometry, previous, probe=request.probe)
 
-    def fits(cut: Cut, tuned: Tuned | None) -> bool:
+    def fits(cut: CutImage, tuned: Tuned | None) -> bool:
         return sized.work_of(cut, tuned).step_footprint().total_bytes <= allowed
 
     is_free = computing.on_gpu and job.tile.block == "auto" and previous is None

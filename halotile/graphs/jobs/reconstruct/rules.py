@@ -11,16 +11,17 @@ from halotile.errors import HalotileError
 from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice, SolverChoice
 from halotile.graphs.kinds.base import Check
-from halotile.graphs.kinds.sections import Auto, Output, Run, Tile
+from halotile.graphs.kinds.sections import Output, Run, Tile
 from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.rules.combinations import Faults, check_depth, check_sizes
 from halotile.graphs.rules.values import Above, AtLeast, Named, filled
 from halotile.graphs.words import shown
 from halotile.registry import find, names
 from halotile.tasks.fidelities.base import Fidelity
+from halotile.tasks.options import Auto
 
 if TYPE_CHECKING:
-    from halotile.graphs.solvers.base import Traits
+    from halotile.graphs.solvers.base import SolverTraits
 
 
 def _shape(value: Any) -> str | None:
@@ -106,15 +107,15 @@ def _depth_of_prior(tile: Tile, prior: PriorChoice) -> Faults:
         yield from check_depth(tile, denoiser)
 
 
-def _traits(name: str) -> Traits | None:
+def _traits(name: str) -> SolverTraits | None:
     """Return the declared traits of a solver; None for a name that no job may write, which the check of names reports."""
     if name not in names("solvers"):
         return None
-    traits: Traits = find("solvers", name).SOLVER.traits
+    traits: SolverTraits = find("solvers", name).SOLVER.traits
     return traits if traits.for_jobs else None
 
 
-def _solvers(fits: Callable[[Traits], bool]) -> str:
+def _solvers(fits: Callable[[SolverTraits], bool]) -> str:
     """Return the names of solvers that fit, as text."""
     fitting = [name for name in names("solvers") if (traits := _traits(name)) and fits(traits)]
     return " or ".join(filter(None, [", ".join(fitting[:-1]), *fitting[-1:]]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage
-from halotile.graphs.kinds.sections import Auto, Run
+from halotile.graphs.kinds.sections import Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.rules.arguments import Words, cluster_of_script
 from halotile.graphs.rules.paths import whole_path
@@ -15,6 +15,7 @@ from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.progress import Observer
 from halotile.graphs.watching.progress_bar import progress_shown
 from halotile.tasks.noise.simulated import Noise
+from halotile.tasks.options import Auto
 
 
 def simulate(

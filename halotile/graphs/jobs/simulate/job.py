@@ -8,9 +8,10 @@ from typing import ClassVar, Literal, Self, get_args
 
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
-from halotile.graphs.kinds.sections import STRICT, Auto, Job, ReadPath, Size
+from halotile.graphs.kinds.sections import STRICT, Job, ReadPath, Size
 from halotile.graphs.words import nearest
 from halotile.tasks.noise.simulated import Noise
+from halotile.tasks.options import Auto
 
 
 @dataclass(frozen=True, kw_only=True)

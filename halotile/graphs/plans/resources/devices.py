@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import AUTO, DEFAULT, VARIABLE
-from halotile.graphs.clusters.detection.cluster_kind import kind_of
+from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.detection.gpus import chosen, gpus_here, requested_by
-from halotile.graphs.kinds.finder import kind_of as kind_of_job
+from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Cluster, Job, Run
 
 MOST_IO_THREADS = 8
@@ -39,33 +39,33 @@ def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.en
         return run.device
     if cluster.gpus:
         return "cuda"
-    return "cuda" if kind_of(cluster, environment).traits.gives_gpus(run, environment) else "cpu"
+    return "cuda" if cluster_kind_of(cluster, environment).traits.gives_gpus(run, environment) else "cpu"
 
 
 def is_here(cluster: Cluster) -> bool:
     """Return True where the workers are processes of this machine, which share its cores and memory."""
-    return kind_of(cluster).traits.is_here
+    return cluster_kind_of(cluster).traits.is_here
 
 
 def cluster_for(requested: Cluster, device: str) -> Cluster:
     """Return the cluster of a job on this device: GPUs that were not asked for and would be idle are left alone."""
     spoken_for = requested.kind != AUTO or requested.gpus or os.environ.get(VARIABLE, AUTO) != AUTO
-    if device != "cpu" or spoken_for or not kind_of(requested).traits.has_worker_per_gpu:
+    if device != "cpu" or spoken_for or not cluster_kind_of(requested).traits.has_worker_per_gpu:
         return requested
     return replace(requested, kind=DEFAULT)
 
 
 def note_of_cluster(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
     """Return notes on GPUs that the job cannot use, and on CPUs that it leaves idle or does not ask for."""
-    return _note_of_gpus(job, cluster, device) + kind_of(cluster).traits.notes(cluster)
+    return _note_of_gpus(job, cluster, device) + cluster_kind_of(cluster).traits.notes(cluster)
 
 
 def _note_of_gpus(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
     if cluster != job.cluster:
         return ("GPUs are left alone: nothing of this job computes on them",)
-    one_for_each = kind_of(cluster).traits.has_worker_per_gpu
+    one_for_each = cluster_kind_of(cluster).traits.has_worker_per_gpu
     if device != "cpu":
-        on_cpu = kind_of_job(job).on_cpu
+        on_cpu = kind_of(job).on_cpu
         if not (one_for_each and on_cpu):
             return ()
         return (
@@ -106,7 +106,7 @@ def check_device(run: Run, cluster: Cluster, device: str) -> None:
     if device == "cpu" or not is_here(cluster):
         return
     gpus = gpus_here()
-    if kind_of(cluster).traits.has_worker_per_gpu:
+    if cluster_kind_of(cluster).traits.has_worker_per_gpu:
         chosen(cluster, gpus)
     if not gpus.names:
         raise ConfigError(

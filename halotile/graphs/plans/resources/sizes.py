@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.graphs.kinds.sections import Auto, Output, Size
+from halotile.graphs.kinds.sections import Output, Size
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from halotile.storage.arrays import Source
 from halotile.storage.axes import choose_axes
 from halotile.storage.sharded.output import Layout
+from halotile.tasks.options import Auto
 from halotile.tasks.roles import Roles
 
 CHUNK = {1: 65536, 2: 256, 3: 64}

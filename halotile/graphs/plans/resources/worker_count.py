@@ -10,11 +10,12 @@ from typing import NamedTuple, TypeVar
 
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.detection.batch_cores import slots_here
-from halotile.graphs.clusters.detection.cluster_kind import kind_of
+from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.detection.gpus import chosen
-from halotile.graphs.kinds.sections import Auto, Cluster, Job, Run, parse_bytes
+from halotile.graphs.kinds.sections import Cluster, Job, Run, parse_bytes
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, machine_bytes, workers_that_fit
+from halotile.tasks.options import Auto
 
 USUAL = 2
 """Number of workers where a cluster gives as many as are asked for."""
@@ -53,7 +54,7 @@ def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str
     >>> workers_of(Run(), Cluster(kind="slurm"), "cpu")
     Count(workers=2, why='as many as are asked for: run.workers')
     """
-    traits = kind_of(cluster, environment).traits
+    traits = cluster_kind_of(cluster, environment).traits
     if traits.has_worker_per_gpu:
         return Count(len(chosen(cluster)), "one for each GPU")
     if isinstance(run.workers, int):
@@ -132,4 +133,4 @@ def check_allocation(run: Run, cluster: Cluster, environment: Mapping[str, str] 
     MemoryRefused
         With the figures, and what to write instead.
     """
-    kind_of(cluster, environment).traits.check_memory(run, environment)
+    cluster_kind_of(cluster, environment).traits.check_memory(run, environment)

@@ -40,7 +40,7 @@ class CodeEnded(ConfigError):
     """The code that was tried ended its process."""
 
 
-class Tried(NamedTuple):
+class DenoiserTrial(NamedTuple):
     """Results of the trial of a denoiser."""
 
     code: Mapping[str, str]
@@ -62,7 +62,7 @@ def tried(
     *,
     run: Run,
     report: Report,
-) -> Tried:
+) -> DenoiserTrial:
     """Check a denoiser, and try what it does not declare; a user's own network in a process with a worker's memory.
 
     Parameters
@@ -188,10 +188,10 @@ def _try_code(
     probed: list[int] | None,
     *,
     is_new: bool,
-) -> Tried:
+) -> DenoiserTrial:
     code = denoiser.check()
     if not denoiser.tried_apart:
-        return Tried(code, _find_reach(denoiser, tile, image, probed, code, is_new))
+        return DenoiserTrial(code, _find_reach(denoiser, tile, image, probed, code, is_new))
     # What is imported only while it runs is not in the key: no result is stored for it.
     loaded = loaded_code()
     origin = build_digest(denoiser, code, tile.depth, tile.seams, image, probed, is_new)
@@ -208,7 +208,7 @@ def _try_code(
             write_cached(origin, found)
     if "refusal" in found:
         raise ConfigError(found["refusal"])
-    return Tried(code, Reach.from_json(found["reach"]))
+    return DenoiserTrial(code, Reach.from_json(found["reach"]))
 
 
 def _is_verdict(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from halotile.errors import HalotileError
-from halotile.graphs.clusters.detection.cluster_kind import kind_of
+from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.detection.gpus import chosen, gpus_here
 from halotile.graphs.kinds.sections import Tile, TiledJob
 from halotile.graphs.plans.resources.sizes import Geometry, candidate_tiles, fit_tile
@@ -246,7 +246,7 @@ def tuned_for(job: TiledJob, task: DenoiseTask, geometry: Geometry, *, compare: 
         gpus = gpus_here()
         if not gpus.names:
             raise NotTried(f"there is no GPU here to try them on ({gpus.why_none})")
-        if kind_of(job.cluster).traits.has_worker_per_gpu:
+        if cluster_kind_of(job.cluster).traits.has_worker_per_gpu:
             environment["CUDA_VISIBLE_DEVICES"] = chosen(job.cluster, gpus)[0]
     return _in_a_process_of_its_own(job, task, _request(job, task, geometry, compare), environment)
 
@@ -259,7 +259,7 @@ def _request(job: TiledJob, task: DenoiseTask, geometry: Geometry, compare: bool
         tiles=tuple(dict.fromkeys(fit_tile(geometry, size, task.grid.block) for size in sizes)),
         batch=None if job.tile.batch == "auto" else job.tile.batch,
         # Workers of one machine that are not assigned a GPU each all use the first.
-        sharing=job.run.count if kind_of(job.cluster).traits.gpus == "shared" else 1,
+        sharing=job.run.count if cluster_kind_of(job.cluster).traits.gpus == "shared" else 1,
         layouts=job.tile.channels_last == "auto" and _has_layouts(task, geometry),
         compare=compare,
     )

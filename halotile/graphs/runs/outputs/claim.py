@@ -22,7 +22,7 @@ from halotile.graphs.plans.identity import differences, identity_words, may_be_s
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.outputs.held_output import HeldOutput, HeldOutputs, repair_command
 from halotile.graphs.runs.outputs.replacing import (
-    Slot,
+    OutputSlot,
     check_new,
     check_output,
     check_pixels,
@@ -104,7 +104,7 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
         yield HeldOutputs(plan, tuple(opened))
 
 
-def _with_workers(slots: tuple[Slot, ...]) -> list[RunDirectory]:
+def _with_workers(slots: tuple[OutputSlot, ...]) -> list[RunDirectory]:
     """Return the directories of runs whose workers may still write one of these outputs."""
     directories = {slot.directory.path for slot in slots} | {slot.directory.of_run().path for slot in slots}
     return [RunDirectory(path) for path in sorted(directories) if path.is_dir()]
@@ -140,7 +140,7 @@ def look(plan: Plan) -> int:
     return _done_blocks(slots)
 
 
-def _open(slots: tuple[Slot, ...]) -> list[Journal]:
+def _open(slots: tuple[OutputSlot, ...]) -> list[Journal]:
     first = slots[0].directory
     first.clear_stop()
     BatchFiles(first).clear_end()
@@ -155,7 +155,7 @@ def _open(slots: tuple[Slot, ...]) -> list[Journal]:
     ]
 
 
-def _resumable(slots: tuple[Slot, ...]) -> bool:
+def _resumable(slots: tuple[OutputSlot, ...]) -> bool:
     """Return True where the directories hold this very job, with its outputs as they were left."""
     plan, first = slots[0].plan, slots[0].directory
     if plan.fresh:
@@ -184,13 +184,13 @@ def _resumable(slots: tuple[Slot, ...]) -> bool:
     return True
 
 
-def _done_blocks(slots: tuple[Slot, ...]) -> int:
+def _done_blocks(slots: tuple[OutputSlot, ...]) -> int:
     """Return the number of blocks of all outputs that are done."""
     paths = (slot.directory.journal_path for slot in slots)
     return sum(len(Journal.open_any(path).done) for path in paths if path.exists())
 
 
-def _check_nothing_done(slot: Slot, done: int) -> None:
+def _check_nothing_done(slot: OutputSlot, done: int) -> None:
     """Refuse to start over, unasked, where blocks were done before the output disappeared: it may come back.
 
     Raises
@@ -206,7 +206,7 @@ def _check_nothing_done(slot: Slot, done: int) -> None:
         )
 
 
-def _is_journal_of(slot: Slot) -> bool:
+def _is_journal_of(slot: OutputSlot) -> bool:
     """Return True where a journal that has lost its plan is this job's; a journal without a block has no owner.
 
     Raises
@@ -297,7 +297,7 @@ def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
         )
 
 
-def _start_over(slots: tuple[Slot, ...]) -> None:
+def _start_over(slots: tuple[OutputSlot, ...]) -> None:
     """Create empty outputs and empty journals.
 
     The job is written first: it claims the output, so that a run interrupted in here may begin again. The plan

@@ -27,7 +27,7 @@ HOW = ("version", "run", "cluster", "allow_import", "import_folder")
 
 
 @dataclass(frozen=True)
-class Slot:
+class OutputSlot:
     """One output of a plan with the run directory beside it.
 
     The directory of the first output keeps the run; those of others keep their journals, and point to it.
@@ -65,14 +65,15 @@ def journal_fingerprint(fingerprint: str, place: int) -> str:
     return f"{fingerprint}-{place}" if place else fingerprint
 
 
-def slots_of(plan: Plan) -> tuple[Slot, ...]:
+def slots_of(plan: Plan) -> tuple[OutputSlot, ...]:
     first = RunDirectory(plan.run_directory)
     return tuple(
-        Slot(plan, output, RunDirectory(run_directory_of(output.path)), first) for output in plan.outputs
+        OutputSlot(plan, output, RunDirectory(run_directory_of(output.path)), first)
+        for output in plan.outputs
     )
 
 
-def check_output(slot: Slot) -> None:
+def check_output(slot: OutputSlot) -> None:
     """Refuse an output that this job may not create or replace, and one that contains files that the job reads."""
     if not slot.directory.claims_output():
         check_new(slot)
@@ -87,13 +88,13 @@ def check_output(slot: Slot) -> None:
             )
 
 
-def check_new(slot: Slot) -> None:
+def check_new(slot: OutputSlot) -> None:
     """Refuse a place that no run has claimed, where an output cannot be made."""
     output = slot.output
     check_place(str(slot.path), overwrite=output.overwrite, key=output.key, remedy=slot.plan.kind.to_replace)
 
 
-def check_replaceable(slot: Slot) -> None:
+def check_replaceable(slot: OutputSlot) -> None:
     """Refuse to start over without permission where that discards a result or data of other jobs.
 
     Raises
@@ -122,7 +123,7 @@ def check_replaceable(slot: Slot) -> None:
         )
 
 
-def _existing_layout(slot: Slot) -> Layout:
+def _existing_layout(slot: OutputSlot) -> Layout:
     """Return the layout that the run there wrote, whose sizes may have been decided differently."""
     if written := _existing_output(slot):
         return written[0]
@@ -134,14 +135,14 @@ def _existing_layout(slot: Slot) -> Layout:
     return layout
 
 
-def _existing_output(slot: Slot) -> tuple[Layout, Grid] | None:
+def _existing_output(slot: OutputSlot) -> tuple[Layout, Grid] | None:
     """Return layout and blocks of an output from the run directory; None where it does not have them."""
     stored_plan, number = slot.first.read_valid_plan(), slot.plan.outputs.index(slot.output)
     written = written_of(stored_plan) if stored_plan else []
     return written[number] if number < len(written) else None
 
 
-def check_pixels(slot: Slot) -> None:
+def check_pixels(slot: OutputSlot) -> None:
     """Refuse to discard another result that replaced the run's own.
 
     Raises
@@ -164,7 +165,7 @@ def check_pixels(slot: Slot) -> None:
         raise OutputRefused(f"{slot.path} is not what the run wrote there: {difference}. {REPLACE}")
 
 
-def _is_own(slot: Slot) -> bool:
+def _is_own(slot: OutputSlot) -> bool:
     """Return True where the run there had the same job as this one, apart from how it is computed."""
     plan = slot.plan
     if not slot.is_of_this_run:

@@ -13,7 +13,7 @@ from distributed import KilledWorker
 
 from halotile.errors import ConfigError, InputUnreadable, Stopped, WeightsError
 from halotile.graphs.amounts import counted
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.kinds.base import OutputArray, Pass
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, workers_of
@@ -88,12 +88,12 @@ class BlockPass:
         """Return the number of blocks that are neither done nor given up."""
         return len(self.task.grid) - len(self.journal.done) - len(self.bad)
 
-    def through(self, cluster: Cluster, *, preparing: str = "start") -> None:
+    def through(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Process the remaining blocks on a cluster, until none is left or the disk is full.
 
         Parameters
         ----------
-        cluster : Cluster
+        cluster : RunningCluster
             Running workers.
         preparing : str
             Name in reports of the time in which workers load the job.
@@ -134,7 +134,7 @@ class BlockPass:
         """Return the progress of the run."""
         return self.status.progress(phase, done=len(self.journal.done), failed=len(self.bad))
 
-    def _show(self, cluster: Cluster) -> None:
+    def _show(self, cluster: RunningCluster) -> None:
         """Restart the dashboard's page with this pass."""
         done = self.journal.done
         total = len(self.task.grid)
@@ -143,7 +143,7 @@ class BlockPass:
             self.task.grid, done=done, quarantined=self.bad, phase=self.phase, title=self.wanted.title
         )
 
-    def _pass_through(self, cluster: Cluster, token: str) -> None:
+    def _pass_through(self, cluster: RunningCluster, token: str) -> None:
         least = 4 if self.task.overlap else 1
         grouping = Grouping(
             cluster.workers,
@@ -178,7 +178,7 @@ class BlockPass:
             self.untidy |= stream.lost > 0
             stream.abandon()
 
-    def _check_workers(self, cluster: Cluster, stream: Stream) -> None:
+    def _check_workers(self, cluster: RunningCluster, stream: Stream) -> None:
         """Check for workers: where all are lost, others may be queued, and the blocks are not the cause."""
         if (missing := cluster.missing()) is not None:
             cluster.check()

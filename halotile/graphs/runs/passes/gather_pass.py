@@ -7,7 +7,7 @@ import shutil
 from dask import delayed
 
 from halotile.errors import Stopped
-from halotile.graphs.clusters.base import Cluster
+from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.kinds.base import Gather
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.futures import results
@@ -68,7 +68,7 @@ class GatherPass:
                 self.signals.name,
             )
 
-    def through(self, cluster: Cluster, *, preparing: str = "start") -> None:
+    def through(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Compute the sum on a cluster.
 
         Raises
@@ -104,7 +104,7 @@ class GatherPass:
         self.context.outputs.check()
         self.status.count_memory(part.peak_memory_bytes)
 
-    def _results(self, cluster: Cluster) -> list[Part]:
+    def _results(self, cluster: RunningCluster) -> list[Part]:
         gather = self.wanted
         (total,) = plan_calls(gather.work, gather.terms, SPLIT_EVERY, cluster.workers, gather.read_bytes)
         write = delayed(gather.work.keep)(total, dask_key_name=f"write-{total.key}")

@@ -40,7 +40,7 @@ LARGE = 2**19
 BLOCK = 1024
 SINGLE = np.dtype(np.float32)
 """Dtype that the way of computing a convolution is chosen for."""
-Output = Literal["forward", "adjoint", "normal", "gradient", "misfit"]
+OutputName = Literal["forward", "adjoint", "normal", "gradient", "misfit"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class BlockCall:
     """
 
     operators: Packed
-    output: Output
+    output: OutputName
     image: Shape
     region: Region
     weights: tuple[float, ...] = ()
@@ -175,7 +175,7 @@ class LocalStack:
         """Shape of the image that has such measurements; None if there is none."""
         return find_image_shape(self.operators, [tuple(part.shape) for part in y], self._declared)
 
-    def lazy(self, output: Output, arrays: Sequence[Any], image: Shape) -> list[Any]:
+    def lazy(self, output: OutputName, arrays: Sequence[Any], image: Shape) -> list[Any]:
         """Return lazy results of lazy arrays: each block is computed once its windows are."""
         if output == "normal" and self._folded is not None:
             return self._folded.lazy("adjoint", arrays, image)
@@ -200,11 +200,11 @@ class LocalStack:
     def _linear(self, image: Shape) -> LinearMap:
         return LinearMap(partial(self._run, "forward", image), partial(self._run, "adjoint", image))
 
-    def _output_shapes(self, output: Output, image: Shape) -> list[Shape]:
+    def _output_shapes(self, output: OutputName, image: Shape) -> list[Shape]:
         return [o.measured(image) for o in self.operators] if output == "forward" else [image]
 
     def _run(
-        self, output: Output, image: Shape, tensors: list[torch.Tensor], weights: tuple[float, ...] = ()
+        self, output: OutputName, image: Shape, tensors: list[torch.Tensor], weights: tuple[float, ...] = ()
     ) -> list[torch.Tensor]:
         regions = blocks_of(image)
         shapes = self._output_shapes(output, image)
@@ -227,7 +227,7 @@ class LocalStack:
         return results
 
 
-def _phase(output: Output) -> str:
+def _phase(output: OutputName) -> str:
     return "forward" if output == "forward" else "adjoint"
 
 

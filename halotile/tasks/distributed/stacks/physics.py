@@ -14,7 +14,7 @@ from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.rewrite import rewrite
 from halotile.tasks.distributed.stacks.operators import Operators, pack_arguments
-from halotile.tasks.distributed.transport.calls import Call, Function, MethodCall, SensorCall
+from halotile.tasks.distributed.transport.calls import Call, MethodCall, PureFunction, SensorCall
 from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
 from halotile.tasks.distributed.transport.packing import Packed
 from halotile.tasks.distributed.transport.random_state import DrawSequence
@@ -315,7 +315,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
 def evaluate_reduced(
     engine: Engine,
     phase: str,
-    functions: Sequence[Function],
+    functions: Sequence[PureFunction],
     shared: Sequence[torch.Tensor],
     own: Sequence[torch.Tensor],
     reduction: str | None,

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
+from halotile.storage.rim import Array
 
 if TYPE_CHECKING:
     from halotile.tasks.distributed.stacks.blockwise import BlockCall
-
-Array = NDArray[Any]
 
 
 def wrapped_windows(region: Region, margin: int, shape: Sequence[int]) -> tuple[Region, ...]:

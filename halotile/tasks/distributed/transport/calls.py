@@ -19,7 +19,7 @@ FACTORY_CACHE = 1024
 Tensors = tuple[torch.Tensor | None, ...]
 
 
-class Function(Protocol):
+class PureFunction(Protocol):
     """A pure function of tensors; the objects it uses travel as ``Packed``."""
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
@@ -196,7 +196,7 @@ class Derivative:
 
     Parameters
     ----------
-    function : Function
+    function : PureFunction
         The function, which is evaluated again.
     wanted : tuple of bool
         For each input, True if its gradient is wanted.
@@ -204,7 +204,7 @@ class Derivative:
         For each value, True if it has a cotangent.
     """
 
-    function: Function
+    function: PureFunction
     wanted: tuple[bool, ...]
     given: tuple[bool, ...]
 
@@ -231,7 +231,7 @@ class Derivative:
         return tuple(gradients)
 
 
-def working_bytes(function: Function, sizes: Sequence[int]) -> int:
+def working_bytes(function: PureFunction, sizes: Sequence[int]) -> int:
     """Estimate the memory of a function of inputs of these sizes; 0 if it reads windows of them.
 
     An operator on whole images holds copies of image and measurement beside the mapped inputs. If only one of
@@ -253,7 +253,7 @@ class Call:
 
     Parameters
     ----------
-    function : Function
+    function : PureFunction
         The function.
     inputs : tuple of int
         Positions of its inputs in a list of tensors.
@@ -263,7 +263,7 @@ class Call:
         Number of the operator or tile, for messages. Totals are added up in the order of the calls.
     """
 
-    function: Function
+    function: PureFunction
     inputs: tuple[int, ...]
     slots: tuple[int, ...]
     number: int

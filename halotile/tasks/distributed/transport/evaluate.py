@@ -11,7 +11,7 @@ import torch
 from halotile.errors import WrongKind
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.transport.calls import Call, Derivative
-from halotile.tasks.distributed.transport.tensors import kind_of, to_array, to_tensor
+from halotile.tasks.distributed.transport.tensors import tensor_kind_of, to_array, to_tensor
 
 BACKWARD = "adjoint"
 """Phase of derivatives."""
@@ -43,7 +43,7 @@ class Batch:
 
     def values(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Compute the totals; None for slots that no value was added to."""
-        stored = [self.engine.put(to_array(tensor), kind_of(tensor)) for tensor in tensors]
+        stored = [self.engine.put(to_array(tensor), tensor_kind_of(tensor)) for tensor in tensors]
         try:
             results = self.engine.run(self.phase, self.calls, stored, self.what)
         finally:

@@ -18,7 +18,7 @@ import torch
 
 from halotile.errors import HalotileError, WrongKind
 from halotile.tasks.distributed.transport.loaded_objects import LoadedObject
-from halotile.tasks.distributed.transport.tensors import kind_of, to_array, to_tensor
+from halotile.tasks.distributed.transport.tensors import tensor_kind_of, to_array, to_tensor
 
 CACHE_BYTES = 2**30
 """Size of the objects that a process keeps loaded."""
@@ -174,7 +174,7 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         # A tensor that occurs twice, as where layers share weights, is loaded as one tensor.
         serial = self._serials.setdefault(id(value), len(self._serials))
         is_parameter = isinstance(value, torch.nn.Parameter)
-        return serial, name, kind_of(value), is_parameter, bool(value.requires_grad)
+        return serial, name, tensor_kind_of(value), is_parameter, bool(value.requires_grad)
 
 
 class _Reader(pickle.Unpickler):

@@ -7,12 +7,10 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from halotile.storage.rim import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,12 +60,12 @@ def check_tensor(name: str, value: Any) -> None:
         )
 
 
-def kind_of(tensor: torch.Tensor) -> str:
+def tensor_kind_of(tensor: torch.Tensor) -> str:
     """Name of a tensor's dtype.
 
     Examples
     --------
-    >>> kind_of(torch.ones(1))
+    >>> tensor_kind_of(torch.ones(1))
     'float32'
     """
     return str(tensor.dtype).removeprefix("torch.")

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from halotile.errors import InputError, TaskFailed
-from halotile.tasks.distributed.transport.calls import Call, Derivative, Function
-from halotile.tasks.distributed.transport.stored import Array, Stored, store
+from halotile.storage.rim import Array
+from halotile.tasks.distributed.transport.calls import Call, Derivative, PureFunction
+from halotile.tasks.distributed.transport.stored import Stored, store
 from halotile.tasks.distributed.transport.tensors import (
     check_tensor,
-    kind_of,
     promoted_kind,
+    tensor_kind_of,
     to_array,
     to_tensor,
 )
@@ -37,7 +38,7 @@ class PartialSums:
 
 
 @dataclass(frozen=True)
-class Work:
+class CallBatch:
     """Calls with their common inputs and settings; pickles to a few kilobytes.
 
     Parameters
@@ -129,7 +130,7 @@ class Work:
             for value in values:
                 _check_value(call.function, value)
             return {
-                slot: (to_array(value), kind_of(value))
+                slot: (to_array(value), tensor_kind_of(value))
                 for slot, value in zip(call.slots, values, strict=True)
                 if value is not None
             }
@@ -144,7 +145,7 @@ def _task_failure(task: str, error: Exception) -> TaskFailed:
     return failed
 
 
-def _check_value(function: Function, value: Any) -> None:
+def _check_value(function: PureFunction, value: Any) -> None:
     """Refuse a value that is not a tensor; a derivative may be None."""
     if value is not None or not isinstance(function, Derivative):
         check_tensor(getattr(function, "name", "the function"), value)
@@ -164,7 +165,7 @@ def _sum(left: Array, right: Array, in_double: bool) -> Array:
     return total
 
 
-def call_on_arrays(function: Function, place: int, *arrays: Array) -> Array:
+def call_on_arrays(function: PureFunction, place: int, *arrays: Array) -> Array:
     """Return one value of a function of arrays."""
     with torch.no_grad():
         value = function(*(to_tensor(np.array(array)) for array in arrays))[place]
@@ -173,7 +174,7 @@ def call_on_arrays(function: Function, place: int, *arrays: Array) -> Array:
     return to_array(value)
 
 
-def run_named_task(task: str, function: Function, place: int, *arrays: Array) -> Array:
+def run_named_task(task: str, function: PureFunction, place: int, *arrays: Array) -> Array:
     """Return one value of a function of arrays, on a worker.
 
     Raises

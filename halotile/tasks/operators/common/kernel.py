@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable, Rim, read_window, source_positions
 from halotile.tasks.convolution.correlate import correlate
-from halotile.tasks.convolution.overlap_save import Engine, correlate_cells, snapped
+from halotile.tasks.convolution.overlap_save import EngineName, correlate_cells, snapped
 from halotile.tasks.operators.base import Computed, Shape
 
 FOLDING = ("reflect", "mirror", "nearest")
@@ -79,7 +79,7 @@ class Seen(Computed):
     kernels: NDArray[Any]
     """Shape (1, rows, columns), or one kernel for each plane along the axis before y."""
     frames: Frames
-    engine: Engine = "direct"
+    engine: EngineName = "direct"
     """``fft`` only with a step of 1."""
     fixed_cells: bool = True
     """True if the cells of ``fft`` have fixed places. If not, the region that is read is cut into cells: less is computed, and
@@ -111,7 +111,7 @@ class Spread(Computed):
 
     kernels: NDArray[Any]
     frames: Frames
-    engine: Engine = "direct"
+    engine: EngineName = "direct"
 
     @property
     def shape(self) -> Shape:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halotile.storage.grid import Region
+from halotile.storage.rim import Array
 from halotile.tasks.operators.base import Shape
 from halotile.tasks.operators.common.physics import REFUSALS
 
@@ -19,12 +18,11 @@ FAINT = 1e-6
 SAME = 1e-5
 """Allowed difference between a window and the whole, relative to the largest value."""
 
-Array = NDArray[Any]
-Map = Callable[[Array], Array]
+ArrayMap = Callable[[Array], Array]
 """Takes an image and returns a measurement of the same shape."""
 
 
-def find_reach(forward: Map, adjoint: Map, channels: int) -> int | None:
+def find_reach(forward: ArrayMap, adjoint: ArrayMap, channels: int) -> int | None:
     """The reach of forward and adjoint; None for a map that needs the whole image, or varies over the image.
 
     Impulses in the middle, at edges and in corners give the reach; then windows computed by themselves are compared with
@@ -49,7 +47,7 @@ def find_reach(forward: Map, adjoint: Map, channels: int) -> int | None:
     return None
 
 
-def agrees(forward: Map, adjoint: Map, reach: int, shape: Shape) -> bool:
+def agrees(forward: ArrayMap, adjoint: ArrayMap, reach: int, shape: Shape) -> bool:
     """Return whether windows with a margin of the reach have the values of the whole image."""
     image = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     for operation, margin in ((forward, reach), (adjoint, 2 * reach)):
@@ -70,7 +68,7 @@ def widened(region: Region, margin: int, shape: Shape) -> Region:
     return Region((*grown.start[:-3], 0, *grown.start[-2:]), (*grown.stop[:-3], shape[-3], *grown.stop[-2:]))
 
 
-def _spread(operation: Map, shape: Shape) -> int:
+def _spread(operation: ArrayMap, shape: Shape) -> int:
     """The largest distance to which an impulse spreads; the search ends at one that is too large."""
     far = 0
     for place in _places(shape[-1]):

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, MissingPackage
+from halotile.storage.rim import Array
 from halotile.tasks.operators.base import Shape, working_dtype
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ ADJOINT_TOLERANCE = 1e-5
 
 REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 """Exceptions of a physics for an image that it does not accept."""
-
-Array = NDArray[Any]
 
 
 class Physics:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.graphs.solvers.base import Map, Problem, SolverBase, Staged, State, Step, Vectors, advanced
+from halotile.graphs.solvers.base import Map, Problem, ReadVector, SolverBase, Staged, State, Step, advanced
 from halotile.storage.rim import Readable
 from halotile.tasks.contributions import Contributions, Wants
 from halotile.tasks.operators.base import engines_of, with_engine
@@ -162,7 +162,7 @@ class Backprojection(SolverBase):
     name: ClassVar[str] = "adjoint"
     vectors: ClassVar[Mapping[str, int]] = {"b": 2}
 
-    def step(self, problem: Problem, state: State, read: Vectors) -> Step:
+    def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return minus the gradient at 0."""
         return Step({"b": Total((problem.gradient(problem.start),), (-1.0,))})
 

@@ -11,7 +11,7 @@ from halotile.graphs.plans.choices import describe_options
 from halotile.graphs.plans.cutting import grid_of, rim_of, tiling_of
 from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.resources.sizes import Geometry
-from halotile.graphs.plans.trials.denoiser_trials import Tried, tried
+from halotile.graphs.plans.trials.denoiser_trials import DenoiserTrial, tried
 from halotile.graphs.plans.trials.gpu_trials import channels_last_of
 from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.graphs.waiting import Report
@@ -30,10 +30,10 @@ def tried_prior(
     image: tuple[int, ...],
     previous: Mapping[str, Any] | None,
     report: Report,
-) -> Tried:
+) -> DenoiserTrial:
     """Return the digests of the user's code in the prior, and its reach."""
     if denoiser is None:
-        return Tried({}, Reach(((0, 0),) * len(image), 1, "no denoiser"))
+        return DenoiserTrial({}, Reach(((0, 0),) * len(image), 1, "no denoiser"))
     return tried(denoiser, job.tile, image, previous, run=job.run, report=report)
 
 

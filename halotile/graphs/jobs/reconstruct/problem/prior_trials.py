@@ -21,7 +21,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutImage:
     """An image cut into blocks.
 
     Parameters
@@ -39,12 +39,14 @@ class Cut:
     form: Form
 
 
-def denoising_of(cut: Cut, layout: Layout, images: Iterable[Readable], output: Path) -> DenoiseTask | None:
+def denoising_of(
+    cut: CutImage, layout: Layout, images: Iterable[Readable], output: Path
+) -> DenoiseTask | None:
     """Return the denoising of a prior on a block, region by region, as a task; None where it denoises nothing.
 
     Parameters
     ----------
-    cut : Cut
+    cut : CutImage
         The blocks and the prior.
     layout : Layout
         Layout of the solver's images.
@@ -76,7 +78,7 @@ def denoising_of(cut: Cut, layout: Layout, images: Iterable[Readable], output: P
     )
 
 
-def _grid(denoised: Denoised, cut: Cut, layout: Layout) -> Grid:
+def _grid(denoised: Denoised, cut: CutImage, layout: Layout) -> Grid:
     """Return the regions requested at once: a block or a shard, with the margin of later iterations of a pass."""
     form, grid, spatial = cut.form, denoised.grid, denoised.roles.spatial
     edges = layout.shard if form.by_shard else grid.block

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
-from halotile.graphs.kinds.sections import Auto
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
+from halotile.tasks.options import Auto
 from halotile.tasks.priors.base import Prior
 from halotile.tasks.step import View
 
