@@ -63,11 +63,9 @@ class NamedPart:
 
     def written(self, declared: type) -> type:
         """Return the dataclass of the keys beside the name."""
-        if self.is_nested:
-            from halotile.graphs.rules.written_options import as_written
+        from halotile.graphs.rules.written_options import as_written, written_form
 
-            return as_written(declared)
-        return self.choice.written(declared)
+        return as_written(declared) if self.is_nested else written_form(self.choice, declared)
 
 
 def is_named(schema: Any) -> bool:

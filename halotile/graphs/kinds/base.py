@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Figures = Mapping[str, Any]
 """Figures of a plan by name, as ``plan --json`` shows them."""
+IterationRows = Sequence[Mapping[str, float]]
+"""Figures of each iteration, the first one first."""
 Row = tuple[str, str]
 """A label and a value, as a table shows them; an empty label continues the row before."""
 Check = Callable[[Any], str | None]

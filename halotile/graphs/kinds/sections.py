@@ -199,13 +199,6 @@ class NamedChoice:
     options: Mapping[str, Any]
 
     @classmethod
-    def written(cls, declared: type) -> type:
-        """Return the dataclass of the keys beside the name, from the class that the name refers to."""
-        from halotile.graphs.rules.written_options import as_written
-
-        return as_written(declared, cls) if cls.differs else declared  # type: ignore[arg-type]  # a class is hashable
-
-    @classmethod
     def own_keys(cls) -> set[str]:
         """Return the keys that every name has."""
         return {own.name for own in fields(cls)} - {"name", "options"}  # type: ignore[arg-type]  # is a dataclass

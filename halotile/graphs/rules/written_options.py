@@ -62,6 +62,11 @@ def _kind_of(hint: Any) -> WrittenAs | None:
     return None
 
 
+def written_form(choice: type[NamedChoice], declared: type) -> type:
+    """Return the dataclass of the keys beside the name of a choice, from the class that the name refers to."""
+    return as_written(declared, choice) if choice.differs else declared  # type: ignore[arg-type]  # it is hashable
+
+
 @functools.cache
 def as_written(declared: type, own: type | None = None) -> type:
     """Return the dataclass of a choice in a job file: the keys of ``own`` except its name, then the options of the class.

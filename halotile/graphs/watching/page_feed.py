@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distributed import Client
 
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.kinds.base import IterationRows
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.watching.board import DONE, QUARANTINED, RETRIED, Board
 from halotile.graphs.watching.page import ADDRESS, CLIENT, TOPIC, JobPage
@@ -51,9 +52,6 @@ PROGRESS = (
     "eta_seconds",
 )
 """Status fields sent to the page. The owner and the paths of a run are not among them."""
-
-IterationRows = Sequence[Mapping[str, float]]
-"""Figures of each iteration, the first one first."""
 
 
 class Watch:

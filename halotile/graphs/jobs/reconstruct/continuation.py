@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from halotile.errors import ResumeRefused
 from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.reconstruct.job import SolverChoice
-from halotile.graphs.watching.page_feed import IterationRows
+from halotile.graphs.kinds.base import IterationRows
 from halotile.storage.run_directory.checkpoints import Checkpoint
 from halotile.storage.run_directory.directory import RunDirectory
 

@@ -110,7 +110,7 @@ class _Opened:
     """An image of zeros, with the shape and type of the result."""
     prior: Prior
     denoiser: Denoiser | None
-    """That of the prior."""
+    """Denoiser of the prior."""
     notes: tuple[str, ...]
 
     @property
