@@ -22,6 +22,7 @@ from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.median import Median
 from halotile.tasks.operators.base import Operator
+from halotile.tasks.operators.shift import Shift
 from halotile.tasks.options import job_key, option_fields
 
 WrittenAs = Literal["array", "image", "operators", "denoiser"]
@@ -157,6 +158,6 @@ def _trial_value(value: Any, kind: WrittenAs | None) -> Any:
     return {
         "array": np.ones((1, 1)),
         "image": Constant((1, 1), np.dtype("float32")),
-        "operators": (),
+        "operators": tuple(Shift(shift=(0, 0)) for _ in value) if kind == "operators" else (),
         "denoiser": Median(size=3),
     }[kind]

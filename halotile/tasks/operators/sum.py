@@ -60,6 +60,10 @@ class WeightedSum:
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
+        if len(self.weights) != len(self.operators):
+            raise ConfigError(
+                f"weights has length {len(self.weights)}, and there are {len(self.operators)} operators: write one for each."
+            )
         if not all(map(math.isfinite, self.weights)):
             raise ConfigError(
                 f"weights is {list(self.weights)}: NaN and infinity are not allowed. Write finite numbers."

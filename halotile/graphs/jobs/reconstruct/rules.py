@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import HalotileError
-from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice, SolverChoice
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.sections import Output, Run, Tile
@@ -214,24 +213,6 @@ def _exact_engines(operators: tuple[OperatorChoice, ...], exact: bool) -> Faults
             )
 
 
-def _one_weight_each(operators: tuple[OperatorChoice, ...]) -> Faults:
-    for number, choice in enumerate(operators):
-        yield from _weights_in(choice.name, choice.options, ("operators", number))
-
-
-def _weights_in(name: str, options: Mapping[str, Any], position: tuple[str | int, ...]) -> Faults:
-    """Yield the weights of a sum, and of sums inside it."""
-    parts, weights = options.get("operators", ()), options.get("weights", ())
-    if name == "sum" and isinstance(weights, list | tuple) and len(parts) != len(weights):
-        yield (
-            (*position, "weights"),
-            f"has {counted(len(weights), 'number')} for {counted(len(parts), 'operator')}; write one for each",
-        )
-    for number, part in enumerate(parts):
-        if isinstance(part, Mapping):
-            yield from _weights_in(part.get("name", ""), part, (*position, "operators", number))
-
-
 def _every_block(run: Run) -> Faults:
     """Yield settings of a run that have no meaning for a solver."""
     if run.on_bad_block != "fail":
@@ -251,7 +232,7 @@ def _planes(tile: Tile) -> Faults:
         yield ("tile", "axes"), f"{shown(tile.axes)}, and operators work on planes; write yx, or leave it out"
 
 
-OPERATOR_RULES = (_some_operator, _one_weight_each, _exact_engines)
+OPERATOR_RULES = (_some_operator, _exact_engines)
 
 RULES = (
     *OPERATOR_RULES,
