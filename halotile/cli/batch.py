@@ -78,10 +78,10 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
         When a run would be refused.
     """
     from halotile.graphs.plans.make import make_plan
-    from halotile.graphs.plans.plan import run_directory_of
     from halotile.graphs.runs.outputs.claim import look
     from halotile.graphs.submission.attend import Submission, check_not_waiting
     from halotile.graphs.submission.script import batch_script, check_walltime, notice_seconds
+    from halotile.storage.run_directory.directory import RunDirectory
 
     if not job.cluster.tls:
         raise ConfigError("cluster.tls is false, and a batch job may have several machines: leave it out.")
@@ -91,7 +91,7 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
             "slurm, or start it with `recon-cli run`."
         )
     check_walltime(job.cluster)
-    run = RunDirectory(run_directory_of(job.place).absolute())
+    run = RunDirectory.beside(os.path.abspath(job.place))
     if "\\" in str(run.path):
         raise ConfigError(
             f"output.path is {job.place}, and Slurm drops the backslash from the names of its logs. Write a path without."

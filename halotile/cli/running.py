@@ -48,9 +48,9 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
 
     if is_other_copy(job.cluster):
         from halotile.graphs.clusters.ranks import serve
-        from halotile.graphs.plans.plan import run_directory_of
+        from halotile.storage.run_directory.directory import RunDirectory
 
-        serve(run_directory_of(job.place))
+        serve(RunDirectory.beside(job.place).path)
         return
     with _among_copies(job):
         report_line = no_report if quiet else complain

@@ -118,7 +118,7 @@ def find_run(path: Path) -> Path:
     ConfigError
         When there has been no run.
     """
-    for directory in (path, run_beside(path)):
+    for directory in (path, RunDirectory.beside(os.path.abspath(path)).path):
         run = RunDirectory(directory)
         check_access(directory)
         if any(path.is_file() for path in (run.job_path, run.status_path, run.path / BATCH)):
@@ -130,15 +130,9 @@ def find_run(path: Path) -> Path:
     )
 
 
-def run_beside(output: Path) -> Path:
-    """Return the path of the run directory of an output, whether or not it exists."""
-    absolute = Path(os.path.abspath(output))
-    return absolute.parent / f"{absolute.name}.run"
-
-
 def run_of(output: Path) -> Path:
     """Return the directory that keeps the run of an output, which may be a further output of it."""
-    return RunDirectory(run_beside(output)).of_run().path
+    return RunDirectory.beside(os.path.abspath(output)).of_run().path
 
 
 def output_of(path: Path) -> Path:

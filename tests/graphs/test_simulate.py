@@ -32,7 +32,7 @@ from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.jobs.simulate.passes import SimulateWork
 from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan, run_directory_of
+from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
@@ -93,7 +93,7 @@ def state_of(folder: Path) -> str:
 
 def done_of(plan: Plan) -> list[int]:
     """How many blocks of each measurement are done."""
-    paths = [RunDirectory(run_directory_of(output.path)).journal_path for output in plan.outputs]
+    paths = [RunDirectory.beside(output.path).journal_path for output in plan.outputs]
     return [len(Journal.open_any(path).done) for path in paths]
 
 

@@ -26,7 +26,7 @@ from halotile.graphs.plans.cutting import blocks_for
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_paths
-from halotile.graphs.plans.plan import Need, Plan, Resources, run_directory_of
+from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from halotile.graphs.plans.resources.sizes import Geometry, block_unit, layout_like
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
@@ -153,7 +153,7 @@ class DeviationWork:
     def scratch(self) -> Vectors:
         """The squares, stored between two passes."""
         layout = Layout.from_json(self.deviation.layout.to_json() | {"dtype": "float64"})
-        state = RunDirectory(run_directory_of(self.deviation.path)).state_path
+        state = RunDirectory.beside(self.deviation.path).state_path
         return Vectors(state / "squares", layout, {"squares": 1})
 
     def is_outdated(self, directory: RunDirectory) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.cli.config.loading import NO_FLAGS, Flags, load_saved_job
-from halotile.cli.status import run_beside, run_of
+from halotile.cli.status import run_of
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.sections import Job
 from halotile.storage.run_directory.directory import RunDirectory
@@ -25,7 +25,7 @@ def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> Job:
     """
     run = RunDirectory(directory)
     job = load_saved_job(run.job_path, flags, has_begun=run.read_valid_plan() is not None)
-    belongs = run_beside(Path(job.place))
+    belongs = RunDirectory.beside(os.path.abspath(job.place)).path
     if os.path.realpath(belongs) == os.path.realpath(directory):
         return job
     output = _output_beside(directory)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from halotile.errors import DamagedData, InputError, OutputRefused, ResumeRefused
 from halotile.graphs.amounts import counted
-from halotile.graphs.plans.plan import run_directory_of
 from halotile.storage.arrays import Source
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
@@ -35,10 +34,7 @@ def check_whole(path: str) -> None:
         With the progress of that run, and how to resume it.
     """
     for output in (Path(path), Path(path).parent):  # the input may be a level of an OME-Zarr group
-        if (
-            not output.name
-            or not (directory := RunDirectory(run_directory_of(output))).journal_path.is_file()
-        ):
+        if not output.name or not (directory := RunDirectory.beside(output)).journal_path.is_file():
             continue
         with suppress(DamagedData, ResumeRefused):  # damaged or of another version: its state is unknown
             journal = Journal.open_any(directory.journal_path)

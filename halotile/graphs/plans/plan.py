@@ -19,6 +19,7 @@ from halotile.graphs.plans.resources.memory import check_share
 from halotile.graphs.plans.resources.worker_count import Requested, check_allocation
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Grid
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import Layout
 
 
@@ -167,7 +168,7 @@ class Plan:
     @property
     def run_directory(self) -> Path:
         """The directory beside the first output."""
-        return run_directory_of(self.output)
+        return RunDirectory.beside(self.output).path
 
     @property
     def run(self) -> Run:
@@ -320,12 +321,6 @@ def check_inodes(needed: int, place: Path) -> None:
             f"the run makes {needed:,} files and folders, and {place} has room for {free:,} (`df -i`). Write a larger output.shard, or "
             "output.path on another disk."
         )
-
-
-def run_directory_of(output: str | Path) -> Path:
-    """Return the run directory beside an output: ``clean.zarr.run`` for ``clean.zarr``."""
-    path = Path(output)
-    return path.with_name(path.name + ".run")
 
 
 def existing_parent(path: Path) -> Path:

@@ -13,7 +13,7 @@ from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Cluster, Job
 from halotile.graphs.plans.denoisers import computed_by
 from halotile.graphs.plans.identity import differences, may_be_same
-from halotile.graphs.plans.plan import Earlier, existing_parent, run_directory_of
+from halotile.graphs.plans.plan import Earlier, existing_parent
 from halotile.graphs.plans.resources.devices import check_device, cluster_for, device_of, is_here
 from halotile.graphs.plans.resources.memory import machine_bytes
 from halotile.graphs.plans.resources.worker_count import Requested, with_workers
@@ -57,7 +57,7 @@ def begin(job: Job, request: PlanRequest) -> Begun:
     check_dots(job.place)
     output = Path(os.path.abspath(job.place))
     check_parents(output)
-    directory = RunDirectory(run_directory_of(output))
+    directory = RunDirectory.beside(output)
     previous = None if request.fresh else directory.read_valid_plan()
     kind = (previous or {}).get("job", job.kind)
     return Begun(output, directory, previous) if kind == job.kind else Begun(output, directory, None, kind)

@@ -12,7 +12,6 @@ from typing import Any
 from halotile.errors import DamagedData, OutputRefused
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import run_directory_of
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outputs.claim import check_same_job
 from halotile.graphs.runs.outputs.damage import damaged_blocks, written_of
@@ -76,7 +75,7 @@ def verify(
     path = Path(os.path.abspath(output))
     if not path.name or (path.exists() and not path.is_dir()):
         raise OutputRefused(f"{path} is no Zarr that a run wrote. Give the output.path of a job.")
-    directory = RunDirectory(run_directory_of(path)).of_run()
+    directory = RunDirectory.beside(path).of_run()
     directory.check_files()
     stored = _plan_of(directory)
     if stored is not None and path not in _paths_of(directory, stored):  # it belonged to a run that is gone
@@ -154,7 +153,7 @@ def _outputs(
     outputs, paths = [], _paths_of(directory, stored)
     for number, (layout, grid) in enumerate(written_of(stored)):
         path = paths[number]
-        beside = RunDirectory(run_directory_of(path))
+        beside = RunDirectory.beside(path)
         if not beside.journal_path.exists():
             raise OutputRefused(
                 f"{beside.journal_path} is not there: it keeps the blocks of {path} that are done. Put it back."

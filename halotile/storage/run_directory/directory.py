@@ -182,6 +182,12 @@ class RunDirectory:
             return os.path.normpath(self.path.parent / run) if isinstance(run, str) else None
         return None
 
+    @classmethod
+    def beside(cls, output: str | os.PathLike[str]) -> RunDirectory:
+        """Return the run directory beside an output: ``clean.zarr.run`` for ``clean.zarr``."""
+        path = Path(output)
+        return cls(path.parent / f"{path.name}.run")
+
     def of_run(self) -> RunDirectory:
         """Return the directory that keeps the run: this one, or that of the first output of its run."""
         first = self.read_primary()

@@ -12,7 +12,7 @@ from typing import Any
 
 from halotile.errors import DamagedData, HalotileError, OutputRefused
 from halotile.graphs.kinds.base import OutputArray
-from halotile.graphs.plans.plan import Plan, run_directory_of
+from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.outputs.damage import damaged_blocks, written_of
 from halotile.storage.disk.place import check_path, check_place
 from halotile.storage.grid import Grid
@@ -67,10 +67,7 @@ def journal_fingerprint(fingerprint: str, place: int) -> str:
 
 def slots_of(plan: Plan) -> tuple[OutputSlot, ...]:
     first = RunDirectory(plan.run_directory)
-    return tuple(
-        OutputSlot(plan, output, RunDirectory(run_directory_of(output.path)), first)
-        for output in plan.outputs
-    )
+    return tuple(OutputSlot(plan, output, RunDirectory.beside(output.path), first) for output in plan.outputs)
 
 
 def check_output(slot: OutputSlot) -> None:

@@ -18,7 +18,6 @@ from halotile.graphs.jobs.reconstruct.problem.memory import (
 )
 from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.plans.cutting import overlap_pays
-from halotile.graphs.plans.plan import run_directory_of
 from halotile.graphs.solvers.base import Problem, Solver
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
@@ -114,7 +113,7 @@ class Inversion:
         copies = dict(solver.vectors)
         if "x" in copies and self.solver.traits.takes_steps:
             copies["x"] = max(copies["x"], COPIES_TO_GO_BACK)
-        state = RunDirectory(run_directory_of(self.output.path)).state_path
+        state = RunDirectory.beside(self.output.path).state_path
         return Vectors(state / folder, self.state_layout, copies)
 
     @property
