@@ -11,11 +11,12 @@ import pytest
 
 from halotile import registry
 from halotile.cli.config.fields import field_types
-from halotile.cli.config.kinds import NamedPart, is_named, keys_of
+from halotile.cli.config.kinds import is_named, keys_of
 from halotile.cli.config.schema import config_schema
 from halotile.cli.config.yaml_source import read_text
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.kinds.finder import kind_names
+from halotile.graphs.rules.written_options import written_form
 from halotile.tasks.options import job_key, required_keys
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -66,7 +67,7 @@ def test_the_examples_have_every_key_with_its_default(
 ) -> None:
     written, schema = dict(examples[job][section]), keys_of(job).sections[section]
     if is_named(schema):
-        schema = NamedPart(schema).find(written.pop("name"))
+        schema = written_form(schema, schema.declared(written.pop("name")))
     check_values(written, schema)
 
 
@@ -78,10 +79,8 @@ def test_the_examples_have_every_key_outside_of_sections(
     assert values is not None
     check_values({field.name: tree[field.name] for field in dataclasses.fields(values)}, values)
     (operator,) = tree["operators"]
-    named = NamedPart(OperatorChoice)
-    check_values(
-        {k: v for k, v in operator.items() if k != "name"}, named.written(named.find(operator["name"]))
-    )
+    written = written_form(OperatorChoice, OperatorChoice.declared(operator["name"]))
+    check_values({k: v for k, v in operator.items() if k != "name"}, written)
 
 
 @pytest.mark.parametrize("name", registry.names("denoisers"))
@@ -89,9 +88,9 @@ def test_the_table_has_every_option_and_marks_those_that_must_be_written(name: s
     check_row("denoisers.md", name, registry.find("denoisers", name).DENOISER)
 
 
-@pytest.mark.parametrize("name", NamedPart(OperatorChoice).names)
+@pytest.mark.parametrize("name", OperatorChoice.accepted())
 def test_the_table_has_every_operator(name: str) -> None:
-    check_row("operators.md", name, NamedPart(OperatorChoice).find(name))
+    check_row("operators.md", name, OperatorChoice.declared(name))
 
 
 def check_row(page: str, name: str, schema: type) -> None:

@@ -326,3 +326,44 @@ def test_a_cycle_of_directories_ends(tmp_path: Path) -> None:
     path.write_bytes(whole)
     source = open_source(path)
     assert np.array_equal(source.read(Region.whole((70, 90))), STACK[0])
+
+
+@pytest.mark.parametrize(
+    "layout", [{"tile": (64, 64)}, {"rowsperstrip": 16}, {"tile": (64, 64), "compression": "zlib"}]
+)
+@pytest.mark.parametrize("damage", ["tag", "offset", "length"])
+def test_pixels_whose_place_is_not_named_are_no_zeros(
+    tmp_path: Path, layout: dict[str, Any], damage: str
+) -> None:
+    pixels = np.random.default_rng(1).integers(1, 60000, (150, 170)).astype("u2")
+    path = tmp_path / "t.tif"
+    tifffile.imwrite(path, pixels, **layout)
+    with tifffile.TiffFile(path) as file:
+        offsets, lengths = (
+            file.pages[0].tags[code] for code in ((324, 325) if "tile" in layout else (273, 279))
+        )
+    content = bytearray(path.read_bytes())
+    start, size = {
+        "tag": (offsets.offset, 2),
+        "offset": (offsets.valueoffset, 4),
+        "length": (lengths.valueoffset, 2 if lengths.dtype == 3 else 4),
+    }[damage]
+    content[start : start + size] = bytes(size)
+    path.write_bytes(content)
+    with pytest.raises(DamagedData, match="the TIFF is damaged"):
+        open_source(path)
+
+
+def test_tiles_that_a_sparse_image_leaves_out_are_zeros(tmp_path: Path) -> None:
+    pixels = np.ones((128, 128), "u2")
+    path = tmp_path / "t.tif"
+    tifffile.imwrite(path, pixels, tile=(64, 64))
+    with tifffile.TiffFile(path) as file:
+        tags = [file.pages[0].tags[code] for code in (324, 325)]
+    content = bytearray(path.read_bytes())
+    for tag in tags:
+        size = 2 if tag.dtype == 3 else 4
+        content[tag.valueoffset : tag.valueoffset + size] = bytes(size)
+    path.write_bytes(content)
+    pixels[:64, :64] = 0
+    np.testing.assert_array_equal(open_source(path)[:], pixels)

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import zarr
 
 from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused
 from halotile.storage.arrays import open_source
@@ -52,3 +53,10 @@ def test_a_file_in_place_of_the_folder_of_an_array_is_no_zarr(tmp_path: Path) ->
     (tmp_path / "a.zarr" / "0").touch()
     with pytest.raises(InputError, match=r"0/zarr\.json is not there"):
         open_output(tmp_path / "a.zarr")
+
+
+@pytest.mark.parametrize("shape", [(2**40, 2**40), (2**62, 2**62)])
+def test_more_pixels_than_any_disk_holds_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    zarr.create_array(tmp_path / "a.zarr", shape=shape, chunks=(2**20, 2**20), dtype="f4")
+    with pytest.raises(InputError, match="no disk holds so many pixels"):
+        open_source(tmp_path / "a.zarr")

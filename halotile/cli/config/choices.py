@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from halotile.cli.config.fields import check_fields, field_types
 from halotile.cli.config.findings import Findings, missing
-from halotile.cli.config.kinds import NamedPart
 from halotile.cli.config.problems import KeyPath
 from halotile.errors import HalotileError
-from halotile.graphs.kinds.sections import DenoiserChoice
+from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
 from halotile.graphs.words import expected, nearest, shown
 
 
@@ -31,28 +30,35 @@ class Chosen:
         return schema.of({"name": self.name, **self.values})
 
 
-def read_choice(found: Findings, path: KeyPath, named: NamedPart, values: Mapping[str, Any]) -> Chosen | None:
+def read_choice(
+    found: Findings,
+    path: KeyPath,
+    choice: type[NamedChoice],
+    values: Mapping[str, Any],
+    *,
+    is_nested: bool = False,
+) -> Chosen | None:
     """Read the choice in a mapping, with absolute paths; None where it holds nothing that could be checked."""
     key = "name" if "name" in values else next((k for k in values if nearest(k, ["name"])), "name")
     if key != "name":
         found.fault((*path, key), "unknown key; did you mean name?")
-    name = _name(found, (*path, key), named, values.get(key, named.default))
-    declared = _declared(found, (*path, key), named, name) if name is not None else None
+    name = _name(found, (*path, key), choice, values.get(key, getattr(choice, "name", None)))
+    declared = _declared(found, (*path, key), choice, name) if name is not None else None
     if name is None or declared is None:
         return None
     beside = {option: value for option, value in values.items() if option != key}
     nested: dict[str, Any] = {}
-    if named.choice.differs:
-        beside = _with_files(found, path, named, declared, beside, nested)
+    if choice.differs:
+        beside = _with_files(found, path, choice, declared, beside, nested)
     else:
         beside = _with_weights(found, declared, beside)
-    from halotile.graphs.rules.written_options import fault_of_option
+    from halotile.graphs.rules.written_options import as_written, fault_of_option, written_form
 
-    written = named.written(declared)
+    written = as_written(declared) if is_nested else written_form(choice, declared)
     built, faults = check_fields(written, beside)
     for place, message in faults:
         if len(place) == 1 and place[0] not in field_types(written):
-            message = fault_of_option(named.choice, name, str(place[0])) or message
+            message = fault_of_option(choice, name, str(place[0])) or message
         found.fault((*path, *place), message)
     for file in built.files() if hasattr(built, "files") else ():
         if not os.path.exists(file):
@@ -61,8 +67,8 @@ def read_choice(found: Findings, path: KeyPath, named: NamedPart, values: Mappin
     return Chosen(name, beside, built, nested)
 
 
-def _name(findings: Findings, path: KeyPath, named: NamedPart, name: Any) -> str | None:
-    accepted = named.names
+def _name(findings: Findings, path: KeyPath, choice: type[NamedChoice], name: Any) -> str | None:
+    accepted = choice.accepted()
     one_of = f"write one of {', '.join(accepted)}"
     if name is None:
         findings.fault((*path[:-1], "name"), f"missing; {one_of}")
@@ -71,7 +77,7 @@ def _name(findings: Findings, path: KeyPath, named: NamedPart, name: Any) -> str
     elif name not in accepted:
         near = nearest(name, accepted, likeness=0.6)  # the names are short
         findings.fault(
-            path, f"no {named.word} is called {name}; " + (f"did you mean {near}?" if near else one_of)
+            path, f"no {choice.word()} is called {name}; " + (f"did you mean {near}?" if near else one_of)
         )
         return near
     else:
@@ -79,15 +85,13 @@ def _name(findings: Findings, path: KeyPath, named: NamedPart, name: Any) -> str
     return None
 
 
-def _declared(findings: Findings, path: KeyPath, named: NamedPart, name: str) -> type | None:
+def _declared(findings: Findings, path: KeyPath, choice: type[NamedChoice], name: str) -> type | None:
     try:
-        return named.find(name)
+        return choice.declared(name)
     except HalotileError as error:
         findings.fault(path, str(error))
     except AttributeError:
-        findings.fault(
-            path, f"the plug-in {name} declares no {named.choice.attribute}; repair or uninstall it"
-        )
+        findings.fault(path, f"the plug-in {name} declares no {choice.attribute}; repair or uninstall it")
     return None
 
 
@@ -108,7 +112,7 @@ def path_fields(schema: type) -> set[str]:
 def _with_files(
     findings: Findings,
     path: KeyPath,
-    named: NamedPart,
+    choice: type[NamedChoice],
     declared: type,
     values: Mapping[str, Any],
     nested: dict[str, Any],
@@ -121,7 +125,7 @@ def _with_files(
     for key, value in values.items():
         place = (*path, key)
         if meant.get(key) == "operators":
-            resolved[key] = _nested(findings, place, named, value)
+            resolved[key] = _nested(findings, place, choice, value)
         elif meant.get(key) == "denoiser":
             resolved[key], nested[key] = _nested_denoiser(findings, place, value)
         elif key in meant:
@@ -139,11 +143,11 @@ def _nested_denoiser(findings: Findings, path: KeyPath, value: Any) -> tuple[Any
     if not isinstance(value, dict):
         findings.fault(path, f"{shown(value)} is not a mapping; write `{path[-1]}: {{name: {shown(value)}}}`")
         return {}, None
-    chosen = read_choice(findings, path, NamedPart(DenoiserChoice), value)
+    chosen = read_choice(findings, path, DenoiserChoice, value)
     return ({"name": chosen.name, **chosen.values}, chosen.declared) if chosen else (value, None)
 
 
-def _nested(findings: Findings, path: KeyPath, named: NamedPart, values: Any) -> Any:
+def _nested(findings: Findings, path: KeyPath, choice: type[NamedChoice], values: Any) -> Any:
     """Return the operators inside another operator, as mappings."""
     if not isinstance(values, list):
         return values
@@ -153,6 +157,6 @@ def _nested(findings: Findings, path: KeyPath, named: NamedPart, values: Any) ->
         if not isinstance(value, dict):
             findings.fault(place, f"{shown(value)} is not a mapping; write `{{name: ..., ...}}`")
             continue
-        chosen = read_choice(findings, place, replace(named, is_nested=True), value)
+        chosen = read_choice(findings, place, choice, value, is_nested=True)
         mappings.append({"name": chosen.name, **chosen.values} if chosen else value)
     return mappings

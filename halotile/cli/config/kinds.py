@@ -6,9 +6,8 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeGuard, get_args, get_origin, get_type_hints
 
-from halotile import registry
 from halotile.graphs.kinds.finder import find_kind
 from halotile.graphs.kinds.sections import OWN, READ, STRICT, Job, NamedChoice
 from halotile.graphs.words import parts
@@ -20,55 +19,7 @@ FLAGS = ("allow_import", "import_folder")
 """Fields of a job that no file may set."""
 
 
-@dataclass(frozen=True)
-class NamedPart:
-    """A choice by name: the registry of the name, and the keys beside it."""
-
-    choice: type[NamedChoice]
-    is_nested: bool = False
-    """True for an operator among the options of another."""
-
-    @property
-    def registry(self) -> str:
-        """Registry of the name."""
-        return self.choice.registry
-
-    @property
-    def word(self) -> str:
-        """Noun for an entry of the registry."""
-        return registry.singular(self.registry)
-
-    @property
-    def default(self) -> str | None:
-        """Name that is meant where none is written."""
-        return getattr(self.choice, "name", None)
-
-    @property
-    def names(self) -> list[str]:
-        """Names that may be written."""
-        return [name for name in registry.names(self.registry) if name not in self.choice.hidden]
-
-    def find(self, name: str) -> type:
-        """Return the class that the name refers to.
-
-        Raises
-        ------
-        HalotileError
-            When it cannot be loaded.
-        AttributeError
-            When a plug-in does not declare one.
-        """
-        declared: type = getattr(registry.find(self.registry, name), self.choice.attribute)
-        return declared
-
-    def written(self, declared: type) -> type:
-        """Return the dataclass of the keys beside the name."""
-        from halotile.graphs.rules.written_options import as_written, written_form
-
-        return as_written(declared) if self.is_nested else written_form(self.choice, declared)
-
-
-def is_named(schema: Any) -> bool:
+def is_named(schema: Any) -> TypeGuard[type[NamedChoice]]:
     """Return True for a part of a job that is a choice by name."""
     return isinstance(schema, type) and issubclass(schema, NamedChoice)
 

@@ -11,14 +11,14 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from halotile.cli.config.kinds import VERSION, JobKeys, NamedPart, is_named, keys_of
+from halotile.cli.config.kinds import VERSION, JobKeys, is_named, keys_of
 from halotile.errors import HalotileError
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.finder import find_kind, kind_names
-from halotile.graphs.kinds.sections import DenoiserChoice
+from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
 from halotile.graphs.rules.check import checks_of
 from halotile.graphs.rules.values import Above, AtLeast, Named
-from halotile.graphs.rules.written_options import stand_ins
+from halotile.graphs.rules.written_options import stand_ins, written_form
 from halotile.tasks.options import job_key
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -87,12 +87,11 @@ def _attribute_docs(job: type) -> dict[str, str]:
 
 def _section_schema(section: str, schema: type, checks: Mapping[tuple[str, str], Check]) -> dict[str, Any]:
     if is_named(schema):
-        named = NamedPart(schema)
-        choices = [_choice_schema(section, named, name, checks) for name in named.names]
+        choices = [_choice_schema(section, schema, name, checks) for name in schema.accepted()]
         return {
             "description": (schema.__doc__ or "").strip(),
             "type": "object",
-            **({} if named.default else {"required": ["name"]}),
+            **({} if hasattr(schema, "name") else {"required": ["name"]}),
             "anyOf": [choice for choice in choices if choice],
         }
     section_schema = _inlined(schema)
@@ -116,19 +115,19 @@ def _add_bounds(entry: dict[str, Any], check: object) -> None:
 
 
 def _choice_schema(
-    section: str, named: NamedPart, name: str, checks: Mapping[tuple[str, str], Check]
+    section: str, choice: type[NamedChoice], name: str, checks: Mapping[tuple[str, str], Check]
 ) -> dict[str, Any] | None:
     """Return the schema of one named choice with its options; a plug-in that cannot be loaded is left out."""
     try:
-        declared = named.find(name)
+        declared = choice.declared(name)
     except (HalotileError, AttributeError):
         return None
-    schema = _inlined(named.written(declared))
-    described = parameters_of(declared) | _attribute_docs(named.choice)
+    schema = _inlined(written_form(choice, declared))
+    described = parameters_of(declared) | _attribute_docs(choice)
     for key, entry in schema["properties"].items():
         entry.setdefault("description", described.get(key, ""))
         _add_bounds(entry, checks.get((section, key)))
-    nested = stand_ins(declared) if named.choice.differs else {}
+    nested = stand_ins(declared) if choice.differs else {}
     for key in (key for key, kind in nested.items() if kind == "denoiser"):
         described_key = schema["properties"][key]["description"]
         schema["properties"][key] = _section_schema(key, DenoiserChoice, checks) | {
@@ -139,7 +138,7 @@ def _choice_schema(
         "title": name,
         "description": description,
         "properties": {"name": {"const": name, "description": description}} | schema["properties"],
-        "required": [*([] if named.default else ["name"]), *schema.get("required", [])],
+        "required": [*([] if hasattr(choice, "name") else ["name"]), *schema.get("required", [])],
         "additionalProperties": False,
     }
 

@@ -14,7 +14,7 @@ from typing import Any
 from halotile.cli.config.choices import read_choice
 from halotile.cli.config.fields import check_fields, field_types
 from halotile.cli.config.findings import Findings
-from halotile.cli.config.kinds import HEAD, VERSION, JobKeys, NamedPart, is_named, keys_of, paths_in
+from halotile.cli.config.kinds import HEAD, VERSION, JobKeys, is_named, keys_of, paths_in
 from halotile.cli.config.problems import ConfigProblem, KeyPath
 from halotile.cli.config.yaml_source import Document
 from halotile.errors import HalotileError
@@ -157,7 +157,7 @@ class _Check:
         return built
 
     def _choice(self, path: KeyPath, part: str, schema: type, values: Mapping[str, Any]) -> Any:
-        chosen = read_choice(self.found, path, NamedPart(schema), values)
+        chosen = read_choice(self.found, path, schema, values)
         if chosen is None:
             return None
         self.declared |= {part: chosen.declared, **chosen.nested}
@@ -180,7 +180,7 @@ class _Check:
         choices = []
         for number, value in enumerate(values):
             if isinstance(value, dict):
-                chosen = read_choice(self.found, (key, number), NamedPart(schema), value)
+                chosen = read_choice(self.found, (key, number), schema, value)
                 choices.append(chosen.as_part(schema) if chosen and chosen.declared else None)
             else:
                 self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from halotile import registry
 from halotile.tasks.options import Auto
 
 STRICT: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True}
@@ -197,6 +198,30 @@ class NamedChoice:
 
     name: str
     options: Mapping[str, Any]
+
+    @classmethod
+    def word(cls) -> str:
+        """Return the noun for what is named."""
+        return registry.singular(cls.registry)
+
+    @classmethod
+    def accepted(cls) -> list[str]:
+        """Return the names that a job may write."""
+        return [name for name in registry.names(cls.registry) if name not in cls.hidden]
+
+    @classmethod
+    def declared(cls, name: str) -> type:
+        """Return the class that a name refers to.
+
+        Raises
+        ------
+        HalotileError
+            When it cannot be loaded.
+        AttributeError
+            When a plug-in does not declare one.
+        """
+        declared: type = getattr(registry.find(cls.registry, name), cls.attribute)
+        return declared
 
     @classmethod
     def own_keys(cls) -> set[str]:

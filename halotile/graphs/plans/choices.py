@@ -10,7 +10,6 @@ import numpy as np
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
 from halotile.graphs.rules.written_options import WrittenAs, stand_ins
-from halotile.registry import find, singular
 from halotile.storage.arrays import open_array
 from halotile.storage.grid import Region
 from halotile.tasks.options import description_of, import_from, option_fields, required_keys
@@ -42,8 +41,8 @@ def make_chosen(choice: NamedChoice, job: Imports | None = None) -> Any:
         without permission.
     """
     name, options = choice.name, choice.options
-    what = f"{singular(choice.registry)} {name}"
-    declared = getattr(find(choice.registry, name), choice.attribute)
+    what = f"{choice.word()} {name}"
+    declared = choice.declared(name)
     fields = option_fields(declared)
     if unknown := sorted(set(options) - set(fields)):
         advice = f"Write some of {', '.join(sorted(fields))}." if fields else "It has none."
@@ -105,7 +104,7 @@ def _nested(value: Any, choice: type[NamedChoice], job: Imports | None) -> Any:
     if not isinstance(value, Mapping):
         return value
     if "name" not in value:
-        raise ConfigError(f"{singular(choice.registry)} has no name. Write {{name: ...}} with its options.")
+        raise ConfigError(f"{choice.word()} has no name. Write {{name: ...}} with its options.")
     return make_chosen(choice.nested(value), job)
 
 

@@ -12,7 +12,6 @@ from halotile.graphs.kinds.sections import Cluster, NamedChoice
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
 from halotile.graphs.rules.written_options import fault_of_option
 from halotile.graphs.words import dotted, nearest, shown
-from halotile.registry import find, names
 from halotile.tasks.options import option_fields
 
 T = TypeVar("T")
@@ -62,9 +61,9 @@ def _keys_of(kind: type, values: Words) -> list[str]:
     if not issubclass(kind, NamedChoice):
         return keys
     name = values.get("name", getattr(kind, "name", None))
-    if name not in names(kind.registry):  # which the check of the job reports
+    if name not in kind.accepted():  # which the check of the job reports
         return [*keys, *values]
-    declared = getattr(find(kind.registry, name), kind.attribute)
+    declared = kind.declared(name)
     return [*(key for key in keys if key != "options"), *option_fields(declared)]
 
 

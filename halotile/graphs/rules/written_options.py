@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from halotile import registry
 from halotile.errors import HalotileError
 from halotile.graphs.kinds.sections import NamedChoice
 from halotile.graphs.words import parts
@@ -111,16 +110,15 @@ def fault_of_option(choice: type[NamedChoice], name: str, option: str) -> str | 
     'is for fidelity poisson, and the name is l2; write poisson, or leave it out'
     """
     others = []
-    for other in registry.names(choice.registry):
+    for other in choice.accepted():
         with suppress(HalotileError, AttributeError):
-            declared = getattr(registry.find(choice.registry, other), choice.attribute)
-            others += [other] if option in option_fields(declared) else []
+            others += [other] if option in option_fields(choice.declared(other)) else []
     if not others:
         return None
     *first, last = others
     names = f"{', '.join(first)} or {last}" if first else last
     instead = "one of these names" if first else last
-    return f"is for {registry.singular(choice.registry)} {names}, and the name is {name}; write {instead}, or leave it out"
+    return f"is for {choice.word()} {names}, and the name is {name}; write {instead}, or leave it out"
 
 
 def _name_of(field: str) -> str:

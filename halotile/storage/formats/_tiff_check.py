@@ -1,12 +1,13 @@
-"""Detection of truncated TIFF files from their directories.
+"""Detection of truncated and damaged TIFF files from their directories.
 
 A TIFF is a chain of directories whose entries point to values, to strips and tiles of pixels, and to the
-next directory. Readers silently fill the missing part of a truncated file with zeros, or drop pages;
+next directory. Readers silently fill pixels that are missing, or whose place is not named, with zeros, or drop pages;
 here it is an error. No pixel is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -19,13 +20,14 @@ _TYPES = {1: "u1", 2: "S1", 3: "u2", 4: "u4", 5: "u8", 6: "i1", 7: "u1", 8: "i2"
 _TYPES |= {12: "f8", 13: "u4", 16: "u8", 17: "i8", 18: "u8"}
 _SEGMENTS = ((273, 279), (324, 325))
 """Tags of the offsets and lengths of strips, and of tiles."""
+_WIDTH, _LENGTH, _SAMPLES, _ROWS, _PLANAR, _TILE_WIDTH, _TILE_LENGTH = 256, 257, 277, 278, 284, 322, 323
 _SUB_DIRECTORIES = 330
 _LAST_STANDARD_TAG = 532
 _ADVICE = "Copy it again from its origin."
 
 
 def check_tiff(path: str) -> None:
-    """Raise when a directory, a value or a segment of pixels lies past the end of the file.
+    """Raise when a directory, a value or a segment of pixels lies past the end of the file, or is not named.
 
     Raises
     ------
@@ -66,6 +68,8 @@ class _Directories:
                 values[int(entry["tag"])] = self._value(start + number * self.entry.itemsize, entry)
         for offsets, lengths in _SEGMENTS:
             self._check_segments(values.get(offsets), values.get(lengths))
+        if _WIDTH in values and _LENGTH in values:
+            _check_count(values)
         following = int(self._read(self.word, start + count * self.entry.itemsize, 1)[0])
         return [following, *(int(n) for n in values.get(_SUB_DIRECTORIES, ()))]
 
@@ -86,6 +90,11 @@ class _Directories:
         ends = offsets.astype(np.uint64)
         if lengths is not None and len(lengths) == len(offsets):
             ends = ends + lengths.astype(np.uint64)
+            # Of a sparse image both are 0, and the pixels are.
+            if lost := int(np.count_nonzero((offsets == 0) != (lengths == 0))):
+                raise DamagedData(
+                    f"the TIFF is damaged: the place or the length of {lost} of the {len(ends)} strips or tiles of a page is 0. {_ADVICE}"
+                )
         missing = int(np.count_nonzero(ends > len(self.data)))
         if missing:
             raise DamagedData(
@@ -105,3 +114,23 @@ class _Directories:
                 f"to byte {stop}. {_ADVICE}"
             )
         return self.data[offset:stop].view(dtype)
+
+
+def _check_count(values: Mapping[int, NDArray[np.generic]]) -> None:
+    """Raise when a page names fewer strips or tiles than its pixels are in."""
+
+    def number(tag: int, default: int) -> int:
+        found = values.get(tag)
+        return default if found is None or not len(found) or found.dtype.kind not in "iu" else int(found[0])
+
+    width, length = number(_WIDTH, 0), number(_LENGTH, 0)
+    across, down = number(_TILE_WIDTH, width), number(_TILE_LENGTH, number(_ROWS, length))
+    planes = number(_SAMPLES, 1) if number(_PLANAR, 1) == 2 else 1
+    if min(width, length, across, down) <= 0:
+        return  # which the reader refuses
+    needed = -(-width // across) * -(-length // down) * planes
+    named = max(len(values.get(offsets, ())) for offsets, _ in _SEGMENTS)
+    if named < needed:
+        raise DamagedData(
+            f"the TIFF is damaged: a page of {width} x {length} pixels names {named} of its {needed} strips or tiles. {_ADVICE}"
+        )

@@ -11,6 +11,7 @@ Most formats define a reader with a ``header`` and ``read(region)``, and leave t
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.sharded.ome_metadata import OmeImage
 
+MOST_PIXELS = 2**60
 COMPLEX = ("complex64", "complex128")
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
 """Pixel types that can be read."""
@@ -155,6 +157,10 @@ def _refuse_shape(shape: tuple[int, ...]) -> None:
         raise InputError(f"the array's shape is {shape}: an image has at least the axes y and x. Reshape it.")
     if 0 in shape:
         raise InputError(f"the array's shape is {shape}: an axis has length 0. Write an array with pixels.")
+    if math.prod(shape) >= MOST_PIXELS:
+        raise InputError(
+            f"the array's shape is {shape}: no disk holds so many pixels. Its metadata are damaged; copy it again from its origin."
+        )
 
 
 def _refuse_dtype(dtype: np.dtype[np.generic]) -> None:

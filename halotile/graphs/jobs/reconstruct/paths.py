@@ -10,7 +10,6 @@ from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
 from halotile.graphs.rules.paths import whole_path
 from halotile.graphs.rules.written_options import stand_ins
-from halotile.registry import find, names
 
 
 def with_whole_paths(job: Reconstruction) -> Reconstruction:
@@ -32,9 +31,9 @@ def whole_choice(choice: OperatorChoice) -> OperatorChoice:
 
 def _whole_options(choice: NamedChoice, options: Any) -> dict[str, Any]:
     """Return the options of a choice with absolute paths, those of nested choices included."""
-    if "operator" in options or choice.name not in names(choice.registry):
+    if "operator" in options or choice.name not in choice.accepted():
         return dict(options)
-    declared = getattr(find(choice.registry, choice.name), choice.attribute)
+    declared = choice.declared(choice.name)
     meant = stand_ins(declared) if choice.differs else {"weights": "array"}
     return {key: _whole_option(key, value, meant.get(key), type(choice)) for key, value in options.items()}
 
