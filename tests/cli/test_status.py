@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +136,18 @@ def test_the_output_leads_to_the_run_beside_it(directory: RunDirectory) -> None:
     found = json.loads(result.stdout)
     assert found["run_directory"] == str(directory.path)
     assert (found["state"], found["percent"], found["output"]) == ("finished", 37.5, "/data/clean.zarr")
+
+
+def test_a_status_loads_nothing_heavy(directory: RunDirectory) -> None:
+    record(directory)
+    code = (
+        "import sys; from halotile.cli.main import app\n"
+        f"app(['status', {str(directory.path)!r}], standalone_mode=False)\n"
+        "assert not {'torch', 'deepinv', 'dask', 'distributed', 'zarr'} & {*sys.modules}, sorted(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "150 of 400 blocks" in done.stdout
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[1]"])
