@@ -38,7 +38,7 @@ def _state(text: str) -> LaunchState:
     Examples
     --------
     >>> _state("1 undefined"), _state("5 Error from slot1: no such file")
-    (State(over=False, text='idle'), State(over=True, text='held (Error from slot1: no such file)'))
+    (LaunchState(over=False, text='idle'), LaunchState(over=True, text='held (Error from slot1: no such file)'))
     """
     number, _, reason = text.partition(" ")
     return LaunchState(number in _OVER, with_reason(_NAMES.get(number, number), reason))

@@ -27,7 +27,7 @@ def _state(name: str, reason: str) -> LaunchState:
     Examples
     --------
     >>> _state("PENDING", "Resources"), _state("FAILED", "NonZeroExitCode"), _state("RUNNING", "None")
-    (State(over=False, text='PENDING (Resources)'), State(over=True, text='FAILED (NonZeroExitCode)'), State(over=False, text='RUNNING'))
+    (LaunchState(over=False, text='PENDING (Resources)'), LaunchState(over=True, text='FAILED (NonZeroExitCode)'), LaunchState(over=False, text='RUNNING'))
     """
     return LaunchState(name not in _WAITS, with_reason(name, reason))
 

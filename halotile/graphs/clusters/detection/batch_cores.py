@@ -135,7 +135,7 @@ class BatchCores(NamedTuple):
 
         Examples
         --------
-        >>> Slots(4, "slot").why, BatchCores(1, "CPU").why
+        >>> BatchCores(4, "slot").why, BatchCores(1, "CPU").why
         ('one for each of 4 slots of the job', 'the job has 1 CPU')
         """
         count = counted(self.cores, self.word)
@@ -148,7 +148,7 @@ def slots_here(environment: Mapping[str, str] = os.environ) -> BatchCores | None
     Examples
     --------
     >>> slots_here({"JOB_ID": "7", "NSLOTS": "4"})
-    Slots(cores=4, word='slot')
+    BatchCores(cores=4, word='slot')
     >>> slots_here({"NSLOTS": "4"})
     """
     for system in SYSTEMS.values():

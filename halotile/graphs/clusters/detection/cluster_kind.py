@@ -35,7 +35,7 @@ def cluster_kind_of(choice: Cluster, environment: Environment = os.environ) -> C
     >>> cluster_kind_of(Cluster(), {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}).name
     'ranks'
     >>> cluster_kind_of(Cluster(), {"CUDA_VISIBLE_DEVICES": ""})
-    Kind(name='local', why='no GPU: CUDA_VISIBLE_DEVICES shows none')
+    ChosenCluster(name='local', why='no GPU: CUDA_VISIBLE_DEVICES shows none')
     """
     from halotile.graphs.clusters import local_cuda, ranks, scheduler, slurm_alloc
 

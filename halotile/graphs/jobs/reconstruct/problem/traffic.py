@@ -51,7 +51,7 @@ def computed_twice(grid: Grid, shard: tuple[int, ...], form: Form, prior: Prior)
 
     Examples
     --------
-    >>> from halotile.tasks.priors.base import NoPrior
+    >>> from halotile.tasks.priors.none import NoPrior
     >>> computed_twice(Grid((8, 8), (4, 4), ((0, 0), (0, 0))), (2, 2), Form(()), NoPrior())
     0.0
     """
