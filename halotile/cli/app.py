@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Annotated, NoReturn, ParamSpec
+from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
 
 from halotile.cli import exits
+from halotile.cli.arguments import Debug
 from halotile.cli.screens.screen import complain, echo
 
 P = ParamSpec("P")
@@ -27,20 +29,30 @@ app = typer.Typer(
 )
 
 
-def reports_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn an error of a command into one message and its exit code."""
+def command(name: str | None = None, **settings: Any) -> Callable[[Callable[P, None]], Callable[..., None]]:
+    """Register a command; an error of it becomes one message and its exit code. Every command has the option --debug."""
 
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except typer.Exit:
-            raise
-        except (Exception, KeyboardInterrupt, exits.StoppedEarly) as error:
-            resumable = command.__name__ in RESUMABLE
-            _exit_with_message(error, debug=bool(kwargs.get("debug")), resumable=resumable)
+    def register(function: Callable[P, None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+            debug = bool(kwargs.pop("debug", False))
+            try:
+                function(*args, **kwargs)
+            except typer.Exit:
+                raise
+            except (Exception, KeyboardInterrupt, exits.StoppedEarly) as error:
+                _exit_with_message(error, debug=debug, resumable=function.__name__ in RESUMABLE)
 
-    return wrapped
+        signature = inspect.signature(function, eval_str=True)
+        option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
+        given = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+        vars(wrapped)["__signature__"] = signature.replace(
+            parameters=[*signature.parameters.values(), option]
+        )
+        wrapped.__annotations__ = {**given, "debug": Debug}
+        return app.command(name, **settings)(wrapped)
+
+    return register
 
 
 def _exit_with_message(error: BaseException, *, debug: bool, resumable: bool) -> NoReturn:

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 
-from halotile.cli.app import app, reports_errors
+from halotile.cli.app import command
 from halotile.cli.arguments import (
     AllowImport,
     Config,
-    Debug,
     Fresh,
     Json,
     NoDashboard,
@@ -23,8 +22,7 @@ from halotile.cli.arguments import (
 from halotile.cli.screens.screen import complain, echo, print_json
 
 
-@app.command()
-@reports_errors
+@command()
 def submit(
     config: Config,
     workers: Workers = None,
@@ -37,7 +35,6 @@ def submit(
     allow_import: AllowImport = False,
     no_dashboard: NoDashboard = False,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Run a job as a batch job of Slurm's, which goes on in another one when its time is up."""
     from halotile.cli.batch import prepare, show, submitted_words
@@ -58,8 +55,7 @@ def submit(
         echo(submitted_words(submission, prepared.run))
 
 
-@app.command()
-@reports_errors
+@command()
 def logs(
     run_path: RunPath,
     lines: Annotated[
@@ -67,7 +63,6 @@ def logs(
     ] = 40,
     with_workers: Annotated[bool, typer.Option("--workers", help="Those of the workers too.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Go on showing until the run is over.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Show what a run's batch job printed, and its workers."""
     from halotile.cli.batch import follow_log, logs_of
@@ -81,9 +76,8 @@ def logs(
         echo(f"== {title}\n{text}" if with_workers else text)
 
 
-@app.command()
-@reports_errors
-def cancel(run_path: RunPath, debug: Debug = False) -> None:
+@command()
+def cancel(run_path: RunPath) -> None:
     """End a run: its batch job, or its driver where it runs on this machine. What is done stays done."""
     from halotile.cli.batch import cancel as cancel_run
     from halotile.cli.status import find_run
@@ -91,9 +85,8 @@ def cancel(run_path: RunPath, debug: Debug = False) -> None:
     echo(cancel_run(find_run(run_path)))
 
 
-@app.command()
-@reports_errors
-def dashboard(run_path: RunPath, debug: Debug = False) -> None:
+@command()
+def dashboard(run_path: RunPath) -> None:
     """Show where the dashboard of a run is, and how to reach it from your own computer."""
     from halotile.cli.batch import dashboard_words
     from halotile.cli.status import find_run
@@ -101,12 +94,10 @@ def dashboard(run_path: RunPath, debug: Debug = False) -> None:
     echo(dashboard_words(find_run(run_path)))
 
 
-@app.command(hidden=True)
-@reports_errors
+@command(hidden=True)
 def attend(
     run_path: RunPath,
     as_driver: Annotated[bool, typer.Option("--driver", help="In this process.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Make one attempt at a submitted run; the script of its batch job calls this."""
     from halotile.cli.batch import attend as attend_run

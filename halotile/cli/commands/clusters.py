@@ -11,8 +11,8 @@ import typer
 from typer.core import TyperCommand
 
 from halotile.cli import exits
-from halotile.cli.app import app, reports_errors
-from halotile.cli.arguments import ClusterKind, Debug, Json, NoDashboard, NoTls, Workers
+from halotile.cli.app import command
+from halotile.cli.arguments import ClusterKind, Json, NoDashboard, NoTls, Workers
 from halotile.cli.screens.screen import complain, print_json, print_rows
 from halotile.errors import ConfigError
 
@@ -39,10 +39,9 @@ class _OwnAndTheirs(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-@app.command(
+@command(
     "exec", cls=_OwnAndTheirs, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
 )
-@reports_errors
 def execute(
     context: typer.Context,
     script: Annotated[
@@ -55,7 +54,6 @@ def execute(
     config: Site = None,
     no_dashboard: NoDashboard = False,
     no_tls: NoTls = False,
-    debug: Debug = False,
 ) -> None:
     """Run a script of your own with a cluster up, which Client() and DistributedContext() in it join; after -- all is the script's."""
     from halotile.graphs.scripts.execute import execute as execute_script
@@ -73,8 +71,7 @@ def execute(
     raise typer.Exit(code)
 
 
-@app.command()
-@reports_errors
+@command()
 def doctor(
     config: Site = None,
     folder: Annotated[
@@ -87,7 +84,6 @@ def doctor(
     cluster: ClusterKind = None,
     memory: Memory = "4GiB",
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Tell what a run would find here, and what is missing."""
     from halotile.graphs.scripts.doctor import compare_workers, examine

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halotile.cli.app import app, reports_errors
+from halotile.cli.app import command
 from halotile.cli.arguments import (
     AllowImport,
     ClusterKind,
     Config,
-    Debug,
     Fresh,
     Json,
     NoDashboard,
@@ -49,8 +48,7 @@ def _flags(
     )
 
 
-@app.command()
-@reports_errors
+@command()
 def run(
     config: Config,
     workers: Workers = None,
@@ -69,7 +67,6 @@ def run(
     quiet: Quiet = False,
     no_dashboard: NoDashboard = False,
     no_tls: NoTls = False,
-    debug: Debug = False,
 ) -> None:
     """Run a job; one that was interrupted goes on where it was."""
     from halotile.cli.config.loading import load_job
@@ -82,8 +79,7 @@ def run(
     go(job, fresh=fresh, same_input=same_input, as_json=as_json, quiet=quiet)
 
 
-@app.command()
-@reports_errors
+@command()
 def plan(
     config: Config,
     workers: Workers = None,
@@ -101,7 +97,6 @@ def plan(
     as_json: Json = False,
     no_dashboard: NoDashboard = False,
     no_tls: NoTls = False,
-    debug: Debug = False,
 ) -> None:
     """Show what a run would do and cost, or why it is refused."""
     from halotile.cli.config.loading import load_job
@@ -131,11 +126,8 @@ def plan(
         raise refusal
 
 
-@app.command()
-@reports_errors
-def validate(
-    config: Config, overrides: Overrides = None, as_json: Json = False, debug: Debug = False
-) -> None:
+@command()
+def validate(config: Config, overrides: Overrides = None, as_json: Json = False) -> None:
     """Check a configuration; every mistake is shown at once."""
     from halotile.cli.config.loading import read_config
     from halotile.cli.config.problems import raise_problems
@@ -150,8 +142,7 @@ def validate(
         echo(f"{config}: ok, {kind_of(job).title(job)}")
 
 
-@app.command()
-@reports_errors
+@command()
 def simulate(
     config: Config,
     noise: Annotated[
@@ -174,7 +165,6 @@ def simulate(
     quiet: Quiet = False,
     no_dashboard: NoDashboard = False,
     no_tls: NoTls = False,
-    debug: Debug = False,
 ) -> None:
     """Write the data of every operator of a reconstruction, as it would be measured of its reference."""
     from halotile.cli.config.loading import load_job
@@ -187,8 +177,7 @@ def simulate(
     write_measurements(job, noise_choice, overwrite=overwrite, fresh=fresh, as_json=as_json, quiet=quiet)
 
 
-@app.command()
-@reports_errors
+@command()
 def resume(
     run_path: RunPath,
     workers: Workers = None,
@@ -199,7 +188,6 @@ def resume(
     quiet: Quiet = False,
     no_dashboard: NoDashboard = False,
     no_tls: NoTls = False,
-    debug: Debug = False,
 ) -> None:
     """Go on with an interrupted run, from what its directory holds."""
     from halotile.cli.config.saved_job import saved_job

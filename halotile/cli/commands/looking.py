@@ -8,18 +8,16 @@ from typing import Annotated
 import typer
 
 from halotile.cli import exits
-from halotile.cli.app import app, reports_errors
-from halotile.cli.arguments import AllowImport, Debug, Json, Level, Quiet, RunPath, whole
+from halotile.cli.app import command
+from halotile.cli.arguments import AllowImport, Json, Level, Quiet, RunPath, whole
 from halotile.cli.screens.screen import complain, echo, print_json, print_rows
 
 
-@app.command()
-@reports_errors
+@command()
 def status(
     run_path: RunPath,
     follow: Annotated[bool, typer.Option("--watch", help="Go on showing until the run is over.")] = False,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show how a run stands, from its directory alone."""
     from halotile.cli.screens.progress_report import make_report
@@ -38,8 +36,7 @@ def status(
         echo(advice_text)
 
 
-@app.command()
-@reports_errors
+@command()
 def verify(
     output: Annotated[
         Path, typer.Argument(metavar="OUTPUT", help="A Zarr that a run wrote.", show_default=False)
@@ -50,7 +47,6 @@ def verify(
     allow_import: AllowImport = False,
     as_json: Json = False,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Check every stored block against its checksums; exits with 3 where blocks are not done yet."""
     from halotile.cli.config.saved_job import saved_job_of
@@ -76,14 +72,12 @@ def verify(
         raise typer.Exit(exits.QUARANTINED if verdict.sound else exits.BAD_DATA)
 
 
-@app.command()
-@reports_errors
+@command()
 def info(
     path: Annotated[str, typer.Argument(metavar="PATH", help="An image.", show_default=False)],
     level: Level = 0,
     dataset: Annotated[str | None, typer.Option(help="Dataset inside an HDF5 file or a Zarr group.")] = None,
     as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show what an image is, and a configuration to begin with."""
     from halotile.cli.info import describe, info_rows
@@ -100,8 +94,7 @@ def info(
     )
 
 
-@app.command()
-@reports_errors
+@command()
 def preview(
     path: Annotated[str, typer.Argument(metavar="PATH", help="An image.", show_default=False)],
     file: Annotated[
@@ -133,7 +126,6 @@ def preview(
     dataset: Annotated[str | None, typer.Option(help="Dataset inside an HDF5 file or a Zarr group.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")] = False,
     quiet: Quiet = False,
-    debug: Debug = False,
 ) -> None:
     """Make an image viewable: a small PNG, or a TIFF of every pixel."""
     from halotile.cli.preview import PreviewRequest
@@ -145,9 +137,8 @@ def preview(
         echo(description)
 
 
-@app.command()
-@reports_errors
-def schema(debug: Debug = False) -> None:
+@command()
+def schema() -> None:
     """Write the JSON Schema of a configuration, for editors."""
     from halotile.cli.config.schema import config_schema
 
