@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from halotile.errors import ConfigError, InputError
-from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
+from halotile.graphs.kinds.sections import DenoiserChoice, Job, NamedChoice
 from halotile.graphs.rules.written_options import WrittenAs, stand_ins
 from halotile.storage.arrays import open_array
 from halotile.storage.grid import Region
 from halotile.tasks.options import description_of, import_from, option_fields, required_keys
 
 
-class Imports(Protocol):
-    """Permission of a job to import the user's own code, and the folder of that code."""
-
-    @property
-    def allow_import(self) -> bool:
-        """True where such imports are allowed."""
-        ...
-
-    @property
-    def import_folder(self) -> str | None:
-        """Folder that imports search first."""
-        ...
-
-
-def make_chosen(choice: NamedChoice, job: Imports | None = None) -> Any:
+def make_chosen(choice: NamedChoice, job: Job | None = None) -> Any:
     """Return the object that a choice names, with its options checked; a script, without a job, may import.
 
     Raises
@@ -61,7 +47,7 @@ def make_chosen(choice: NamedChoice, job: Imports | None = None) -> Any:
         raise ConfigError(f"{what}: {error}. `recon-cli schema` lists its options.") from None
 
 
-def make_part(section: str, choice: NamedChoice, job: Imports) -> Any:
+def make_part(section: str, choice: NamedChoice, job: Job) -> Any:
     """Return the object that a section names; its errors name the section.
 
     Raises
@@ -82,7 +68,7 @@ def describe_options(chosen: Any) -> dict[str, Any]:
     return {key: getattr(chosen, field.name) for key, field in options.items() if key not in kinds}
 
 
-def _value(value: Any, kind: WrittenAs | None, choice: NamedChoice, job: Imports | None) -> Any:
+def _value(value: Any, kind: WrittenAs | None, choice: NamedChoice, job: Job | None) -> Any:
     """Return a value of a job as the object takes it; a script may pass it in that form already."""
     if kind == "operators":
         return tuple(_nested(inner, type(choice), job) for inner in value)
@@ -97,7 +83,7 @@ def _value(value: Any, kind: WrittenAs | None, choice: NamedChoice, job: Imports
     return tuple(value) if isinstance(value, list) else value
 
 
-def _nested(value: Any, choice: type[NamedChoice], job: Imports | None) -> Any:
+def _nested(value: Any, choice: type[NamedChoice], job: Job | None) -> Any:
     """Return an object among the options of another: a name and its options."""
     if isinstance(value, NamedChoice):
         return make_chosen(value, job)
@@ -108,7 +94,7 @@ def _nested(value: Any, choice: type[NamedChoice], job: Imports | None) -> Any:
     return make_chosen(choice.nested(value), job)
 
 
-def _allow_imports(what: str, options: Mapping[str, Any], job: Imports) -> None:
+def _allow_imports(what: str, options: Mapping[str, Any], job: Job) -> None:
     """Make the user's own code beside the job file importable, or refuse to run it."""
     if not job.allow_import:
         raise ConfigError(

@@ -132,7 +132,7 @@ class _Opened:
 
 def _open(job: Reconstruction, request: PlanRequest) -> _Opened:
     begun = begin(job, request)
-    operators = make_operators(job)
+    operators = make_operators(job.operators, job)
     check_made(operators)
     check_masks(operators)
     data = open_measurements(job.operators, operators)

@@ -84,7 +84,7 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
     job = computing.job
     reference = open_source(job.reference)
     check_whole(reference.path)
-    operators = make_operators(job)
+    operators = make_operators(job.operators, job)
     check_kernels(operators, reference.shape)
     measurements = tuple(
         _measurement(job, number, operator, reference, begun.previous)

@@ -6,13 +6,14 @@ import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
-from halotile.graphs.plans.choices import Imports, make_chosen
+from halotile.graphs.kinds.sections import Job
+from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.rules.written_options import stand_ins
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_array, open_source
@@ -23,16 +24,7 @@ from halotile.tasks.shared import Shared
 from halotile.tasks.terms import Term
 
 
-class Measured(Imports, Protocol):
-    """A job with operators."""
-
-    @property
-    def operators(self) -> tuple[OperatorChoice, ...]:
-        """The operators, with the path of each measurement."""
-        ...
-
-
-def make_operator(choice: OperatorChoice, job: Imports | None = None) -> Operator:
+def make_operator(choice: OperatorChoice, job: Job | None = None) -> Operator:
     """Return the operator that a job names, with its options checked; a script, without a job, may import.
 
     Raises
@@ -48,7 +40,7 @@ def make_operator(choice: OperatorChoice, job: Imports | None = None) -> Operato
     return operator
 
 
-def make_operators(job: Measured) -> tuple[Operator, ...]:
+def make_operators(choices: tuple[OperatorChoice, ...], job: Job) -> tuple[Operator, ...]:
     """Return the operators of a job.
 
     Raises
@@ -57,7 +49,7 @@ def make_operators(job: Measured) -> tuple[Operator, ...]:
         As :func:`make_operator`, with the number of the operator.
     """
     operators = []
-    for number, choice in enumerate(job.operators):
+    for number, choice in enumerate(choices):
         try:
             operators.append(make_operator(choice, job))
         except (ConfigError, InputError) as error:
