@@ -136,11 +136,11 @@ class StepTask:
 
     grid: Grid
     images: tuple[tuple[ShardWriter, Readable], ...]
-    sums: tuple[Sum, ...]
-    stored: tuple[Shared, ...]
-    view: View
-    denoised: tuple[Denoised, ...]
-    overlap: bool
+    sums: tuple[Sum, ...] = ()
+    stored: tuple[Shared, ...] = ()
+    view: View = View()
+    denoised: tuple[Denoised, ...] = ()
+    overlap: bool = False
     by_shard: bool = False
     io_threads: int = 1
 

@@ -20,6 +20,7 @@ from halotile.graphs.kinds.base import (
     Place,
     PlanRequest,
     Sums,
+    Work,
 )
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.cutting import blocks_for
@@ -124,15 +125,13 @@ def _output(
 
 
 @dataclass(frozen=True)
-class DeviationWork:
+class DeviationWork(Work):
     """The outputs and passes of a job."""
 
     source: Source
     deviation: OutputArray
     overview: OutputArray
     radius: int
-
-    keeps_state = False
 
     @property
     def outputs(self) -> tuple[OutputArray, ...]:
@@ -155,10 +154,6 @@ class DeviationWork:
         layout = Layout.from_json(self.deviation.layout.to_json() | {"dtype": "float64"})
         state = RunDirectory.beside(self.deviation.path).state_path
         return Vectors(state / "squares", layout, {"squares": 1})
-
-    def is_outdated(self, directory: RunDirectory) -> bool:
-        """Return False: a block that is done stays right."""
-        return False
 
     def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
         """Yield the three passes."""

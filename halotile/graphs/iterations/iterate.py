@@ -263,10 +263,8 @@ class Iterations:
         task = StepTask(
             grid=self.grid,
             images=((stage.writer, stage.wanted),),
-            sums=(),
             stored=ahead,
             view=self.own_view,
-            denoised=(),
             overlap=self.overlap,
             io_threads=self.io_threads,
         )

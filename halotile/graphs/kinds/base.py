@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -313,28 +314,28 @@ class Place(Protocol):
         ...
 
 
-class Work(Protocol):
+class Work(ABC):
     """A planned job: its outputs, its passes, and the generator that yields them."""
 
     @property
+    @abstractmethod
     def outputs(self) -> tuple[OutputArray, ...]:
         """The arrays that are written; the run directory lies beside the first."""
-        ...
 
     @property
+    @abstractmethod
     def passes(self) -> tuple[PassCount, ...]:
         """All phases in order, for progress and remaining time."""
-        ...
 
     @property
     def keeps_state(self) -> bool:
         """True where scratch arrays are kept after the run has finished."""
-        ...
+        return False
 
     def is_outdated(self, directory: RunDirectory) -> bool:
         """Return True where the outputs hold an earlier result of this job that has to be computed again."""
-        ...
+        return False
 
+    @abstractmethod
     def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
         """Yield passes until every output is written. Finished ones may be yielded again: journals skip them."""
-        ...

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, State, Step, advanced
+from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, State, Step
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.shared import Shared
 
@@ -39,10 +39,6 @@ class Admm(SolverBase):
         denoised = Shared(problem.prior.prox(pulled, size), computed=True)
         dual = Total((ahead, *duals, denoised), (1.0,) * (1 + len(duals)) + (-1.0,))
         return Step({"z": denoised, "x": ahead, "u": dual})
-
-    def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """Return the state of the next iteration, which has no numbers."""
-        return advanced(state)
 
 
 SOLVER = Admm

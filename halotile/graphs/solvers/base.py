@@ -202,6 +202,10 @@ class SolverBase:
         """Return the state before the first pass, which has no numbers."""
         return State()
 
+    def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
+        """Return the state of the next iteration, which has no numbers."""
+        return advanced(state)
+
     def is_done(self, tol: float, row: Mapping[str, float]) -> bool:
         """Return True where the image changed by no more than ``tol``, relative to its length.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, SolverTraits, State, Step, advanced
+from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, SolverTraits, State, Step
 from halotile.storage.rim import Readable
 from halotile.tasks.operators.sum import Total
 
@@ -23,10 +23,6 @@ class GradientDescent(SolverBase):
         """Return one step down the gradient from the current image."""
         margin = max(problem.reach, problem.prior.reach())
         return Step({"x": problem.iterated(read("x", 0), step_down, margin)})
-
-    def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """Return the state of the next iteration, which has no numbers."""
-        return advanced(state)
 
 
 def step_down(problem: Problem, image: Readable) -> Readable:

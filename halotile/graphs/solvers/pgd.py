@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, SolverTraits, State, Step, advanced
+from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, SolverTraits, State, Step
 from halotile.storage.rim import Readable
 from halotile.tasks.operators.sum import Total
 
@@ -22,10 +22,6 @@ class ProximalGradient(SolverBase):
     def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return one gradient step and the prox, in one pass."""
         return Step({"x": problem.iterated(read("x", 0), proximal_step, problem.reach)})
-
-    def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """Return the state of the next iteration, which has no numbers."""
-        return advanced(state)
 
 
 def proximal_step(problem: Problem, image: Readable) -> Readable:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, Place, Sums
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, Place, Sums, Work
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned
 
@@ -16,14 +15,12 @@ GPU_TASK_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class DenoiseWork:
+class DenoiseWork(Work):
     """A denoiser applied to every block of an image."""
 
     output: OutputArray
     task: DenoiseTask
     tuned: Tuned | None = None
-
-    keeps_state = False
 
     @property
     def outputs(self) -> tuple[OutputArray, ...]:
@@ -34,10 +31,6 @@ class DenoiseWork:
     def passes(self) -> tuple[PassCount, ...]:
         """One pass over every block."""
         return (PassCount(PHASE, self.task.grid),)
-
-    def is_outdated(self, directory: RunDirectory) -> bool:
-        """Return False: a finished block stays valid."""
-        return False
 
     def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
         """Yield the one pass."""

@@ -12,14 +12,14 @@ from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.jobs.reconstruct.continuation import ITERATE, is_behind, is_gone, last_of
 from halotile.graphs.jobs.reconstruct.problem.forms import Backprojection
 from halotile.graphs.jobs.reconstruct.problem.inversion import NORM_ITERATIONS, Inversion
-from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, Place, Sums
+from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, Place, Sums, Work
 from halotile.graphs.solvers.base import SPENT, Problem, Solver
 from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import ShardWriter
 from halotile.storage.views import Constant
-from halotile.tasks.step import StepTask, View
+from halotile.tasks.step import StepTask
 from halotile.tasks.terms import MISFIT
 
 NORM, ADJOINT, WRITE = "norm", "adjoint", "write"
@@ -37,7 +37,7 @@ Passes = Generator[Pass | Gather, Sums, None]
 
 
 @dataclass(frozen=True)
-class ReconstructWork(Inversion):
+class ReconstructWork(Inversion, Work):
     """An inversion as passes over blocks."""
 
     @property
@@ -170,10 +170,7 @@ class ReconstructWork(Inversion):
         task = StepTask(
             grid=self.grid,
             images=((ShardWriter(self.output.path, self.output.layout), image),),
-            sums=(),
             stored=(image,),
-            view=View(),
-            denoised=(),
             overlap=self.overlap,
             io_threads=self.io_threads,
         )

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, Place, Sums
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, Place, Sums, Work
 from halotile.storage.sharded.output import ShardWriter
 from halotile.tasks.noise.simulated import Simulated
-from halotile.tasks.step import StepTask, View
+from halotile.tasks.step import StepTask
 
 PHASE = "simulate"
 
 
 @dataclass(frozen=True)
-class SimulateWork:
+class SimulateWork(Work):
     """Measurements, each an output of its own."""
 
     measurements: tuple[tuple[OutputArray, Simulated], ...]
     overlap: bool
-
-    keeps_state = False
 
     @property
     def outputs(self) -> tuple[OutputArray, ...]:
@@ -33,20 +30,12 @@ class SimulateWork:
         """One pass for each measurement."""
         return tuple(PassCount(PHASE, output.grid) for output in self.outputs)
 
-    def is_outdated(self, directory: RunDirectory) -> bool:
-        """Return False: a finished block stays valid."""
-        return False
-
     def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
         """Yield a pass for each measurement. Nothing is prefetched: an operator may read elsewhere than it writes."""
         for number, (output, simulated) in enumerate(self.measurements):
             task = StepTask(
                 grid=output.grid,
                 images=((ShardWriter(output.path, output.layout), simulated),),
-                sums=(),
-                stored=(),
-                view=View(),
-                denoised=(),
                 overlap=self.overlap,
             )
             title = f" while {output.path.name} was made"
