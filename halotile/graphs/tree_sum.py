@@ -6,10 +6,12 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from dask import delayed
 from dask.delayed import Delayed
+
+from halotile.graphs.kinds.base import Numbered, SumFunctions
 
 REDUCE = "reduce"
 """Phase of sums."""
@@ -67,39 +69,7 @@ def cut(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-class Numbered(Protocol):
-    """A computation with its number and its totals."""
-
-    @property
-    def number(self) -> int:
-        """Its place in the order."""
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        """The totals that it is part of."""
-
-
 Counted = TypeVar("Counted", bound=Numbered)
-
-
-class SumFunctions(Protocol):
-    """The functions that workers call to compute and to add up."""
-
-    @property
-    def phase(self) -> str:
-        """Name of the tasks on the dashboard."""
-
-    @property
-    def what(self) -> str:
-        """The unit that a number counts: operator, tile."""
-
-    @property
-    def compute(self) -> Callable[..., Any]:
-        """``compute(calls, after)`` returns the result of several calls; it only waits for ``after``."""
-
-    @property
-    def add(self) -> Callable[[list[Any]], Any]:
-        """``add(results)`` returns their sum."""
 
 
 def groups_of(calls: Sequence[Counted], read_bytes: int) -> tuple[list[Sequence[Counted]], bool]:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from halotile.graphs.kinds.sections import Job
     from halotile.graphs.plans.plan import Plan
-    from halotile.graphs.tree_sum import Numbered
     from halotile.storage.grid import Grid
     from halotile.storage.run_directory.directory import RunDirectory
     from halotile.storage.sharded.layout import Layout
@@ -206,33 +205,44 @@ class Pass:
         return self.task.grid
 
 
-class TermWork(Protocol):
-    """Work of the workers on the terms of one sum; pickles to a few kilobytes."""
+class Numbered(Protocol):
+    """A computation with its number and its totals."""
+
+    @property
+    def number(self) -> int:
+        """Its place in the order."""
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The totals that it is part of."""
+
+
+class SumFunctions(Protocol):
+    """The functions that workers call to compute and to add up."""
 
     @property
     def phase(self) -> str:
         """Name of the tasks on the dashboard."""
-        ...
 
     @property
     def what(self) -> str:
-        """Word for one term, such as ``operator``."""
-        ...
+        """The unit that a number counts: operator, tile."""
 
     @property
-    def compute(self) -> Callable[..., Part]:
-        """``compute(terms, after)``: partial sum of a few terms; ``after`` is a dependency, its value unused."""
-        ...
+    def compute(self) -> Callable[..., Any]:
+        """``compute(calls, after)`` returns the result of several calls; it only waits for ``after``."""
 
     @property
-    def add(self) -> Callable[[list[Any]], Part]:
-        """Function that adds partial sums."""
-        ...
+    def add(self) -> Callable[[list[Any]], Any]:
+        """``add(results)`` returns their sum."""
+
+
+class TermWork(SumFunctions, Protocol):
+    """Work of the workers on the terms of one sum; pickles to a few kilobytes."""
 
     @property
     def keep(self) -> Callable[[Part], Part]:
         """Function that writes the total; it is durable on return."""
-        ...
 
 
 @dataclass(frozen=True)
