@@ -20,7 +20,7 @@ from halotile.graphs.kinds.sections import Cluster
 from halotile.registry import find
 from tests.cli.engine import RUNNER, Engine
 from tests.faults import REPOSITORY
-from tests.hpc import BLOCKS, HpcJob, finish
+from tests.hpc import BLOCKS, HpcJob, finish, wait_for
 
 SCRIPT = """
 import os, sys
@@ -185,15 +185,16 @@ def test_copies_that_mpirun_starts_become_workers_of_the_first(host: str, tmp_pa
         "PMIX_NAMESPACE": "run/1",
     }
     jobs = [HpcJob(tmp_path, launch | {"OMPI_COMM_WORLD_RANK": str(rank)}) for rank in range(3)]
-    HpcJob.create(tmp_path).set_pace(0.05)
+    HpcJob.create(tmp_path).set_pace(1)
     leave_behind(jobs[0].run_directory, host)
-    first, *others = [
-        finish(copy) for copy in [job.start("run", "job.yaml", "--allow-import") for job in jobs]
-    ]
+    copies = [job.start("run", "job.yaml", "--allow-import") for job in jobs]
+    # The first worker does not wait for the second.
+    wait_for(lambda: len({process for _, process, *_ in jobs[0].log()}) == 2)
+    jobs[0].set_pace(0)
+    first, *others = map(finish, copies)
     assert f"{BLOCKS} of {BLOCKS} done" in first
     assert others == ["", ""]
     jobs[0].check_whole()
-    assert len({process for _, process, *_ in jobs[0].log()}) == 2
 
 
 @pytest.mark.parametrize(
