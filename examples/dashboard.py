@@ -2,7 +2,7 @@
 
 ::
 
-    python examples/dashboard.py --out demo --picture docs/images/dashboard.png
+    python examples/dashboard.py --out demo --image docs/images/dashboard.png
 
 Needs Chromium with its driver, and selenium. The job is ``examples/dashboard.yaml``; its denoiser takes longer where there is more to
 see, and fails at some blocks, one of them for good, so that there is something to show.
@@ -92,7 +92,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("demo"))
-    parser.add_argument("--picture", type=Path, default=Path("docs/images/dashboard.png"))
+    parser.add_argument("--image", type=Path, default=Path("docs/images/dashboard.png"))
     given = parser.parse_args()
     from retina import Retina
 
