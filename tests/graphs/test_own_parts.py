@@ -18,6 +18,8 @@ from halotile.cli.config.loading import load_job
 from halotile.cli.config.schema import config_schema
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.reconstruct.job import PriorChoice
+from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.solvers.base import Problem, ReadVector, State, Step
@@ -182,3 +184,14 @@ def test_options_are_part_of_the_identity_and_of_the_schema(folder: Path) -> Non
         assert name in {
             each["properties"]["name"]["const"] for each in schema["properties"][section]["anyOf"]
         }
+
+
+@pytest.mark.parametrize("form", ["choice", "mapping"])
+def test_a_denoiser_of_a_prior_is_stored_as_a_file_has_it(folder: Path, form: str) -> None:
+    given = {"name": "gaussian", "sigma": 0.7}
+    denoiser: Any = given if form == "mapping" else DenoiserChoice(name="gaussian", options={"sigma": 0.7})
+    job = job_with(folder, PRIOR="{name: none}")
+    job = replace(job, prior=PriorChoice(name="pnp", options={"denoiser": denoiser}))
+    assert make_plan(job).documents.asked["prior"] == {"name": "pnp", "denoiser": given}
+    with pytest.raises(ConfigError, match="denoiser has no name"):
+        make_plan(replace(job, prior=PriorChoice(name="pnp", options={"denoiser": {"name": 7}})))

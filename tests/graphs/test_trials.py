@@ -20,6 +20,7 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.kinds.sections import DenoiserChoice, Tile
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.trials import denoiser_trials
 from tests.graphs.trials import deblurring
 from tests.support import job_of, noisy_image, write_zarr
 
@@ -379,3 +380,17 @@ def test_the_network_of_a_prior_is_tried_likewise(folder: Path) -> None:
     requested = deblurring(folder, "cpu", PriorChoice(name="pnp", options={"denoiser": choice}))
     with pytest.raises(MemoryRefused, match="Hungry needs more than that to be tried"):
         make_plan(replace(requested, allow_import=True, import_folder=str(folder)))
+
+
+def test_a_refusal_for_want_of_memory_is_no_verdict() -> None:
+    def refused() -> ConfigError:
+        try:
+            try:
+                raise MemoryError
+            except MemoryError:
+                raise ConfigError("it looks at the whole image") from None
+        except ConfigError as error:
+            return error
+
+    assert not denoiser_trials._is_verdict(refused())
+    assert denoiser_trials._is_verdict(ConfigError("it looks at the whole image"))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.function import GivenFunction
@@ -246,3 +247,17 @@ def test_probing_leaves_the_global_random_numbers_alone(network: Use) -> None:
     torch.manual_seed(1)
     probe(network(conv_stack), 2)
     assert torch.equal(torch.rand(3), expected)
+
+
+class Ahead(nn.Module):  # type: ignore[misc]
+    """The mean of the cell of a pixel and the 63 cells below it, and of it and those to the right; without a gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cells = functional.avg_pool2d(x.detach(), 8)
+        below = functional.avg_pool2d(functional.pad(cells, (0, 0, 0, 63)), (64, 1), 1)
+        right = functional.avg_pool2d(functional.pad(cells, (0, 63)), (1, 64), 1)
+        return functional.interpolate(below + right, scale_factor=8)
+
+
+def test_a_look_of_half_the_longest_window_is_found_on_both_axes(network: Use) -> None:
+    assert probe(network(Ahead), 2) == (511, 8)

@@ -22,8 +22,6 @@ class Chosen:
     name: str
     values: Mapping[str, Any]
     declared: Any
-    nested: Mapping[str, Any]
-    """Objects among the options, by option."""
 
     def as_part(self, schema: Any) -> Any:
         """Return it as a part of a job: an instance of the class of the choice."""
@@ -47,24 +45,25 @@ def read_choice(
     if name is None or declared is None:
         return None
     beside = {option: value for option, value in values.items() if option != key}
-    nested: dict[str, Any] = {}
     if choice.differs:
-        beside = _with_files(found, path, choice, declared, beside, nested)
-    else:
-        beside = _with_weights(found, declared, beside)
-    from halotile.graphs.rules.written_options import as_written, fault_of_option, written_form
+        from halotile.graphs.rules.written_options import as_written, written_form
 
-    written = as_written(declared) if is_nested else written_form(choice, declared)
+        written = as_written(declared) if is_nested else written_form(choice, declared)
+        beside = _with_files(found, path, choice, declared, beside)
+    else:
+        written, beside = declared, _with_weights(found, declared, beside)
     built, faults = check_fields(written, beside)
     for place, message in faults:
         if len(place) == 1 and place[0] not in field_types(written):
+            from halotile.graphs.rules.written_options import fault_of_option
+
             message = fault_of_option(choice, name, str(place[0])) or message
         found.fault((*path, *place), message)
     for file in built.files() if hasattr(built, "files") else ():
         if not os.path.exists(file):
             option = next((option for option in beside if str(beside[option]) == str(file)), "")
             found.fault((*path, option) if option else path, missing(file))
-    return Chosen(name, beside, built, nested)
+    return Chosen(name, beside, built)
 
 
 def _name(findings: Findings, path: KeyPath, choice: type[NamedChoice], name: Any) -> str | None:
@@ -115,9 +114,8 @@ def _with_files(
     choice: type[NamedChoice],
     declared: type,
     values: Mapping[str, Any],
-    nested: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the keys of a choice, with absolute paths of its input files; nested choices are checked, and objects noted."""
+    """Return the keys of a choice, with absolute paths of its input files; nested choices are checked."""
     from halotile.graphs.rules.written_options import stand_ins
 
     meant = stand_ins(declared) | {"data": "array"}
@@ -127,7 +125,7 @@ def _with_files(
         if meant.get(key) == "operators":
             resolved[key] = _nested(findings, place, choice, value)
         elif meant.get(key) == "denoiser":
-            resolved[key], nested[key] = _nested_denoiser(findings, place, value)
+            resolved[key] = _nested_denoiser(findings, place, value)
         elif key in meant:
             resolved[key] = findings.read(place, value)
         elif isinstance(value, dict):
@@ -138,13 +136,13 @@ def _with_files(
     return resolved
 
 
-def _nested_denoiser(findings: Findings, path: KeyPath, value: Any) -> tuple[Any, Any]:
-    """Return a denoiser among the options as a mapping, and the object; None for one with a fault."""
+def _nested_denoiser(findings: Findings, path: KeyPath, value: Any) -> Any:
+    """Return a denoiser among the options as a mapping."""
     if not isinstance(value, dict):
         findings.fault(path, f"{shown(value)} is not a mapping; write `{path[-1]}: {{name: {shown(value)}}}`")
-        return {}, None
+        return {}
     chosen = read_choice(findings, path, DenoiserChoice, value)
-    return ({"name": chosen.name, **chosen.values}, chosen.declared) if chosen else (value, None)
+    return {"name": chosen.name, **chosen.values} if chosen else value
 
 
 def _nested(findings: Findings, path: KeyPath, choice: type[NamedChoice], values: Any) -> Any:

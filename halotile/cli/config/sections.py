@@ -160,7 +160,7 @@ class _Check:
         chosen = read_choice(self.found, path, schema, values)
         if chosen is None:
             return None
-        self.declared |= {part: chosen.declared, **chosen.nested}
+        self.declared[part] = chosen.declared
         return chosen.as_part(schema)
 
     def _list(self, name: str, schema: type) -> Any:
@@ -239,7 +239,7 @@ class _Check:
         for name, schema in self.kind.sections.items():
             if self.tree.get(self.written[name]) is None and not self.kind.requires(name):
                 known_parts[name] = schema()
-        if "denoiser" in self.kind.sections or "denoiser" in self.declared:
+        if "denoiser" in self.kind.sections:
             known_parts.pop("denoiser", None)
             if self.declared.get("denoiser") is not None:
                 known_parts["denoiser"] = self.declared["denoiser"]

@@ -89,7 +89,7 @@ def _nested(value: Any, choice: type[NamedChoice], job: Job | None) -> Any:
         return make_chosen(value, job)
     if not isinstance(value, Mapping):
         return value
-    if "name" not in value:
+    if not isinstance(value.get("name"), str):
         raise ConfigError(f"{choice.word()} has no name. Write {{name: ...}} with its options.")
     return make_chosen(choice.nested(value), job)
 

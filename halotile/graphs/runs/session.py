@@ -58,7 +58,7 @@ class Session:
     ----------
     run : Run
         Number of workers, and their memory.
-    choice : RunningCluster
+    choice : Cluster
         The cluster section of the job.
     status : Status
         Receiver of reports.

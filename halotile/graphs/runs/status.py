@@ -147,11 +147,11 @@ class Status:
     def give_up(self, bad: BadBlock, output: OutputArray | None) -> None:
         """Report a block of an output, or of a scratch array, that failed for good."""
         self.watch.give_up(bad.number)
-        several = output is not None and len(self.plan.outputs) > 1
-        where = {"output": str(output.path)} if output is not None and several else {}
+        shown = output if len(self.plan.outputs) > 1 else None
+        where = {"output": str(shown.path)} if shown else {}
         reasons = {"index": bad.index, "error": bad.error, "traceback": bad.traceback}
         self.event("bad block", block=bad.number, **where, **reasons)
-        of_output = f" of {output.path.name}" if output is not None and several else ""
+        of_output = f" of {shown.path.name}" if shown else ""
         self.report(
             f"block {bad.number}{of_output} at {bad.region.start}–{bad.region.stop} failed: {bad.error}"
         )

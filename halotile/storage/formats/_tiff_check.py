@@ -21,6 +21,8 @@ _TYPES |= {12: "f8", 13: "u4", 16: "u8", 17: "i8", 18: "u8"}
 _SEGMENTS = ((273, 279), (324, 325))
 """Tags of the offsets and lengths of strips, and of tiles."""
 _WIDTH, _LENGTH, _SAMPLES, _ROWS, _PLANAR, _TILE_WIDTH, _TILE_LENGTH = 256, 257, 277, 278, 284, 322, 323
+_OLD_JPEG = 513
+"""Tag of pages, mostly thumbnails, whose pixels are a JPEG file instead of strips."""
 _SUB_DIRECTORIES = 330
 _LAST_STANDARD_TAG = 532
 _ADVICE = "Copy it again from its origin."
@@ -68,7 +70,7 @@ class _Directories:
                 values[int(entry["tag"])] = self._value(start + number * self.entry.itemsize, entry)
         for offsets, lengths in _SEGMENTS:
             self._check_segments(values.get(offsets), values.get(lengths))
-        if _WIDTH in values and _LENGTH in values:
+        if _WIDTH in values and _LENGTH in values and _OLD_JPEG not in values:
             _check_count(values)
         following = int(self._read(self.word, start + count * self.entry.itemsize, 1)[0])
         return [following, *(int(n) for n in values.get(_SUB_DIRECTORIES, ()))]

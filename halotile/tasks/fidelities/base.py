@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fidelity:
+class Fidelity(ABC):
     """Distance between a measurement and the forward of an image, pixel by pixel. Its fields are options of a job."""
 
     name: ClassVar[str]
@@ -18,14 +19,14 @@ class Fidelity:
     needs_start: ClassVar[bool] = False
     """True where an image of zeros cannot be started from."""
 
+    @abstractmethod
     def value(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
         """The contribution of each pixel to the misfit, in double precision."""
-        raise NotImplementedError
 
+    @abstractmethod
     def slope(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
         """The derivative of the misfit by ``seen``, in the dtype of ``seen``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def curvature(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
         """The derivative of the slope by ``seen``, in the dtype of ``seen``."""
-        raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
@@ -18,7 +19,7 @@ from halotile.tasks.shared import Shared
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prior:
+class Prior(ABC):
     """A prior ``g`` on lazy images. Its fields are options of a job."""
 
     name: ClassVar[str]
@@ -27,13 +28,13 @@ class Prior:
     is_there: ClassVar[bool] = True
     """False for ``g = 0``."""
 
+    @abstractmethod
     def prox(self, image: Readable, step: float) -> Readable:
         """``argmin_u |u - x|² / 2 + step g(u)``, or its substitute."""
-        raise NotImplementedError
 
+    @abstractmethod
     def slope(self, image: Readable) -> Readable | None:
         """The gradient of ``g`` at ``x``, or its substitute; None for none."""
-        raise NotImplementedError
 
     def density(self, image: Readable) -> Readable | None:
         """The contribution of each pixel of ``x`` to ``g``; None if ``g`` is unknown."""

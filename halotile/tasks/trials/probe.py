@@ -172,7 +172,7 @@ def check_ragged(denoiser: Denoiser, image: tuple[int, ...]) -> None:
 def _probe_axis(trial: Trial, axis: int, likely: tuple[int, int] | None) -> tuple[int, int]:
     """Probe receptive field and alignment along one axis; ``likely`` are those along another one."""
     reach, shift = likely or (0, 1)
-    lengths = [n for n in LENGTHS[trial.dims] if n > 2 * reach + 2]
+    lengths = [n for n in LENGTHS[trial.dims] if n > 2 * reach + 2] or LENGTHS[trial.dims][-1:]
     _check_finite(trial, trial.noise(trial.shape(axis, LENGTHS[trial.dims][0])))
     exceeded = 0
     for length in lengths:

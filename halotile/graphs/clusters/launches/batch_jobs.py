@@ -177,7 +177,7 @@ def worker_script(run: sections.Run, choice: sections.Cluster, directory: Path) 
     ----------
     run : Run
         With its number of workers decided.
-    choice : RunningCluster
+    choice : Cluster
         The cluster section.
     directory : Path
         The run directory.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.measurements.operators import written
 from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
+from halotile.graphs.kinds.sections import NamedChoice
 from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.trials.gpu_trials import written_tiles
 from halotile.tasks.priors.base import denoised_of
@@ -15,12 +15,16 @@ from halotile.tasks.priors.base import denoised_of
 
 def given_parts(job: Reconstruction) -> dict[str, Any]:
     """Return the parts that a job file writes differently: objects that only a script can pass are described."""
-    options = {
-        key: value if isinstance(value, Mapping) or key != "denoiser" else describe_denoiser(value)
-        for key, value in job.prior.options.items()
-    }
+    options = {key: _given(value) for key, value in job.prior.options.items()}
     prior = {"name": job.prior.name, **options}
     return {"operators": [written(choice) for choice in job.operators], "prior": prior}
+
+
+def _given(value: Any) -> Any:
+    """Return an option of a prior; a denoiser from a script as the mapping that a file has."""
+    if isinstance(value, NamedChoice):
+        return {"name": value.name, **value.options}
+    return describe_denoiser(value) if hasattr(value, "build") else value
 
 
 def decided_parts(work: Inversion) -> dict[str, Any]:

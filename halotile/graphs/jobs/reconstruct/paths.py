@@ -47,6 +47,8 @@ def _whole_option(key: str, value: Any, kind: str | None, choice: type[NamedChoi
 
 
 def _whole_mapping(written: Any, choice: type[NamedChoice]) -> Any:
+    if isinstance(written, DenoiserChoice):
+        return replace(written, options=_whole_options(written, written.options))
     if not (isinstance(written, dict) and "name" in written):
         return written
     inner = {key: value for key, value in written.items() if key != "name"}

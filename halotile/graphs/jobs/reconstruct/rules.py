@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from halotile.errors import HalotileError
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice, SolverChoice
@@ -122,9 +122,9 @@ def _solvers(fits: Callable[[SolverTraits], bool]) -> str:
 
 def _prior_of_solver(prior: PriorChoice, solver: SolverChoice) -> Faults:
     traits = _traits(solver.name)
-    if traits is None or prior.name not in names("priors"):
+    if traits is None:
         return
-    prior_by, kind = traits.prior_by, find("priors", prior.name).PRIOR
+    prior_by, kind = traits.prior_by, cast(Any, PriorChoice.declared(prior.name))
     if prior_by is None and kind.is_there:
         yield (
             ("prior", "name"),
@@ -179,9 +179,9 @@ def _checkpoints_of_solver(solver: SolverChoice, fuse: bool | Auto) -> Faults:
 
 def _fidelity_of_solver(fidelity: FidelityChoice, solver: SolverChoice) -> Faults:
     traits = _traits(solver.name)
-    if traits is None or not traits.needs_squares or _kind_of(fidelity).is_square:
+    if traits is None or not traits.needs_squares or _kind_of(fidelity.name).is_square:
         return
-    squares = [name for name in names("fidelities") if _kind_of(FidelityChoice(name=name)).is_square]
+    squares = [name for name in FidelityChoice.accepted() if _kind_of(name).is_square]
     yield (
         ("fidelity", "name"),
         f"{fidelity.name} with solver {solver.name}, which works on {' and '.join(squares)} alone; write "
@@ -190,7 +190,7 @@ def _fidelity_of_solver(fidelity: FidelityChoice, solver: SolverChoice) -> Fault
 
 
 def _start_of_fidelity(fidelity: FidelityChoice, start: str | None) -> Faults:
-    if _kind_of(fidelity).needs_start and start is None:
+    if _kind_of(fidelity.name).needs_start and start is None:
         yield (
             ("fidelity", "name"),
             f"{fidelity.name} divides by what the image gives, and zeros give nothing; write start: FILE, an image above 0 such as "
@@ -198,10 +198,9 @@ def _start_of_fidelity(fidelity: FidelityChoice, start: str | None) -> Faults:
         )
 
 
-def _kind_of(fidelity: FidelityChoice) -> type[Fidelity]:
+def _kind_of(name: str) -> type[Fidelity]:
     """Return the class of a data fidelity, whose declarations are read."""
-    declared: type[Fidelity] = find("fidelities", fidelity.name).FIDELITY
-    return declared
+    return FidelityChoice.declared(name)
 
 
 def _exact_engines(operators: tuple[OperatorChoice, ...], exact: bool) -> Faults:
@@ -237,7 +236,6 @@ OPERATOR_RULES = (_some_operator, _exact_engines)
 RULES = (
     *OPERATOR_RULES,
     _sizes_of_image,
-    check_depth,
     _depth_of_prior,
     _prior_of_solver,
     _step_of_solver,

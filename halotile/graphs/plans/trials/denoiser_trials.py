@@ -212,8 +212,9 @@ def _try_code(
 
 
 def _is_verdict(error: BaseException) -> bool:
-    """Return whether the code itself is refused: what it raised may have a cause outside of it, such as a missing file."""
-    return isinstance(error, ConfigError) and (error.__cause__ is None or _is_verdict(error.__cause__))
+    """Return True where the code itself is refused: another exception may have had a cause outside, such as a missing file or memory."""
+    origin = error.__cause__ or error.__context__
+    return isinstance(error, ConfigError) and (origin is None or _is_verdict(origin))
 
 
 def _find_reach(
