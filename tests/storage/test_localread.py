@@ -170,6 +170,16 @@ def test_other_layouts_are_left_to_zarr(tmp_path: Path, options: dict[str, Any])
     assert open_local(tmp_path, array.dtype, array.fill_value) is None
 
 
+@pytest.mark.parametrize("odd", [True, None, 3, "ab", [None, 16]])
+def test_odd_metadata_are_left_to_zarr(tmp_path: Path, odd: Any) -> None:
+    array = zarr.create_array(tmp_path, shape=(16, 16), chunks=(16, 16), dtype="f4")
+    document = tmp_path / "zarr.json"
+    metadata = json.loads(document.read_text())
+    metadata["chunk_grid"]["configuration"]["chunk_shape"] = odd
+    document.write_text(json.dumps(metadata))
+    assert open_local(tmp_path, array.dtype, array.fill_value) is None
+
+
 def test_missing_metadata_are_left_to_zarr(tmp_path: Path) -> None:
     assert open_local(tmp_path, np.dtype("f4"), 0) is None
 

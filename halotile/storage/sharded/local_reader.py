@@ -71,7 +71,16 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
     fill = native.type(0) if fill is None else fill
     for name, parse in (("zarr.json", _parse_v3), (".zarray", _parse_v2)):
         if (folder / name).is_file():
-            return parse(folder / name, json.loads((folder / name).read_text()), native, fill)
+            metadata = json.loads((folder / name).read_text())
+            try:
+                return parse(folder / name, metadata, native, fill)
+            except (
+                AttributeError,
+                KeyError,
+                TypeError,
+                ValueError,
+            ):  # odd values, which zarr may take or refuse
+                return None
     return None
 
 
