@@ -139,7 +139,7 @@ class TileRunner:
         channels_out: int,
         sides: Mapping[str, NDArray[Any]],
     ) -> NDArray[Any]:
-        """Denoise ``core``: :meth:`stage`, :meth:`launch` and :meth:`Computed.collect` in turn."""
+        """Denoise ``core``: :meth:`stage`, :meth:`launch` and :meth:`QueuedCore.collect` in turn."""
         if self._batch_too_large:
             self._halve_batch()
         return self.launch(self.stage(pixels, sides), available, core, channels_out).collect()

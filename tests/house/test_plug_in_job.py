@@ -108,6 +108,8 @@ def test_its_job_is_validated_and_its_mistakes_have_words(place: Place) -> None:
     wrong = place.call("validate", "job.yaml", "--set", "radius=0", "--set", "inptu.path=x", code=2)
     assert "radius: 0 is too small; write at least 1" in wrong
     assert "inptu: unknown key; did you mean input?" in wrong
+    unread = place.call("validate", "job.yaml", "--set", "run.on_nan=fail", code=2)
+    assert "run.on_nan: fail, and this kind of job does not search what it reads for NaN" in unread
 
 
 def test_its_keys_are_in_the_schema(place: Place) -> None:
@@ -166,6 +168,10 @@ def test_it_runs_is_killed_resumed_verified_and_repaired(place: Place) -> None:
     other = place.call("run", "job.yaml", "--set", "radius=4", code=2)
     assert "belongs to a different job" in other
     assert "radius was 5, is 4" in other
+    os.utime(place.folder / "in.zarr/c/0/0")
+    assert "run with --same-input" in place.call("run", "job.yaml", code=2)
+    same = json.loads(place.call("run", "job.yaml", "--same-input", "--json", "--quiet"))
+    assert same["resumed"] == same["total"]
     stranger = JOB.replace(f"path: {FIRST}", f"path: {SECOND}").replace(
         f"overview: {SECOND}", "overview: a.zarr"
     )

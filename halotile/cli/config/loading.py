@@ -177,8 +177,10 @@ def load_saved_job(path: Path, flags: Flags = NO_FLAGS, *, has_begun: bool = Fal
         ) from None
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}). Run the configuration again instead.") from None
-    if has_begun and isinstance(tree, dict) and isinstance(tree.get("output"), dict):
-        tree["output"].pop("overwrite", None)
+    if has_begun and isinstance(tree, dict):
+        for section in tree.values():
+            if isinstance(section, dict):
+                section.pop("overwrite", None)
     return check_saved_job(tree, path.parent, str(path), flags)
 
 

@@ -31,7 +31,7 @@ def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> Job:
     output = _output_beside(directory)
     if output is None or os.path.lexists(job.place) or os.path.lexists(belongs):
         raise ConfigError(_refusal(directory, job.place, output))
-    _move_job(RunDirectory(Path(os.path.realpath(directory))), output)
+    _move_job(RunDirectory(Path(os.path.realpath(directory))), job.place, str(output))
     return job.moved_to(str(output))
 
 
@@ -54,20 +54,27 @@ def _refusal(directory: Path, before: str, output: Path | None) -> str:
     )
 
 
-def _move_job(run: RunDirectory, output: Path) -> None:
+def _move_job(run: RunDirectory, before: str, place: str) -> None:
     """Record the present place of the output: a later file at the old place may belong to another job."""
     with run.lock():
         job = run.read_job()
         assert job is not None  # it was read just before
-        run.write_job(moved(job, str(output)))
+        run.write_job(moved(job, before, place))
 
 
-def moved(job: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return a stored job with its first output at another path."""
-    if "path" in job.get("output", {}):
-        return job | {"output": job["output"] | {"path": place}}
-    first, *others = job["operators"]
-    return job | {"operators": [first | {"data": place}, *others]}
+def moved(part: Any, before: str, place: str) -> Any:
+    """Return a stored job, or a part of it, with another path wherever it names the path of its first output.
+
+    Examples
+    --------
+    >>> moved({"job": "denoise", "output": {"path": "/a.zarr"}}, "/a.zarr", "/b.zarr")
+    {'job': 'denoise', 'output': {'path': '/b.zarr'}}
+    """
+    if isinstance(part, dict):
+        return {key: moved(value, before, place) for key, value in part.items()}
+    if isinstance(part, list):
+        return [moved(value, before, place) for value in part]
+    return place if part == before else part
 
 
 def saved_job_of(output: Path, *, allow_import: bool = False) -> Job | None:

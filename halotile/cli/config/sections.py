@@ -20,9 +20,8 @@ from halotile.cli.config.yaml_source import Document
 from halotile.errors import HalotileError
 from halotile.graphs.kinds.finder import find_kind, kind_names
 from halotile.graphs.kinds.sections import OWN, Cluster, Job
-from halotile.graphs.rules.check import checks_of
+from halotile.graphs.rules.check import checks_of, common_checks, rules_of
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
-from halotile.graphs.rules.values import COMMON
 from halotile.graphs.words import nearest, shown
 
 FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-import to the command"}
@@ -89,8 +88,8 @@ class _Check:
     def __init__(self, found: Findings, tree: dict[str, Any], kind: JobKeys) -> None:
         self.found = found
         job = find_kind(kind.schema.kind) if issubclass(kind.schema, Job) else None
-        self.value_checks = checks_of(job) if job else COMMON
-        self.rules = (*job.rules, *OF_CLUSTERS) if job else OF_CLUSTERS
+        self.value_checks = checks_of(job) if job else common_checks(kind.sections)
+        self.rules = rules_of(job) if job else OF_CLUSTERS
         self.tree = tree
         self.kind = kind
         self.written = {part: self._key_of(part) for part in kind.keys}

@@ -61,6 +61,8 @@ class JobKind:
         Keys of the identity that describe the input, where ``--same-input`` can accept another input.
     makes_data : bool
         The ``data`` of operators are written, not read.
+    checks_nan : bool
+        Its blocks obey ``run.on_nan``; the rules refuse that key for other kinds.
     to_replace : str
         Text of an error: what to write to replace existing outputs.
     on_cpu : str
@@ -82,6 +84,7 @@ class JobKind:
     identity_words: Mapping[str, str] = field(default_factory=dict)
     inputs: Sequence[str] = ()
     makes_data: bool = False
+    checks_nan: bool = False
     to_replace: str = "output.overwrite: true"
     on_cpu: str = ""
     essentials: Callable[[dict[str, Any]], dict[str, Any]] = dict

@@ -1,4 +1,4 @@
-"""The kinds of jobs by name: folders beside this file, and entry points ``halotile.jobs`` of installed packages."""
+"""The kinds of jobs by name: folders in ``graphs/jobs``, and entry points ``halotile.jobs`` of installed packages."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -103,29 +103,34 @@ def _on_any_device(identity: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-INPUT_KEYS = ("input", "sides")
-"""The parts of an identity that describe the input."""
-
-
-def may_be_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def may_be_same(before: Mapping[str, Any], now: Mapping[str, Any], inputs: Sequence[str]) -> bool:
     """Return True where two jobs may read the same images, repaired or moved: equal shape, type and axes.
+
+    Parameters
+    ----------
+    before, now : mapping
+        Identities of the jobs.
+    inputs : sequence of str
+        The keys that describe the input: each an image, or images by name. Without any, nothing can be the same.
 
     Examples
     --------
-    >>> before = {"input": {"shape": [9, 9], "dtype": "uint8", "axes": "yx", "mtime_ns": 1}, "sides": {}}
-    >>> may_be_same(before, before | {"input": before["input"] | {"mtime_ns": 2}})
+    >>> before = {"input": {"shape": [9, 9], "dtype": "uint8", "axes": "yx", "mtime_ns": 1}}
+    >>> may_be_same(before, {"input": before["input"] | {"mtime_ns": 2}}, ["input"])
     True
-    >>> may_be_same(before, before | {"input": before["input"] | {"shape": [9, 8]}})
+    >>> may_be_same(before, {"input": before["input"] | {"shape": [9, 8]}}, ["input"])
     False
     """
-    if not all(name in identity for identity in (before, now) for name in INPUT_KEYS):
-        return False  # a reconstruction has an entry for each operator
-    return _forms(before) == _forms(now)
+    return bool(inputs) and all(_forms(before.get(key)) == _forms(now.get(key)) for key in inputs)
 
 
-def _forms(identity: Mapping[str, Any]) -> dict[str, list[Any]]:
-    images = {"": identity["input"], **identity["sides"]}
-    return {name: [image[key] for key in ("shape", "dtype", "axes")] for name, image in images.items()}
+def _forms(images: Any) -> Any:
+    """Return the shape, type and axes of an image, or of each image of a mapping."""
+    if not isinstance(images, Mapping):
+        return images
+    if "shape" not in images:
+        return {name: _forms(image) for name, image in images.items()}
+    return [images.get(key) for key in ("shape", "dtype", "axes")]
 
 
 def _word(value: Any) -> str:

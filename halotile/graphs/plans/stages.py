@@ -134,7 +134,7 @@ def relate(
         return identity, Earlier(is_discarded=request.fresh)
     before, inputs = previous["identity"], kind_of(job).inputs
     same_inputs: list[dict[str, Any]] = previous.get("same_inputs", [])
-    if inputs and may_be_same(before, identity):
+    if may_be_same(before, identity, inputs):
         images = {name: identity[name] for name in inputs}
         images_before = {name: before[name] for name in inputs}
         if request.same_input and images not in [images_before, *same_inputs]:

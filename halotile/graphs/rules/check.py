@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_type_hints
 
 from halotile.errors import ConfigError
-from halotile.graphs.kinds.base import Check, JobKind
+from halotile.graphs.kinds.base import Check, JobKind, Rule
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Job
-from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
+from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules, no_check_for_nan
 from halotile.graphs.rules.values import COMMON
-from halotile.graphs.words import dotted, expected, fits, shown
+from halotile.graphs.words import dotted, expected, fits, parts, shown
 
 Position = tuple[str | int, ...]
 """Keys that lead to a value of a job."""
@@ -38,10 +38,9 @@ def check_job(job: Job) -> None:
     kind = kind_of(job)
     faults_found = dict(_value_faults(job, checks_of(kind)))
     if not faults_found:
-        parts = {
-            name: getattr(job, name) for name, hint in get_type_hints(type(job)).items() if hint is not Any
-        }
-        faults_found = disagreements(kind, {name: part for name, part in parts.items() if name != "denoiser"})
+        hints = get_type_hints(type(job))
+        names = [name for name, hint in hints.items() if hint is not Any and name != "denoiser"]
+        faults_found = disagreements(kind, {name: getattr(job, name) for name in names})
     faults = [f"{dotted(position)}: {message}" for position, message in faults_found.items()]
     if len(faults) > 1:
         faults.insert(0, f"{len(faults)} problems in the job; nothing was started")
@@ -51,7 +50,35 @@ def check_job(job: Job) -> None:
 
 def checks_of(kind: JobKind) -> Mapping[tuple[str, str], Check]:
     """Return the checks of all values of a kind of job, by section and key."""
-    return {**COMMON, **kind.checks}
+    return {**common_checks(get_type_hints(kind.job)), **kind.checks}
+
+
+def common_checks(sections: Mapping[str, Any]) -> Mapping[tuple[str, str], Check]:
+    """Return the checks of the sections of a common type, whatever their names.
+
+    Parameters
+    ----------
+    sections : mapping
+        The type of each section by its name.
+
+    Examples
+    --------
+    >>> from halotile.graphs.kinds.sections import Output
+    >>> sorted(common_checks({"target": Output}))
+    [('target', 'chunk'), ('target', 'dtype'), ('target', 'path'), ('target', 'shard')]
+    """
+    return {
+        (name, key): check
+        for name, hint in sections.items()
+        for part in parts(hint)
+        for (section, key), check in COMMON.items()
+        if isinstance(part, type) and issubclass(part, section)
+    }
+
+
+def rules_of(kind: JobKind) -> tuple[Rule, ...]:
+    """Return the rules for the parts of a kind of job: its own first."""
+    return (*kind.rules, *OF_CLUSTERS, *(() if kind.checks_nan else (no_check_for_nan,)))
 
 
 def disagreements(kind: JobKind, parts: Mapping[str, Any]) -> dict[Position, str]:
@@ -71,7 +98,7 @@ def disagreements(kind: JobKind, parts: Mapping[str, Any]) -> dict[Position, str
     >>> disagreements(find_kind("reconstruct"), {"solver": SolverChoice(name="cg"), "prior": PriorChoice(name="l1")})
     {('prior', 'name'): 'l1 with solver cg, which knows no prior; write none, or solver.name: admm, fista, gd or pgd'}
     """
-    return apply_rules((*kind.rules, *OF_CLUSTERS), parts)
+    return apply_rules(rules_of(kind), parts)
 
 
 def _value_faults(job: Job, checks: Mapping[tuple[str, str], Check]) -> Iterator[tuple[Position, str]]:

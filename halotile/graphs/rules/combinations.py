@@ -144,6 +144,15 @@ def _encryption_of_cluster(cluster: Cluster) -> Faults:
         yield ("cluster", "address"), f"{address} is not encrypted; write {instead}"
 
 
+def no_check_for_nan(run: Run) -> Faults:
+    """Yield a check of the input that this kind of job does not make."""
+    if run.on_nan != "propagate":
+        yield (
+            ("run", "on_nan"),
+            f"{run.on_nan}, and this kind of job does not search what it reads for NaN; leave it out",
+        )
+
+
 OF_CLUSTERS: tuple[Rule, ...] = (
     _scheduler_of_cluster,
     _keys_of_cluster,

@@ -17,7 +17,7 @@ from typing import Any
 from halotile import registry
 from halotile.graphs.clusters.launches.walltime import is_walltime
 from halotile.graphs.kinds.base import Check
-from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.kinds.sections import Cluster, Input, Output, Run, Tile, parse_bytes
 from halotile.graphs.words import nearest, shown
 
 LEAST_MEMORY_BYTES = 64 * 2**20
@@ -199,32 +199,32 @@ def _directives(value: Any) -> str | None:
     return None
 
 
-COMMON: Mapping[tuple[str, str], Check] = {
-    ("input", "path"): filled,
-    ("input", "level"): AtLeast(0),
-    ("input", "axes"): _axes,
-    ("input", "range"): _range,
-    ("output", "path"): output_path,
-    ("output", "shard"): AtLeast(1),
-    ("output", "chunk"): AtLeast(1),
-    ("output", "dtype"): _dtype,
-    ("tile", "size"): AtLeast(1),
-    ("tile", "depth"): AtLeast(0),
-    ("tile", "batch"): AtLeast(1),
-    ("tile", "block"): AtLeast(1),
-    ("tile", "axes"): _axes,
-    ("run", "workers"): AtLeast(1),
-    ("run", "retries"): AtLeast(0),
-    ("run", "memory_per_worker"): _memory,
-    ("run", "stall_seconds"): Above(0),
-    ("cluster", "kind"): Named("cluster", "clusters", besides=("auto",)),
-    ("cluster", "address"): _address,
-    ("cluster", "walltime"): _walltime,
-    ("cluster", "queue"): _one_line,
-    ("cluster", "account"): _one_line,
-    ("cluster", "interface"): _one_line,
-    ("cluster", "directives"): _directives,
-    ("cluster", "cores"): AtLeast(1),
-    ("cluster", "gpus"): AtLeast(0),
+COMMON: Mapping[tuple[type, str], Check] = {
+    (Input, "path"): filled,
+    (Input, "level"): AtLeast(0),
+    (Input, "axes"): _axes,
+    (Input, "range"): _range,
+    (Output, "path"): output_path,
+    (Output, "shard"): AtLeast(1),
+    (Output, "chunk"): AtLeast(1),
+    (Output, "dtype"): _dtype,
+    (Tile, "size"): AtLeast(1),
+    (Tile, "depth"): AtLeast(0),
+    (Tile, "batch"): AtLeast(1),
+    (Tile, "block"): AtLeast(1),
+    (Tile, "axes"): _axes,
+    (Run, "workers"): AtLeast(1),
+    (Run, "retries"): AtLeast(0),
+    (Run, "memory_per_worker"): _memory,
+    (Run, "stall_seconds"): Above(0),
+    (Cluster, "kind"): Named("cluster", "clusters", besides=("auto",)),
+    (Cluster, "address"): _address,
+    (Cluster, "walltime"): _walltime,
+    (Cluster, "queue"): _one_line,
+    (Cluster, "account"): _one_line,
+    (Cluster, "interface"): _one_line,
+    (Cluster, "directives"): _directives,
+    (Cluster, "cores"): AtLeast(1),
+    (Cluster, "gpus"): AtLeast(0),
 }
-"""Checks of the sections that several kinds of jobs share, by section and key. Empty values are not checked."""
+"""Checks of the sections that several kinds of jobs share, by type of the section and key. Empty values are not checked."""

@@ -112,7 +112,7 @@ class Session:
                 wanted.through(cluster, preparing=phase)
             except (Stalled, ConnectionError, TimeoutError) as error:
                 wanted.untidy = True
-                self._end()
+                self._end(report=not isinstance(error, Stalled))  # a worker that hangs answers nobody
                 restarts = 0 if len(wanted.journal.done) > before else restarts + 1
                 if restarts >= RESTARTS:
                     raise

@@ -17,4 +17,5 @@ KIND = JobKind(
     how=("tile",),
     identity_words={"sides": "input.sides", "range": "input.range"},
     inputs=("input", "sides"),
+    checks_nan=True,
 )

@@ -43,7 +43,8 @@ KIND = JobKind(
     headline=headline,
     rows=plan_rows,
     checks={key: CHECKS[key] for key in CHECKS if key[0] == "operators"}
-    | {("", "reference"): filled, ("noise", "background"): AtLeast(0)},
+    | {("", "reference"): filled, ("noise", "background"): AtLeast(0)}
+    | {("output", key): AtLeast(1) for key in ("shard", "chunk")},
     rules=OPERATOR_RULES,
     how=("exact",),
     makes_data=True,

@@ -118,7 +118,7 @@ def growth_of(memory_bytes: int, itemsize: int, source: Source, previous: Mappin
         The stored plan of the run that is resumed.
     """
     allowed = min(memory_bytes // 8, (memory_bytes - IMPORTS_BYTES) // SHARES)
-    previous_shard = tuple(previous["identity"]["layout"]["shard"]) if previous else None
+    previous_shard = tuple(previous["outputs"][0]["layout"]["shard"]) if previous else None
     return Growth(max(0, allowed) // max(4, itemsize), source.shards, previous_shard)
 
 

@@ -282,11 +282,8 @@ def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
         words = identity_words(plan.kind.identity_words)
         images = tuple(f"{words.get(name, name)}." for name in plan.kind.inputs)
         mended, moved = "", ""
-        if (
-            images
-            and may_be_same(previous["identity"], plan.identity)
-            and all(d.startswith(images) for d in differs)
-        ):
+        is_alike = may_be_same(previous["identity"], plan.identity, plan.kind.inputs)
+        if is_alike and all(line.startswith(images) for line in differs):
             if any(".path was " in line for line in differs):
                 moved = " --same-input takes your word that these are the same pixels at another place: every block that is done stays."
             else:
