@@ -111,7 +111,7 @@ def _remedy(plan: Plan, bad: tuple[BadBlock, ...]) -> str:
     if not all(b.kind in ("input", "damaged") for b in bad):
         return (
             "Mend the cause and run again: only these are redone. After a change of the image or of your code run with "
-            "--fresh to start over; other options of the denoiser are another job, which also takes output.overwrite: true."
+            "--fresh to start over; other options are another job, which also takes output.overwrite: true."
         )
     may_stay = any("run.on_nan: propagate" in b.error for b in bad)
     redo = "Run again with run.on_nan: propagate to do only these. " if may_stay else ""

@@ -238,8 +238,8 @@ class BlockPass:
         block = self.task.grid.block_at(answer.numbers[0])
         if isinstance(error, KilledWorker):
             text = (
-                "every worker that took it died. If it was for memory, write a smaller tile.size or tile.batch, "
-                "or more run.memory_per_worker"
+                "every worker that took it died. If it was for memory, write more run.memory_per_worker, "
+                "or smaller tiles or shards"
             )
         else:
             text = f"{type(error).__name__}: {error}"
