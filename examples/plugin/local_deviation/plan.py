@@ -81,7 +81,10 @@ def plan(job: LocalDeviation, request: PlanRequest) -> Plan:
     identity, earlier = relate(job, identity, begun, request)
     needed = IMPORTS_BYTES + 8 * HELD * math.prod(n + 2 * job.radius for n in deviation.grid.block)
     need = Need(
-        f"one block of {list(deviation.grid.block)}", needed, "most are its pixels", "Write a smaller output.shard."
+        f"one block of {list(deviation.grid.block)}",
+        needed,
+        "most are its pixels",
+        "Write a smaller output.shard.",
     )
     return Plan(
         job=computing.job,
