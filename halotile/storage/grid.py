@@ -233,3 +233,17 @@ def align_outward(window: Region, align: tuple[int, ...], shape: tuple[int, ...]
         b if b >= n else min(-(-b // k) * k, n) for b, k, n in zip(window.stop, align, shape, strict=True)
     )
     return Region(start, stop)
+
+
+def valid_part(window: Region, depth: Depth, image: tuple[int, ...]) -> Region:
+    """The part of a window that its ends do not affect, unless they are those of the image.
+
+    Examples
+    --------
+    >>> valid_part(Region((0, 8), (16, 32)), ((2, 2), (3, 3)), (64, 32))
+    Region(start=(0, 11), stop=(14, 32))
+    """
+    return Region(
+        tuple(a + before if a != 0 else a for a, (before, _) in zip(window.start, depth, strict=True)),
+        tuple(b - after if b != n else b for b, (_, after), n in zip(window.stop, depth, image, strict=True)),
+    )

@@ -102,7 +102,8 @@ class DenoiseStages:
 
     def check(self) -> None:
         """Refuse a denoiser whose result for a tile depends on the tiles before it."""
-        check_purity(self.task.denoiser, len(self.task.roles.spatial), self.tiles.cpu_model)
+        task = self.task
+        check_purity(task.denoiser, len(task.roles.spatial), self.tiles.cpu_model, task.sides)
 
     def read(self, block: Block) -> ReadBlock:
         """Read the window of the image and of each side input, and stage them."""

@@ -1,7 +1,7 @@
 """Digests of a user's own code that are the same in every process and change with the code.
 
-Code that is imported by name is identified by its source files: those of its module, and of every module that these
-import from the same folder. An object from a script is identified by its byte code, and by
+Code that is imported by name is identified by its source files: those of its module, and of every module of the user's own
+that these import. An object from a script is identified by its byte code, and by
 everything that it uses: constants, defaults, closures, globals, the state of objects.
 """
 
@@ -38,15 +38,14 @@ def imported_digest(reference: str, value: Any) -> str:
     >>> len(imported_digest("json:dumps", None))
     16
     """
-    name = reference.partition(":")[0]
-    root, files = _root(name), source_files(name)
-    if root is None or not files:  # such as a module of a notebook
+    files = _sources(reference.partition(":")[0])
+    if not files:  # such as a module of a notebook
         return value_digest(value)
     digest = hashlib.sha256()
-    for file in files:
+    for file, folder in sorted(files.items()):
         content = file.read_bytes()
         # Relative to the folder: moving a project does not change the digest.
-        digest.update(f"{file.relative_to(root)} {len(content)}\n".encode() + content)
+        digest.update(f"{file.relative_to(folder)} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:DIGITS]
 
 
@@ -55,19 +54,39 @@ def source_files(name: str) -> list[Path]:
 
     For an installed package these are all its sources; for the standard library none.
     """
+    return sorted(_sources(name))
+
+
+def _sources(name: str) -> dict[Path, Path]:
+    """Each of these files, and the folder in which its topmost package lies."""
     root, top = _root(name), name.partition(".")[0]
     if root is None or top in sys.stdlib_module_names:
-        return []
+        return {}
     if _is_installed(root):
-        return sorted((root / top).rglob("*.py")) or list(_files_of(root, top))
-    known: dict[Path, None] = {}
-    pending = [name]
+        return dict.fromkeys(sorted((root / top).rglob("*.py")) or _files_of(root, top), root)
+    known: dict[Path, Path] = {}
+    pending = [(name, root)]
+    asked = {name}
     while pending:
-        for file in _files_of(root, pending.pop()):
+        module, folder = pending.pop()
+        files = list(_files_of(folder, module))
+        if not files and (elsewhere := _own_root(module)):
+            folder, files = elsewhere, list(_files_of(elsewhere, module))
+        for file in files:
             if file not in known:
-                known[file] = None
-                pending += _imports(file, root)
-    return sorted(known)
+                known[file] = folder
+                wanted = set(_imports(file, folder)) - asked
+                asked |= wanted
+                pending += [(imported, folder) for imported in wanted]
+    return known
+
+
+def _own_root(name: str) -> Path | None:
+    """The folder of a module of the user's own; None for one of Python, or of an installed package."""
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        return None
+    root = _root(name)
+    return None if root is None or _is_installed(root) else root
 
 
 def _root(name: str) -> Path | None:
@@ -133,8 +152,13 @@ def value_digest(value: Any) -> str:
     return _Walk(value).digest.hexdigest()[:DIGITS]
 
 
-def whole_digest(value: Any) -> str | None:
+def whole_digest(value: Any, *, with_code: bool = True) -> str | None:
     """Digest in full length; None if a part cannot be inspected, such as an open file or compiled code.
+
+    Parameters
+    ----------
+    with_code : bool
+        Whether classes and functions count with their code, or by their names alone.
 
     Examples
     --------
@@ -142,7 +166,7 @@ def whole_digest(value: Any) -> str | None:
     >>> len(whole_digest([1, 2])), whole_digest([threading.Lock()]) is None
     (64, True)
     """
-    walk = _Walk(value)
+    walk = _Walk(value, with_code)
     return walk.digest.hexdigest() if walk.is_whole else None
 
 
@@ -193,8 +217,9 @@ def qualified_name(value: Any) -> str:
 class _Walk:
     """Traverse a value once and feed its parts to a digest."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, with_code: bool = True) -> None:
         self.digest = hashlib.sha256()
+        self.with_code = with_code
         self.is_whole = True
         self.seen: dict[int, tuple[int, Any]] = {}
         """By address: the number of the object, and the object itself, so that its address is not reused."""
@@ -221,8 +246,10 @@ class _Walk:
             self._take_all(type(value).__name__, value)
         elif isinstance(value, set | frozenset):  # in the same order in all processes
             self._take_all("set", sorted(map(value_digest, value)))
-        elif type(value) is dict or isinstance(value, types.MappingProxyType):
+        elif type(value) is dict:  # their order may matter, such as that of the layers of a network
             self._take_mapping(value)
+        elif isinstance(value, types.MappingProxyType):
+            self._take_mapping(_sorted(value))
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             self.update("array", value.dtype, value.shape, hashlib.sha256(value.tobytes()).hexdigest())
         elif "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
@@ -232,7 +259,7 @@ class _Walk:
         elif isinstance(value, types.FunctionType):
             self._take_function(value)
         elif isinstance(value, functools.partial):
-            self._take_all("partial", (value.func, value.args, value.keywords))
+            self._take_all("partial", (value.func, value.args, dict(sorted(value.keywords.items()))))
         elif isinstance(value, types.MethodType):
             self._take_all("method", (value.__func__, value.__self__))
         elif isinstance(value, type):
@@ -254,10 +281,9 @@ class _Walk:
 
     def _take_mapping(self, mapping: Mapping[Any, Any]) -> None:
         self.update("mapping", len(mapping))
-        ordered = sorted(mapping) if all(isinstance(key, str) for key in mapping) else mapping
-        for key in ordered:
+        for key, value in mapping.items():
             self.take(key)
-            self.take(mapping[key])
+            self.take(value)
 
     def _take_tensor(self, tensor: Any) -> None:
         import torch
@@ -273,27 +299,30 @@ class _Walk:
 
     def _take_function(self, function: types.FunctionType) -> None:
         self.update("function", function.__module__, function.__qualname__)
-        self.take(function.__code__)
+        if self.with_code:
+            self.take(function.__code__)
         self._take_all("defaults", (function.__defaults__, function.__kwdefaults__, function.__dict__))
         for cell in function.__closure__ or ():
             try:
                 self.take(cell.cell_contents)
             except ValueError:  # the cell is still empty
                 self.update("empty")
-        if _is_foreign(function.__module__):  # its closure may hold the user's code, its globals do not
+        if not self.with_code or _is_foreign(function.__module__):  # its closure may hold the user's code, its globals do not
             return
         named = sorted(set(_names(function.__code__)) & function.__globals__.keys())
         self._take_mapping({name: function.__globals__[name] for name in named})
 
     def _take_class(self, kind: type) -> None:
         self.update("class", kind.__module__, kind.__qualname__)
-        if _is_foreign(kind.__module__):
+        if not self.with_code or _is_foreign(kind.__module__):
             return
         self._take_all("bases", kind.__bases__)
         # Slots are included with the objects that fill them.
         slots = types.MemberDescriptorType | types.GetSetDescriptorType
         items = vars(kind).items()
-        self._take_mapping({k: v for k, v in items if k not in GENERATED and not isinstance(v, slots)})
+        self._take_mapping(
+            _sorted({k: v for k, v in items if k not in GENERATED and not isinstance(v, slots)})
+        )
 
     def _take_module(self, module: types.ModuleType) -> None:
         self.update("module", module.__name__)
@@ -315,6 +344,11 @@ class _Walk:
         make, arguments, *state = parts
         self.update(getattr(make, "__qualname__", ""))
         self._take_all("object", [arguments, *(list(s) if isinstance(s, Iterator) else s for s in state)])
+
+
+def _sorted(mapping: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """A mapping in the order of its keys, if they have one."""
+    return dict(sorted(mapping.items())) if all(isinstance(key, str) for key in mapping) else mapping
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.function import Function
+from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.options import import_reference
 from halotile.tasks.trials import provenance
 from halotile.tasks.trials.provenance import build_sealed, seals_of
@@ -63,3 +64,39 @@ def test_code_that_was_changed_before_a_worker_begins_is_not_computed_with(modul
         ConfigError, match=r"first_code:one was changed while the job ran.*Restore the old version"
     ):
         build_sealed(*requested)
+
+
+NETWORK = """
+import json
+from pathlib import Path
+import torch
+HERE = Path(__file__).parent
+class Scaled(torch.nn.Module):
+    def __init__(self, factor, layers):
+        super().__init__()
+        self.factor = factor
+        self.layers = torch.nn.Sequential(*(getattr(torch.nn, name)() for name in layers))
+    def forward(self, x):
+        return self.layers(x) * self.factor
+def build():
+    return Scaled(**json.loads((HERE / "settings.json").read_text()))
+"""
+
+
+@pytest.mark.parametrize("later", ['{"factor": 3, "layers": ["ReLU"]}', '{"factor": 2, "layers": ["Tanh"]}'])
+def test_a_file_that_the_users_code_reads_belongs_to_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "reading_code", raising=False)
+    (tmp_path / "reading_code.py").write_text(NETWORK)
+    settings = tmp_path / "settings.json"
+    settings.write_text('{"factor": 2, "layers": ["ReLU"]}')
+    denoiser = UserNetwork(import_="reading_code:build")
+    code = denoiser.check()
+    seals = seals_of(denoiser, code)
+    build_sealed(denoiser, seals)
+    settings.write_text(later)
+    assert denoiser.check() != code
+    with pytest.raises(ConfigError, match="the network that reading_code:build builds was changed while"):
+        build_sealed(denoiser, seals)

@@ -216,6 +216,24 @@ def test_a_project_that_is_moved_stays_what_it_is(lab: Path, monkeypatch: pytest
     assert imported_digest("entry:f", None) == before
 
 
+def test_code_in_another_folder_of_the_path_belongs_to_it(
+    lab: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path_factory.mktemp("other") / "constants_elsewhere.py"
+    other.write_text("FACTOR = 1")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(other.parent)])
+    with (lab / "late.py").open("a") as opened:
+        opened.write("\nfrom constants_elsewhere import FACTOR\n")
+    before = imported_digest("entry:f", None)
+    assert other in source_files("entry")
+    other.write_text("FACTOR = 5")
+    assert imported_digest("entry:f", None) != before
+
+
+def test_the_order_of_a_mapping_counts() -> None:
+    assert value_digest({"a": 1, "b": 2}) != value_digest({"b": 2, "a": 1})
+
+
 def test_a_file_that_cannot_be_read_as_python_ends_the_search_there(lab: Path) -> None:
     (lab / "late.py").write_text("print 'two'")
     assert lab / "late.py" in source_files("entry")

@@ -12,7 +12,6 @@ from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.kinds.sections import Run, Size, Tile, parse_bytes
 from halotile.graphs.plans.resources.memory import share_bytes
 from halotile.graphs.plans.resources.sizes import (
-    SMALL_CONVOLUTION,
     Geometry,
     candidate_blocks,
     fit_tile,
@@ -21,6 +20,7 @@ from halotile.graphs.plans.resources.sizes import (
 from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Rim
+from halotile.tasks.convolution.stable import FEW
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.inner_tiles import Tiling
 from halotile.tasks.roles import Roles
@@ -84,7 +84,7 @@ def tiling_of(
     tiles = math.prod(-(-block[i] // t) for i, t in zip(roles.spatial, tile, strict=True))
     planes = math.prod(block[i] for i in roles.looped)
     batch = min(max(1, at_once // window), tiles * planes) if wanted.batch == "auto" else wanted.batch
-    if math.prod(least) <= SMALL_CONVOLUTION and denoiser.convolutional:
+    if math.prod(least) <= FEW and denoiser.convolutional:
         batch = 1  # several images at once would use the other library
     return Tiling(
         tile=tile,

@@ -31,7 +31,7 @@ def make_steady(module: Any) -> None:
     kinds = (Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
     for layer in module.modules():
         if isinstance(layer, kinds):
-            layer.forward = partial(steadily, layer.forward)
+            layer.forward = partial(_steady_layer, layer.forward, layer.weight.dim())
 
 
 def convolve(layer: Any, image: torch.Tensor, padding: tuple[int, int]) -> torch.Tensor:
@@ -42,6 +42,15 @@ def convolve(layer: Any, image: torch.Tensor, padding: tuple[int, int]) -> torch
         partial(conv2d, weight=layer.weight, bias=layer.bias, padding=padding), image
     )
     return result
+
+
+def _steady_layer(
+    forward: Callable[..., Any], axes: int, image: torch.Tensor, *more: Any, **options: Any
+) -> Any:
+    """The forward of a layer that also takes an image without the axis of batches."""
+    if image.dim() == axes - 1:
+        return steadily(forward, image[None], *more, **options)[0]
+    return steadily(forward, image, *more, **options)
 
 
 def steadily(forward: Callable[..., Any], image: torch.Tensor, *more: Any, **options: Any) -> Any:

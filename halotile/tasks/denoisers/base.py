@@ -30,6 +30,9 @@ Margin = tuple[tuple[int, int], ...]
 TINY = 1e-30
 """Keeps a strength of 0, which leaves the pixel as it is, from dividing by 0."""
 
+ROUNDING = 1e-5
+"""Difference of two results that rounding explains, after many layers, relative to the largest pixel."""
+
 NARROW = {1: 1, 2: 64, 3: 16}
 """Width of a window on its narrow axes, by number of axes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,16 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, MemoryRefused
-from halotile.storage.grid import Depth
-from halotile.tasks.denoisers.base import NARROW, Model, Pixelwise
+from halotile.storage.grid import Depth, Region, valid_part
+from halotile.tasks.denoisers.base import NARROW, ROUNDING, Model, Pixelwise
 from halotile.tasks.options import STRICT, check_reference, check_whole, import_reference
 from halotile.tasks.user_code import imported_digest, qualified_name, value_digest
 
 if TYPE_CHECKING:
     import torch
 
-TOLERANCE = 1e-5
-"""Allowed difference between a window by itself and the same window in an image, relative to the largest pixel: rounding."""
+ODD = 5
+"""Added to the pixels before a window, of which there are an odd number then: a stride of two does not begin with it."""
+LONG_PIXELS = 2**18
+"""Pixels of a long image."""
 Image = NDArray[Any]
 ArrayFunction = Callable[..., Image]
 """Takes a 2-D or 3-D image and returns one of the same shape."""
@@ -68,47 +71,85 @@ class ArrayDenoiser(Pixelwise, ABC):
                 "its input alone."
             )
 
-    def check_depth(self, depth: Depth) -> None:
-        """Refuse a function that looks farther than this. Needs no torch.
+    def check_depth(self, depth: Depth, image: tuple[int, ...], *, is_cut: bool = True) -> None:
+        """Refuse a function that looks farther than this, or cuts its image into parts. Needs no torch.
 
-        The function is tried on a window by itself, and on an image with the window in the middle of pixels of another kind.
+        The function is tried on windows by themselves, and on an image with one window in the middle of pixels of another
+        kind, one at its first corner and one at its last: on a small image, and for each axis on one that is long on it.
+
+        Parameters
+        ----------
+        depth : tuple of (int, int)
+            The halo on each axis.
+        image : tuple of int
+            Lengths of the real image.
+        is_cut : bool
+            Whether windows end with the image, as the function's own rule has it. Else a boundary rule continues the image, and
+            the function never sees its ends.
 
         Raises
         ------
         ConfigError
-            When results differ at this depth in the window, or the function fails.
+            When results differ at this depth in a window, or the function fails.
         MemoryRefused
             When there is not enough memory for such an image.
         """
         frame = NARROW[len(depth)] // 2
-        before = frame + 5  # odd: a stride of two does not begin with the window
-        sides = [max(2 * frame, -(-(a + b + frame // 2) // frame) * frame) for a, b in depth]
-        inside = tuple(slice(before, before + n) for n in sides)
+        sides = tuple(max(2 * frame, -(-(a + b + frame // 2) // frame) * frame) for a, b in depth)
+        self._check_windows(sides, depth, frame, is_cut=is_cut)
+        frames = 2 * frame + ODD
+        for axis, length in enumerate(image):
+            across = math.prod(n + frames for i, n in enumerate(sides) if i != axis)
+            long = min(length, LONG_PIXELS // across) - frames
+            if long > sides[axis]:
+                self._check_windows((*sides[:axis], long, *sides[axis + 1 :]), depth, frame, is_cut=is_cut)
+
+    def _check_windows(self, sides: tuple[int, ...], depth: Depth, frame: int, *, is_cut: bool) -> None:
+        """Check windows of an image that is longer by this frame: in its middle, and at its first and last corners."""
+        middle = tuple(frame + ODD for _ in sides)
+        image = self._trial_image(sides, middle, frame)
+        whole = self._call(image.copy())
+        last = tuple(n + frame for n in middle)
+        for start in (middle, (0,) * len(sides), last) if is_cut else (middle,):
+            self._compare(image, whole, Region.whole(sides).shift(start), depth)
+
+    def _trial_image(self, sides: tuple[int, ...], start: tuple[int, ...], frame: int) -> Image:
+        """Random pixels with a window of another kind."""
+        inside = tuple(slice(a, a + n) for a, n in zip(start, sides, strict=True))
         draw = np.random.default_rng(20_26)
         try:
-            image = draw.uniform(0.5, 1, [before + n + frame for n in sides]).astype(np.float32)
+            image = draw.uniform(0.5, 1, [place.stop + frame for place in inside]).astype(np.float32)
             # Few of its pixels stand out, as in real images: a threshold at a multiple of the noise keeps some.
             image[inside] = 0.5 * draw.random(sides) ** 4
         except MemoryError as error:
             raise MemoryRefused(
-                f"{self.title} has a depth of {self.depth}: an image to check that on, of {sides} pixels, needs more memory than is free. "
+                f"{self.title} has a depth of {self.depth}: an image to check that on, of {list(sides)} pixels, needs more memory than is free. "
                 "Write a smaller depth, nearer to what the function needs."
             ) from error
-        deep = tuple(slice(a, n - b) for (a, b), n in zip(depth, sides, strict=True))
-        whole, alone = (
-            self._call(given.copy())[place][deep].astype(float)
-            for given, place in ((image, inside), (image[inside], ...))
-        )
-        differ = (alone != whole) & ~(np.isnan(alone) & np.isnan(whole))
+        return image
+
+    def _compare(self, image: Image, whole: Image, window: Region, depth: Depth) -> None:
+        """Refuse a function whose result for a window by itself is another than that for the image."""
+        part = valid_part(window, depth, image.shape)
+        expected = whole[part.slices].astype(float)
+        alone = self._call(image[window.slices].copy())[part.relative_to(window).slices].astype(float)
+        differ = (alone != expected) & ~(np.isnan(alone) & np.isnan(expected))
         with np.errstate(invalid="ignore"):  # of infinities
-            difference = float(np.abs(alone[differ] - whole[differ]).max(initial=0))
-        largest = float(np.abs(whole[np.isfinite(whole)]).max(initial=0))
-        if not difference <= TOLERANCE * (largest or 1.0):
+            difference = float(np.abs(alone[differ] - expected[differ]).max(initial=0))
+        largest = float(np.abs(expected[np.isfinite(expected)]).max(initial=0))
+        if difference <= ROUNDING * (largest or 1.0):
+            return
+        if window.start != (0,) * len(depth) and window.stop != image.shape:
             raise ConfigError(
                 f"{self.title} looks farther than its depth of {self.depth}, or at the whole image: tiles differed from the whole by "
                 f"{difference:.2g} in a trial. Write a larger depth, or a function that needs only the pixels near each pixel; or, if "
                 "you want each tile by itself, tile.seams: allow (in Python, halotile.map_overlap)."
             )
+        raise ConfigError(
+            f"{self.title} gives pixels at the edge of an image that depend on its other side: tiles differed from the whole by "
+            f"{difference:.2g} in a trial. If it wraps round, write tile.boundary: periodic; else a function that repeats or mirrors "
+            "the pixels at an edge."
+        )
 
     def _call(self, image: Image) -> Image:
         try:

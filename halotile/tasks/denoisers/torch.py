@@ -21,7 +21,7 @@ from halotile.tasks.options import (
     check_whole,
     import_reference,
 )
-from halotile.tasks.user_code import imported_digest, value_digest
+from halotile.tasks.user_code import imported_digest, value_digest, whole_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class UserNetwork(Leveled):
         return self.bytes_per_pixel_
 
     def check(self) -> Mapping[str, str]:
-        """Build the network twice, and return digests of its code and weights.
+        """Build the network twice, and return digests of its code, its weights, and everything else that it holds.
 
         Raises
         ------
@@ -128,15 +128,30 @@ class UserNetwork(Leveled):
             would build a different one.
         """
         code = imported_digest(self.import_, import_reference(self.import_))
-        networks = (self._network() for _ in range(2))
-        # Buffers by name as well: some are not in the state dictionary.
-        first, second = (value_digest([dict(n.state_dict()), dict(n.named_buffers())]) for n in networks)
-        if first != second:
+        first, second = self.built(), self.built()
+        weights, whole = self.built_names
+        if first[weights] != second[weights]:
             raise ConfigError(
                 f"{self.import_} builds a different network at each call: its weights are drawn anew. "
                 "Write weights: FILE, or seed them in the function (torch.manual_seed)."
             )
-        return {self.import_: code, f"weights built by {self.import_}": first}
+        if first.get(whole) != second.get(whole):  # such as the numbers of its hooks
+            first.pop(whole, None)
+        return {self.import_: code, **first}
+
+    @property
+    def built_names(self) -> tuple[str, str]:
+        """Names of the digests of what the function builds: of its weights, and of all that it holds."""
+        return f"weights built by {self.import_}", f"network built by {self.import_}"
+
+    def built(self) -> dict[str, str]:
+        """Digests of what the function builds, which may read files of its own; without the second where a part cannot be inspected."""
+        network = self._network()
+        weights, whole = self.built_names
+        # Buffers by name as well: some are not in the state dictionary.
+        digests = {weights: value_digest([dict(network.state_dict()), dict(network.named_buffers())])}
+        everything = whole_digest(network, with_code=False)
+        return digests if everything is None else digests | {whole: everything[: len(digests[weights])]}
 
     def build(self) -> Model:
         """Import the function, call it, load the weights. Runs the user's code.

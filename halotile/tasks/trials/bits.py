@@ -2,8 +2,8 @@
 
 A library may choose another algorithm for another size, which rounds differently. The sizes at which it does
 depend on the CPU, so the trial runs on the CPU in question. A small image is tried as a whole, as the network's own library
-computes it, against all of its tiles that differ in shape or place. For a larger image, one tile is compared with windows of
-about half as many pixels that are longer on one axis.
+computes it, against all of its tiles that differ in shape or place. For a larger image, a tile from its middle is compared with
+windows of about half as many pixels that are longer on one axis, and begin before the tile.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.storage.grid import Region, align_outward
+from halotile.storage.grid import Block, Region, align_outward, valid_part
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import CoreModel, Model
 from halotile.tasks.devices.device import Device, torch_threads
 from halotile.tasks.inner_tiles import Tiling, Window, windows_of
 from halotile.tasks.noise.draws import RandomImage
-from halotile.tasks.trials.trial import Trial, failing_as, valid_part
+from halotile.tasks.trials.trial import Trial, failing_as
 
 if TYPE_CHECKING:
     import torch
@@ -57,12 +57,12 @@ def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
     ConfigError
         When the denoiser fails on a tile; :class:`ReferenceFailed` when it fails on a reference.
     """
-    tiling, first, title = task.tiling, next(_tiles(task)), task.denoiser.title
+    tiling, middle, title = task.tiling, _middle_tile(task), task.denoiser.title
     image = _padded_image(task)
-    is_small = image.size <= max(TRIED_WHOLE, first.reach.size)
-    references = [image] if is_small else _long_windows(first.reach, tiling)
-    tiles = _representatives(_tiles(task)) if is_small else [first]
-    corner = tuple(map(min, zip(first.reach.start, *(r.start for r in references), strict=True)))
+    is_small = image.size <= max(TRIED_WHOLE, middle.reach.size)
+    references = [image] if is_small else _long_windows(middle.reach, tiling)
+    tiles = _representatives(_tiles(task)) if is_small else [middle]
+    corner = tuple(map(min, zip(middle.reach.start, *(r.start for r in references), strict=True)))
     device = Device("cpu", "float32", task.channels_last)
     noise = partial(_noise, task.denoiser.channels[0], corner)
 
@@ -94,7 +94,8 @@ def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
             computed, zip(references, whole, strict=True)
         )
     )
-    return max(differences) / (max(float(there.abs().max()) for there in whole) or 1.0)
+    largest = max(float(there.abs().max()) for there in whole) or 1.0
+    return max(math.inf if math.isnan(difference) else difference for difference in differences) / largest
 
 
 def _padded_image(task: DenoiseTask) -> Region:
@@ -103,15 +104,24 @@ def _padded_image(task: DenoiseTask) -> Region:
     return task.roles.spatial_part(task.rim.reach(image.grow(task.grid.depth), task.grid.shape))
 
 
+def _middle_tile(task: DenoiseTask) -> Window:
+    tiles = list(_tiles_of(task, task.grid.middle))
+    return tiles[len(tiles) // 2]
+
+
 def _tiles(task: DenoiseTask) -> Iterator[Window]:
-    """Yield the tiles of the middle block, then those of the others, in one plane."""
-    blocks = itertools.chain([task.grid.middle], task.grid)
+    """Yield the tiles of all blocks in one plane."""
     planes = [task.grid.middle.core.start[i] for i in task.roles.looped]
-    for block in blocks:
+    for block in task.grid:
         if [block.core.start[i] for i in task.roles.looped] == planes:
-            reach = task.rim.reach(block.window, task.grid.shape)
-            core = task.roles.spatial_part(block.core)
-            yield from windows_of(core, task.roles.spatial_part(reach), (), task.tiling)
+            yield from _tiles_of(task, block)
+
+
+def _tiles_of(task: DenoiseTask, block: Block) -> Iterator[Window]:
+    """Yield the tiles of a block."""
+    reach = task.rim.reach(block.window, task.grid.shape)
+    core = task.roles.spatial_part(block.core)
+    yield from windows_of(core, task.roles.spatial_part(reach), (), task.tiling)
 
 
 def _representatives(tiles: Iterable[Window]) -> list[Window]:
@@ -133,7 +143,11 @@ def _features(tile: Window) -> frozenset[Hashable]:
 
 
 def _long_windows(tile: Region, tiling: Tiling) -> list[Region]:
-    """For each axis a window of half as many pixels as the tile or more, long on that axis and short on the others."""
+    """For each axis a window of half as many pixels as the tile or more, long on that axis and short on the others.
+
+    A third of a long window lies before the tile, if there is as much: a network may look backwards, or cut its image
+    into parts that begin at its first pixel.
+    """
     short = [
         min(max(before + after + max(LEAST_COMPARED, k), n // 3), n)
         for (before, after), k, n in zip(tiling.depth, tiling.align, tile.shape, strict=True)
@@ -143,8 +157,9 @@ def _long_windows(tile: Region, tiling: Tiling) -> list[Region]:
         lengths = list(short)
         room = max(tile.size // 2, TRIED_WHOLE) // math.prod(n for i, n in enumerate(short) if i != axis)
         lengths[axis] = min(length, max(room, tile.shape[axis]))
-        start = list(tile.start)
-        start[axis] = min(start[axis], length - lengths[axis])
+        start = [a + (n - s) // 2 for a, n, s in zip(tile.start, tile.shape, lengths, strict=True)]
+        before = max(min(0, tile.start[axis]), tile.start[axis] - lengths[axis] // 3)
+        start[axis] = min(before, length - lengths[axis])
         stop = tuple(a + n for a, n in zip(start, lengths, strict=True))
         windows.append(align_outward(Region(tuple(start), stop), tiling.align, tiling.image))
     return windows

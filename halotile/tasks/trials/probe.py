@@ -1,22 +1,23 @@
 """Probes of a denoiser: its receptive field, its stride, and whether it keeps state.
 
 The probed window is long on one axis and narrow on the others. One of its pixels is set to
-NaN, which passes through every sum whatever the weights are; or it is changed by a lot, for
-code that drops NaN; or, if the model can be differentiated, the gradient of an output pixel is computed. The
-largest distance that any of the three reaches is the receptive field. It is never overestimated.
+NaN, which passes through every sum whatever the weights are (those of 0 included); or it is changed by a lot,
+for code that drops NaN; or, if the model can be differentiated, the gradient of an output pixel is computed. The
+largest distance that any of the three reaches is the receptive field.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError
-from halotile.tasks.denoisers.base import NARROW, Denoiser, Model
+from halotile.tasks.denoisers.base import ROUNDING, Denoiser, Model
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory
 from halotile.tasks.trials.shifting import ALIGNMENTS, Shifting, alignment_along
+from halotile.tasks.trials.sides import model_on_trial, sides_as_channels
 from halotile.tasks.trials.trial import Trial
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ LENGTHS = {1: (128, 256, 512, 1024, 2048), 2: (64, 128, 256, 512, 1024), 3: (32,
 """Window lengths, tried until the ends are out of reach."""
 RAGGED = 64
 """Least length of a window with a ragged end: a network may pad by reflection, up to the length of the window."""
+CHANGES = (37.0, 1e6)
+"""Changes of a pixel: by much, and beyond the range of counts, for code that asks for the brightest pixel."""
+DARK_CHANGE = -37.0
+"""Change of a pixel of a dark window, for code that asks for the least pixel, or whether there is anything at all."""
 BATCH_PIXELS = 8 * 128 * 64
 """Pixels of windows computed at once, beyond one window: a gradient keeps all activations."""
 
@@ -70,7 +75,9 @@ def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
     return max(reach for reach, _ in found), math.lcm(*(alignment for _, alignment in found))
 
 
-def check_purity(denoiser: Denoiser, dims: int, model: Model | None = None) -> None:
+def check_purity(
+    denoiser: Denoiser, dims: int, model: Model | None = None, sides: Collection[str] = ()
+) -> None:
     """Refuse a denoiser with memory: its results for a tile before and after another tile must agree in every bit.
 
     Parameters
@@ -81,21 +88,28 @@ def check_purity(denoiser: Denoiser, dims: int, model: Model | None = None) -> N
         Number of tiled axes.
     model : callable, optional
         Its model, if it is built already.
+    sides : collection of str
+        Names of the side inputs that it is given.
 
     Raises
     ------
     ConfigError
-        When the two results differ, or when the denoiser changes its input.
+        When the two results differ, when the result depends on the other tiles of a batch, or when the denoiser changes
+        its input.
     """
     import torch
 
-    trial = Trial.of(denoiser, dims, model)
-    tile, other = trial.noise(trial.shape(0, NARROW[trial.dims]), 2).split(1)
+    on_trial = sides_as_channels(denoiser, sides)
+    if model is not None and on_trial is not denoiser:
+        model = model_on_trial(on_trial, model)
+    trial = Trial.of(on_trial, dims, model)
+    tile, other = trial.noise(trial.smallest(on_trial), 2).split(1)
     original = tile.clone()
     with torch.inference_mode():
         first = trial.run(tile).clone()
         trial.run(other)
         again = trial.run(tile)
+        in_batch = trial.run(torch.cat([tile, other]))[:1]
     if not torch.equal(tile, original):
         raise ConfigError(
             f"{trial.name} changes its input. Write a function that leaves its input alone: clone() it at "
@@ -107,6 +121,11 @@ def check_purity(denoiser: Denoiser, dims: int, model: Model | None = None) -> N
             f"{trial.name} returned two results for one tile, {change:.3g} apart, with another tile in between: "
             "it keeps state or draws random numbers, so the result would depend on the order of tiles. "
             "Write a function whose result depends on its input alone."
+        )
+    if not float((first - in_batch).abs().max()) <= ROUNDING * (float(first.abs().max()) or 1.0):
+        raise ConfigError(
+            f"{trial.name} gives a tile another result where it is computed in one batch with another tile, and a batch holds any "
+            "tiles. Write a network that computes each entry of a batch by itself (attention takes batch_first=True, and batch normalisation its running statistics)."
         )
 
 
@@ -125,7 +144,7 @@ def check_user_code(denoiser: Denoiser, dims: int) -> None:
 
     trial, again = Trial.of(denoiser, dims), Trial.of(denoiser, dims)
     check_purity(denoiser, dims, trial.model)
-    window = trial.noise(trial.shape(0, NARROW[dims]))
+    window = trial.noise(trial.smallest(denoiser))
     with torch.inference_mode():
         first, second = trial.run(window.clone()), again.run(window.clone())
     if not _same(first, second):
@@ -237,7 +256,7 @@ def _reach_at_most(trial: Trial, axis: int) -> int | None:
 def _reaches_ends(trial: Trial, axis: int, length: int) -> bool:
     window = trial.noise(trial.shape(axis, length))
     # Not by a change: with random numbers or state, everything changes.
-    affected = (probe(trial, axis, window, [length // 2])[0] for probe in (_affected_by_nan, _with_gradient))
+    affected = (find(trial, axis, window, [length // 2])[0] for find in (_affected_by_nan, _with_gradient))
     return any(bool(line[0] or line[-1]) for line in affected)
 
 
@@ -249,8 +268,8 @@ def _reach(trial: Trial, axis: int, length: int, positions: list[int], probes: I
     for first in range(0, len(positions), at_once):
         group = positions[first : first + at_once]
         windows = window.repeat(len(group), *[1] * (trial.dims + 1))
-        for probe in probes:
-            affected = probe(trial, axis, windows, group)
+        for find in probes:
+            affected = find(trial, axis, windows, group)
             for place, line in zip(group, affected, strict=True):
                 cells = line.nonzero().flatten().tolist()
                 if cells and (cells[0] == 0 or cells[-1] == length - 1):
@@ -280,12 +299,16 @@ def _affected_by_nan(trial: Trial, axis: int, windows: torch.Tensor, places: lis
 
 
 def _affected_by_change(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
-    """The pixels along the axis where each window's result changes when one of its pixels does."""
+    """The pixels along the axis where each window's result changes when one of its pixels does; a dark window's as well."""
     import torch
 
+    dark = torch.zeros_like(windows)
     with torch.inference_mode():
-        plain = trial.run(windows)
-        return _along(trial, axis, trial.run(_marked(windows, axis, places, 37.0)) != plain)
+        plain, plain_dark = trial.run(windows), trial.run(dark)
+        touched = trial.run(_marked(dark, axis, places, DARK_CHANGE)) != plain_dark
+        for change in CHANGES:
+            touched |= trial.run(_marked(windows, axis, places, change)) != plain
+        return _along(trial, axis, touched)
 
 
 def _with_gradient(trial: Trial, axis: int, windows: torch.Tensor, places: list[int]) -> torch.Tensor:
@@ -301,7 +324,7 @@ def _with_gradient(trial: Trial, axis: int, windows: torch.Tensor, places: list[
                 result[i].narrow(1 + axis, place * trial.scale, trial.scale) for i, place in enumerate(places)
             ]
             (gradient,) = torch.autograd.grad(sum((p * p).sum() for p in picked), windows, allow_unused=True)
-        except (RuntimeError, NotImplementedError) as error:
+        except Exception as error:  # a layer of the user's own may raise anything
             if is_out_of_memory(error):
                 raise
             return nowhere  # it cannot be differentiated

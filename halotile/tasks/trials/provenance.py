@@ -40,7 +40,7 @@ def build_digest(denoiser: Denoiser, *question: Any) -> str | None:
 
 
 def seals_of(denoiser: Denoiser, code: Mapping[str, str]) -> dict[str, str]:
-    """Digests of the files of a denoiser by their paths, and of the user's own ``code`` that is imported by name.
+    """Digests of the files of a denoiser by their paths, of the user's own ``code`` that is imported by name, and of what it builds.
 
     Raises
     ------
@@ -48,7 +48,9 @@ def seals_of(denoiser: Denoiser, code: Mapping[str, str]) -> dict[str, str]:
         When a file cannot be read.
     """
     files = {str(path): file_sha256(path) for path in denoiser.files()}
-    return files | {name: digest for name, digest in code.items() if name == _imported(denoiser)}
+    return files | {
+        name: digest for name, digest in code.items() if name in (_imported(denoiser), *_built(denoiser))
+    }
 
 
 def build_sealed(denoiser: Denoiser, seals: Mapping[str, str]) -> Model:
@@ -60,8 +62,12 @@ def build_sealed(denoiser: Denoiser, seals: Mapping[str, str]) -> Model:
         When one of them was changed since: other blocks were computed with the old version.
     """
     model = denoiser.build()
+    built = denoiser.built() if isinstance(denoiser, UserNetwork) and seals else {}
     for name, digest in seals.items():
-        if name == _imported(denoiser):
+        if name in _built(denoiser):
+            if built.get(name) != digest:
+                raise ConfigError(f"the network that {denoiser.title} builds {_CHANGED}")
+        elif name == _imported(denoiser):
             if _loaded_digest(name) != digest:
                 if imported_digest(name, import_reference(name)) == digest:
                     raise _outdated(name)
@@ -92,6 +98,11 @@ def _outdated(name: str) -> ConfigError:
 def _imported(denoiser: Denoiser) -> str | None:
     """The name by which the user's own code is imported; plug-ins report their code in their own way."""
     return denoiser.import_ if isinstance(denoiser, UserNetwork | Function) else None
+
+
+def _built(denoiser: Denoiser) -> tuple[str, ...]:
+    """Names of the digests of what the user's own code builds."""
+    return denoiser.built_names if isinstance(denoiser, UserNetwork) else ()
 
 
 def _halotile() -> str:

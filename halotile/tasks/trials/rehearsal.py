@@ -16,15 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
-from halotile.storage.grid import Depth, Region
-from halotile.tasks.denoisers.base import NARROW, Denoiser, Model
+from halotile.storage.grid import Depth, Region, valid_part
+from halotile.tasks.convolution.stable import FEW
+from halotile.tasks.denoisers.base import NARROW, ROUNDING, Denoiser, Model
 from halotile.tasks.devices.device import Device, torch_threads
 from halotile.tasks.inner_tiles import TileRunner, Tiling, cut_evenly
-from halotile.tasks.trials.trial import Trial, failing_as, valid_part
+from halotile.tasks.trials.trial import Trial, failing_as
 
-SMALL = 20480
-"""torch computes windows of up to this many pixels with another library, which rounds differently."""
-CORE = {1: SMALL, 2: 128, 3: 32}
+CORE = {1: FEW, 2: 128, 3: 32}
 """Length of the tiles on the axis that is cut."""
 PERIOD = {1: 192, 2: 192, 3: 48}
 """A shortened image keeps its lengths modulo this, which the multiples that networks pad to divide."""
@@ -33,8 +32,6 @@ LARGEST = 64
 """The largest alignment to try."""
 MISSING = (0, 1, 2, 24)
 """Lengths that windows at the far end lack to a multiple of :data:`LARGEST`, in alignments; padding shows at the smallest."""
-TOLERANCE = 1e-5
-"""Allowed difference of tiles, relative to the largest pixel: rounding, after many layers."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +46,12 @@ class Rehearsal:
     @property
     def agrees(self) -> bool:
         """True if no seam would be visible."""
-        return self.difference <= TOLERANCE
+        return self.difference <= ROUNDING
 
 
-def rehearse(denoiser: Denoiser, depth: Depth, image: tuple[int, ...], *, search: bool) -> Rehearsal:
+def rehearse(
+    denoiser: Denoiser, depth: Depth, image: tuple[int, ...], *, search: bool, is_cut: bool = True
+) -> Rehearsal:
     """Denoise an image in tiles and as a whole.
 
     Parameters
@@ -65,9 +64,12 @@ def rehearse(denoiser: Denoiser, depth: Depth, image: tuple[int, ...], *, search
         Lengths of the tiled axes of the real image.
     search : bool
         Whether to try larger alignments if the tiles do not agree.
+    is_cut : bool
+        Whether the image ends where windows are cut. Else it is continued by a boundary rule, and the denoiser never sees its
+        ends: pixels near them are not compared.
     """
     model = Trial.of(denoiser, len(image)).model
-    stages = [_Stage.of(denoiser, model, depth, image, axis) for axis in range(len(image))]
+    stages = [_Stage.of(denoiser, model, depth, image, axis, is_cut) for axis in range(len(image))]
     if not denoiser.convolutional:
         with torch_threads():
             return _rehearse(stages, search)
@@ -104,8 +106,9 @@ def tiling_error(denoiser: Denoiser, found: Rehearsal, image: tuple[int, ...]) -
     return ConfigError(
         f"{denoiser.title} gives other pixels in tiles than on a whole image with sides like those of {sides}: they differed by "
         f"{found.difference:.2g} of the largest pixel in a trial. It may pad the image at its start as well as at its end, which "
-        "tiles cannot reproduce: let it pad at the end only, or pad the image itself to a multiple of 64. Or it "
-        "looks farther than the probe found: write receptive_field and alignment, if you know them."
+        "tiles cannot reproduce: let it pad at the end only, or pad the image itself to a multiple of 64; with circular padding "
+        "write tile.boundary: periodic. Or it looks farther than the probe found, pads to a multiple of a number such as 7, or "
+        "resizes to the size of another layer: write receptive_field and alignment, if you know them."
     )
 
 
@@ -117,18 +120,37 @@ class _Stage:
     model: Model
     depth: Depth
     axis: int
+    is_cut: bool
     pixels: NDArray[np.float32]
 
     @classmethod
-    def of(cls, denoiser: Denoiser, model: Model, depth: Depth, image: tuple[int, ...], axis: int) -> _Stage:
+    def of(
+        cls, denoiser: Denoiser, model: Model, depth: Depth, image: tuple[int, ...], axis: int, is_cut: bool
+    ) -> _Stage:
         dims = len(image)
         core, (before, after) = CORE[dims], depth[axis]
         # Narrow, but for windows that would be small.
-        narrow = max(NARROW[dims], math.ceil((SMALL / (core + before + after)) ** (1 / max(1, dims - 1))) + 1)
-        lengths = [_shorten(n, narrow, NARROW[dims]) for n in image]
-        lengths[axis] = _shorten(image[axis], 3 * core // 2 + LARGEST + before + after, PERIOD[dims])
+        narrow = max(NARROW[dims], math.ceil((FEW / (core + before + after)) ** (1 / max(1, dims - 1))) + 1)
+        ends = (0,) * dims if is_cut else tuple(map(sum, depth))
+        lengths = [
+            _shorten(n, narrow + around, math.lcm(NARROW[dims], denoiser.alignment))
+            for n, around in zip(image, ends, strict=True)
+        ]
+        least = 3 * core // 2 + LARGEST + (1 if is_cut else 2) * (before + after)
+        lengths[axis] = _shorten(image[axis], least, math.lcm(PERIOD[dims], denoiser.alignment))
         trial = Trial.of(denoiser, dims, model)
-        return cls(denoiser, model, depth, axis, trial.noise(tuple(lengths)).numpy()[0])
+        return cls(denoiser, model, depth, axis, is_cut, trial.noise(tuple(lengths)).numpy()[0])
+
+    @property
+    def compared(self) -> Region:
+        """The part of the image whose pixels are the same in tiles."""
+        whole = Region.whole(self.lengths)
+        if self.is_cut:
+            return whole
+        start = tuple(before for before, _ in self.depth)
+        return whole.clip(
+            Region(start, tuple(n - after for n, (_, after) in zip(self.lengths, self.depth, strict=True)))
+        )
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -182,6 +204,9 @@ class _Stage:
 
     def _difference(self, alone: NDArray[np.float32], window: Region, core: Region) -> float:
         """The largest difference between a window by itself and the whole, over the core."""
+        core = core.clip(self.compared)
+        if not core.size:
+            return 0.0
         factor = (self.denoiser.scale,) * len(self.lengths)
         mine: tuple[Any, ...] = (slice(None), *core.relative_to(window).scale(factor).slices)
         there: tuple[Any, ...] = (slice(None), *core.scale(factor).slices)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError
-from halotile.tasks.denoisers.base import NARROW
+from halotile.tasks.denoisers.base import NARROW, ROUNDING
 from halotile.tasks.devices.device import is_out_of_memory
 from halotile.tasks.trials.trial import Trial
 
 if TYPE_CHECKING:
     import torch
 
-ALIGNMENTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
+ALIGNMENTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 24, 27, 28, 32, 36, 40, 48, 54, 56, 64)
 """Total strides to try."""
 COMPARED = 48
 """Least number of pixels compared between an image and its shifted copy."""
@@ -36,9 +36,9 @@ def alignment_along(trial: Trial, axis: int, reach: int, likely: int) -> int:
         if not change:
             return shift
     raise ConfigError(
-        f"the result of {trial.name} does not shift with the image by any of {ALIGNMENTS[0]} to {ALIGNMENTS[-1]} "
-        "pixels: it depends on the position of the tile. A position encoding does that. "
-        "Write a network without one; or, if you know them, receptive_field and alignment."
+        f"the result of {trial.name} does not shift with the image by any usual stride of up to {ALIGNMENTS[-1]} "
+        "pixels: it depends on the position of the tile. A position encoding does that, and upsampling "
+        "with align_corners=True. Write a network without them; or, if its total stride is another number, receptive_field and alignment."
     )
 
 
@@ -49,8 +49,8 @@ class Shifting:
     trial: Trial
     axis: int
     reach: int
-    tolerance: float = 1e-5
-    """Difference that rounding explains, relative to the largest pixel; contributions below it are hidden."""
+    tolerance: float = ROUNDING
+    """Difference, relative to the largest pixel; contributions below it are hidden."""
     is_double: bool = False
     before: dict[int, torch.Tensor] = field(default_factory=dict)
     """Results of windows that are not shifted, by their length."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from halotile.errors import ConfigError
-from halotile.storage.grid import Depth, Region
 from halotile.tasks.denoisers.base import NARROW, Denoiser, Model
 from halotile.tasks.devices.device import is_out_of_memory
 
@@ -67,6 +66,18 @@ class Trial:
     def shape(self, axis: int, length: int) -> tuple[int, ...]:
         """Shape of a window that is long on one axis."""
         return tuple(length if i == axis else NARROW[self.dims] for i in range(self.dims))
+
+    def smallest(self, denoiser: Denoiser) -> tuple[int, ...]:
+        """Shape of a small window that the model can process: larger than usual where the denoiser declares that it looks far."""
+        edge = NARROW[self.dims]
+        reach, stride = denoiser.receptive_field(), denoiser.alignment
+        most = -(-(2 * reach + stride) // stride) * stride if reach is not None else 0
+        while edge < most:
+            with suppress(ConfigError):
+                self.run(self.noise((edge,) * self.dims))
+                break
+            edge = min(2 * edge, most)
+        return (edge,) * self.dims
 
     def run(self, windows: torch.Tensor) -> torch.Tensor:
         """Run the model, and check the shape of the result."""
@@ -133,20 +144,6 @@ class Trial:
         """The error for a model whose receptive field exceeds every window."""
         return ConfigError(
             f"{self.name} looks at the whole image, or at least {length // 2 - 1} pixels far: tiles cannot reproduce its "
-            "result. A normalisation, attention or Fourier transform over all pixels does that. "
+            "result. A normalisation, pooling, attention or Fourier transform over all pixels does that. "
             "Write a local network; or, if you know them, receptive_field and alignment."
         )
-
-
-def valid_part(window: Region, depth: Depth, image: tuple[int, ...]) -> Region:
-    """The part of a window that its ends do not affect, unless they are those of the image.
-
-    Examples
-    --------
-    >>> valid_part(Region((0, 8), (16, 32)), ((2, 2), (3, 3)), (64, 32))
-    Region(start=(0, 11), stop=(14, 32))
-    """
-    return Region(
-        tuple(a + before if a != 0 else a for a, (before, _) in zip(window.start, depth, strict=True)),
-        tuple(b - after if b != n else b for b, (_, after), n in zip(window.stop, depth, image, strict=True)),
-    )

@@ -170,7 +170,9 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     computing, previous, roles = opened.computing, opened.begun.previous, opened.roles
     job, denoiser = computing.job, opened.denoiser
     image = tuple(opened.source.shape[i] for i in roles.spatial)
-    own_code, reach = tried(denoiser, job.tile, image, previous, run=job.run, report=request.report)
+    own_code, reach = tried(
+        denoiser, job.tile, image, previous, run=job.run, report=request.report, sides=opened.sides
+    )
     seals = seals_of(denoiser, own_code)
     if reach.probed:
         denoiser = denoiser.probed(*reach.probed)

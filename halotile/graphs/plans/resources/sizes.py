@@ -15,6 +15,7 @@ from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from halotile.storage.arrays import Source
 from halotile.storage.axes import choose_axes
 from halotile.storage.sharded.output import Layout
+from halotile.tasks.convolution.stable import FEW
 from halotile.tasks.options import Auto
 from halotile.tasks.roles import Roles
 
@@ -30,7 +31,6 @@ GPU_TILES = {2: (512, 1024, 2048, 4096, 8192, 256, 128), 3: (96, 128, 192, 64, 4
 """Candidate tiles on a GPU: small ones in big batches may be as good, and there may be memory for large ones."""
 LARGEST_BLOCK = {2: 4096, 3: 512}
 """Longest edge of a block on a CPU. A GPU may have twice the edge: it outruns the storage, and reads less halo."""
-SMALL_CONVOLUTION = 20480
 BLOCKS_PER_WORKER = 8
 """With fewer super-blocks than this for each worker, the last ones leave workers idle."""
 
@@ -291,14 +291,14 @@ def least_window(geometry: Geometry, convolutional: bool) -> tuple[int, ...]:
     image = [geometry.shape[i] for i in geometry.roles.spatial]
     if not convolutional:
         return (1,) * len(image)
-    if math.prod(image) <= SMALL_CONVOLUTION:
+    if math.prod(image) <= FEW:
         return tuple(image)
-    least = [min(n, math.ceil((SMALL_CONVOLUTION + 1) ** (1 / len(image)))) for n in image]
-    while math.prod(least) <= SMALL_CONVOLUTION:
+    least = [min(n, math.ceil((FEW + 1) ** (1 / len(image)))) for n in image]
+    while math.prod(least) <= FEW:
         room = [i for i, n in enumerate(image) if least[i] < n]
         i = min(room, key=lambda axis: least[axis])
         other_lengths = math.prod(least) // least[i]
-        least[i] = min(image[i], SMALL_CONVOLUTION // other_lengths + 1)
+        least[i] = min(image[i], FEW // other_lengths + 1)
     return tuple(least)
 
 

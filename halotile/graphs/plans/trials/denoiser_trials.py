@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +28,7 @@ from halotile.tasks.trials.bits import ReferenceFailed, tile_difference
 from halotile.tasks.trials.probe import check_user_code
 from halotile.tasks.trials.provenance import build_digest
 from halotile.tasks.trials.rehearsal import Rehearsal, tiling_error
+from halotile.tasks.trials.sides import sides_as_channels
 from halotile.tasks.user_code import loaded_code
 
 T = TypeVar("T")
@@ -62,6 +63,7 @@ def tried(
     *,
     run: Run,
     report: Report,
+    sides: Collection[str] = (),
 ) -> DenoiserTrial:
     """Check a denoiser, and try what it does not declare; a user's own network in a process with a worker's memory.
 
@@ -75,6 +77,8 @@ def tried(
         Lengths of the tiled axes.
     previous : mapping, optional
         The plan of the run that is resumed: its results are kept.
+    sides : collection of str
+        Names of the side inputs of the job.
 
     Raises
     ------
@@ -84,7 +88,8 @@ def tried(
         When it needs more memory than a worker has.
     """
     before = previous["identity"] if previous else None
-    call = partial(_try_code, denoiser, tile, image, before and before.get("probed"), is_new=previous is None)
+    on_trial = sides_as_channels(denoiser, sides)
+    call = partial(_try_code, on_trial, tile, image, before and before.get("probed"), is_new=previous is None)
     if not denoiser.tried_apart:
         with no_more_than_free():
             return call()
@@ -114,12 +119,16 @@ def compared(
     if task is None:
         return reach
     if previous is not None:
-        found_then = (note for note in previous["summary"].get("notes", ()) if note.startswith(DIFFER))
-        return replace(reach, notes=(*reach.notes, *found_then))
+        notes_then = previous["summary"].get("notes", ())
+        kept = (note for note in notes_then if note.startswith((DIFFER, UNCOMPARED)))
+        return replace(reach, notes=(*reach.notes, *kept))
     if tile.seams == "allow" or not task.denoiser.convolutional or task.device != "cpu":
         return reach
-    sizes = replace(task, source=RandomImage(task.grid.shape, np.dtype("float32"), 0), sides={})
     title = task.denoiser.title
+    on_trial = sides_as_channels(task.denoiser, task.sides)
+    sizes = replace(
+        task, denoiser=on_trial, source=RandomImage(task.grid.shape, np.dtype("float32"), 0), sides={}
+    )
     with report_if_slow(report, f"comparing tiles of {title} with larger windows"):
         for at_once in (True, False):
             try:
@@ -194,7 +203,7 @@ def _try_code(
         return DenoiserTrial(code, _find_reach(denoiser, tile, image, probed, code, is_new))
     # What is imported only while it runs is not in the key: no result is stored for it.
     loaded = loaded_code()
-    origin = build_digest(denoiser, code, tile.depth, tile.seams, image, probed, is_new)
+    origin = build_digest(denoiser, code, tile.depth, tile.seams, tile.boundary, image, probed, is_new)
     found = read_cached(origin) if origin is not None else None
     if found is None:
         with torch_threads(min(cores_here(), MOST_THREADS)):

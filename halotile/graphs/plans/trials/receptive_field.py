@@ -61,7 +61,9 @@ def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, i
     needed, align, probed = denoiser.receptive_field(), denoiser.alignment, None
     origin = f"declared by {denoiser.name}"
     if needed is None:
-        needed, align = probed = known or probe(denoiser, dims)
+        probed = known or probe(denoiser, dims)
+        described = denoiser.probed(*probed)  # what the job declares takes precedence
+        needed, align = described.receptive_field() or 0, described.alignment
         origin = "probed"
     if tile.depth == "auto":
         return Reach(((needed, needed),) * dims, align, origin, probed)
@@ -104,19 +106,20 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ..
     Raises
     ------
     ConfigError
-        When the tiles show, and neither a depth was given by hand nor seams are allowed; or when the
+        When the tiles show, unless seams are allowed or the receptive field and alignment are declared; or when the
         network cannot process the far edge of the image.
     """
+    is_cut = tile.boundary == "cut" or (tile.boundary == "auto" and denoiser.boundary == "cut")
     if isinstance(denoiser, ArrayDenoiser):
         if tile.seams != "allow":
-            denoiser.check_depth(reach.depth)
+            denoiser.check_depth(reach.depth, image, is_cut=is_cut)
         return reach
     probed = denoiser.probed(*reach.probed) if reach.probed else denoiser
     if probed.alignment > 1:
         check_ragged(probed, image)
     if tile.seams == "allow":
         return reach
-    rehearsal = rehearse(probed, reach.depth, image, search=reach.probed is not None)
+    rehearsal = rehearse(probed, reach.depth, image, search=reach.probed is not None, is_cut=is_cut)
     if reach.probed is not None:
         if not rehearsal.agrees:
             raise tiling_error(denoiser, rehearsal, image)
