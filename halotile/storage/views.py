@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
@@ -42,3 +43,27 @@ class Constant:
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
         return np.full(region.shape, self.value, self.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaneValues:
+    """One number for each plane of an image: an array of length 1 on the axes that the planes lie on."""
+
+    values: NDArray[np.generic]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of planes along each axis, 1 within the planes."""
+        return self.values.shape
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of one number."""
+        return self.values.dtype
+
+    def read(self, region: Region) -> Pixels:
+        """The numbers of the planes in ``region`` of the image."""
+        index = tuple(
+            slice(None) if n == 1 else part for n, part in zip(self.shape, region.slices, strict=True)
+        )
+        return self.values[index]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from halotile.storage.grid import Block, Grid
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
 from halotile.storage.sharded.output import ShardWriter, to_dtype
+from halotile.storage.views import PlaneValues
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoised_image import keep_on_gpus
 from halotile.tasks.denoisers.base import Denoiser
@@ -148,7 +149,9 @@ class DenoiseStages:
         receipt.enter(block.number, [task.writer.write(region, roles.restore(pixels))])
 
     def _read_side(self, name: str, side: Readable, block: Block) -> Pixels:
-        """Read a side input, which has the shape of the image or of its tiled axes alone."""
+        """Read a side input, which has the shape of the image or of its tiled axes alone, or a number for each plane."""
+        if isinstance(side, PlaneValues):
+            return side.read(block.core)
         window, rim, axes = block.window, self.task.rim, self.task.roles.axes
         if len(side.shape) != len(self.task.grid.shape):
             spatial = self.task.roles.spatial

@@ -152,7 +152,7 @@ class TileRunner:
         pixels : ndarray, shape (*looped, channels, *spatial)
             The block with its halo.
         sides : mapping of str to ndarray
-            Per-pixel side inputs, arranged like ``pixels``; an axis of length 1 is shared.
+            Side inputs, arranged like ``pixels``; an axis of length 1 is shared.
         """
         try:
             return StagedBlock(
@@ -237,9 +237,11 @@ class TileRunner:
             (len(group), channels, *group[0].reach.shape),
             dtype=getattr(self.device.torch, self.tiling.work_dtype),
         )
+        is_uniform = pixels.shape[-len(available.start) :] != available.shape  # one number for a plane
         for slot, window in zip(batch, group, strict=True):
             plane = tuple(min(i, n - 1) for i, n in zip(window.plane, pixels.shape, strict=False))
-            slot.copy_(pixels[(*plane, slice(None), *window.reach.relative_to(available).slices)])
+            place = () if is_uniform else window.reach.relative_to(available).slices
+            slot.copy_(pixels[(*plane, slice(None), *place)])
         if value_range is not None:
             low, high = value_range
             batch.sub_(low).div_(high - low)

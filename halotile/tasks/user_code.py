@@ -307,7 +307,9 @@ class _Walk:
                 self.take(cell.cell_contents)
             except ValueError:  # the cell is still empty
                 self.update("empty")
-        if not self.with_code or _is_foreign(function.__module__):  # its closure may hold the user's code, its globals do not
+        if not self.with_code or _is_foreign(
+            function.__module__
+        ):  # its closure may hold the user's code, its globals do not
             return
         named = sorted(set(_names(function.__code__)) & function.__globals__.keys())
         self._take_mapping({name: function.__globals__[name] for name in named})

@@ -1,4 +1,4 @@
-"""The noise level of a whole image, estimated from samples."""
+"""The noise level of each plane of an image, estimated from samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
-from halotile.tasks.noise.estimate import estimate_noise_level, sample_regions
+from halotile.tasks.noise.estimate import estimate_noise_levels, sample_regions
 
 
 @dataclass
@@ -42,29 +42,33 @@ def noisy(shape: tuple[int, ...], sigma: float) -> NDArray[np.float64]:
     return smooth + sigma * np.random.default_rng(5).standard_normal(shape)
 
 
+def level_of(image: Stored) -> float:
+    return float(estimate_noise_levels(image, tuple(range(len(image.shape)))))
+
+
 @pytest.mark.parametrize("shape", [(900, 700), (3, 400, 500), (2, 9, 130, 170), (31, 33)])
 @pytest.mark.parametrize("sigma", [0.02, 0.3])
 def test_white_noise_is_measured(shape: tuple[int, ...], sigma: float) -> None:
-    assert estimate_noise_level(Stored(noisy(shape, sigma))) == pytest.approx(sigma, rel=0.15)
+    assert level_of(Stored(noisy(shape, sigma))) == pytest.approx(sigma, rel=0.15)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float16", "float32"])
 def test_every_type_of_pixel_is_measured_in_its_own_units(dtype: str) -> None:
     pixels = (100 + 20 * noisy((400, 400), 0.3)).astype(dtype)
-    assert estimate_noise_level(Stored(pixels)) == pytest.approx(6.0, rel=0.1)
+    assert level_of(Stored(pixels)) == pytest.approx(6.0, rel=0.1)
 
 
 def test_an_empty_background_does_not_hide_the_noise() -> None:
     pixels = np.zeros((2048, 2048), np.float32)
     pixels[:700, :700] = noisy((700, 700), 0.1)
-    assert estimate_noise_level(Stored(pixels)) == pytest.approx(0.1, rel=0.15)
+    assert level_of(Stored(pixels)) == pytest.approx(0.1, rel=0.15)
 
 
 def test_missing_pixels_are_left_out() -> None:
     pixels = noisy((300, 300), 0.1)
     pixels[::7] = np.nan
     pixels[5] = np.inf
-    assert estimate_noise_level(Stored(pixels)) == pytest.approx(0.1, rel=0.1)
+    assert level_of(Stored(pixels)) == pytest.approx(0.1, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -72,15 +76,15 @@ def test_missing_pixels_are_left_out() -> None:
 )
 def test_a_image_whose_noise_cannot_be_estimated_is_refused(value: float, why: str) -> None:
     with pytest.raises(InputError, match=f"no noise could be estimated .* {why} .* Write sigma as a number"):
-        estimate_noise_level(Stored(np.full((300, 300), value)))
+        level_of(Stored(np.full((300, 300), value)))
 
 
 def test_the_same_places_are_read_every_time_and_little_of_a_large_image() -> None:
     row = np.random.default_rng(5).standard_normal(110_000)
     image = Stored(np.lib.stride_tricks.as_strided(row, (50_000, 60_000), row.strides * 2))
-    estimate_noise_level(image)
+    level_of(image)
     first, image.reads = image.reads, []
-    estimate_noise_level(image)
+    level_of(image)
     assert image.reads == first
     assert sum(region.size for region in first) == 64 * 256**2
 
@@ -88,7 +92,7 @@ def test_the_same_places_are_read_every_time_and_little_of_a_large_image() -> No
 @pytest.mark.parametrize("shape", [(5,), (1, 300), (3, 1, 40)])
 def test_a_image_too_small_to_have_details_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="Write sigma as a number"):
-        estimate_noise_level(Stored(np.zeros(shape)))
+        level_of(Stored(np.zeros(shape)))
 
 
 @settings(deadline=None, max_examples=60)
@@ -97,15 +101,46 @@ def test_a_image_too_small_to_have_details_is_refused(shape: tuple[int, ...]) ->
     samples=st.integers(1, 64),
 )
 def test_samples_lie_inside_the_image_and_none_twice(shape: tuple[int, ...], samples: int) -> None:
-    regions = sample_regions(shape, samples, 256)
+    regions = sample_regions(shape, samples, (len(shape) - 2, len(shape) - 1))
     assert 1 <= len(regions) <= samples
     assert len(set(regions)) == len(regions)
     assert all(region.inside(Region.whole(shape)) for region in regions)
 
 
 def test_samples_are_spread_over_every_axis() -> None:
-    regions = sample_regions((8, 10_000, 10_000), 64, 256)
+    regions = sample_regions((8, 10_000, 10_000), 64, (1, 2))
     starts = np.array([region.start for region in regions])
     counts, _, _ = np.histogram2d(starts[:, 1], starts[:, 2], bins=4, range=[[0, 10_000]] * 2)
     assert counts.min() >= 1
     assert set(starts[:, 0]) == set(range(8))
+
+
+LEVELS = [0.02, 0.2, 0.0, 0.7]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)])
+def test_each_plane_is_measured_by_itself_wherever_its_axis_lies(order: tuple[int, int, int]) -> None:
+    planes = np.stack([noisy((300, 280), level) for level in LEVELS])
+    planes[2] = 0.5
+    looped = order.index(0)
+    spatial = [axis for axis in range(3) if axis != looped]
+    found = estimate_noise_levels(Stored(planes.transpose(order)), spatial, [looped])
+    assert found == pytest.approx(LEVELS, rel=0.1)
+
+
+def test_many_planes_have_few_samples_each() -> None:
+    image = Stored(np.broadcast_to(noisy((900, 900), 0.1), (2000, 900, 900)))
+    found = estimate_noise_levels(image, (1, 2), (0,))
+    assert len(image.reads) == 4 * 2000
+    assert found == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.parametrize("ends", [(0.0, 1.0), (-9.0, 0.6), (0.3, 9.0)])
+def test_saturated_pixels_do_not_count(ends: tuple[float, float]) -> None:
+    pixels = 0.5 + 0.5 * noisy((600, 600), 0.2)
+    assert level_of(Stored(np.clip(pixels, *ends))) == pytest.approx(0.1, rel=0.15)
+
+
+def test_an_image_of_two_values_has_the_level_of_all_its_pixels() -> None:
+    pixels = np.random.default_rng(0).integers(0, 2, (200, 200))
+    assert level_of(Stored(pixels)) > 0

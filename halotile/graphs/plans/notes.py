@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.sections import Output
@@ -18,6 +19,8 @@ from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.roles import Roles
 
+MOST_LISTED = 8
+"""Noise levels that are listed one by one."""
 DECODED_AT_MOST = 4
 """Ratio of pixels decoded to pixels needed above which a plan has a note."""
 
@@ -30,13 +33,13 @@ def notes_of(
     roles: Roles,
     grid: Grid,
     reach: Reach,
-    noise_level: float | None,
+    levels: NDArray[np.float64] | None,
     of_trial: str = "",
 ) -> tuple[str, ...]:
     """The notes of a plan, one sentence each; ``dtype`` is that of the pixels as they are read."""
     return (
         *((of_trial,) if of_trial else ()),
-        *_trial_notes(noise_level, reach),
+        *_trial_notes(levels, roles, reach),
         *_metadata(original, layout),
         *_narrowing(dtype, np.dtype(layout.dtype)),
         *_decoding(original, roles, grid),
@@ -72,12 +75,32 @@ def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ..
     return (f"{sentence}: {'; and '.join(reasons)}",)
 
 
-def _trial_notes(noise_level: float | None, reach: Reach) -> tuple[str, ...]:
-    """Return a note on the estimated noise level and receptive field."""
-    estimated = (
-        () if noise_level is None else (f"noise level {noise_level:.4g}, estimated from the whole image",)
+def _trial_notes(levels: NDArray[np.float64] | None, roles: Roles, reach: Reach) -> tuple[str, ...]:
+    """Return notes on the estimated noise levels and the receptive field."""
+    return (*(() if levels is None else (levels_text(levels, roles),)), *reach.remarks)
+
+
+def levels_text(levels: NDArray[np.float64], roles: Roles) -> str:
+    """Return the noise levels of the planes of an image as a sentence.
+
+    Examples
+    --------
+    >>> levels_text(np.array([0.02, 0.2]), Roles(("c", "y", "x"), (1, 2), None))
+    'noise level 0.02, 0.2 of c 0 to 1, estimated plane by plane'
+    """
+    if levels.size == 1:
+        return f"noise level {levels.flat[0]:.4g}, estimated from the whole image"
+    axes = [i for i, n in zip(roles.looped, levels.shape, strict=True) if n > 1]
+    if len(axes) == 1 and levels.size <= MOST_LISTED:
+        listed = ", ".join(f"{level:.4g}" for level in levels.flat)
+        return (
+            f"noise level {listed} of {roles.axes[axes[0]]} 0 to {levels.size - 1}, estimated plane by plane"
+        )
+    letters = "".join(roles.axes[i] for i in axes)
+    return (
+        f"noise level {levels.min():.4g} to {levels.max():.4g}, estimated plane by plane "
+        f"({counted(levels.size, 'plane')} along {letters})"
     )
-    return (*estimated, *reach.remarks)
 
 
 def _metadata(source: Source, layout: Layout) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ class Denoiser(Protocol):
         return self
 
     def with_noise_level(self, sigma: float) -> Self:
-        """The denoiser with the noise level that was estimated for the whole image."""
+        """The denoiser with the noise level that was estimated for an image of one plane."""
         return self
 
     def check(self) -> Mapping[str, str]:
@@ -175,7 +175,7 @@ class Leveled(Pixelwise):
         if self.sigma == "auto":
             raise ConfigError(
                 "sigma is auto, but the noise level of the image was not estimated. "
-                "Call with_noise_level(estimate_noise_level(...)), or write a number."
+                "Call with_noise_level(...), or write a number."
             )
         if self.sigma is None:
             return strength

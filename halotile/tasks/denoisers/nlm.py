@@ -51,7 +51,7 @@ class NonLocalMeans(LeveledFilter):
     """Distance in pixels within which similar patches are searched."""
     sigma: float | Literal["auto"] | None = None
     """Standard deviation of the noise, in the units of the image (the range of integers counts as 1). auto: estimated
-    once for the whole image. Omitted: the strength itself is in the units of the image."""
+    for each channel, time point and other plane by itself. Omitted: the strength itself is in the units of the image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

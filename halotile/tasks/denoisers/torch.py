@@ -47,8 +47,8 @@ class UserNetwork(Leveled):
     tried_apart: ClassVar[bool] = True
 
     sigma: float | Auto | None = None
-    """Noise level that the network is called with: a number, or auto to have it estimated once for the whole
-    image. Omitted: the network takes the pixels alone."""
+    """Noise level that the network is called with: a number, or auto to have it estimated. An image of several
+    planes, such as channels, has a level for each, and calls it with a map. Omitted: the network takes the pixels alone."""
     import_: str
     """The function that builds the network: "package.module:build"."""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -47,7 +47,7 @@ class TotalVariation(LeveledFilter):
     """Number of dual steps: more of them come closer to the minimum, and need a wider halo."""
     sigma: float | Literal["auto"] | None = None
     """Standard deviation of the noise, in the units of the image (the range of integers counts as 1). auto: estimated
-    once for the whole image. Omitted: the strength itself is in the units of the image."""
+    for each channel, time point and other plane by itself. Omitted: the strength itself is in the units of the image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,8 +1,11 @@
-"""The noise level of an image, estimated from a fixed set of samples spread over it."""
+"""The noise level of each plane of an image, estimated from a fixed set of samples spread over it."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,66 +16,130 @@ from halotile.storage.rim import Readable
 
 NORMAL_MAD = 0.6744897501960817
 """Median of |z| for a standard normal z."""
+SAMPLES, LEAST_SAMPLES, ALL_SAMPLES = 64, 4, 4096
+"""Squares of a plane: at most, at least, and of all planes together as far as the least permits."""
+EDGE = 256
+"""Edge of a square in pixels."""
+SATURATED = 1e-3
+"""Fraction of the samples of a plane above which its least or largest value is one at which a detector saturates."""
 
 
-def estimate_noise_level(source: Readable, *, samples: int = 64, edge: int = 256) -> float:
-    """Estimate the standard deviation of white noise: ``median |d| / 0.6745``, d the Haar diagonal details.
+def estimate_noise_levels(
+    source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()
+) -> NDArray[np.float64]:
+    """Estimate the standard deviation of white noise in every plane: ``median |d| / 0.6745``, d the Haar diagonal details.
 
-    The level of each sample square is estimated by itself; the median of these is the result,
+    The level of each sample square is estimated by itself; the median of these is that of the plane,
     so that a few busy or empty places do not bias it. Squares without any variation (a mosaic's
-    background) do not count. The samples lie at the same places every time.
+    background) do not count, nor do pixels that are not finite or saturated. The samples lie at the same places every time.
 
     Parameters
     ----------
     source : Readable
-        The image; squares lie on the last two axes, and samples are spread over the others.
-    samples : int
-        Largest number of squares.
-    edge : int
-        Edge of a square, in pixels.
+        The image.
+    spatial : sequence of int
+        Positions of the spatial axes; squares lie on the last two of them.
+    looped : sequence of int
+        Positions of the axes of which each index is a plane by itself. Samples are spread over all other axes.
 
     Returns
     -------
-    float
-        In the units of the stored pixels.
+    ndarray
+        One number for each index of the looped axes, in the units of the stored pixels; 0 for a plane without noise.
 
     Raises
     ------
     InputError
-        When the image is too small for details, or has none.
+        When the image is too small for details, or no plane has any.
 
     References
     ----------
     D. L. Donoho, I. M. Johnstone, Ideal spatial adaptation by wavelet shrinkage, Biometrika 81
     (1994) 425-455.
     """
-    if len(source.shape) < 2 or min(source.shape[-2:]) < 2:
+    square = tuple(spatial[-2:])
+    if len(square) < 2 or min(source.shape[axis] for axis in square) < 2:
         raise InputError(
             f"sigma is auto, but an image of shape {source.shape} has no 2 x 2 pixels to estimate noise from. "
             "Write sigma as a number."
         )
-    regions = sample_regions(source.shape, samples, edge)
-    levels = [square_level(source.read(region)) for region in regions]
-    usable = [level for level in levels if level > 0 and math.isfinite(level)]
-    if not usable:
+    lengths = tuple(source.shape[axis] for axis in looped)
+    samples = max(LEAST_SAMPLES, min(SAMPLES, ALL_SAMPLES // max(1, math.prod(lengths))))
+    inside = [
+        axis for axis in range(len(source.shape)) if axis not in looped
+    ]  # of a plane: its samples are those of the plane alone
+    regions = sample_regions(
+        tuple(source.shape[axis] for axis in inside), samples, tuple(map(inside.index, square))
+    )
+    levels = np.full(lengths, math.nan)
+    for place in itertools.product(*map(range, lengths)):
+        at = dict(zip(looped, place, strict=True))
+        squares = [_square(source.read(_in_plane(region, inside, at)), square) for region in regions]
+        levels[place] = _plane_level(squares)
+    if not (levels > 0).any():
         why = "its pixels are equal wherever it was sampled"
-        if all(map(math.isnan, levels)):
+        if np.isnan(levels).all():
             why = "no 2 x 2 pixels are finite wherever it was sampled"
         raise InputError(
             f"sigma is auto, but no noise could be estimated in the image: {why}. Write sigma as a number."
         )
-    return float(np.median(usable))
+    known: NDArray[np.float64] = np.nan_to_num(levels)
+    return known
 
 
-def sample_regions(shape: tuple[int, ...], samples: int, edge: int) -> list[Region]:
-    """Squares spread evenly over an image by a low-discrepancy sequence.
+def _in_plane(region: Region, inside: Sequence[int], at: Mapping[int, int]) -> Region:
+    """A region of a plane as one of the image, at these places on the other axes."""
+    axes = range(len(inside) + len(at))
+    start, stop = dict(zip(inside, region.start, strict=True)), dict(zip(inside, region.stop, strict=True))
+    return Region(
+        tuple(at[axis] if axis in at else start[axis] for axis in axes),
+        tuple(at[axis] + 1 if axis in at else stop[axis] for axis in axes),
+    )
+
+
+def _square(pixels: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.float64]:
+    """A sample as rows and columns, with infinity as NaN."""
+    square = np.squeeze(pixels, tuple(i for i in range(pixels.ndim) if i not in axes)).astype(np.float64)
+    square[~np.isfinite(square)] = math.nan
+    return square if axes[0] < axes[1] else square.T
+
+
+def _plane_level(squares: list[NDArray[np.float64]]) -> float:
+    """Noise level of a plane; NaN if nothing in it is finite, 0 if nothing in it varies."""
+    levels = [square_level(square) for square in _without_saturated(squares)]
+    if not any(level > 0 for level in levels):
+        levels = [square_level(square) for square in squares]
+    usable = [level for level in levels if level > 0]
+    if usable:
+        return float(np.median(usable))
+    return math.nan if all(map(math.isnan, levels)) else 0.0
+
+
+def _without_saturated(squares: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    """The squares with NaN at the ends of their range, where many pixels lie there; those that have next to no others left out."""
+    values = np.concatenate([square[np.isfinite(square)] for square in squares])
+    ends = (
+        {end for end in (values.min(), values.max()) if np.mean(values == end) > SATURATED}
+        if values.size
+        else set()
+    )
+    if not ends:
+        return squares
+    kept = [np.where(np.isin(square, list(ends)), math.nan, square) for square in squares]
+    return [square for square in kept if np.isfinite(square).mean() > 0.5]
+
+
+def sample_regions(
+    shape: tuple[int, ...], samples: int, square: tuple[int, ...], edge: int = EDGE
+) -> list[Region]:
+    """Squares on two axes, spread evenly over an image by a low-discrepancy sequence.
 
     Examples
     --------
-    >>> sample_regions((40, 50), 64, 256)
+    >>> sample_regions((40, 50), 64, (0, 1))
     [Region(start=(0, 0), stop=(40, 50))]
     """
-    size = (1,) * (len(shape) - 2) + tuple(min(edge, n) for n in shape[-2:])
+    size = tuple(min(edge, n) if axis in square else 1 for axis, n in enumerate(shape))
     room = math.prod(-(-n // s) for n, s in zip(shape, size, strict=True))
     regions = {}
     for number in range(min(samples, room)):
@@ -82,12 +149,11 @@ def sample_regions(shape: tuple[int, ...], samples: int, edge: int) -> list[Regi
     return list(regions.values())
 
 
-def square_level(pixels: NDArray[np.generic]) -> float:
-    """Noise level of one square; NaN if nothing in it is finite."""
-    rows, columns = (n // 2 * 2 for n in pixels.shape[-2:])
-    square = pixels.reshape(pixels.shape[-2:])[:rows, :columns].astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        details = (square[::2, ::2] - square[1::2, ::2] - square[::2, 1::2] + square[1::2, 1::2]) / 2
+def square_level(square: NDArray[np.float64]) -> float:
+    """Noise level of one square, NaN left out; NaN if there is nothing else."""
+    rows, columns = (n // 2 * 2 for n in square.shape)
+    square = square[:rows, :columns]
+    details = (square[::2, ::2] - square[1::2, ::2] - square[::2, 1::2] + square[1::2, 1::2]) / 2
     details = np.abs(details[np.isfinite(details)])
     return float(np.median(details)) / NORMAL_MAD if details.size else math.nan
 

@@ -10,6 +10,7 @@ import numpy as np
 from halotile.graphs.plans.plan import Need
 from halotile.graphs.plans.resources.memory import MIB, Footprint, footprint, gpu_bytes
 from halotile.storage.sharded.output import Layout
+from halotile.storage.views import PlaneValues
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned
 
@@ -38,7 +39,7 @@ def footprint_of(
         itemsize_work=np.dtype(tiling.work_dtype).itemsize,
         itemsize_out=np.dtype(layout.dtype).itemsize,
         stored_piece=piece,
-        sides=len(task.sides),
+        sides=sum(not isinstance(side, PlaneValues) for side in task.sides.values()),
         bytes_per_pixel=denoiser.bytes_per_pixel(),
         weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
         overlap=task.overlap,

@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
-from halotile.storage.views import ChannelAxis
+from halotile.storage.views import ChannelAxis, PlaneValues
 from halotile.tasks.denoisers.base import Denoiser, Leveled
 from halotile.tasks.finite import describe_range
-from halotile.tasks.noise.estimate import estimate_noise_level
+from halotile.tasks.noise.estimate import estimate_noise_levels
 from halotile.tasks.roles import Roles
+
+Levels = NDArray[np.float64]
 
 
 def assign_axes(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[Roles, Readable]:
@@ -118,17 +121,35 @@ def check_units(
 def choose_noise_level(
     denoiser: Denoiser,
     source: Readable,
+    roles: Roles,
     values: tuple[float, float] | None,
     previous: Mapping[str, Any] | None,
-) -> tuple[Denoiser, float | None]:
-    """Return the denoiser with the noise level set, if it wants one: estimated once, for the whole image.
+) -> tuple[Denoiser, Levels | None]:
+    """Return the denoiser, and the noise level of each plane if it wants one; it is set where there is only one.
 
     A resumed run keeps the estimate that it began with.
+
+    Returns
+    -------
+    (Denoiser, ndarray or None)
+        Levels in the units that the denoiser computes in, one for each index of the looped axes.
     """
     if not denoiser.wants_noise_level:
         return denoiser, None
-    level = previous["identity"].get("noise_level") if previous else None
-    if level is None:
+    known = previous["identity"].get("noise_level") if previous else None
+    if known is not None:
+        levels = np.asarray(known, float).reshape([source.shape[i] for i in roles.looped])
+    else:
         low, high = values or (0.0, 1.0)
-        level = estimate_noise_level(source) / (high - low)
-    return denoiser.with_noise_level(level), level
+        levels = estimate_noise_levels(source, roles.spatial, roles.looped) / (high - low)
+    return denoiser.with_noise_level(float(levels.flat[0])) if levels.size == 1 else denoiser, levels
+
+
+def level_sides(levels: Levels | None, roles: Roles) -> dict[str, PlaneValues]:
+    """Return the side input of noise levels that differ from plane to plane; none for a single level."""
+    if levels is None or levels.size == 1:
+        return {}
+    shape = [1] * len(roles.axes)
+    for axis, length in zip(roles.looped, levels.shape, strict=True):
+        shape[axis] = length
+    return {"sigma": PlaneValues(levels.reshape(shape))}

@@ -13,9 +13,11 @@ from halotile.graphs.jobs.denoise.figures import figures_of
 from halotile.graphs.jobs.denoise.fit import SMALLER, footprint_of, need_of
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.opening import (
+    Levels,
     assign_axes,
     check_units,
     choose_noise_level,
+    level_sides,
     open_sides,
     value_range,
 )
@@ -82,7 +84,13 @@ class _Opened:
     given: Denoiser
     """The denoiser as the job has it."""
     denoiser: Denoiser
-    noise_level: float | None
+    levels: Levels | None
+    """Noise level of each plane, where they are estimated."""
+
+    @property
+    def all_sides(self) -> dict[str, Readable]:
+        """The side inputs of the job, and the noise levels of planes where they were estimated."""
+        return {**level_sides(self.levels, self.roles), **self.sides}
 
 
 def _open(job: Denoising, request: PlanRequest) -> _Opened:
@@ -100,8 +108,8 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     sides = open_sides(job, denoiser, source, roles)
     values = value_range(job, source.dtype)
     check_units(denoiser, values, sides)
-    leveled, noise_level = choose_noise_level(denoiser, source, values, begun.previous)
-    return _Opened(begun, computing, original, source, sides, roles, values, denoiser, leveled, noise_level)
+    leveled, levels = choose_noise_level(denoiser, source, roles, values, begun.previous)
+    return _Opened(begun, computing, original, source, sides, roles, values, denoiser, leveled, levels)
 
 
 @dataclass(frozen=True)
@@ -142,7 +150,7 @@ class _Sized:
         convolves = self.denoiser.convolutional and self.geometry.dims == 2
         task = DenoiseTask(
             source=opened.source,
-            sides=dict(opened.sides),
+            sides=opened.all_sides,
             writer=ShardWriter(opened.begun.output, self.layout),
             grid=grid_of(self.geometry, opened.roles, self.reach, block, tiling),
             rim=self.rim,
@@ -171,7 +179,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     job, denoiser = computing.job, opened.denoiser
     image = tuple(opened.source.shape[i] for i in roles.spatial)
     own_code, reach = tried(
-        denoiser, job.tile, image, previous, run=job.run, report=request.report, sides=opened.sides
+        denoiser, job.tile, image, previous, run=job.run, report=request.report, sides=opened.all_sides
     )
     seals = seals_of(denoiser, own_code)
     if reach.probed:
@@ -258,7 +266,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
         cluster=opened.computing.cluster,
         requested=sized.requested,
         sources=(opened.original, *opened.sides.values()),
-        files=(*task.denoiser.files(), *(Path(job.input.sides[name]) for name in task.sides)),
+        files=(*task.denoiser.files(), *map(Path, job.input.sides.values())),
         identity=identity,
         resources=Resources(
             (need_of(task, settled.needed, allowed, machine),),
@@ -284,7 +292,7 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
             roles=opened.roles,
             grid=settled.task.grid,
             reach=settled.reach,
-            noise_level=opened.noise_level,
+            levels=opened.levels,
             of_trial=settled.note,
         ),
         *opened.computing.ignored,
@@ -313,7 +321,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         "layout": sized.layout.to_json(),
         "block": list(task.grid.block),
         "code": {**code_versions(), **sized.own_code},
-        "noise_level": opened.noise_level,
+        "noise_level": None if opened.levels is None else opened.levels.tolist(),
         "probed": list(settled.reach.probed) if settled.reach.probed else None,
     }
 

@@ -1,0 +1,66 @@
+"""Planes of one image that differ in their noise come out as each does alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from skimage.data import retina
+
+from halotile.graphs.plans.make import make_plan
+from tests.support import job_of, run_inline, work_of, write_zarr
+
+NOISE = (0.02, 0.2)
+AUTO: dict[str, dict[str, Any]] = {
+    "tv": {"strength": 1.0, "sigma": "auto"},
+    "nlm": {"strength": 0.8, "sigma": "auto"},
+    "torch": {"import": "tests.networks:by_sigma", "sigma": "auto"},
+}
+
+
+def scene() -> NDArray[np.float32]:
+    plane = retina()[300:700, 300:660, 1].astype(np.float32) / 255
+    noise = np.random.default_rng(0).standard_normal((2, *plane.shape)).astype(np.float32)
+    planes: NDArray[np.float32] = plane + noise * np.array(NOISE, np.float32)[:, None, None]
+    return planes
+
+
+def alone(folder: Path, name: str, plane: NDArray[np.float32]) -> NDArray[Any]:
+    """The plane, denoised as an image of its own."""
+    source = write_zarr(folder / f"{name}.zarr", plane)
+    return run_inline(job_of(source, folder / f"{name}.out.zarr", name, AUTO[name], tile={"size": 128}))
+
+
+@pytest.mark.parametrize("name", AUTO)
+@pytest.mark.parametrize("axes", ["cyx", "yxc", "tyx"])
+def test_each_plane_has_the_bits_that_it_has_alone(tmp_path: Path, name: str, axes: str) -> None:
+    planes = scene()
+    position = axes.replace("y", "").replace("x", "")
+    image = np.moveaxis(planes, 0, axes.index(position))
+    source = write_zarr(tmp_path / "in.zarr", image, axes=axes)
+    job = job_of(source, tmp_path / "out.zarr", name, AUTO[name], tile={"size": 128})
+    together = np.moveaxis(run_inline(job), axes.index(position), 0)
+    for number, plane in enumerate(planes):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert np.array_equal(together[number], alone(folder, name, plane))
+
+
+def test_the_plan_has_a_level_for_each_plane_and_a_resumed_run_keeps_them(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", scene(), axes="cyx")
+    plan = make_plan(job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"]))
+    assert plan.identity["noise_level"] == pytest.approx(NOISE, rel=0.15)
+    assert any(note.startswith("noise level 0.0") and "of c 0 to 1" in note for note in plan.notes)
+    assert plan.documents.resolved["denoiser"]["sigma"] == "auto"
+    assert work_of(plan).task.sides["sigma"].shape == (2, 1, 1)
+
+
+def test_a_noise_map_of_the_job_counts_before_the_estimate(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", scene(), axes="cyx")
+    np.save(tmp_path / "sigma.npy", np.full((400, 360), 0.1, np.float32))
+    sides = {"sides": {"sigma": str(tmp_path / "sigma.npy")}}
+    plan = make_plan(job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"], input=sides))
+    assert work_of(plan).task.sides["sigma"].shape == (400, 360)
