@@ -10,7 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from skimage.data import retina
 
+from halotile.graphs.jobs.denoise.opening import choose_noise_level
 from halotile.graphs.plans.make import make_plan
+from halotile.storage.arrays import open_source
+from halotile.tasks.denoisers.tv import TotalVariation
+from halotile.tasks.roles import Roles
 from tests.support import job_of, run_inline, work_of, write_zarr
 
 NOISE = (0.02, 0.2)
@@ -58,9 +62,25 @@ def test_the_plan_has_a_level_for_each_plane_and_a_resumed_run_keeps_them(tmp_pa
     assert work_of(plan).task.sides["sigma"].shape == (2, 1, 1)
 
 
-def test_a_noise_map_of_the_job_counts_before_the_estimate(tmp_path: Path) -> None:
+def test_a_noise_map_of_the_job_takes_the_place_of_the_estimate(tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", scene(), axes="cyx")
     np.save(tmp_path / "sigma.npy", np.full((400, 360), 0.1, np.float32))
     sides = {"sides": {"sigma": str(tmp_path / "sigma.npy")}}
     plan = make_plan(job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"], input=sides))
+    assert plan.identity["noise_level"] is None
+    assert not any("estimated" in note for note in plan.notes)
     assert work_of(plan).task.sides["sigma"].shape == (400, 360)
+
+
+def test_levels_of_an_earlier_run_with_another_number_of_planes_are_not_taken(tmp_path: Path) -> None:
+    planes = scene()
+    source = write_zarr(tmp_path / "in.zarr", planes, axes="cyx")
+    roles = Roles(("c", "y", "x"), (1, 2), None)
+    denoiser = TotalVariation(strength=1.0, sigma="auto")
+    before: dict[str, Any] = {"identity": {"noise_level": [0.5, 0.6]}}
+    _, kept = choose_noise_level(denoiser, open_source(source), roles, None, {}, before)
+    assert kept == pytest.approx([0.5, 0.6])
+    for known in (0.5, [0.5, 0.6, 0.7]):
+        before = {"identity": {"noise_level": known}}
+        _, levels = choose_noise_level(denoiser, open_source(source), roles, None, {}, before)
+        assert levels == pytest.approx(NOISE, rel=0.15)

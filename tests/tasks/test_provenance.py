@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, WeightsError
 from halotile.tasks.denoisers.function import Function
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.options import import_reference
@@ -72,31 +72,51 @@ from pathlib import Path
 import torch
 HERE = Path(__file__).parent
 class Scaled(torch.nn.Module):
-    def __init__(self, factor, layers):
+    def __init__(self, factor, layers, weight):
         super().__init__()
         self.factor = factor
         self.layers = torch.nn.Sequential(*(getattr(torch.nn, name)() for name in layers))
+        self.weight = torch.nn.Parameter(torch.tensor(float(weight)))
     def forward(self, x):
-        return self.layers(x) * self.factor
+        return self.layers(x) * self.factor * self.weight
 def build():
     return Scaled(**json.loads((HERE / "settings.json").read_text()))
 """
 
 
-@pytest.mark.parametrize("later", ['{"factor": 3, "layers": ["ReLU"]}', '{"factor": 2, "layers": ["Tanh"]}'])
-def test_a_file_that_the_users_code_reads_belongs_to_the_network(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str
-) -> None:
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The settings that the function of a network reads by itself."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "reading_code", raising=False)
     (tmp_path / "reading_code.py").write_text(NETWORK)
     settings = tmp_path / "settings.json"
-    settings.write_text('{"factor": 2, "layers": ["ReLU"]}')
+    settings.write_text('{"factor": 2, "layers": ["ReLU"], "weight": 1}')
+    return settings
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        '{"factor": 3, "layers": ["ReLU"], "weight": 1}',
+        '{"factor": 2, "layers": ["Tanh"], "weight": 1}',
+        '{"factor": 2, "layers": ["ReLU"], "weight": 5}',
+    ],
+)
+def test_what_the_users_code_reads_belongs_to_the_network(settings: Path, later: str) -> None:
     denoiser = UserNetwork(import_="reading_code:build")
     code = denoiser.check()
-    seals = seals_of(denoiser, code)
-    build_sealed(denoiser, seals)
+    assert denoiser.check() == code
     settings.write_text(later)
     assert denoiser.check() != code
-    with pytest.raises(ConfigError, match="the network that reading_code:build builds was changed while"):
+
+
+def test_weights_that_the_users_code_reads_may_not_change_while_its_job_runs(settings: Path) -> None:
+    denoiser = UserNetwork(import_="reading_code:build")
+    seals = seals_of(denoiser, denoiser.check())
+    build_sealed(denoiser, seals)
+    settings.write_text('{"factor": 2, "layers": ["ReLU"], "weight": 5}')
+    with pytest.raises(
+        WeightsError, match="what reading_code:build reads its weights from was changed while"
+    ):
         build_sealed(denoiser, seals)

@@ -128,30 +128,27 @@ class UserNetwork(Leveled):
             would build a different one.
         """
         code = imported_digest(self.import_, import_reference(self.import_))
-        first, second = self.built(), self.built()
-        weights, whole = self.built_names
-        if first[weights] != second[weights]:
+        # One after the other: a large network need not be in memory twice.
+        (weights, whole), again = _digests(self._network()), _digests(self._network())
+        if weights != again[0]:
             raise ConfigError(
                 f"{self.import_} builds a different network at each call: its weights are drawn anew. "
                 "Write weights: FILE, or seed them in the function (torch.manual_seed)."
             )
-        if first.get(whole) != second.get(whole):  # such as the numbers of its hooks
-            first.pop(whole, None)
-        return {self.import_: code, **first}
+        digests = {self.import_: code, self.weights_name: weights}
+        # Some parts are numbered anew at each call, such as hooks.
+        return (
+            digests | {f"network built by {self.import_}": whole} if whole and whole == again[1] else digests
+        )
 
     @property
-    def built_names(self) -> tuple[str, str]:
-        """Names of the digests of what the function builds: of its weights, and of all that it holds."""
-        return f"weights built by {self.import_}", f"network built by {self.import_}"
+    def weights_name(self) -> str:
+        """Name of the digest of the weights that the function builds."""
+        return f"weights built by {self.import_}"
 
-    def built(self) -> dict[str, str]:
-        """Digests of what the function builds, which may read files of its own; without the second where a part cannot be inspected."""
-        network = self._network()
-        weights, whole = self.built_names
-        # Buffers by name as well: some are not in the state dictionary.
-        digests = {weights: value_digest([dict(network.state_dict()), dict(network.named_buffers())])}
-        everything = whole_digest(network, with_code=False)
-        return digests if everything is None else digests | {whole: everything[: len(digests[weights])]}
+    def weights_digest(self) -> str:
+        """Digest of the weights that the function builds now: it may read them from files of its own."""
+        return _weights_digest(self._network())
 
     def build(self) -> Model:
         """Import the function, call it, load the weights. Runs the user's code.
@@ -215,6 +212,16 @@ class UserNetwork(Leveled):
                 f"{self.weights!r} does not fit the network of {self.import_}: {summarize(problems) or error}. "
                 "Write the options that the weights were trained with."
             ) from error
+
+
+def _weights_digest(network: Any) -> str:
+    # Buffers by name as well: some are not in the state dictionary.
+    return value_digest([dict(network.state_dict()), dict(network.named_buffers())])
+
+
+def _digests(network: Any) -> tuple[str, str | None]:
+    """Digests of the weights of a network, and of all that it holds; None where a part cannot be inspected."""
+    return _weights_digest(network), whole_digest(network, with_code=False)
 
 
 def _frozen(module: Any) -> Any:

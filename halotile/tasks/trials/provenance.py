@@ -40,7 +40,8 @@ def build_digest(denoiser: Denoiser, *question: Any) -> str | None:
 
 
 def seals_of(denoiser: Denoiser, code: Mapping[str, str]) -> dict[str, str]:
-    """Digests of the files of a denoiser by their paths, of the user's own ``code`` that is imported by name, and of what it builds.
+    """Digests of the files of a denoiser by their paths, of the user's own ``code`` that is imported by name, and of the weights that
+    it builds. Other parts of what it builds may differ from worker to worker, such as the name of a device.
 
     Raises
     ------
@@ -48,9 +49,8 @@ def seals_of(denoiser: Denoiser, code: Mapping[str, str]) -> dict[str, str]:
         When a file cannot be read.
     """
     files = {str(path): file_sha256(path) for path in denoiser.files()}
-    return files | {
-        name: digest for name, digest in code.items() if name in (_imported(denoiser), *_built(denoiser))
-    }
+    sealed = (_imported(denoiser), _weights(denoiser))
+    return files | {name: digest for name, digest in code.items() if name in sealed}
 
 
 def build_sealed(denoiser: Denoiser, seals: Mapping[str, str]) -> Model:
@@ -62,11 +62,10 @@ def build_sealed(denoiser: Denoiser, seals: Mapping[str, str]) -> Model:
         When one of them was changed since: other blocks were computed with the old version.
     """
     model = denoiser.build()
-    built = denoiser.built() if isinstance(denoiser, UserNetwork) and seals else {}
     for name, digest in seals.items():
-        if name in _built(denoiser):
-            if built.get(name) != digest:
-                raise ConfigError(f"the network that {denoiser.title} builds {_CHANGED}")
+        if isinstance(denoiser, UserNetwork) and name == denoiser.weights_name:
+            if denoiser.weights_digest() != digest:
+                raise WeightsError(f"what {denoiser.title} reads its weights from {_CHANGED}")
         elif name == _imported(denoiser):
             if _loaded_digest(name) != digest:
                 if imported_digest(name, import_reference(name)) == digest:
@@ -100,9 +99,9 @@ def _imported(denoiser: Denoiser) -> str | None:
     return denoiser.import_ if isinstance(denoiser, UserNetwork | Function) else None
 
 
-def _built(denoiser: Denoiser) -> tuple[str, ...]:
-    """Names of the digests of what the user's own code builds."""
-    return denoiser.built_names if isinstance(denoiser, UserNetwork) else ()
+def _weights(denoiser: Denoiser) -> str | None:
+    """The name of the weights that the user's own code builds."""
+    return denoiser.weights_name if isinstance(denoiser, UserNetwork) else None
 
 
 def _halotile() -> str:

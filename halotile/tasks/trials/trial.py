@@ -69,11 +69,13 @@ class Trial:
 
     def smallest(self, denoiser: Denoiser) -> tuple[int, ...]:
         """Shape of a small window that the model can process: larger than usual where the denoiser declares that it looks far."""
+        import torch
+
         edge = NARROW[self.dims]
         reach, stride = denoiser.receptive_field(), denoiser.alignment
         most = -(-(2 * reach + stride) // stride) * stride if reach is not None else 0
         while edge < most:
-            with suppress(ConfigError):
+            with suppress(ConfigError), torch.inference_mode():
                 self.run(self.noise((edge,) * self.dims))
                 break
             edge = min(2 * edge, most)

@@ -123,23 +123,23 @@ def choose_noise_level(
     source: Readable,
     roles: Roles,
     values: tuple[float, float] | None,
+    sides: Mapping[str, Readable],
     previous: Mapping[str, Any] | None,
 ) -> tuple[Denoiser, Levels | None]:
     """Return the denoiser, and the noise level of each plane if it wants one; it is set where there is only one.
 
-    A resumed run keeps the estimate that it began with.
+    A noise map of the job takes the place of an estimate. A resumed run keeps the estimate that it began with.
 
     Returns
     -------
     (Denoiser, ndarray or None)
         Levels in the units that the denoiser computes in, one for each index of the looped axes.
     """
-    if not denoiser.wants_noise_level:
+    if not denoiser.wants_noise_level or "sigma" in sides:
         return denoiser, None
     known = previous["identity"].get("noise_level") if previous else None
-    if known is not None:
-        levels = np.asarray(known, float).reshape([source.shape[i] for i in roles.looped])
-    else:
+    levels = np.asarray(known, float)
+    if known is None or levels.shape != tuple(source.shape[i] for i in roles.looped):
         low, high = values or (0.0, 1.0)
         levels = estimate_noise_levels(source, roles.spatial, roles.looped) / (high - low)
     return denoiser.with_noise_level(float(levels.flat[0])) if levels.size == 1 else denoiser, levels

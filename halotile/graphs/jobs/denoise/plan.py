@@ -108,7 +108,7 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     sides = open_sides(job, denoiser, source, roles)
     values = value_range(job, source.dtype)
     check_units(denoiser, values, sides)
-    leveled, levels = choose_noise_level(denoiser, source, roles, values, begun.previous)
+    leveled, levels = choose_noise_level(denoiser, source, roles, values, sides, begun.previous)
     return _Opened(begun, computing, original, source, sides, roles, values, denoiser, leveled, levels)
 
 
