@@ -65,9 +65,8 @@ def estimate_noise_levels(
         )
     lengths = tuple(source.shape[axis] for axis in looped)
     samples = max(LEAST_SAMPLES, min(SAMPLES, ALL_SAMPLES // max(1, math.prod(lengths))))
-    inside = [
-        axis for axis in range(len(source.shape)) if axis not in looped
-    ]  # of a plane: its samples are those of the plane alone
+    # Samples lie where they would in an image of this plane alone.
+    inside = [axis for axis in range(len(source.shape)) if axis not in looped]
     regions = sample_regions(
         tuple(source.shape[axis] for axis in inside), samples, tuple(map(inside.index, square))
     )
