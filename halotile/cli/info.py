@@ -39,6 +39,7 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         "chunks": list(source.chunks),
         "scale": list(source.scale),
         "units": list(source.units),
+        "remarks": list(source.remarks),
         "bytes": math.prod(source.shape) * source.dtype.itemsize,
         "level": level,
         "levels": [list(shape) for shape in _levels(path, dataset)],
@@ -140,35 +141,14 @@ def info_rows(facts: dict[str, Any]) -> list[Row]:
         ),
         ("pixel size", _pixel_size(facts)),
     ]
-    if note := _pages_note(str(facts["axes"])):
-        rows.append(("note", note))
+    rows += [("note", remark) for remark in facts["remarks"]]
     if len(facts["series"]) > 1:
-        rows.append(("series", f"{facts['dataset'] or 0} of {len(facts['series'])}; choose with dataset: N"))
         for number, shape in enumerate(facts["series"]):
-            rows.append(("", f"{number}: {shape_text(shape)}"))
+            rows.append(("series" if number == 0 else "", f"{number}: {shape_text(shape)}"))
     if len(facts["levels"]) > 1:
         for number, shape in enumerate(facts["levels"]):
             rows.append(("levels" if number == 0 else "", f"{number}: {shape_text(shape)}"))
     return rows
-
-
-def _pages_note(axes: str) -> str:
-    """Return a note on pages whose meaning the file does not define.
-
-    Examples
-    --------
-    >>> _pages_note("qyx")
-    'axis q is pages of no stated meaning, denoised one by one; input.axes: zyx makes them a volume'
-    >>> _pages_note("tczyx")
-    ''
-    """
-    unknown = [letter for letter in axes if letter not in "tczyx"]
-    if len(unknown) != 1 or "z" in axes:
-        return ""
-    return (
-        f"axis {unknown[0]} is pages of no stated meaning, denoised one by one; "
-        f"input.axes: {axes.replace(unknown[0], 'z')} makes them a volume"
-    )
 
 
 def _pixel_size(facts: dict[str, Any]) -> str:

@@ -1,40 +1,37 @@
 """Letters that name the axes of an array.
 
 Spatial axes are ``z``, ``y`` and ``x``; ``t`` is time, ``c`` is channels; any other letter is an axis that is
-looped over. The user's letters take precedence over those of the file, which take precedence over these defaults:
+looped over. The user's letters take precedence over those of the file. Where neither names them, the last two are
+``yx`` and those before are looped over: nothing is mixed across an axis that may not be space. An axis that is last
+and too short for a row of pixels holds channels.
 
-========================================  ============
-axes                                      letters
-========================================  ============
-1                                         ``x``
-2                                         ``yx``
-3, uint8, last of length 3 or 4           ``yxc``
-3                                         ``zyx``
-4, uint8, last of length 3 or 4           ``zyxc``
-4                                         ``czyx``
-5                                         ``tczyx``
-========================================  ============
+====  ========================  ================================
+axes  letters                   last short (:func:`holds_colours`)
+====  ========================  ================================
+1     ``x``
+2     ``yx``                    ``yx``
+3     ``qyx``                   ``yxc``
+4     ``pqyx``                  ``qyxc``
+5     ``opqyx``                 ``pqyxc``
+====  ========================  ================================
 """
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Sequence
 
-import numpy as np
-
 from halotile.errors import InputError
 
-_BY_COUNT = {1: "x", 2: "yx", 3: "zyx", 4: "czyx", 5: "tczyx"}
-_COLOUR = {3: "yxc", 4: "zyxc"}
+_EXAMPLES = {1: "x", 2: "yx", 3: "zyx", 4: "czyx", 5: "tczyx"}
+_UNKNOWN = "opq"
+_MOST_COLOURS = 16
 _WORDS = {"time": "t", "frame": "t", "channel": "c", "channels": "c", "band": "c", "bands": "c"}
 
 
 def choose_axes(
-    requested: str | None,
-    named: Sequence[str | None] | None,
-    shape: tuple[int, ...],
-    dtype: np.dtype[np.generic],
+    requested: str | None, named: Sequence[str | None] | None, shape: tuple[int, ...]
 ) -> tuple[str, ...]:
     """One distinct lower-case letter for each axis.
 
@@ -46,8 +43,6 @@ def choose_axes(
         The axis names in the file.
     shape : tuple of int
         Shape of the array, in pixels.
-    dtype : numpy dtype
-        Type of one pixel.
 
     Raises
     ------
@@ -56,15 +51,15 @@ def choose_axes(
 
     Examples
     --------
-    >>> choose_axes(None, ["time", "Y", "X"], (5, 64, 64), np.dtype("uint8"))
+    >>> choose_axes(None, ["time", "Y", "X"], (5, 64, 64))
     ('t', 'y', 'x')
-    >>> choose_axes(None, None, (64, 64, 3), np.dtype("uint8"))
+    >>> choose_axes(None, None, (64, 64, 3))
     ('y', 'x', 'c')
     """
     if requested is not None:
         return _checked(requested, shape)
     from_file = letters(named) if named and len(named) == len(shape) else None
-    return from_file or _default(shape, dtype)
+    return from_file or _default(shape)
 
 
 def letters(named: Sequence[str | None]) -> tuple[str, ...] | None:
@@ -99,7 +94,7 @@ def _checked(requested: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     if len(axes) != len(shape):
         raise InputError(
             f"axes is {requested!r}, {len(axes)} letters, but the array has {len(shape)} axes: its shape is {shape}. "
-            f"Write one letter for each, such as {_BY_COUNT.get(len(shape), 'tczyx')!r}."
+            f"Write one letter for each, such as {_EXAMPLES.get(len(shape), 'tczyx')!r}."
         )
     if len(set(axes)) != len(axes) or not all(letter in string.ascii_lowercase for letter in axes):
         raise InputError(
@@ -110,13 +105,62 @@ def _checked(requested: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     return axes
 
 
-def _default(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> tuple[str, ...]:
+def holds_colours(shape: Sequence[int]) -> bool:
+    """Return True where the last of three or more axes is short beside the two before: colours, not columns.
+
+    Examples
+    --------
+    >>> holds_colours((600, 800, 3)), holds_colours((8, 600, 800))
+    (True, False)
+    """
+    last = shape[-1]
+    return len(shape) > 2 and last <= _MOST_COLOURS and 4 * last <= min(shape[-3:-1])
+
+
+def remarks_on_axes(axes: Sequence[str], shape: Sequence[int], *, is_named: bool) -> tuple[str, ...]:
+    """Return what was assumed of axes that nothing names, and what to write instead.
+
+    Parameters
+    ----------
+    axes : sequence of str
+        The letters.
+    shape : sequence of int
+        Length of each axis.
+    is_named : bool
+        The letters are those of the file or of the user, not the defaults.
+
+    Examples
+    --------
+    >>> remarks_on_axes("qyx", (8, 64, 64), is_named=False)[0]
+    'the file does not say what axis q is: each of 8 planes is by itself. If they are a volume, write input.axes: zyx'
+    >>> remarks_on_axes("tyx", (8, 64, 64), is_named=True)
+    ()
+    """
+    letters, unknown = "".join(axes), [i for i, letter in enumerate(axes) if letter not in "tczyx"]
+    if unknown:
+        which = (
+            f"axis {axes[unknown[0]]} is"
+            if len(unknown) == 1
+            else f"axes {''.join(axes[i] for i in unknown)} are"
+        )
+        planes = math.prod(shape[i] for i in unknown)
+        volume = "one letter for each" if "z" in axes else letters.replace(axes[unknown[-1]], "z")
+        start = f"the file does not say what {which}: each of {planes:,} planes is by itself."
+        return (f"{start} If they are a volume, write input.axes: {volume}",)
+    if len(axes) < 3 or is_named:
+        return ()
+    return (
+        f"the file does not name its axes: taken as {letters}. If not, write input.axes, one letter for each",
+    )
+
+
+def _default(shape: tuple[int, ...]) -> tuple[str, ...]:
     """The default letters from the table above."""
-    colour = dtype == np.uint8 and shape[-1] in (3, 4)
-    default = (_COLOUR.get(len(shape)) if colour else None) or _BY_COUNT.get(len(shape))
-    if default is None:
+    plane = "yxc" if holds_colours(shape) else "yx" if len(shape) > 1 else "x"
+    unknown = len(shape) - len(plane)
+    if len(shape) > 5:
         raise InputError(
             f"the array has {len(shape)} axes, shape {shape}, and nothing says which letters they have. "
             'Write axes, one letter for each, such as "atczyx".'
         )
-    return tuple(default)
+    return (*_UNKNOWN[len(_UNKNOWN) - unknown :], *plane)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from halotile.storage.disk.durable import GONE
 from halotile.storage.formats.base import Header, Reader
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
+from halotile.storage.spacing import with_sizes
 
 Opener = Callable[..., Reader]
 """``opener(path, **options) -> Reader``: importable by name, so that it can be pickled."""
@@ -51,6 +53,23 @@ class StoredArray:
         self.shape, self.ndim, self.dtype = header.shape, len(header.shape), header.dtype
         self.chunks, self.shards, self.mapped = header.chunks, header.shards, header.mapped
         self.axes, self.scale, self.units, self.ome = header.axes, header.scale, header.units, header.ome
+        self.remarks = header.remarks
+
+    def with_sizes(self, sizes: Mapping[str, float | str]) -> Self:
+        """The same array with the user's pixel sizes of some axes, such as ``{"z": "0.3 um"}``.
+
+        Raises
+        ------
+        InputError
+            When the array has no such axis.
+        """
+        if missing := [axis for axis in sizes if axis not in self.axes]:
+            raise InputError(
+                f"{self.path}: spacing is given along {', '.join(missing)}, and the axes are {''.join(self.axes)}. Write some of these."
+            )
+        array = copy.copy(self)
+        array.scale, array.units = with_sizes(self.axes, self.scale, self.units, sizes)
+        return array
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``, C-contiguous and in native byte order.

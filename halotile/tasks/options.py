@@ -7,6 +7,7 @@ import importlib
 import math
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any, Literal, TypeGuard
 
 from halotile.errors import ConfigError
@@ -99,6 +100,12 @@ def check_odd(key: str, value: object) -> None:
         raise ConfigError(
             f"{key} is {value}: a window with an even edge has no centre pixel. Write {value - 1} or {value + 1}."
         )
+
+
+def check_sizes(key: str, values: Sequence[object]) -> None:
+    """Refuse a list unless it holds numbers above zero."""
+    if not values or not all(isinstance(v, int | float) and 0 < v < math.inf for v in values):
+        raise ConfigError(f"{key} is {list(values)!r}: write a number above 0 for each tiled axis.")
 
 
 def check_weights(weights: object, sha256: object) -> None:

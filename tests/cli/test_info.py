@@ -50,10 +50,7 @@ def test_the_facts_are_given_to_people_and_programs(tmp_path: Path) -> None:
 def test_pages_without_a_meaning_are_told_with_what_makes_them_a_volume(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "stack.tif", np.zeros((5, 20, 30), np.uint16))
     text = RUNNER.invoke(app, ["info", str(tmp_path / "stack.tif")]).stdout
-    assert (
-        "axis q is pages of no stated meaning, denoised one by one; input.axes: zyx makes them a volume"
-        in text
-    )
+    assert "each of 5 planes is by itself. If they are a volume, write input.axes: zyx" in text
 
 
 def test_pages_are_called_q_however_the_file_came_to_be(tmp_path: Path) -> None:
@@ -94,10 +91,12 @@ def test_the_series_of_a_tiff_are_listed(tmp_path: Path) -> None:
         file.write(np.zeros((20, 30), np.uint8), photometric="minisblack", metadata=None)
         file.write(np.zeros((40, 50), np.uint16), photometric="minisblack", metadata=None)
     text = RUNNER.invoke(app, ["info", str(tmp_path / "a.tif")]).stdout
-    assert "0 of 2; choose with dataset: N" in text
+    assert (
+        "2 series, 0 of 20 x 30, 1 of 40 x 50: this is series 0. For another, write input.dataset: 1" in text
+    )
     assert "1: 40 × 50" in text
     text = RUNNER.invoke(app, ["info", str(tmp_path / "a.tif"), "--dataset", "1"]).stdout
-    assert "1 of 2; choose with dataset: N" in text
+    assert "this is series 1. For another, write input.dataset: 0" in text
     facts = json.loads(RUNNER.invoke(app, ["info", str(tmp_path / "a.tif"), "--json"]).stdout)
     assert facts["series"] == [[20, 30], [40, 50]]
 

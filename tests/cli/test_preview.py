@@ -75,12 +75,12 @@ def test_modulus_and_phase_of_complex_pixels_are_drawn(folder: Path) -> None:
 
 def test_a_plane_is_chosen_by_its_axis(folder: Path) -> None:
     first, second = (
-        invoke("stack.npy", f"{z}.png", "--plane", f"z={z}", "--range", "0", "4000") for z in "01"
+        invoke("stack.npy", f"{z}.png", "--plane", f"q={z}", "--range", "0", "4000") for z in "01"
     )
-    assert first.stdout.endswith("; plane z=0\n")
-    assert second.stdout.endswith("; plane z=1\n")
+    assert first.stdout.endswith("; plane q=0\n")
+    assert second.stdout.endswith("; plane q=1\n")
     assert np.array_equal(read_png(folder / "0.png"), read_png(folder / "1.png")[::-1])
-    assert invoke("stack.npy", "default.png").stdout.endswith("; plane z=0\n")
+    assert invoke("stack.npy", "default.png").stdout.endswith("; plane q=0\n")
 
 
 @pytest.mark.parametrize("name", ["a.tif", "a.TIFF"])
@@ -120,8 +120,8 @@ def test_what_stands_there_is_replaced_only_when_asked(folder: Path, name: str) 
         (["a.npy", "a.png", "--size", "0"], 2, "--size 0: an image needs a pixel"),
         (["a.npy", "a.png", "--plane", "z"], 2, "--plane z: not a number for each axis"),
         (["a.npy", "a.png", "--plane", "z=0"], 2, "the image's axes are yx"),
-        (["stack.npy", "a.png", "--plane", "z=0,z=1"], 2, "each axis once"),
-        (["stack.npy", "a.png", "--plane", "z=2"], 2, "Write 0 to 1"),
+        (["stack.npy", "a.png", "--plane", "q=0,q=1"], 2, "each axis once"),
+        (["stack.npy", "a.png", "--plane", "q=2"], 2, "Write 0 to 1"),
         (["a.npy", "a.png", "--range", "5", "5"], 2, "--range 5 5: what is black must be less"),
         (
             ["a.npy", "a.png", "--against", "small.npy"],

@@ -97,7 +97,15 @@ def test_small_and_ragged_pictures_are_exact_too(name: str, shape: tuple[int, in
 def test_volumes_are_tiled_on_three_axes(name: str, tmp_path: Path) -> None:
     pixels = noisy_image((40, 70, 60))
     source = write_zarr(tmp_path / "in.zarr", pixels, chunk=32, axes="zyx")
-    job = job_of(source, tmp_path / "out.zarr", name, DENOISERS[name], shard=32, chunk=16, tile={"size": 24})
+    job = job_of(
+        source,
+        tmp_path / "out.zarr",
+        name,
+        DENOISERS[name],
+        shard=32,
+        chunk=16,
+        tile={"size": 24, "axes": "zyx"},
+    )
     plan = make_plan(job)
     assert plan.summary()["tiled_axes"] == "zyx"
     assert np.array_equal(

@@ -220,3 +220,20 @@ def test_memory_that_no_smaller_tile_would_save_is_asked_for(source: Path, tmp_p
     job = job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1}, run={"memory_per_worker": "65MiB"})
     with pytest.raises(MemoryRefused, match=r"Write run.memory_per_worker: 70\dMiB\.$"):
         make_plan(job)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "most"),
+    [("nlm", {"strength": 0.1}, 1.3), ("gaussian", {"sigma": 2.0}, 1.3), ("tv", {"strength": 0.1}, 1.6)],
+)
+def test_the_halo_of_a_volume_costs_little(
+    tmp_path: Path, name: str, options: dict[str, Any], most: float
+) -> None:
+    np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.float32, (512, 512, 512))
+    job = job_of(
+        tmp_path / "a.npy", tmp_path / "out.zarr", name, options, shard="auto", chunk="auto",
+        input={"axes": "zyx"}, tile={"axes": "zyx"}, run={"memory_per_worker": "4GiB", "workers": 2},
+    )  # fmt: skip
+    plan = make_plan(job)
+    assert plan.summary()["compute_redundancy"] <= most
+    plan.check_fits()

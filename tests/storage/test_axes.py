@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from halotile.errors import InputError
-from halotile.storage.axes import choose_axes, letters
+from halotile.storage.axes import choose_axes, letters, remarks_on_axes
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "axes"),
+    ("shape", "axes"),
     [
-        ((9, 9), "uint8", "yx"),
-        ((9, 9, 9), "uint8", "zyx"),
-        ((9, 9, 3), "uint8", "yxc"),
-        ((9, 9, 4), "uint8", "yxc"),
-        ((9, 9, 3), "uint16", "zyx"),
-        ((9, 3), "uint8", "yx"),
-        ((2, 9, 9, 9), "float32", "czyx"),
-        ((2, 9, 9, 3), "uint8", "zyxc"),
-        ((5, 2, 9, 9, 9), "float32", "tczyx"),
+        ((9, 9), "yx"),
+        ((9, 9, 9), "qyx"),
+        ((30, 30, 3), "yxc"),
+        ((64, 64, 16), "yxc"),
+        ((64, 64, 17), "qyx"),
+        ((100, 40, 16), "qyx"),
+        ((9, 3), "yx"),
+        ((2, 9, 9, 9), "pqyx"),
+        ((2, 30, 30, 3), "qyxc"),
+        ((5, 2, 9, 9, 9), "opqyx"),
     ],
 )
-def test_defaults(shape: tuple[int, ...], dtype: str, axes: str) -> None:
-    assert "".join(choose_axes(None, None, shape, np.dtype(dtype))) == axes
+def test_defaults(shape: tuple[int, ...], axes: str) -> None:
+    assert "".join(choose_axes(None, None, shape)) == axes
 
 
-def test_six_axes_must_be_named() -> None:
-    with pytest.raises(InputError, match="nothing says which"):
-        choose_axes(None, None, (2,) * 6, np.dtype("u1"))
-    assert choose_axes("abcdyx", None, (2,) * 6, np.dtype("u1")) == tuple("abcdyx")
+@pytest.mark.parametrize(
+    ("axes", "shape", "is_named", "words"),
+    [
+        ("qyx", (8, 9, 9), False, "what axis q is: each of 8 planes is by itself. If they are a volume, write input.axes: zyx"),
+        ("qzyx", (8, 9, 9, 9), True, "each of 8 planes is by itself. If they are a volume, write input.axes: one letter for each"),
+        ("pqyx", (2, 8, 9, 9), False, "what axes pq are: each of 16 planes is by itself. If they are a volume, write input.axes: pzyx"),
+        ("yxc", (90, 90, 3), False, "taken as yxc. If not, write input.axes"),
+        ("yxc", (90, 90, 3), True, None),
+        ("yx", (90, 90), False, None),
+        ("tczyx", (1, 2, 3, 4, 5), True, None),
+    ],
+)  # fmt: skip
+def test_what_is_assumed_is_said(
+    axes: str, shape: tuple[int, ...], is_named: bool, words: str | None
+) -> None:
+    remarks = remarks_on_axes(axes, shape, is_named=is_named)
+    assert [words in remark for remark in remarks if words] == [True] * (words is not None)
+    assert len(remarks) == (words is not None)
 
 
 @pytest.mark.parametrize(
@@ -51,4 +64,4 @@ def test_names_become_distinct_letters(named: list[str | None], axes: str) -> No
 @pytest.mark.parametrize("named", [["lat", "lon"], ["y", "y"], [None, None], ["z", "x"]])
 def test_names_without_y_and_x_are_left_to_the_defaults(named: list[str | None]) -> None:
     assert letters(named) is None
-    assert choose_axes(None, named, (4, 4), np.dtype("f4")) == ("y", "x")
+    assert choose_axes(None, named, (4, 4)) == ("y", "x")

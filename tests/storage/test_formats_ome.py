@@ -144,8 +144,8 @@ def test_a_url_reads(tmp_path: Path) -> None:
         (["z", "y", "x"], "zyx"),
         ([{"name": "lambda", "type": "channel"}, {"name": "y"}, {"name": "x"}], "cyx"),
         ([{"name": "angle"}, {"name": "y"}, {"name": "x"}], "qyx"),
-        ([{"name": "y"}], "zyx"),
-        ([], "zyx"),
+        ([{"name": "y"}], "qyx"),
+        ([], "qyx"),
     ],
 )
 def test_axes_of_older_or_unusual_images(tmp_path: Path, axes: list[Any], letters: str) -> None:

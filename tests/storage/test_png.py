@@ -105,10 +105,10 @@ def test_two_images_are_drawn_side_by_side_with_the_contrast_of_the_cleaner_one(
 
 
 def test_grey_beside_colour_is_drawn_in_colour(tmp_path: Path) -> None:
-    grey, colour = np.zeros((9, 9), np.uint8), np.full((9, 9, 3), 200, np.uint8)
+    grey, colour = np.zeros((12, 12), np.uint8), np.full((12, 12, 3), 200, np.uint8)
     image = drawn(tmp_path, grey, colour, values=(0, 255))
-    assert (image[:, :9] == 0).all()
-    assert (image[:, -9:] == 200).all()
+    assert (image[:, :12] == 0).all()
+    assert (image[:, -12:] == 200).all()
 
 
 def test_a_part_too_large_for_a_png_is_refused_before_it_is_read(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ class Input:
     """Path of the dataset inside an HDF5 file or a Zarr group."""
     axes: str | None = None
     """One letter for each axis, such as "zyx" or "tcyx", where the file does not name them."""
+    spacing: Mapping[str, float | str] = field(default_factory=dict)
+    """Size of a pixel along some axes, with a unit or without, such as {z: 0.3 um}, where the file does not know it."""
     range: tuple[float, float] | Auto = "auto"
     """Values mapped to 0 and 1 before denoising, and back after. auto: the range of an integer type; floats unchanged."""
     sides: Mapping[str, ReadPath] = field(default_factory=dict)

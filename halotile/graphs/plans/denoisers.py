@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
-from halotile.tasks.options import job_key
+from halotile.tasks.options import option_fields
 from halotile.tasks.user_code import qualified_name
 
 
@@ -32,10 +31,7 @@ def computed_by(denoiser: Denoiser, device: str, precision: str) -> tuple[str, s
 
 def describe_denoiser(denoiser: Denoiser) -> dict[str, Any]:
     """Return a denoiser as JSON: its name and every option. A function is represented by its name."""
-    options = {
-        job_key(field.name): getattr(denoiser, field.name)
-        for field in dataclasses.fields(denoiser)  # type: ignore[arg-type]  # every denoiser has to be a dataclass
-    }
+    options = {key: getattr(denoiser, field.name) for key, field in option_fields(type(denoiser)).items()}
     return {"name": denoiser.name} | {key: _as_json(value) for key, value in options.items()}
 
 

@@ -19,6 +19,7 @@ from halotile.graphs.clusters.launches.walltime import is_walltime
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.sections import Cluster, Input, Output, Run, Tile, parse_bytes
 from halotile.graphs.words import nearest, shown
+from halotile.storage.spacing import parse_size
 
 LEAST_MEMORY_BYTES = 64 * 2**20
 _DTYPES = ("auto", "uint8", "uint16", "int8", "int16", "uint32", "int32", "float16", "float32", "float64")
@@ -126,6 +127,15 @@ def _axes(value: str | None) -> str | None:
     return None
 
 
+def _spacing(value: Mapping[str, float | str]) -> str | None:
+    for axis, size in value.items():
+        if len(axis) != 1 or not axis.isalpha():
+            return f"{shown(axis)} is not an axis; write letters of axes, such as {{z: 0.3 um, y: 0.1 um, x: 0.1 um}}"
+        if parse_size(size) is None:
+            return f"{shown(size)} is not the size of a pixel; write a number above 0, with a unit or without, such as 0.3 um"
+    return None
+
+
 def _dtype(value: str) -> str | None:
     if value in _DTYPES:
         return None
@@ -203,6 +213,7 @@ COMMON: Mapping[tuple[type, str], Check] = {
     (Input, "path"): filled,
     (Input, "level"): AtLeast(0),
     (Input, "axes"): _axes,
+    (Input, "spacing"): _spacing,
     (Input, "range"): _range,
     (Output, "path"): output_path,
     (Output, "shard"): AtLeast(1),

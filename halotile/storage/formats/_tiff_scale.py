@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
-_UNITS = dict.fromkeys(("µm", "μm", "um", "micron", "microns", "\\u00B5m"), "micrometer") | {
-    "nm": "nanometer", "pm": "picometer", "mm": "millimeter", "cm": "centimeter", "m": "meter", "Å": "angstrom",
-    "ms": "millisecond", "s": "second", "sec": "second", "min": "minute",
-}  # fmt: skip
+from halotile.storage.spacing import UNITS
+
 _CENTIMETER = 3
 
 Sizes = dict[str, tuple[float, str | None]]
@@ -86,4 +84,4 @@ def _resolution(file: Any, unit: str, length: float) -> Sizes:
 def _unit(text: str) -> str | None:
     """The name of a unit in OME-Zarr; unknown units are unchanged."""
     word = text.strip()
-    return _UNITS.get(word, word) if word and word not in ("pixel", "pixels", "none") else None
+    return UNITS.get(word, word) if word and word not in ("pixel", "pixels", "none") else None

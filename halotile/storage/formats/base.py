@@ -16,12 +16,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from halotile.errors import InputError
-from halotile.storage.axes import choose_axes
+from halotile.storage.axes import choose_axes, letters, remarks_on_axes
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.sharded.ome_metadata import OmeImage
@@ -73,6 +73,13 @@ class Source(Readable, Protocol):
     def ome(self) -> OmeImage | None:
         """OME metadata other than axes, scale and units; None when the file has no OME metadata."""
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Assumptions about the file where it leaves room for others, each with what to write instead."""
+
+    def with_sizes(self, sizes: Mapping[str, float | str]) -> Self:
+        """The same array with the user's pixel sizes of some axes."""
+
     def __getitem__(self, index: Any) -> Pixels:
         """The pixels at integers and slices of step 1, as in NumPy."""
 
@@ -104,6 +111,7 @@ class Header:
     mapped: bool = False
     ome: OmeImage | None = None
     shards: tuple[int, ...] | None = None
+    remarks: tuple[str, ...] = ()
 
 
 def make_header(
@@ -137,10 +145,11 @@ def make_header(
         _refuse_shape(pixels)
     elif native.kind not in _NUMERIC_KINDS:
         raise InputError(f"its type is {native}, which is not numeric. Convert it first.")
+    axes = choose_axes(requested, named, pixels) if image else ()
     return Header(
         shape=pixels,
         dtype=native,
-        axes=choose_axes(requested, named, pixels, native) if image else (),
+        axes=axes,
         chunks=tuple(int(n) for n in chunks) if chunks else (1,) * len(pixels),
         scale=tuple(float(s) for s in scale) if scale else (1.0,) * len(pixels),
         units=tuple(units) if units else (None,) * len(pixels),
@@ -148,6 +157,7 @@ def make_header(
         mapped=mapped or not chunks,
         ome=ome,
         shards=tuple(int(n) for n in shards) if shards else None,
+        remarks=() if requested else remarks_on_axes(axes, pixels, is_named=letters(named or ()) is not None),
     )
 
 

@@ -14,6 +14,9 @@ from halotile.storage.run_directory.checksummed_lines import digest
 from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero
 from halotile.storage.stored_array import StoredArray
 
+_BEFORE_NAMES = "tczyx"
+"""Axes of an image of OME-Zarr 0.1 or 0.2, all of which have five."""
+
 
 def claims(path: Path) -> bool:
     """Return True when the attributes at the root of a Zarr describe a multiscale image."""
@@ -82,7 +85,9 @@ def _level_entry(image: Mapping[str, Any], level: int) -> Mapping[str, Any]:
 
 
 def _axis_names(entries: Any, count: int) -> tuple[Sequence[str | None] | None, Sequence[str | None] | None]:
-    """Name and unit of each axis; entries are dictionaries since 0.4, and were plain names in 0.3."""
+    """Name and unit of each axis; entries are dictionaries since 0.4, plain names in 0.3, and tczyx without any before."""
+    if entries is None and count == len(_BEFORE_NAMES):
+        return list(_BEFORE_NAMES), None
     if not isinstance(entries, list) or len(entries) != count:
         return None, None
     axes = [entry if isinstance(entry, dict) else {"name": entry} for entry in entries]

@@ -21,7 +21,11 @@ from halotile.storage.rim import Pixels
 from halotile.storage.sharded.ome_metadata import OmeImage, order
 from halotile.storage.stored_array import StoredArray
 
+ALL = "all"
+"""Dataset of the series of equal shape as one image."""
 _PALETTE = 3
+MOST_LISTED = 4
+"""Series that are listed one by one."""
 _MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -31,12 +35,13 @@ def claims(path: Path) -> bool:
 
 
 def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001 - common to all formats
-    """Open one level of one series of a TIFF; ``dataset`` is the number of the series, 0 by default."""
-    if dataset is not None and not dataset.isdecimal():
+    """Open one level of one series of a TIFF; ``dataset`` is its number, 0 by default, or ``all`` for a stack of them."""
+    if dataset is not None and dataset != ALL and not dataset.isdecimal():
         raise InputError(
-            f"dataset is {dataset!r}, but the series of a TIFF have numbers. Write 0 for the first."
+            f"dataset is {dataset!r}, but the series of a TIFF have numbers. Write 0 for the first, or all."
         )
-    return StoredArray(path, "tiff", TiffReader, level=level, series=int(dataset or 0), axes=axes)
+    series = ALL if dataset == ALL else int(dataset or 0)
+    return StoredArray(path, "tiff", TiffReader, level=level, series=series, axes=axes)
 
 
 def series_shapes(path: str) -> list[tuple[int, ...]]:
@@ -54,23 +59,26 @@ class TiffReader:
     or tiles that a region overlaps.
     """
 
-    def __init__(self, path: str, *, level: int, series: int, axes: str | None) -> None:
+    def __init__(self, path: str, *, level: int, series: int | str, axes: str | None) -> None:
         import tifffile
 
         check_tiff(path)
         file = _open(tifffile, path)
         weakref.finalize(self, file.close)
-        chosen = _pick(_pick(file.series, series, "dataset (series)").levels, level, "level")
-        _refuse_missing_pages(file, chosen)
-        _refuse_palette(chosen.keyframe)
-        self.header = _header(file, chosen, series, level, axes, path)
-        self.pixels: Any = mapped_pages(file, chosen, path)
-        if self.pixels is None:
-            import zarr
-
-            _refuse_missing_codec(tifffile, chosen.keyframe)
-            self.pixels = zarr.open_array(chosen.aszarr(level=0), mode="r")
-            self.header = replace(self.header, chunks=tuple(self.pixels.chunks), mapped=False)
+        numbers = range(len(file.series)) if series == ALL else [int(series)]
+        chosen = [_pick(_pick(file.series, n, "dataset (series)").levels, level, "level") for n in numbers]
+        for one in chosen:
+            _refuse_missing_pages(file, one)
+            _refuse_palette(one.keyframe)
+        header = _header(file, chosen, numbers[0], level, axes, path)
+        opened = [_pixels(file, one, path) for one in chosen]
+        if decoded := [one for one in opened if not isinstance(one, MappedPages)]:
+            chunks = decoded[0].chunks
+            header = replace(
+                header, chunks=(1,) * (len(header.shape) - len(chunks)) + tuple(chunks), mapped=False
+            )
+        self.pixels: Any = StackedSeries(opened) if len(opened) > 1 else opened[0]
+        self.header = header
         # Microscopes often store axes in an order that OME-Zarr, in which the output is written, does not allow.
         self.order = tuple(range(len(self.header.axes)))
         if self.header.ome is not None and axes is None:
@@ -82,6 +90,28 @@ class TiffReader:
         stored = np.argsort(self.order)
         pixels: Pixels = self.pixels[tuple(region.slices[axis] for axis in stored)]
         return pixels.transpose(self.order)
+
+
+class StackedSeries:
+    """Series of equal shape, along a first axis."""
+
+    def __init__(self, series: Sequence[Any]) -> None:
+        self._series = series
+
+    def __getitem__(self, slices: tuple[slice, ...]) -> Pixels:
+        return np.stack([one[slices[1:]] for one in self._series[slices[0]]])
+
+
+def _pixels(file: Any, series: Any, path: str) -> Any:
+    """The pixels of one series: memory-mapped, or else a Zarr array."""
+    mapped = mapped_pages(file, series, path)
+    if mapped is not None:
+        return mapped
+    import tifffile
+    import zarr
+
+    _refuse_missing_codec(tifffile, series.keyframe)
+    return zarr.open_array(series.aszarr(level=0), mode="r")
 
 
 def _open(tifffile: Any, path: str) -> Any:
@@ -134,23 +164,49 @@ def _refuse_palette(page: Any) -> None:
     )
 
 
-def _header(file: Any, series: Any, number: int, level: int, axes: str | None, path: str) -> Header:
-    """The header of the chosen series."""
+def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str | None, path: str) -> Header:
+    """The header of the chosen series, of which there may be several alike, the first of that number."""
+    series, is_stack = chosen[0], len(chosen) > 1
     if series.dtype is None:
         raise InputError(
             "its pixels have a number of bits that cannot be read. Save it with 8, 16 or 32 bits."
         )
+    if any((one.shape, one.dtype, one.axes) != (series.shape, series.dtype, series.axes) for one in chosen):
+        raise InputError(
+            f"dataset is all, and its series differ: {_listed(chosen)}. Write the number of one."
+        )
     letters = str(series.axes).replace("I", "Q")  # tifffile has two letters for unnamed axes
-    named = list(letters if "C" in letters else letters.replace("S", "C"))
+    named: list[str | None] = list(letters if "C" in letters else letters.replace("S", "C"))
+    others = sorted({other for one in chosen for other in _other_files(file, one)})
     header = make_header(
-        series.shape,
+        (len(chosen), *series.shape) if is_stack else series.shape,
         series.dtype,
         requested=axes,
-        named=named,
-        identity={"series": number, "level": level, **file_identity(path, _other_files(file, series))},
+        named=[None, *named] if is_stack else named,
+        identity={"series": ALL if is_stack else number, "level": level, **file_identity(path, others)},
         ome=OmeImage() if file.is_ome else None,
     )
-    return _with_scale(header, pixel_sizes(file, number), file.series[number].shape)
+    finest = file.series[number].shape
+    header = _with_scale(header, pixel_sizes(file, number), (len(chosen), *finest) if is_stack else finest)
+    return header if is_stack else replace(header, remarks=(*_series_remark(file, number), *header.remarks))
+
+
+def _series_remark(file: Any, number: int) -> tuple[str, ...]:
+    """A remark on a file of several images, which says what is read of it."""
+    if len(file.series) < 2:
+        return ()
+    alike = len({(one.shape, one.dtype, one.axes) for one in file.series}) == 1
+    together = ", or all for one image of them" if alike else ""
+    return (
+        f"the file has {len(file.series)} series, {_listed(file.series)}: this is series {number}. For another, write "
+        f"input.dataset: {1 if number == 0 else 0}{together}",
+    )
+
+
+def _listed(series: Sequence[Any]) -> str:
+    """Numbers and shapes of the first few series."""
+    shown = [f"{n} of {' x '.join(map(str, one.shape))}" for n, one in enumerate(series[:MOST_LISTED])]
+    return ", ".join([*shown, "..."] if len(series) > MOST_LISTED else shown)
 
 
 def _with_scale(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
 
 from halotile.errors import ConfigError
-from halotile.tasks.options import check_above_zero, check_level
+from halotile.tasks.options import check_above_zero, check_level, check_sizes
 
 if TYPE_CHECKING:
     import torch
@@ -102,6 +102,10 @@ class Denoiser(Protocol):
         """The denoiser with the noise level that was estimated for an image of one plane."""
         return self
 
+    def with_spacing(self, spacing: tuple[float, ...]) -> Self:
+        """The denoiser for voxels of this shape, if it takes account of it: sizes along the tiled axes, the smallest is 1."""
+        return self
+
     def check(self) -> Mapping[str, str]:
         """Refuse what ``build`` would refuse on a worker, while the job is planned.
 
@@ -132,6 +136,38 @@ class Denoiser(Protocol):
 
 class Pixelwise(Denoiser, ABC):
     """A denoiser with one output pixel for each input pixel, of each channel by itself, unless it declares otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spaced(Pixelwise):
+    """Declarations of a denoiser that measures distances in space, not in pixels."""
+
+    spacing: tuple[float, ...] | None = None
+    """Size of a pixel along each tiled axis, in one unit. Denoisers redeclare it with their own description."""
+
+    def __post_init__(self) -> None:
+        if self.spacing is not None:
+            check_sizes("spacing", self.spacing)
+
+    def with_spacing(self, spacing: tuple[float, ...]) -> Self:
+        """The denoiser for voxels of this shape, where none is given."""
+        return self if self.spacing or max(spacing) == 1 else replace(self, spacing=spacing)
+
+    def spacing_along(self, axes: int) -> tuple[float, ...]:
+        """The size of a pixel along each of so many spatial axes, the smallest as 1.
+
+        Raises
+        ------
+        ConfigError
+            When there are sizes for another number of axes.
+        """
+        if self.spacing is None:
+            return (1.0,) * axes
+        if len(self.spacing) != axes:
+            raise ConfigError(
+                f"spacing is {list(self.spacing)}, and {axes} axes are tiled. Write a size for each of them, or leave it out."
+            )
+        return tuple(size / min(self.spacing) for size in self.spacing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,13 +221,14 @@ class Leveled(Pixelwise):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeveledFilter(Leveled):
+class LeveledFilter(Leveled, Spaced):
     """A filter with a strength; on a CPU it is applied to one tile at a time, whose arrays may stay in the cache."""
 
     strength: float
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        Leveled.__post_init__(self)
+        Spaced.__post_init__(self)
         check_above_zero("strength", self.strength)
 
     def build(self) -> Model:

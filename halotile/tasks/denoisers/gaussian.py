@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -14,7 +15,7 @@ from halotile.tasks.convolution.shifted_sums import (
     weigh_symmetric,
     widened,
 )
-from halotile.tasks.denoisers.base import Model, Pixelwise
+from halotile.tasks.denoisers.base import Model, Spaced
 from halotile.tasks.options import STRICT, check_above_zero
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gaussian(Pixelwise):
+class Gaussian(Spaced):
     """``y = g * x``, g a sampled Gaussian that sums to 1, cut at ``truncate`` standard deviations.
 
     The same filter as ``scipy.ndimage.gaussian_filter(mode="reflect")``. Where a window ends
@@ -41,11 +42,15 @@ class Gaussian(Pixelwise):
     convolutional: ClassVar[bool] = False
 
     sigma: float
-    """Standard deviation of the Gaussian, in pixels."""
+    """Standard deviation of the Gaussian, in pixels; of a volume, in pixels along the axis where they are smallest."""
     truncate: float = 4.0
     """Distance at which the Gaussian is cut, in standard deviations."""
 
+    spacing: tuple[float, ...] | None = None
+    """Size of a pixel along each tiled axis, in one unit, where they differ. Omitted: in a volume that of the image."""
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_above_zero("sigma", self.sigma)
         check_above_zero("truncate", self.truncate)
 
@@ -57,32 +62,39 @@ class Gaussian(Pixelwise):
         """The result, and the intermediates of a tile of one strip."""
         return 16.0
 
-    def taps(self) -> tuple[float, ...]:
-        """Weights of the pixels at distance 0, 1, 2, ..."""
-        heights = [math.exp(-0.5 * (k / self.sigma) ** 2) for k in range(self.receptive_field() + 1)]
+    def taps(self, spacing: float = 1.0) -> tuple[float, ...]:
+        """Weights of the pixels at distance 0, 1, 2, ... along an axis."""
+        sigma = self.sigma / spacing
+        heights = [math.exp(-0.5 * (k / sigma) ** 2) for k in range(int(self.truncate * sigma + 0.5) + 1)]
         total = heights[0] + 2 * math.fsum(heights[1:])
         return tuple(height / total for height in heights)
 
+    def taps_along(self, axes: int) -> list[tuple[float, ...]]:
+        """The weights along each of so many spatial axes."""
+        return [self.taps(size) for size in self.spacing_along(axes)]
+
     def build(self) -> Model:
         """The filter as a function on tensors."""
-        return partial(smooth, taps=self.taps())
+        return partial(smooth, taps_of=self.taps_along)
 
 
-def smooth(batch: torch.Tensor, *, taps: tuple[float, ...]) -> torch.Tensor:
-    """Filter every spatial axis of a batch with the same symmetric weights."""
+def smooth(batch: torch.Tensor, *, taps_of: Callable[[int], Sequence[tuple[float, ...]]]) -> torch.Tensor:
+    """Filter every spatial axis of a batch with symmetric weights; ``taps_of`` gives those of each of so many axes."""
     import torch
 
-    depth = len(taps) - 1
+    axes = range(2, batch.dim())
+    along = dict(zip(axes, taps_of(len(axes)), strict=True))
+    depths = {axis: len(weights) - 1 for axis, weights in along.items()}
     out = torch.empty_like(batch, memory_format=torch.contiguous_format)
     for start, stop in strips(batch):
-        source = rows_around(batch, start, stop, depth)
+        source = rows_around(batch, start, stop, depths[2])
         strip = out.narrow(2, start, stop - start)
-        for axis in range(2, batch.dim() - 1):
-            room, middle = widened(strip, axis + 1, depth)
-            weigh_symmetric(source, axis, taps, middle)
-            repeat_edges(room, axis + 1, depth)
+        for axis in axes[:-1]:
+            room, middle = widened(strip, axis + 1, depths[axis + 1])
+            weigh_symmetric(source, axis, along[axis], middle)
+            repeat_edges(room, axis + 1, depths[axis + 1])
             source = room
-        weigh_symmetric(source, batch.dim() - 1, taps, strip)
+        weigh_symmetric(source, axes[-1], along[axes[-1]], strip)
     return out
 
 

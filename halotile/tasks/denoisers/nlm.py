@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -46,12 +47,15 @@ class NonLocalMeans(LeveledFilter):
     """The h of the formula: in noise levels if sigma is given (0.8 is a good start then), else in the units of
     the image (the range of integers counts as 1)."""
     patch: int = 5
-    """Edge of the patches that are compared, in pixels: an odd number."""
+    """Edge of the patches that are compared, in pixels: an odd number. In a volume fewer along an axis of larger pixels."""
     distance: int = 6
-    """Distance in pixels within which similar patches are searched."""
+    """Distance in pixels within which similar patches are searched. In a volume fewer along an axis of larger pixels."""
     sigma: float | Literal["auto"] | None = None
     """Standard deviation of the noise, in the units of the image (the range of integers counts as 1). auto: estimated
     for each channel, time point and other plane by itself. Omitted: the strength itself is in the units of the image."""
+
+    spacing: tuple[float, ...] | None = None
+    """Size of a pixel along each tiled axis, in one unit, where they differ. Omitted: in a volume that of the image."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,9 +76,11 @@ class NonLocalMeans(LeveledFilter):
 
         allowance, steepness = self._terms(image, sigma)
         total, weights = image.clone(memory_format=torch.contiguous_format), torch.ones_like(image)
-        for shift in half_of_shifts(self.distance, image.dim() - 2):
+        spacing = self.spacing_along(image.dim() - 2)
+        patch = self._patch(spacing)
+        for shift in half_of_shifts([int(self.distance / size) for size in spacing]):
             here, there = overlap(tuple(image.shape), shift)
-            difference = patch_difference(image[here] - image[there], self.patch)
+            difference = patch_difference(image[here] - image[there], patch)
             weight = _weight(difference, _at(allowance, here), _at(steepness, here))
             total[here] += weight * image[there]
             weights[here] += weight
@@ -86,18 +92,22 @@ class NonLocalMeans(LeveledFilter):
 
     def _terms(self, image: torch.Tensor, sigma: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The contribution of noise to a patch sum, and the factor from patch sum to exponent."""
-        pixels = self.patch ** (image.dim() - 2)
+        pixels = math.prod(self._patch(self.spacing_along(image.dim() - 2)))
         strength = self.strength_at(self.strength, sigma, image.dtype)
         h = number_like(strength, image)
         noise = sigma if sigma is not None else self.sigma or 0.0
         level = number_like(noise, image)
         return level * level * (2.0 * pixels), (h * h).clamp_min(TINY).reciprocal() * (-1.0 / pixels)
 
+    def _patch(self, spacing: Sequence[float]) -> list[int]:
+        """The edges of a patch, in pixels."""
+        return [2 * int(self.patch // 2 / size) + 1 for size in spacing]
 
-def half_of_shifts(distance: int, axes: int) -> Iterator[tuple[int, ...]]:
+
+def half_of_shifts(distances: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield one of every pair of opposite shifts."""
-    shifts = itertools.product(range(-distance, distance + 1), repeat=axes)
-    return (shift for shift in shifts if shift > (0,) * axes)
+    shifts = itertools.product(*(range(-distance, distance + 1) for distance in distances))
+    return (shift for shift in shifts if shift > (0,) * len(distances))
 
 
 def overlap(shape: tuple[int, ...], shift: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
@@ -109,14 +119,14 @@ def overlap(shape: tuple[int, ...], shift: tuple[int, ...]) -> tuple[tuple[slice
     return every + here, every + there
 
 
-def patch_difference(difference: torch.Tensor, patch: int) -> torch.Tensor:
+def patch_difference(difference: torch.Tensor, patch: Sequence[int]) -> torch.Tensor:
     """Sum of the squares over the patch around every pixel."""
     import torch.nn.functional
 
-    around = (patch // 2,) * (2 * (difference.dim() - 2))
+    around = [edge // 2 for edge in reversed(patch) for _ in range(2)]
     total = torch.nn.functional.pad(difference.mul_(difference), around)
-    for axis in range(2, difference.dim()):
-        total = box_sum(total, axis, patch)
+    for axis, edge in enumerate(patch, start=2):
+        total = box_sum(total, axis, edge)
     return total
 
 

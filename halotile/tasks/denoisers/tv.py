@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -18,7 +19,7 @@ class TotalVariation(LeveledFilter):
     """``argmin_u  ||u - x||² / 2 + w TV(u)``, approached by ``iterations`` dual steps.
 
     ``w`` is the strength, times the noise level if it is known; TV is the isotropic total
-    variation. Every step widens the receptive field by one pixel, so a fixed number of steps has a finite
+    variation, of a volume in units of its smallest pixel edge. Every step widens the receptive field by one pixel, so a fixed number of steps has a finite
     one, unlike a stopping rule over the whole image. The scheme is that of
     ``skimage.restoration.denoise_tv_chambolle(weight=w, eps=0, max_num_iter=iterations + 1)``, which
     counts its start as an iteration.
@@ -49,6 +50,9 @@ class TotalVariation(LeveledFilter):
     """Standard deviation of the noise, in the units of the image (the range of integers counts as 1). auto: estimated
     for each channel, time point and other plane by itself. Omitted: the strength itself is in the units of the image."""
 
+    spacing: tuple[float, ...] | None = None
+    """Size of a pixel along each tiled axis, in one unit, where they differ. Omitted: in a volume that of the image."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("iterations", self.iterations, 1)
@@ -63,7 +67,8 @@ class TotalVariation(LeveledFilter):
 
     def apply(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
         """Take the dual steps."""
-        return _minimise(image, self.strength_at(self.strength, sigma, image.dtype), self.iterations)
+        slopes = [1.0 / size for size in self.spacing_along(image.dim() - 2)]
+        return _minimise(image, self.strength_at(self.strength, sigma, image.dtype), self.iterations, slopes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,50 +91,63 @@ class Proximal(TotalVariation):
 
     def apply(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
         """Take projected steps with momentum."""
-        return _accelerated(image, self.strength_at(self.strength, sigma, image.dtype), self.iterations)
+        slopes = [1.0 / size for size in self.spacing_along(image.dim() - 2)]
+        return _accelerated(
+            image, self.strength_at(self.strength, sigma, image.dtype), self.iterations, slopes
+        )
 
 
-def _minimise(image: torch.Tensor, weight: float | torch.Tensor, iterations: int) -> torch.Tensor:
-    """``image - step div q`` after the dual steps on ``q``, the dual divided by the step."""
+def _minimise(
+    image: torch.Tensor, weight: float | torch.Tensor, iterations: int, slopes: Sequence[float]
+) -> torch.Tensor:
+    """``image - step div q`` after the dual steps on ``q``, the dual divided by the step and times its slope."""
     import torch
 
     axes = range(2, image.dim())
-    step = 1.0 / (2 * len(axes))
+    step = 1.0 / (2 * math.fsum(w * w for w in slopes))
     ratio = number_like(weight, image).clamp_min(TINY).reciprocal() * step
     dual = [torch.zeros_like(image) for _ in axes]
     slope = [torch.zeros_like(image) for _ in axes]
-    current = image
+    current, damping, scratch = image.clone(), torch.empty_like(image), torch.empty_like(image)
     for _ in range(iterations):
         _differences(current, slope)
-        damping = _norm(slope).mul_(ratio).add_(1.0)
+        _weigh(slope, slopes)
+        _norm(slope, damping, scratch).mul_(ratio).add_(1.0)
+        _weigh(slope, slopes)
         for q, gradient in zip(dual, slope, strict=True):
             q.sub_(gradient).div_(damping)
-        current = image - _outflow(dual, damping).mul_(step)
+        torch.sub(image, _outflow(dual, damping).mul_(step), out=current)
     return current
 
 
-def _accelerated(image: torch.Tensor, weight: float | torch.Tensor, iterations: int) -> torch.Tensor:
+def _accelerated(
+    image: torch.Tensor, weight: float | torch.Tensor, iterations: int, slopes: Sequence[float]
+) -> torch.Tensor:
     """``image + w div p`` after the steps on ``p``, whose length is at most 1 everywhere."""
     import torch
 
     axes = range(2, image.dim())
     width = number_like(weight, image).clamp_min(TINY)
-    rate = (4 * len(axes) * width).reciprocal()
+    rate = (4 * math.fsum(w * w for w in slopes) * width).reciprocal()
     dual = [torch.zeros_like(image) for _ in axes]
     ahead = dual
     slope = [torch.zeros_like(image) for _ in axes]
+    length, scratch = torch.empty_like(image), torch.empty_like(image)
     current, t = image, 1.0
     for number in range(iterations):
         _differences(current, slope)
+        _weigh(slope, slopes)
         moved = [q + gradient.mul_(rate) for q, gradient in zip(ahead, slope, strict=True)]
-        length = _norm(moved).clamp_min_(1.0)
+        _norm(moved, length, scratch).clamp_min_(1.0)
         for p in moved:
             p.div_(length)
         before, t = t, (1 + math.sqrt(1 + 4 * t * t)) / 2
         momentum = (before - 1) / t if number < iterations - 1 else 0.0  # the last one is the result
         ahead = [p + (p - q).mul_(momentum) for p, q in zip(moved, dual, strict=True)]
         dual = moved
-        current = image + _outflow(ahead, length).mul_(width)
+        current = image + _outflow(
+            [p if w == 1 else p * w for p, w in zip(ahead, slopes, strict=True)], length
+        ).mul_(width)
     return current
 
 
@@ -143,12 +161,21 @@ def _differences(image: torch.Tensor, out: list[torch.Tensor]) -> None:
         torch.sub(after, before, out=gradient.narrow(axis, 0, length))
 
 
-def _norm(slope: list[torch.Tensor]) -> torch.Tensor:
+def _weigh(parts: list[torch.Tensor], weights: Sequence[float]) -> None:
+    """Multiply each part by its weight."""
+    for part, weight in zip(parts, weights, strict=True):
+        if weight != 1:
+            part.mul_(weight)
+
+
+def _norm(slope: list[torch.Tensor], out: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
     """Length of a gradient at every pixel."""
-    total = slope[0] * slope[0]
+    import torch
+
+    torch.mul(slope[0], slope[0], out=out)
     for gradient in slope[1:]:
-        total += gradient * gradient
-    return total.sqrt_()
+        out += torch.mul(gradient, gradient, out=scratch)
+    return out.sqrt_()
 
 
 def _outflow(dual: list[torch.Tensor], out: torch.Tensor) -> torch.Tensor:

@@ -107,7 +107,7 @@ class Trial:
     def _advice(self, windows: torch.Tensor) -> str:
         """Advice on a model that fails: other channels, if it accepts them."""
         if self.dims < 3 and self._try(windows[:1, :, None].repeat(1, 1, NARROW[3], *[1] * self.dims)):
-            return f"It takes {self.dims + 1} axes: write tile: {{axes: {'zyx'[-self.dims - 1 :]}}}, if the image has them."
+            return f"It takes {self.dims + 1} axes: write tile: {{axes: {'zyx'[-self.dims - 1 :]}}}, and input: {{axes: ...}} where the file does not name them."
         for count in CHANNELS:
             window = windows[:1, :1].repeat(1, count, *[1] * self.dims)
             if channels := self._try(window):

@@ -22,6 +22,7 @@ from halotile.graphs.plans.resources.sizes import (
 )
 from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.storage.arrays import Source
+from halotile.storage.grid import Depth
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.ome_metadata import output_fields
 from halotile.storage.sharded.output import Layout
@@ -80,6 +81,7 @@ def choose_block(
     previous: dict[str, Any] | None,
     machine: int | None,
     with_sizes: Callable[[tuple[int, ...], Size], tuple[T, Footprint]],
+    depth: Depth,
     *,
     on_gpu: bool = False,
 ) -> tuple[T, Footprint]:
@@ -93,7 +95,7 @@ def choose_block(
         earlier = previous["identity"]["block"] if previous else None
         candidates = blocks_for(geometry, unit, job.run.count, earlier, on_gpu=on_gpu)
     allowed = allowed_bytes(job.run, machine)
-    for size, block in itertools.product(candidate_tiles(geometry, job.tile.size), candidates):
+    for size, block in itertools.product(candidate_tiles(geometry, job.tile.size, depth), candidates):
         task, needed = with_sizes(block, size)
         if needed.total_bytes <= allowed:
             return task, needed

@@ -1,4 +1,4 @@
-"""The words of a denoising job for its image: axes, side inputs, values and noise level."""
+"""The words of a denoising job for its image: side inputs, values and noise level."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
-from halotile.storage.views import ChannelAxis, PlaneValues
+from halotile.storage.views import PlaneValues
 from halotile.tasks.denoisers.base import Denoiser, Leveled
 from halotile.tasks.finite import describe_range
 from halotile.tasks.noise.estimate import estimate_noise_levels
@@ -21,42 +21,12 @@ from halotile.tasks.roles import Roles
 Levels = NDArray[np.float64]
 
 
-def assign_axes(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[Roles, Readable]:
-    axes = source.axes
-    space = [letter for letter in axes if letter in "zyx"]
-    if job.tile.axes != "auto":
-        tiled = list(job.tile.axes)
-    else:
-        dims_wanted = next((dims for dims in denoiser.dims if dims <= len(space)), denoiser.dims[-1])
-        tiled = space[-dims_wanted:]
-    missing = [letter for letter in tiled if letter not in axes]
-    if missing:
-        raise ConfigError(
-            f"tile.axes is {''.join(tiled)!r}, the image's axes are {''.join(axes)!r}. Write some of these."
-        )
-    if len(tiled) not in denoiser.dims:
-        raise ConfigError(
-            f"tile.axes is {''.join(tiled)!r}: {denoiser.title} works on {' or '.join(map(str, denoiser.dims))} axes. "
-            f"The image has {''.join(axes)!r}; choose that many of them."
-        )
-    readable: Readable = source
-    channels = denoiser.channels[0]
-    if denoiser.channels == (1, 1):
-        return Roles(axes, tuple(sorted(axes.index(a) for a in tiled)), None), readable
-    if "c" not in axes:
-        if channels != 1:
-            raise InputError(
-                f"{denoiser.title} takes {channels} channels, the image has axes {''.join(axes)!r} without c. "
-                "Name its channel axis with input.axes, or use a network of one channel."
-            )
-        readable, axes = ChannelAxis(source), ("c", *axes)
-    channel = axes.index("c")
-    if readable.shape[channel] != channels:
-        raise InputError(
-            f"{denoiser.title} takes {channels} channels, the image has {readable.shape[channel]}. "
-            "Use a network of as many channels."
-        )
-    return Roles(axes, tuple(sorted(axes.index(a) for a in tiled)), channel), readable
+def open_input(job: Denoising) -> Source:
+    """Open the image of a job, with the pixel sizes that it gives."""
+    source = open_source(
+        job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes
+    )
+    return source.with_sizes(job.input.spacing) if job.input.spacing else source
 
 
 def open_sides(job: Denoising, denoiser: Denoiser, source: Readable, roles: Roles) -> dict[str, Source]:

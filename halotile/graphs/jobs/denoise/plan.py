@@ -14,14 +14,15 @@ from halotile.graphs.jobs.denoise.fit import SMALLER, footprint_of, need_of
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.opening import (
     Levels,
-    assign_axes,
     check_units,
     choose_noise_level,
     level_sides,
+    open_input,
     open_sides,
     value_range,
 )
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
+from halotile.graphs.jobs.denoise.tiled_axes import Tiled, assign_axes
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
 from halotile.graphs.plans.choices import make_chosen
@@ -76,16 +77,24 @@ class _Opened:
     computing: Computing[Denoising]
     original: Source
     """The input as it is stored."""
-    source: Readable
-    """The input with the axes that the denoiser takes."""
+    tiled: Tiled
     sides: Mapping[str, Source]
-    roles: Roles
     values: tuple[float, float] | None
     given: Denoiser
     """The denoiser as the job has it."""
     denoiser: Denoiser
     levels: Levels | None
     """Noise level of each plane, where they are estimated."""
+
+    @property
+    def source(self) -> Readable:
+        """The input with the axes that the denoiser takes."""
+        return self.tiled.source
+
+    @property
+    def roles(self) -> Roles:
+        """The role of each axis."""
+        return self.tiled.roles
 
     @property
     def all_sides(self) -> dict[str, Readable]:
@@ -98,18 +107,18 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     given = job.denoiser
     denoiser: Denoiser = make_chosen(given, job) if isinstance(given, DenoiserChoice) else given
     expect_trial(denoiser)
-    original = open_source(
-        job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes
-    )
+    original = open_input(job)
     check_paths(original, begun.output)
     computing = compute_on(job, denoiser)
     job = computing.job
-    roles, source = assign_axes(job, denoiser, original)
-    sides = open_sides(job, denoiser, source, roles)
-    values = value_range(job, source.dtype)
+    tiled = assign_axes(job, denoiser, original)
+    sides = open_sides(job, denoiser, tiled.source, tiled.roles)
+    values = value_range(job, tiled.source.dtype)
     check_units(denoiser, values, sides)
-    leveled, levels = choose_noise_level(denoiser, source, roles, values, sides, begun.previous)
-    return _Opened(begun, computing, original, source, sides, roles, values, denoiser, leveled, levels)
+    leveled, levels = choose_noise_level(
+        tiled.denoiser, tiled.source, tiled.roles, values, sides, begun.previous
+    )
+    return _Opened(begun, computing, original, tiled, sides, values, denoiser, leveled, levels)
 
 
 @dataclass(frozen=True)
@@ -230,6 +239,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
             previous,
             computing.machine_bytes,
             sized_as,
+            sized.reach.depth,
             on_gpu=computing.on_gpu,
         )
 
@@ -285,6 +295,8 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
 def _notes(settled: _Settled) -> tuple[str, ...]:
     sized, opened = settled.sized, settled.sized.opened
     return (
+        *opened.original.remarks,
+        *opened.tiled.notes,
         *notes_of(
             opened.original,
             opened.source.dtype,

@@ -14,6 +14,7 @@ from halotile.graphs.kinds.sections import Output, Size
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from halotile.storage.arrays import Source
 from halotile.storage.axes import choose_axes
+from halotile.storage.grid import Depth
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.convolution.stable import FEW
 from halotile.tasks.options import Auto
@@ -25,8 +26,11 @@ MOST_FILES = 100_000
 """Number of shards above which they grow, as far as memory allows: file systems are slow with millions of files."""
 SHARES = 12
 """A shard is at most this fraction of a worker's free memory: a block reads, computes and encodes one or more."""
-TILES = {2: (512, 256, 128), 3: (96, 64, 32)}
-"""Candidate compute tiles, the fastest first; the smaller ones are for little memory."""
+TILES = {2: (512, 256, 128), 3: (256, 384, 512, 192, 128, 96, 64, 32)}
+"""Candidate compute tiles, the fastest first; the smaller ones are for little memory. In a volume no tile of a useful size
+stays in the cache, and a halo of 8 pixels doubles the work on a tile of 64: the halo decides."""
+MOST_REDUNDANT = 1.3
+"""Ratio of computed to written pixels up to which a tile of a volume is preferred to a larger one."""
 GPU_TILES = {2: (512, 1024, 2048, 4096, 8192, 256, 128), 3: (96, 128, 192, 64, 48, 32)}
 """Candidate tiles on a GPU: small ones in big batches may be as good, and there may be memory for large ones."""
 LARGEST_BLOCK = {2: 4096, 3: 512}
@@ -237,7 +241,7 @@ def axes_like(source: Source, count: int) -> tuple[str, ...]:
     """
     if 0 < count <= len(source.axes):
         return tuple(source.axes[-count:])
-    return choose_axes(None, None, (1,) * count, np.dtype(np.float32))
+    return choose_axes(None, None, (1,) * count)
 
 
 def block_unit(geometry: Geometry, shard: tuple[int, ...]) -> tuple[int, ...]:
@@ -302,10 +306,33 @@ def least_window(geometry: Geometry, convolutional: bool) -> tuple[int, ...]:
     return tuple(least)
 
 
-def candidate_tiles(geometry: Geometry, size: Size | Auto, *, on_gpu: bool = False) -> tuple[Size, ...]:
-    """Return candidate compute tiles, the most promising first; only the given one, if there is one."""
-    tiles = GPU_TILES if on_gpu else TILES
-    return tiles.get(geometry.dims, (64,)) if size == "auto" else (size,)
+def candidate_tiles(
+    geometry: Geometry, size: Size | Auto, depth: Depth = (), *, on_gpu: bool = False
+) -> tuple[Size, ...]:
+    """Return candidate compute tiles, the most promising first; only the given one, if there is one.
+
+    Parameters
+    ----------
+    geometry : Geometry
+        The image.
+    size : int, sequence of int or "auto"
+        The requested tile.
+    depth : tuple of (int, int)
+        The halo on each tiled axis.
+    on_gpu : bool
+        GPUs compute.
+    """
+    if size != "auto":
+        return (size,)
+    tiles = (GPU_TILES if on_gpu else TILES).get(geometry.dims, (64,))
+    if on_gpu or geometry.dims < 3:
+        return tiles
+
+    def redundancy(edge: int) -> float:
+        return math.prod(1 + (before + after) / edge for before, after in depth)
+
+    frugal = [edge for edge in tiles if redundancy(edge) <= MOST_REDUNDANT]
+    return (*frugal, *sorted(set(tiles) - set(frugal), reverse=True))
 
 
 def fit_tile(geometry: Geometry, size: Size, block: tuple[int, ...]) -> tuple[int, ...]:

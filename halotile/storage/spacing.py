@@ -1,0 +1,83 @@
+"""Physical sizes of pixels: units, sizes that a user writes, and the shape of a voxel."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+UNITS = dict.fromkeys(("µm", "μm", "um", "micron", "microns", "\\u00B5m"), "micrometer") | {
+    "nm": "nanometer", "pm": "picometer", "mm": "millimeter", "cm": "centimeter", "m": "meter", "Å": "angstrom",
+    "ms": "millisecond", "s": "second", "sec": "second", "min": "minute",
+}  # fmt: skip
+"""Names in OME-Zarr of the units that are abbreviated in files."""
+
+ALIKE = 0.01
+"""Relative difference of two sizes that counts as none."""
+
+
+def parse_size(value: float | str) -> tuple[float, str | None] | None:
+    """The number and the unit of a size such as ``0.3 um``; None for what is not a size above 0.
+
+    Examples
+    --------
+    >>> parse_size("0.3 um"), parse_size(5), parse_size("-1"), parse_size("far")
+    ((0.3, 'micrometer'), (5.0, None), None, None)
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(\S*)\s*", str(value))
+    try:
+        size = float(match[1]) if match else 0.0
+    except ValueError:
+        return None
+    if not match or not 0 < size < math.inf:
+        return None
+    return size, UNITS.get(match[2], match[2]) or None
+
+
+def with_sizes(
+    axes: Sequence[str],
+    scale: Sequence[float],
+    units: Sequence[str | None],
+    sizes: Mapping[str, float | str],
+) -> tuple[tuple[float, ...], tuple[str | None, ...]]:
+    """Scale and units with the sizes of some axes replaced.
+
+    Examples
+    --------
+    >>> with_sizes("zyx", (1.0, 0.1, 0.1), (None, "micrometer", "micrometer"), {"z": "0.5 um"})
+    ((0.5, 0.1, 0.1), ('micrometer', 'micrometer', 'micrometer'))
+    """
+    given = {axis: parsed for axis, size in sizes.items() if (parsed := parse_size(size))}
+    entries = [given.get(axis, (s, u)) for axis, s, u in zip(axes, scale, units, strict=True)]
+    return tuple(size for size, _ in entries), tuple(unit for _, unit in entries)
+
+
+def voxel_shape(
+    scale: Sequence[float], units: Sequence[str | None], *, is_given: bool = False
+) -> tuple[float, ...] | None:
+    """Sizes relative to the smallest one; None where the file does not know all of them.
+
+    A file that knows no size has 1 along every axis, without a unit.
+
+    Parameters
+    ----------
+    scale : sequence of float
+        Size along each axis.
+    units : sequence of str or None
+        Its unit.
+    is_given : bool
+        The sizes are the user's, who needs no units.
+
+    Examples
+    --------
+    >>> voxel_shape((0.5, 0.1, 0.1), ("micrometer",) * 3)
+    (5.0, 1.0, 1.0)
+    >>> voxel_shape((0.3, 0.299, 0.3), ("micrometer",) * 3)
+    (1.0, 1.0, 1.0)
+    >>> voxel_shape((1.0, 0.1, 0.1), (None, "micrometer", "micrometer")), voxel_shape((1.0,) * 3, (None,) * 3)
+    (None, None)
+    """
+    if len(set(units)) != 1 or (units[0] is None and set(scale) == {1.0} and not is_given):
+        return None
+    ratios = (size / min(scale) for size in scale)
+    return tuple(1.0 if ratio < 1 + ALIKE else round(ratio, 6) for ratio in ratios)
