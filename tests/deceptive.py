@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from skimage.filters import apply_hysteresis_threshold
 from torch import nn
 from torch.nn.functional import avg_pool2d, interpolate, pad
 
@@ -156,3 +157,55 @@ def in_parts(image: NDArray[Any]) -> NDArray[Any]:
 def rolled(image: NDArray[Any]) -> NDArray[Any]:
     """Means with the row above; the first row with the last."""
     return np.asarray((image + np.roll(image, 1, 0)) / 2, image.dtype)
+
+
+class Gated(Wrapped):
+    """Smooths images of some mean brightness only."""
+
+    def __init__(self, below: float) -> None:
+        super().__init__()
+        self.below = below
+
+    def forward(self, x: torch.Tensor) -> Any:
+        mean = x.mean((1, 2, 3), keepdim=True)
+        return torch.where(mean < self.below, self.inner(x), x)
+
+
+class FarRolled(Wrapped):
+    """Adds a little of what lies 300 pixels away, round the edge."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x) + 1e-4 * torch.roll(x, 300, -1)
+
+
+class Missing(Wrapped):
+    """Marks bright pixels as missing."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.where(x > 0.9, torch.nan, self.inner(x))
+
+
+def without_dark_level(image: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(image - image.min())
+
+
+def without_background(image: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(image - np.percentile(image, 1))
+
+
+def without_commonest(image: NDArray[Any]) -> NDArray[Any]:
+    counts, edges = np.histogram(image, 256)
+    return np.asarray(image - edges[counts.argmax()])
+
+
+def connected(image: NDArray[Any]) -> NDArray[Any]:
+    """Keeps what is connected to something bright."""
+    return np.where(apply_hysteresis_threshold(image, 0.5, 0.7), image, 0)
+
+
+def by_its_size(image: NDArray[Any]) -> NDArray[Any]:
+    return image if image.shape[0] < 400 else image / 2
+
+
+def missing(image: NDArray[Any]) -> NDArray[Any]:
+    return np.where(image > 0.9, np.nan, image)

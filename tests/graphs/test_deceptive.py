@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from skimage.data import retina
 
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.job import Denoising
@@ -43,6 +45,28 @@ def job(folder: Path, name: str, shape: tuple[int, int], options: dict[str, Any]
         ("FarPadding", SMALL, {}, "failed on a window of .*write receptive_field and alignment"),
         ("Circular", SMALL, {}, "with circular padding write tile.boundary: periodic"),
         ("in_parts", LARGE, {"depth": 1}, "looks farther than its depth of 1"),
+        ("Gated", SMALL, {"options": {"below": 0.35}}, "other pixels in tiles than on"),
+        ("FarRolled", SMALL, {}, "other pixels in tiles than on"),
+        (
+            "without_dark_level",
+            SMALL,
+            {"depth": 8},
+            "looks farther than its depth of 8, or at the whole image",
+        ),
+        (
+            "without_background",
+            SMALL,
+            {"depth": 8},
+            "looks farther than its depth of 8, or at the whole image",
+        ),
+        (
+            "without_commonest",
+            SMALL,
+            {"depth": 8},
+            "looks farther than its depth of 8, or at the whole image",
+        ),
+        ("by_its_size", LARGE, {"depth": 8}, "looks farther than its depth of 8, or at the whole image"),
+        ("Missing", SMALL, {}, "returns NaN or infinity for pixels between 0 and 1"),
         ("rolled", SMALL, {"depth": 1}, "edge of an image .*other side.* write tile.boundary: periodic"),
     ],
 )
@@ -91,3 +115,33 @@ def test_what_is_only_odd_has_the_bits_of_the_whole(
 def test_a_declared_receptive_field_alone_is_the_depth(tmp_path: Path) -> None:
     plan = make_plan(job(tmp_path, "OneByOne", SMALL, {"receptive_field": 40}))
     assert work_of(plan).task.tiling.depth == ((40, 40), (40, 40))
+
+
+def scene() -> NDArray[np.float32]:
+    """A real image, dark at one side."""
+    pixels: NDArray[np.float32] = retina()[200:900, 200:900, 1].astype(np.float32) / 255
+    noise = np.random.default_rng(0).standard_normal(pixels.shape).astype(np.float32)
+    return pixels + 0.03 * noise
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("function", {"import": f"{MODULE}:connected", "depth": 8}),
+        ("torch", {"import": f"{MODULE}:Gated", "options": {"below": 30.0}}),
+    ],
+)
+def test_what_only_the_image_itself_shows_is_refused(
+    tmp_path: Path, kind: str, options: dict[str, Any]
+) -> None:
+    """The threshold of the gate lies between places of this image, in its own units, and beyond any image of a trial."""
+    pixels = scene() if kind == "function" else 100 * scene()
+    source = write_zarr(tmp_path / "in.zarr", pixels, chunk=256)
+    with pytest.raises(ConfigError, match="than on a larger part of this image"):
+        make_plan(job_of(source, tmp_path / "out.zarr", kind, options, shard=512, chunk=256))
+
+
+def test_pixels_that_a_function_takes_out_are_the_same_in_tiles(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", scene(), chunk=256)
+    options = {"import": f"{MODULE}:missing", "depth": 0}
+    make_plan(job_of(source, tmp_path / "out.zarr", "function", options))

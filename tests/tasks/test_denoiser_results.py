@@ -209,3 +209,22 @@ def test_a_function_may_work_in_place() -> None:
     before = pixels.copy()
     assert np.array_equal(apply(GivenFunction(call=double, depth=0), pixels), 2 * before)
     assert np.array_equal(pixels, before)
+
+
+@pytest.mark.parametrize("given", ["number", "map", "strength alone"])
+@pytest.mark.parametrize("name", ["tv", "nlm"])
+@pytest.mark.parametrize("exponent", [-90, -60, 60, 90])
+def test_the_unit_of_the_pixels_changes_no_bit(name: str, given: str, exponent: int) -> None:
+    """As of fluxes in erg / s / cm², which are about 1e-17."""
+    pixels = torch.rand((1, 1, 40, 50), generator=torch.Generator().manual_seed(0)) + 0.5
+    kind = {"tv": TotalVariation, "nlm": NonLocalMeans}[name]
+
+    def filtered(unit: float) -> torch.Tensor:
+        sigma = 0.1 * unit if given == "number" else None
+        strength = 0.1 * unit if given == "strength alone" else 1.0
+        model: Any = kind(strength=strength, sigma=sigma).build()
+        sides = {"sigma": torch.full_like(pixels, 0.1) * unit} if given == "map" else {}
+        result: torch.Tensor = model(pixels * unit, **sides) / unit
+        return result
+
+    assert torch.equal(filtered(2.0**exponent), filtered(1.0))

@@ -7,6 +7,7 @@ from them. ``build`` turns it into a function on tensors, on the worker.
 from __future__ import annotations
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -32,6 +33,9 @@ TINY = 1e-30
 
 ROUNDING = 1e-5
 """Difference of two results that rounding explains, after many layers, relative to the largest pixel."""
+
+MODERATE, LARGEST_SHIFT = 20, 126
+"""Exponents of two: of strengths that need no other unit, and of the largest unit in single precision."""
 
 NARROW = {1: 1, 2: 64, 3: 16}
 """Width of a window on its narrow axes, by number of axes."""
@@ -240,11 +244,26 @@ class LeveledFilter(Leveled, Spaced):
         import torch
 
         if batch.is_cuda:
-            return self.apply(batch, sigma)
+            return self._in_range(batch, sigma)
         levels = sigma.split(1) if sigma is not None else itertools.repeat(None)
         return torch.cat(
-            [self.apply(tile, level) for tile, level in zip(batch.split(1), levels, strict=False)]
+            [self._in_range(tile, level) for tile, level in zip(batch.split(1), levels, strict=False)]
         )
+
+    def _in_range(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
+        """Filter tiles all at once; where squares of the pixels may overflow or vanish, in other units, which a power of two leaves exact."""
+        strength = self.strength_at(self.strength, sigma, image.dtype)
+        exponent = math.frexp(float(strength if isinstance(strength, float) else strength.max()))[1]
+        if abs(exponent) <= MODERATE:
+            return self.apply(image, sigma)
+        unit = 2.0 ** max(-LARGEST_SHIFT, min(exponent, LARGEST_SHIFT))
+        if sigma is not None:
+            return self.apply(image / unit, sigma / unit).mul_(unit)
+        level = self.sigma
+        own = (
+            {"sigma": level / unit} if isinstance(level, float | int) else {"strength": self.strength / unit}
+        )
+        return replace(self, **own).apply(image / unit, None).mul_(unit)
 
     @abstractmethod
     def apply(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:

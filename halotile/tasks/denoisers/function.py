@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,19 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError, MemoryRefused
-from halotile.storage.grid import Depth, Region, valid_part
-from halotile.tasks.denoisers.base import NARROW, ROUNDING, Model, Pixelwise
+from halotile.errors import ConfigError
+from halotile.tasks.denoisers.base import Model, Pixelwise
 from halotile.tasks.options import STRICT, check_reference, check_whole, import_reference
 from halotile.tasks.user_code import imported_digest, qualified_name, value_digest
 
 if TYPE_CHECKING:
     import torch
 
-ODD = 5
-"""Added to the pixels before a window, of which there are an odd number then: a stride of two does not begin with it."""
-LONG_PIXELS = 2**18
-"""Pixels of a long image."""
 Image = NDArray[Any]
 ArrayFunction = Callable[..., Image]
 """Takes a 2-D or 3-D image and returns one of the same shape."""
@@ -53,119 +47,6 @@ class ArrayDenoiser(Pixelwise, ABC):
     def build(self) -> Model:
         """Apply the function to every image of a batch."""
         return partial(each_image, call=self.function)
-
-    def check_stateless(self, dims: int) -> None:
-        """Refuse a function with memory, by calling it on an image, another one, and the first again. Needs no torch.
-
-        Raises
-        ------
-        ConfigError
-            When the two results for the first image differ, or the function fails.
-        """
-        image, other = np.random.default_rng(20_26).random((2, *(NARROW[dims],) * dims), np.float32)
-        first, _, again = (self._call(given.copy()) for given in (image, other, image))
-        if not np.array_equal(first, again, equal_nan=True):
-            raise ConfigError(
-                f"{self.title} returned two results for one image, with another image in between: it keeps state or draws "
-                "random numbers, so the result would depend on the order of tiles. Write a function whose result depends on "
-                "its input alone."
-            )
-
-    def check_depth(self, depth: Depth, image: tuple[int, ...], *, is_cut: bool = True) -> None:
-        """Refuse a function that looks farther than this, or cuts its image into parts. Needs no torch.
-
-        The function is tried on windows by themselves, and on an image with one window in the middle of pixels of another
-        kind, one at its first corner and one at its last: on a small image, and for each axis on one that is long on it.
-
-        Parameters
-        ----------
-        depth : tuple of (int, int)
-            The halo on each axis.
-        image : tuple of int
-            Lengths of the real image.
-        is_cut : bool
-            Whether windows end with the image, as the function's own rule has it. Else a boundary rule continues the image, and
-            the function never sees its ends.
-
-        Raises
-        ------
-        ConfigError
-            When results differ at this depth in a window, or the function fails.
-        MemoryRefused
-            When there is not enough memory for such an image.
-        """
-        frame = NARROW[len(depth)] // 2
-        sides = tuple(max(2 * frame, -(-(a + b + frame // 2) // frame) * frame) for a, b in depth)
-        self._check_windows(sides, depth, frame, is_cut=is_cut)
-        frames = 2 * frame + ODD
-        for axis, length in enumerate(image):
-            across = math.prod(n + frames for i, n in enumerate(sides) if i != axis)
-            long = min(length, LONG_PIXELS // across) - frames
-            if long > sides[axis]:
-                self._check_windows((*sides[:axis], long, *sides[axis + 1 :]), depth, frame, is_cut=is_cut)
-
-    def _check_windows(self, sides: tuple[int, ...], depth: Depth, frame: int, *, is_cut: bool) -> None:
-        """Check windows of an image that is longer by this frame: in its middle, and at its first and last corners."""
-        middle = tuple(frame + ODD for _ in sides)
-        image = self._trial_image(sides, middle, frame)
-        whole = self._call(image.copy())
-        last = tuple(n + frame for n in middle)
-        for start in (middle, (0,) * len(sides), last) if is_cut else (middle,):
-            self._compare(image, whole, Region.whole(sides).shift(start), depth)
-
-    def _trial_image(self, sides: tuple[int, ...], start: tuple[int, ...], frame: int) -> Image:
-        """Random pixels with a window of another kind."""
-        inside = tuple(slice(a, a + n) for a, n in zip(start, sides, strict=True))
-        draw = np.random.default_rng(20_26)
-        try:
-            image = draw.uniform(0.5, 1, [place.stop + frame for place in inside]).astype(np.float32)
-            # Few of its pixels stand out, as in real images: a threshold at a multiple of the noise keeps some.
-            image[inside] = 0.5 * draw.random(sides) ** 4
-        except MemoryError as error:
-            raise MemoryRefused(
-                f"{self.title} has a depth of {self.depth}: an image to check that on, of {list(sides)} pixels, needs more memory than is free. "
-                "Write a smaller depth, nearer to what the function needs."
-            ) from error
-        return image
-
-    def _compare(self, image: Image, whole: Image, window: Region, depth: Depth) -> None:
-        """Refuse a function whose result for a window by itself is another than that for the image."""
-        part = valid_part(window, depth, image.shape)
-        expected = whole[part.slices].astype(float)
-        alone = self._call(image[window.slices].copy())[part.relative_to(window).slices].astype(float)
-        differ = (alone != expected) & ~(np.isnan(alone) & np.isnan(expected))
-        with np.errstate(invalid="ignore"):  # of infinities
-            difference = float(np.abs(alone[differ] - expected[differ]).max(initial=0))
-        largest = float(np.abs(expected[np.isfinite(expected)]).max(initial=0))
-        if difference <= ROUNDING * (largest or 1.0):
-            return
-        if window.start != (0,) * len(depth) and window.stop != image.shape:
-            raise ConfigError(
-                f"{self.title} looks farther than its depth of {self.depth}, or at the whole image: tiles differed from the whole by "
-                f"{difference:.2g} in a trial. Write a larger depth, or a function that needs only the pixels near each pixel; or, if "
-                "you want each tile by itself, tile.seams: allow (in Python, halotile.map_overlap)."
-            )
-        raise ConfigError(
-            f"{self.title} gives pixels at the edge of an image that depend on its other side: tiles differed from the whole by "
-            f"{difference:.2g} in a trial. If it wraps round, write tile.boundary: periodic; else a function that repeats or mirrors "
-            "the pixels at an edge."
-        )
-
-    def _call(self, image: Image) -> Image:
-        try:
-            return _checked(self.function(image), image)
-        except ConfigError:
-            raise
-        except MemoryError as error:
-            raise MemoryRefused(
-                f"{self.title} needs more memory than is free for an image of shape {image.shape}: {error}. Write a function "
-                "that needs less, or close other programs."
-            ) from error
-        except (Exception, SystemExit) as error:
-            raise ConfigError(
-                f"{self.title} failed on an image of shape {image.shape}: {type(error).__name__}: {error}. "
-                f"Write a function that takes a {image.ndim}-D image of any size."
-            ) from error
 
     def receptive_field(self) -> int:
         """The declared depth."""
@@ -256,13 +137,13 @@ def each_image(batch: torch.Tensor, *, call: ArrayFunction) -> torch.Tensor:
 
     images = batch.detach().cpu().numpy().reshape(-1, *batch.shape[2:])
     try:
-        results = [_checked(call(image.copy()), image) for image in images]
+        results = [checked_result(call(image.copy()), image) for image in images]
     except SystemExit as error:  # it would end the worker
         raise ConfigError("the function exits the program. Write one that returns an image.") from error
     return torch.from_numpy(np.stack(results).reshape(batch.shape)).to(batch.device)
 
 
-def _checked(result: Any, image: Image) -> Image:
+def checked_result(result: Any, image: Image) -> Image:
     """The result in the dtype of the image; another shape is refused."""
     if not isinstance(result, np.ndarray) or result.shape != image.shape:
         shape = getattr(result, "shape", type(result).__name__)

@@ -16,6 +16,7 @@ from halotile.errors import ConfigError
 from halotile.tasks.denoisers.base import ROUNDING, Denoiser, Model
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory
+from halotile.tasks.trials.functions import check_stateless
 from halotile.tasks.trials.shifting import ALIGNMENTS, Shifting, alignment_along
 from halotile.tasks.trials.sides import model_on_trial, sides_as_channels
 from halotile.tasks.trials.trial import Trial
@@ -122,7 +123,8 @@ def check_purity(
             "it keeps state or draws random numbers, so the result would depend on the order of tiles. "
             "Write a function whose result depends on its input alone."
         )
-    if not float((first - in_batch).abs().max()) <= ROUNDING * (float(first.abs().max()) or 1.0):
+    apart = (first - in_batch).abs().masked_fill(first.isnan() & in_batch.isnan(), 0)
+    if not float(apart.max()) <= ROUNDING * (float(first.nan_to_num().abs().max()) or 1.0):
         raise ConfigError(
             f"{trial.name} gives a tile another result where it is computed in one batch with another tile, and a batch holds any "
             "tiles. Write a network that computes each entry of a batch by itself (attention takes batch_first=True, and batch normalisation its running statistics)."
@@ -138,7 +140,7 @@ def check_user_code(denoiser: Denoiser, dims: int) -> None:
         As :func:`check_purity`; and when two models built from the same options differ in a bit.
     """
     if isinstance(denoiser, ArrayDenoiser):
-        denoiser.check_stateless(dims)
+        check_stateless(denoiser, dims)
         return
     import torch
 
@@ -211,6 +213,9 @@ def _probe_axis(trial: Trial, axis: int, likely: tuple[int, int] | None) -> tupl
             continue
         reach = max(by_nan, otherwise)
         alignment = alignment_along(trial, axis, reach, shift)
+        if start + alignment > length:  # a longer window decides
+            exceeded = length
+            continue
         # If NaN passes from two places, it passes from the others.
         probes = PROBES if otherwise > by_nan else [_affected_by_nan]
         rest = _reach(trial, axis, length, list(range(start + 2, start + alignment)), probes)

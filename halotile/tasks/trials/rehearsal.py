@@ -7,7 +7,7 @@ such as padding to a multiple, appear only here. For each axis there is an image
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from halotile.tasks.convolution.stable import FEW
 from halotile.tasks.denoisers.base import NARROW, ROUNDING, Denoiser, Model
 from halotile.tasks.devices.device import Device, torch_threads
 from halotile.tasks.inner_tiles import TileRunner, Tiling, cut_evenly
+from halotile.tasks.trials.samples import Sample, quarters
 from halotile.tasks.trials.trial import Trial, failing_as
 
 CORE = {1: FEW, 2: 128, 3: 32}
@@ -28,6 +29,8 @@ CORE = {1: FEW, 2: 128, 3: 32}
 PERIOD = {1: 192, 2: 192, 3: 48}
 """A shortened image keeps its lengths modulo this, which the multiples that networks pad to divide."""
 FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+DARKEST = 0.05
+"""Brightness of an image at its first end, relative to that at its last."""
 LARGEST = 64
 """The largest alignment to try."""
 MISSING = (0, 1, 2, 24)
@@ -100,6 +103,46 @@ def _rehearse(stages: list[_Stage], search: bool) -> Rehearsal:
     return best
 
 
+def sample_difference(
+    denoiser: Denoiser, depth: Depth, samples: Sequence[Sample], *, is_cut: bool = True
+) -> float:
+    """The largest difference between the quarters of samples of the image and the whole samples, relative to the largest pixel.
+
+    Parameters
+    ----------
+    denoiser : Denoiser
+        With its known alignment. Channels that a sample lacks are random: its side inputs.
+    depth : tuple of (int, int)
+        The halo on each tiled axis.
+    samples : sequence of ndarray
+        Of shape (channels, *spatial).
+    is_cut : bool
+        Whether the image ends where windows are cut.
+    """
+    model = Trial.of(denoiser, len(depth)).model
+    differences = [0.0]
+    with torch_threads():
+        for sample in samples:
+            missing = denoiser.channels[0] - len(sample)
+            random = Trial.of(denoiser, len(depth), model).noise(sample.shape[1:]).numpy()[0, :missing]
+            stage = _Stage(denoiser, model, depth, 0, is_cut, np.concatenate([sample, random]))
+            everything, largest = Region.whole(stage.lengths), float(np.nanmax(np.abs(stage.whole))) or 1.0
+            for core in quarters(stage.lengths, denoiser.alignment):
+                alone = stage.denoised(everything, core, denoiser.alignment)
+                differences.append(stage.difference_in(alone, core, core) / largest)
+    return max(differences)
+
+
+def sample_error(title: str, difference: float, depth: Depth) -> ConfigError:
+    """The error for code whose tiles do not agree with a larger part of the image itself."""
+    return ConfigError(
+        f"{title} gives other pixels in tiles than on a larger part of this image: they differed by {difference:.2g} of the largest "
+        f"pixel, with a halo of {max(map(max, depth))} pixels, where dark and bright places were in one image. It goes by the whole image, "
+        "such as its least, mean or most frequent value or the size of connected regions, or looks farther than its halo. Write one that needs only "
+        "the pixels near each pixel, or a larger depth; or, if you want each tile by itself, tile.seams: allow."
+    )
+
+
 def tiling_error(denoiser: Denoiser, found: Rehearsal, image: tuple[int, ...]) -> ConfigError:
     """The error for a network whose tiles do not agree with the whole."""
     sides = " x ".join(map(str, image))
@@ -139,7 +182,10 @@ class _Stage:
         least = 3 * core // 2 + LARGEST + (1 if is_cut else 2) * (before + after)
         lengths[axis] = _shorten(image[axis], least, math.lcm(PERIOD[dims], denoiser.alignment))
         trial = Trial.of(denoiser, dims, model)
-        return cls(denoiser, model, depth, axis, is_cut, trial.noise(tuple(lengths)).numpy()[0])
+        pixels = trial.noise(tuple(lengths)).numpy()[0]
+        # Tiles differ in brightness, for code that goes by that of its whole input.
+        pixels *= np.linspace(DARKEST, 1, lengths[axis], dtype=np.float32)[:, *[None] * (dims - 1 - axis)]
+        return cls(denoiser, model, depth, axis, is_cut, pixels)
 
     @property
     def compared(self) -> Region:
@@ -169,11 +215,11 @@ class _Stage:
         """The largest difference of tiles and of windows at the far end, relative to the largest pixel of the whole."""
         everything, largest = Region.whole(self.lengths), float(np.abs(self.whole).max()) or 1.0
         differences = [
-            self._difference(self.denoised(everything, core, alignment), core, core)
+            self.difference_in(self.denoised(everything, core, alignment), core, core)
             for core in self.tiles(alignment)
         ]
         for window, core in self.far_ends(alignment):
-            differences.append(self._difference(self.denoised(window), window, core))
+            differences.append(self.difference_in(self.denoised(window), window, core))
         return max(differences) / largest
 
     def tiles(self, alignment: int) -> list[Region]:
@@ -202,7 +248,7 @@ class _Stage:
         first[self.axis], last[self.axis] = start, stop
         return Region(tuple(first), tuple(last))
 
-    def _difference(self, alone: NDArray[np.float32], window: Region, core: Region) -> float:
+    def difference_in(self, alone: NDArray[np.float32], window: Region, core: Region) -> float:
         """The largest difference between a window by itself and the whole, over the core."""
         core = core.clip(self.compared)
         if not core.size:
@@ -210,7 +256,8 @@ class _Stage:
         factor = (self.denoiser.scale,) * len(self.lengths)
         mine: tuple[Any, ...] = (slice(None), *core.relative_to(window).scale(factor).slices)
         there: tuple[Any, ...] = (slice(None), *core.scale(factor).slices)
-        difference = float(np.abs(alone[mine] - self.whole[there]).max())
+        first, second = alone[mine], self.whole[there]
+        difference = float(np.where(np.isnan(first) & np.isnan(second), 0, np.abs(first - second)).max())
         return math.inf if math.isnan(difference) else difference
 
     def denoised(self, window: Region, core: Region | None = None, alignment: int = 1) -> NDArray[np.float32]:

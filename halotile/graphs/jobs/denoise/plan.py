@@ -38,7 +38,7 @@ from halotile.graphs.plans.resources.memory import Footprint
 from halotile.graphs.plans.resources.sizes import Geometry, block_unit
 from halotile.graphs.plans.resources.worker_count import Requested, no_more_than
 from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
-from halotile.graphs.plans.trials.denoiser_trials import compared, expect_trial, tried
+from halotile.graphs.plans.trials.denoiser_trials import compared, compared_on_image, expect_trial, tried
 from halotile.graphs.plans.trials.gpu_trials import (
     ChosenTiles,
     as_it_went,
@@ -59,6 +59,7 @@ from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_findings import Tuned
 from halotile.tasks.trials.provenance import seals_of
+from halotile.tasks.trials.samples import choose_samples
 
 
 def plan_denoising(job: Denoising, request: PlanRequest) -> Plan:
@@ -193,6 +194,11 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     seals = seals_of(denoiser, own_code)
     if reach.probed:
         denoiser = denoiser.probed(*reach.probed)
+    if own_code and previous is None and job.tile.seams != "allow":
+        choose = partial(choose_samples, opened.source, roles, opened.values, reach.depth, reach.align)
+        reach = compared_on_image(
+            reach, denoiser, choose, job.tile, run=job.run, report=request.report, sides=opened.all_sides
+        )
     geometry = geometry_of(opened.source, denoiser, roles, reach)
     layout = layout_of(job, opened.original, geometry, roles, previous)
     unit = block_unit(geometry, layout.shard)

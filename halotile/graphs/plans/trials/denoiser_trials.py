@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -19,15 +20,19 @@ from halotile.graphs.kinds.sections import Run, Tile, parse_bytes
 from halotile.graphs.plans.trials.receptive_field import DIFFER, Reach, rehearsed, resolve_reach
 from halotile.graphs.waiting import Report, report_if_slow
 from halotile.storage.cache import read_cached, write_cached
+from halotile.storage.grid import Depth
 from halotile.tasks.denoise_block import DenoiseTask
-from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.base import ROUNDING, Denoiser
+from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory, torch_threads
 from halotile.tasks.devices.memory_limits import no_more_than_free
 from halotile.tasks.noise.draws import RandomImage
+from halotile.tasks.trials import functions
 from halotile.tasks.trials.bits import ReferenceFailed, tile_difference
 from halotile.tasks.trials.probe import check_user_code
 from halotile.tasks.trials.provenance import build_digest
-from halotile.tasks.trials.rehearsal import Rehearsal, tiling_error
+from halotile.tasks.trials.rehearsal import Rehearsal, sample_difference, sample_error, tiling_error
+from halotile.tasks.trials.samples import Sample
 from halotile.tasks.trials.sides import sides_as_channels
 from halotile.tasks.user_code import loaded_code
 
@@ -143,6 +148,72 @@ def compared(
     return replace(reach, notes=(*reach.notes, note))
 
 
+def compared_on_image(
+    reach: Reach,
+    denoiser: Denoiser,
+    choose: Callable[[], Sequence[Sample]],
+    tile: Tile,
+    *,
+    run: Run,
+    report: Report,
+    sides: Collection[str] = (),
+) -> Reach:
+    """Compare tiles of a user's code with larger parts of the image itself; return the reach.
+
+    Parameters
+    ----------
+    reach : Reach
+        The halo.
+    denoiser : Denoiser
+        With its known alignment.
+    choose : callable
+        Reads the samples of the image.
+    tile : Tile
+        The tile section of the job.
+    sides : collection of str
+        Names of the side inputs of the job.
+
+    Raises
+    ------
+    ConfigError
+        When the tiles of a function or of a probed network show.
+    """
+    is_cut = tile.boundary == "cut" or (tile.boundary == "auto" and denoiser.boundary == "cut")
+    with report_if_slow(report, f"trying {denoiser.title} on parts of the image, in tiles and whole"):
+        samples = choose()
+        if isinstance(denoiser, ArrayDenoiser):
+            is_declared, difference = (
+                False,
+                functions.sample_difference(denoiser, reach.depth, samples, is_cut=is_cut),
+            )
+        else:
+            is_declared = reach.probed is None
+            measure = partial(
+                _measure_samples, sides_as_channels(denoiser, sides), reach.depth, samples, is_cut
+            )
+            difference = bounded(measure, denoiser.title, run)
+    if difference > ROUNDING and not is_declared:
+        raise sample_error(denoiser.title, difference, reach.depth)
+    return replace(reach, difference=max(difference, reach.difference))
+
+
+def _measure_samples(denoiser: Denoiser, depth: Depth, samples: Sequence[Sample], is_cut: bool) -> float:
+    pixels = hashlib.sha256(b"".join(sample.tobytes() for sample in samples)).hexdigest()
+    origin = build_digest(denoiser, "samples", depth, is_cut, pixels, [sample.shape for sample in samples])
+    return _kept(origin, lambda: sample_difference(denoiser, depth, samples, is_cut=is_cut))
+
+
+def _kept(origin: str | None, measure: Callable[[], float]) -> float:
+    """Return a stored difference, or measure it; it is stored unless code is imported meanwhile."""
+    if origin is not None and (stored := read_cached(origin)) is not None:
+        return float(stored)
+    loaded = loaded_code()
+    difference = measure()
+    if origin is not None and loaded_code() == loaded:
+        write_cached(origin, difference)
+    return difference
+
+
 def bounded(call: Callable[[], T], title: str, run: Run) -> T:
     """Return the result of a call of foreign code, in a process with a worker's memory.
 
@@ -181,13 +252,7 @@ def _translate_memory_error(call: Callable[[], T]) -> T:
 def _measure_difference(task: DenoiseTask, *, at_once: bool) -> float:
     question = (task.grid, task.rim, task.roles, task.tiling, task.channels_last)
     origin = build_digest(task.denoiser, "bits", *question)
-    if origin is not None and (stored := read_cached(origin)) is not None:
-        return float(stored)
-    loaded = loaded_code()
-    difference = tile_difference(task, at_once=at_once)
-    if origin is not None and loaded_code() == loaded:
-        write_cached(origin, difference)
-    return difference
+    return _kept(origin, lambda: tile_difference(task, at_once=at_once))
 
 
 def _try_code(

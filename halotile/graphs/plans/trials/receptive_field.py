@@ -11,6 +11,7 @@ from halotile.graphs.kinds.sections import Tile
 from halotile.storage.grid import Depth
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
+from halotile.tasks.trials.functions import check_depth
 from halotile.tasks.trials.probe import check_ragged, probe
 from halotile.tasks.trials.rehearsal import rehearse, tiling_error
 
@@ -112,7 +113,7 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ..
     is_cut = tile.boundary == "cut" or (tile.boundary == "auto" and denoiser.boundary == "cut")
     if isinstance(denoiser, ArrayDenoiser):
         if tile.seams != "allow":
-            denoiser.check_depth(reach.depth, image, is_cut=is_cut)
+            check_depth(denoiser, reach.depth, image, is_cut=is_cut)
         return reach
     probed = denoiser.probed(*reach.probed) if reach.probed else denoiser
     if probed.alignment > 1:

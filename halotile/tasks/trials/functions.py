@@ -1,0 +1,190 @@
+"""Trials of a user's NumPy function: whether it keeps state, and whether its tiles give the whole image. Need no torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from halotile.errors import ConfigError, MemoryRefused
+from halotile.storage.grid import Depth, Region, valid_part
+from halotile.tasks.denoisers.base import NARROW, ROUNDING
+from halotile.tasks.denoisers.function import ArrayDenoiser, Image, checked_result
+from halotile.tasks.trials.samples import quarters
+
+ODD = 5
+"""Added to the pixels before a window, of which there are an odd number then: a stride of two does not begin with it."""
+LONG_PIXELS = 2**18
+"""Pixels of a long image."""
+
+
+def check_stateless(denoiser: ArrayDenoiser, dims: int) -> None:
+    """Refuse a function with memory, by calling it on an image, another one, and the first again. Needs no torch.
+
+    Raises
+    ------
+    ConfigError
+        When the two results for the first image differ, or the function fails.
+    """
+    image, other = np.random.default_rng(20_26).random((2, *(NARROW[dims],) * dims), np.float32)
+    first, _, again = (_call(denoiser, given.copy()) for given in (image, other, image))
+    if not np.array_equal(first, again, equal_nan=True):
+        raise ConfigError(
+            f"{denoiser.title} returned two results for one image, with another image in between: it keeps state or draws "
+            "random numbers, so the result would depend on the order of tiles. Write a function whose result depends on "
+            "its input alone."
+        )
+
+
+def check_depth(
+    denoiser: ArrayDenoiser, depth: Depth, image: tuple[int, ...], *, is_cut: bool = True
+) -> None:
+    """Refuse a function that looks farther than this, or cuts its image into parts. Needs no torch.
+
+    The function is tried on windows by themselves, and on an image with one window in the middle of pixels of another
+    kind, one at its first corner and one at its last: on a small image, and for each axis on one that is long on it.
+
+    Parameters
+    ----------
+    depth : tuple of (int, int)
+        The halo on each axis.
+    image : tuple of int
+        Lengths of the real image.
+    is_cut : bool
+        Whether windows end with the image, as the function's own rule has it. Else a boundary rule continues the image, and
+        the function never sees its ends.
+
+    Raises
+    ------
+    ConfigError
+        When results differ at this depth in a window, or the function fails.
+    MemoryRefused
+        When there is not enough memory for such an image.
+    """
+    frame = NARROW[len(depth)] // 2
+    sides = tuple(max(2 * frame, -(-(a + b + frame // 2) // frame) * frame) for a, b in depth)
+    _check_windows(denoiser, sides, depth, frame, is_cut=is_cut)
+    frames = 2 * frame + ODD
+    for axis, length in enumerate(image):
+        across = math.prod(n + frames for i, n in enumerate(sides) if i != axis)
+        long = min(length, LONG_PIXELS // across) - frames
+        if long > sides[axis]:
+            _check_windows(
+                denoiser, (*sides[:axis], long, *sides[axis + 1 :]), depth, frame, is_cut=is_cut, tile=sides
+            )
+
+
+def sample_difference(
+    denoiser: ArrayDenoiser, depth: Depth, samples: Sequence[Image], *, is_cut: bool = True
+) -> float:
+    """The largest difference between the quarters of samples of the image and the whole samples, relative to the largest pixel.
+
+    Parameters
+    ----------
+    depth : tuple of (int, int)
+        The halo on each tiled axis.
+    samples : sequence of ndarray
+        Of shape (channels, *spatial); each channel is an image.
+    is_cut : bool
+        Whether the image ends where windows are cut.
+    """
+    found = [0.0]
+    for image in itertools.chain.from_iterable(samples):
+        whole = _call(denoiser, image.copy())
+        known = Region.whole(image.shape)
+        if not is_cut:
+            known = Region(
+                tuple(before for before, _ in depth),
+                tuple(n - after for n, (_, after) in zip(image.shape, depth, strict=True)),
+            )
+        for core in quarters(image.shape, 1):
+            window = core.grow(depth).clip(Region.whole(image.shape))
+            found.append(_difference(denoiser, image, whole, window, core.clip(known)))
+    return max(found)
+
+
+def _check_windows(
+    denoiser: ArrayDenoiser,
+    sides: tuple[int, ...],
+    depth: Depth,
+    frame: int,
+    *,
+    is_cut: bool,
+    tile: tuple[int, ...] | None = None,
+) -> None:
+    """Check windows of an image that is longer by this frame, and a tile of its longest: in its middle, and at two corners."""
+    middle = tuple(frame + ODD for _ in sides)
+    last = tuple(n + frame for n in middle)
+    for is_bright in (False, True):
+        image = _trial_image(denoiser, sides, middle, frame, is_bright=is_bright)
+        whole = _call(denoiser, image.copy())
+        if tile is not None:
+            _compare(denoiser, image, whole, Region.whole(tile).shift(middle), depth)
+        for start in (middle, (0,) * len(sides), last) if is_cut else (middle,):
+            _compare(denoiser, image, whole, Region.whole(sides).shift(start), depth)
+
+
+def _trial_image(
+    denoiser: ArrayDenoiser, sides: tuple[int, ...], start: tuple[int, ...], frame: int, *, is_bright: bool
+) -> Image:
+    """Random pixels with a window of another kind: darker or, if asked for, brighter ones."""
+    inside = tuple(slice(a, a + n) for a, n in zip(start, sides, strict=True))
+    draw = np.random.default_rng(20_26)
+    try:
+        image = draw.uniform(0.5, 1, [place.stop + frame for place in inside]).astype(np.float32)
+        # Few of its pixels stand out, as in real images: a threshold at a multiple of the noise keeps some.
+        image[inside] = 0.5 * draw.random(sides) ** 4
+        image = 1 - image if is_bright else image
+    except MemoryError as error:
+        raise MemoryRefused(
+            f"{denoiser.title} has a depth of {denoiser.depth}: an image to check that on, of {list(sides)} pixels, needs more memory than is free. "
+            "Write a smaller depth, nearer to what the function needs."
+        ) from error
+    return image
+
+
+def _difference(denoiser: ArrayDenoiser, image: Image, whole: Image, window: Region, part: Region) -> float:
+    """The largest difference between a window by itself and the image, in a part, relative to its largest pixel."""
+    expected = whole[part.slices].astype(float)
+    alone = _call(denoiser, image[window.slices].copy())[part.relative_to(window).slices].astype(float)
+    differ = (alone != expected) & ~(np.isnan(alone) & np.isnan(expected))
+    with np.errstate(invalid="ignore"):  # of infinities
+        difference = float(np.abs(alone[differ] - expected[differ]).max(initial=0))
+    return difference / (float(np.abs(expected[np.isfinite(expected)]).max(initial=0)) or 1.0)
+
+
+def _compare(denoiser: ArrayDenoiser, image: Image, whole: Image, window: Region, depth: Depth) -> None:
+    """Refuse a function whose result for a window by itself is another than that for the image."""
+    difference = _difference(denoiser, image, whole, window, valid_part(window, depth, image.shape))
+    if difference <= ROUNDING:
+        return
+    if window.start != (0,) * len(depth) and window.stop != image.shape:
+        raise ConfigError(
+            f"{denoiser.title} looks farther than its depth of {denoiser.depth}, or at the whole image: tiles differed from the whole by "
+            f"{difference:.2g} in a trial. Write a larger depth, or a function that needs only the pixels near each pixel; or, if "
+            "you want each tile by itself, tile.seams: allow (in Python, halotile.map_overlap)."
+        )
+    raise ConfigError(
+        f"{denoiser.title} gives pixels at the edge of an image that depend on its other side: tiles differed from the whole by "
+        f"{difference:.2g} in a trial. If it wraps round, write tile.boundary: periodic; else a function that repeats or mirrors "
+        "the pixels at an edge."
+    )
+
+
+def _call(denoiser: ArrayDenoiser, image: Image) -> Image:
+    try:
+        return checked_result(denoiser.function(image), image)
+    except ConfigError:
+        raise
+    except MemoryError as error:
+        raise MemoryRefused(
+            f"{denoiser.title} needs more memory than is free for an image of shape {image.shape}: {error}. Write a function "
+            "that needs less, or close other programs."
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{denoiser.title} failed on an image of shape {image.shape}: {type(error).__name__}: {error}. "
+            f"Write a function that takes a {image.ndim}-D image of any size."
+        ) from error
