@@ -259,11 +259,11 @@ class LeveledFilter(Leveled, Spaced):
         unit = 2.0 ** max(-LARGEST_SHIFT, min(exponent, LARGEST_SHIFT))
         if sigma is not None:
             return self.apply(image / unit, sigma / unit).mul_(unit)
-        level = self.sigma
-        own = (
-            {"sigma": level / unit} if isinstance(level, float | int) else {"strength": self.strength / unit}
-        )
-        return replace(self, **own).apply(image / unit, None).mul_(unit)
+        if isinstance(self.sigma, float | int):
+            own = replace(self, sigma=self.sigma / unit)
+        else:
+            own = replace(self, strength=self.strength / unit)
+        return own.apply(image / unit, None).mul_(unit)
 
     @abstractmethod
     def apply(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
