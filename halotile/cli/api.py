@@ -221,7 +221,8 @@ def verify(
     -------
     Verdict
         ``sound`` is True where every block that was done is as it was written; ``problems`` has a line for
-        each other one.
+        each other one. Where ``repairable`` is False there is no run directory: then only checksums are
+        checked, not whether each shard is in its place.
 
     Raises
     ------
