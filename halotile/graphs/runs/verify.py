@@ -140,7 +140,9 @@ class _Written:
 
     def metadata(self) -> tuple[str, ...]:
         """Return the problems of its metadata."""
-        return tuple(metadata_problems(self.path, self.layout))
+        return tuple(
+            metadata_problems(self.path, self.layout, lambda: 2 * len(self.damaged) < len(self.done))
+        )
 
     def lines(self) -> tuple[str, ...]:
         """Return the problems of its blocks."""

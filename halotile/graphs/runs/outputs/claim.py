@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from halotile.errors import (
@@ -20,6 +21,7 @@ from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.detection.cluster_kind import check_startable
 from halotile.graphs.plans.identity import differences, identity_words, may_be_same
 from halotile.graphs.plans.plan import Plan
+from halotile.graphs.runs.outputs.damage import holds_own_pixels
 from halotile.graphs.runs.outputs.held_output import HeldOutput, HeldOutputs, repair_command
 from halotile.graphs.runs.outputs.replacing import (
     OutputSlot,
@@ -179,9 +181,15 @@ def _resumable(slots: tuple[OutputSlot, ...]) -> bool:
         if not slot.path.exists():
             _check_nothing_done(slot, _done_blocks(slots))
             return False
-        if problems := metadata_problems(slot.path, slot.output.layout):
+        own = partial(_holds_own_pixels, slot)
+        if problems := metadata_problems(slot.path, slot.output.layout, own):
             raise OutputRefused(f"{problems[0]}. {repair_command(plan)} restores it.")
     return True
+
+
+def _holds_own_pixels(slot: OutputSlot) -> bool:
+    journal = Journal.open_any(slot.directory.journal_path)
+    return holds_own_pixels(journal, slot.path, slot.output.layout, slot.output.grid)
 
 
 def _done_blocks(slots: tuple[OutputSlot, ...]) -> int:
