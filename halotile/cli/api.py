@@ -191,7 +191,17 @@ def preview(
 
     second = os.fspath(against) if against is not None else None
     request = PreviewRequest(
-        os.fspath(path), Path(file), size, region, plane, second, values, level, dataset, overwrite
+        os.fspath(path),
+        Path(file),
+        size,
+        region,
+        plane,
+        second,
+        values,
+        level,
+        dataset,
+        overwrite,
+        is_call=True,
     )
     draw(request, quiet=True)
     return Path(file)
