@@ -71,7 +71,7 @@ def test_verify_says_where_a_repair_has_to_iterate_again(
         (
             ("metadata: zarr.json is missing", "block 2: cut"),
             1,
-            "--repair` restores the metadata and does the damaged blocks again and does the 1 block that is not done.",
+            "--repair` restores the metadata, does the damaged blocks again and does the 1 block that is not done.",
         ),
     ],
 )

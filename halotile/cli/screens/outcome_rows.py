@@ -166,7 +166,8 @@ def _repairs(verdict: Verdict) -> str:
     doings += [] if all(metadata) else [blocks]
     if undone := len(verdict.undone):
         doings.append(f"does the {counted(undone, 'block')} that {'is' if undone == 1 else 'are'} not done")
-    return " and ".join(doings)
+    *before, last = doings
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def _cut(text: str) -> str:
