@@ -26,7 +26,7 @@ from halotile.graphs.runs.outputs.held_output import HeldOutput, HeldOutputs, re
 from halotile.graphs.runs.outputs.replacing import (
     OutputSlot,
     check_new,
-    check_output,
+    check_outputs,
     check_pixels,
     check_replaceable,
     slots_of,
@@ -76,8 +76,7 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
     slots = slots_of(plan)
     # Before the lock, so that nothing is created beside an output that is refused, or for a cluster that
     # cannot start.
-    for slot in slots:
-        check_output(slot)
+    check_outputs(plan)
     first = slots[0].directory
     if not first.claims_output():
         check_startable(plan.cluster)
@@ -132,9 +131,9 @@ def look(plan: Plan) -> int:
     OutputRefused, ResumeRefused
         When a run would be refused.
     """
+    check_outputs(plan)
     slots = slots_of(plan)
     for slot in slots:
-        check_output(slot)
         slot.directory.check_place()
         slot.directory.check_free()
     if not _resumable(slots):
