@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 IMAGE = "the image"
-"""What has to be mended, in words, where no side input is at fault."""
+"""Name of the image where it has to be mended."""
 
 
 def bytes_text(count: float) -> str:
@@ -60,7 +60,7 @@ def first_line(text: str) -> str:
 
 
 def faulty_input(errors: Iterable[str]) -> str:
-    """What has to be mended after errors of blocks that were for their input: the image, or the key of a side input.
+    """The image, or the key of the side input, that has to be mended after errors of blocks for their input.
 
     Examples
     --------
