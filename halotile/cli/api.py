@@ -191,7 +191,17 @@ def preview(
 
     second = os.fspath(against) if against is not None else None
     request = PreviewRequest(
-        os.fspath(path), Path(file), size, region, plane, second, values, level, dataset, overwrite
+        os.fspath(path),
+        Path(file),
+        size,
+        region,
+        plane,
+        second,
+        values,
+        level,
+        dataset,
+        overwrite,
+        is_call=True,
     )
     draw(request, quiet=True)
     return Path(file)
@@ -221,7 +231,8 @@ def verify(
     -------
     Verdict
         ``sound`` is True where every block that was done is as it was written; ``problems`` has a line for
-        each other one.
+        each other one. Where ``repairable`` is False there is no run directory: then only checksums are
+        checked, not whether each shard is in its place.
 
     Raises
     ------

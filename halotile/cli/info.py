@@ -155,6 +155,6 @@ def _pixel_size(facts: dict[str, Any]) -> str:
     sizes = [
         f"{axis} {size:g} {unit}".rstrip() if unit else f"{axis} {size:g}"
         for axis, size, unit in zip(facts["axes"], facts["scale"], facts["units"], strict=True)
-        if unit or size != 1.0
+        if axis != "c" and (unit or size != 1.0)
     ]
     return ", ".join(sizes) or "not known"

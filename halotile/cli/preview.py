@@ -26,7 +26,7 @@ _TIFF = (".tif", ".tiff")
 
 @dataclass(frozen=True)
 class PreviewRequest:
-    """The options of the command line."""
+    """The options of the command line, or the arguments of the call."""
 
     path: str
     file: Path
@@ -38,6 +38,14 @@ class PreviewRequest:
     level: int = 0
     dataset: str | None = None
     overwrite: bool = False
+    is_call: bool = False
+    """True where a script asks, whose messages name arguments, not options."""
+
+    def option(self, name: str) -> str:
+        """Return an option as whoever asks writes it."""
+        if self.is_call:
+            return {"range": "values", "overwrite": "overwrite=True"}.get(name, name)
+        return f"--{name}"
 
 
 def preview(request: PreviewRequest, *, quiet: bool = False) -> str:
@@ -51,7 +59,8 @@ def preview(request: PreviewRequest, *, quiet: bool = False) -> str:
         When the image cannot be read.
     """
     check(request)
-    region, at = parse_region(request.region), parse_plane(request.plane)
+    region = parse_region(request.region, request.option("region"))
+    at = parse_plane(request.plane, request.option("plane"))
     images = [_opened(request.path, at, region, request.level, request.dataset)]
     if request.against is not None:
         images.append(_opened(request.against, at, region))
@@ -70,6 +79,7 @@ def preview(request: PreviewRequest, *, quiet: bool = False) -> str:
 
 def check(request: PreviewRequest) -> None:
     """Refuse options that are wrong for every image, before the image is opened."""
+    option = request.option
     if _suffix(request) not in (".png", *_TIFF):
         raise ConfigError(
             f"{request.file}: {f'nothing is written as {_suffix(request)}' if _suffix(request) else 'no suffix says what to write'}. "
@@ -78,19 +88,26 @@ def check(request: PreviewRequest) -> None:
     if _suffix(request) in _TIFF:
         _refuse_for_tiff(request)
     if request.size is not None and request.size < 1:
-        raise ConfigError(f"--size {request.size}: an image needs a pixel. Write 1 or more, such as {SIZE}.")
+        raise ConfigError(
+            f"{option('size')} {request.size}: an image needs a pixel. Write 1 or more, such as {SIZE}."
+        )
     if request.size is not None and request.region is not None:
-        raise ConfigError("--size and --region: a region is shown pixel by pixel. Leave one of them out.")
+        raise ConfigError(
+            f"{option('size')} and {option('region')}: a region is shown pixel by pixel. Leave one of them out."
+        )
     if request.values is not None and not request.values[0] < request.values[1]:
         low, high = request.values
-        raise ConfigError(f"--range {low:g} {high:g}: what is black must be less than what is white.")
+        raise ConfigError(
+            f"{option('range')} {low:g} {high:g}: what is black must be less than what is white."
+        )
     _check_file(request)
 
 
 def _refuse_for_tiff(request: PreviewRequest) -> None:
-    options = {"--size": request.size, "--against": request.against, "--range": request.values}
-    for option, value in options.items():
+    options = {"size": request.size, "against": request.against, "range": request.values}
+    for name, value in options.items():
         if value is not None:
+            option = request.option(name)
             raise ConfigError(
                 f"{option} with {request.file}: a TIFF keeps every pixel and value of one image. "
                 f"Leave {option} out, or write a name that ends in .png."
@@ -108,7 +125,9 @@ def _check_file(request: PreviewRequest) -> None:
     if file.is_dir():
         raise OutputRefused(f"{file}: a directory stands there. Write another name.")
     if os.path.lexists(file) and not request.overwrite:
-        raise OutputRefused(f"{file}: something stands there. Write another name, or --overwrite.")
+        raise OutputRefused(
+            f"{file}: something stands there. Write another name, or {request.option('overwrite')}."
+        )
 
 
 def _is_within(path: Path, image: Path) -> bool:
@@ -120,7 +139,7 @@ def _suffix(request: PreviewRequest) -> str:
     return request.file.suffix.lower()
 
 
-def parse_region(text: str | None) -> Region | None:
+def parse_region(text: str | None, option: str = "--region") -> Region | None:
     """Parse rows and columns from ``y0:y1,x0:x1``.
 
     Examples
@@ -133,14 +152,14 @@ def parse_region(text: str | None) -> Region | None:
     match = re.fullmatch(r"\s*(\d+):(\d+)\s*,\s*(\d+):(\d+)\s*", text)
     if match is None:
         raise ConfigError(
-            f"--region {text}: not rows and columns. Write first row:last row,first column:last column, "
+            f"{option} {text}: not rows and columns. Write first row:last row,first column:last column, "
             "such as 0:512,1000:1512."
         )
     y0, y1, x0, x1 = (int(number) for number in match.groups())
     return Region((y0, x0), (y1, x1))
 
 
-def parse_plane(text: str | None) -> Mapping[str, int]:
+def parse_plane(text: str | None, option: str = "--plane") -> Mapping[str, int]:
     """Parse places along axes from ``t=0,c=1``.
 
     Examples
@@ -153,7 +172,7 @@ def parse_plane(text: str | None) -> Mapping[str, int]:
         match = re.fullmatch(r"\s*([A-Za-z])\s*=\s*(\d+)\s*", entry)
         if match is None or match[1].lower() in positions:
             raise ConfigError(
-                f"--plane {text}: not a number for each axis. Write it as --plane t=0,c=1, each axis once."
+                f"{option} {text}: not a number for each axis. Write it as {option} t=0,c=1, each axis once."
             )
         positions[match[1].lower()] = int(match[2])
     return positions
@@ -181,7 +200,7 @@ def _refuse_other_shape(request: PreviewRequest, first: Planes, second: Planes) 
     sizes = [(shape["y"], shape["x"]) for shape in shapes]
     if sizes[0] != sizes[1]:
         raise ConfigError(
-            f"--against {request.against}: {size_text(sizes[1])} cannot be laid beside {size_text(sizes[0])} of "
+            f"{request.option('against')} {request.against}: {size_text(sizes[1])} cannot be laid beside {size_text(sizes[0])} of "
             f"{request.path}. Write an image of the same width and height."
         )
 

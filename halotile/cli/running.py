@@ -44,6 +44,7 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
     from halotile.graphs.clusters.detection.cluster_kind import is_other_copy
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.runs.driver import run
+    from halotile.graphs.runs.outputs.replacing import check_outputs
     from halotile.graphs.waiting import no_report
 
     if is_other_copy(job.cluster):
@@ -55,6 +56,7 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
     with _among_copies(job):
         report_line = no_report if quiet else complain
         plan = make_plan(job, fresh=fresh, same_input=same_input, report=report_line)
+        check_outputs(plan)
         planned = time.perf_counter()
         if not quiet:
             complain(plan.kind.headline(plan.summary()))

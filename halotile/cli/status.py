@@ -20,7 +20,7 @@ from halotile.cli.screens.outcome_rows import iteration_text
 from halotile.cli.screens.progress_report import Lines, ProgressReport, Silence, counts
 from halotile.cli.screens.screen import complain
 from halotile.errors import ConfigError, DamagedData
-from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.amounts import bytes_text, counted, faulty_input
 from halotile.graphs.kinds.base import Row
 from halotile.graphs.units import percent, rate_text, seconds_text
 from halotile.graphs.watching.progress import Progress
@@ -296,11 +296,12 @@ def _advice_on_blocks(status: RunStatus) -> str:
     else:
         then = f"only {'this one is' if progress.failed == 1 else 'these are'} redone"
     of_input = bool(bad) and all(block.is_of_input for block in bad)
-    cause, option = ("image", " --same-input") if of_input else ("cause", "")
+    faulty = faulty_input(block.error for block in bad)
+    cause, option = (faulty, " --same-input") if of_input else ("the cause", "")
     command = (
         f"run `recon-cli resume {shlex.quote(str(status.directory))}{option}{imports_flag(status.directory)}`"
     )
-    return f"{which}: when the {cause} is mended, {command}; {then}"
+    return f"{which}: when {cause} is mended, {command}; {then}"
 
 
 def watch(directory: Path, report: ProgressReport, sleep: Callable[[float], None] = time.sleep) -> RunStatus:

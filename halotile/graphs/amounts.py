@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
+IMAGE = "the image"
+"""Name of the image where it has to be mended."""
+
 
 def bytes_text(count: float) -> str:
     """A size in binary units.
@@ -51,3 +57,19 @@ def first_line(text: str) -> str:
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
+
+
+def faulty_input(errors: Iterable[str]) -> str:
+    """The image, or the key of the side input, that has to be mended after errors of blocks for their input.
+
+    Examples
+    --------
+    >>> faulty_input(["InputError: the side input sigma holds NaN in row 3."] * 2)
+    'input.sides.sigma'
+    >>> faulty_input(["InputError: the input holds NaN in row 3."])
+    'the image'
+    """
+    matches = (re.search(r"the side input (\w+) holds ", error) for error in errors)
+    sides = {match[1] if match else None for match in matches}
+    side = sides.pop() if len(sides) == 1 else None
+    return IMAGE if side is None else f"input.sides.{side}"

@@ -12,8 +12,29 @@ UNITS = dict.fromkeys(("µm", "μm", "um", "micron", "microns", "\\u00B5m"), "mi
 }  # fmt: skip
 """Names in OME-Zarr of the units that are abbreviated in files."""
 
+_PREFIXES = (
+    "", "atto", "centi", "deci", "exa", "femto", "giga", "hecto", "kilo", "mega", "micro", "milli", "nano", "peta", "pico", "tera",
+    "yocto", "yotta", "zepto", "zetta",
+)  # fmt: skip
+OME_UNITS = frozenset(f"{prefix}{unit}" for prefix in _PREFIXES for unit in ("meter", "second")) | frozenset(
+    ("angstrom", "foot", "inch", "mile", "parsec", "yard", "day", "hour", "minute")
+)
+"""Units of space and time in OME-Zarr."""
+
 ALIKE = 0.01
 """Relative difference of two sizes that counts as none."""
+
+
+def known_unit(word: str) -> str | None:
+    """The name in OME-Zarr of a unit of space or time; None for another word.
+
+    Examples
+    --------
+    >>> known_unit("um"), known_unit("second"), known_unit("parsnip")
+    ('micrometer', 'second', None)
+    """
+    name = UNITS.get(word, word)
+    return name if name in OME_UNITS else None
 
 
 def parse_size(value: float | str) -> tuple[float, str | None] | None:

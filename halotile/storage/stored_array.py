@@ -152,7 +152,7 @@ class StoredArray:
         except InputError as error:
             if isinstance(error, InputUnreadable) and not isinstance(error.__cause__, GONE):
                 raise
-            return "can no longer be opened"
+            return "was moved, removed or damaged"
         was = self._header
         same = (now.identity, now.shape, now.dtype) == (was.identity, was.shape, was.dtype)
         return "" if same else "was written to"

@@ -67,7 +67,12 @@ def reconstruction(tmp_path: Path) -> Path:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An engine that remembers what it was asked."""
     made = Engine()
-    functions = {"plans.make": "make_plan", "runs.driver": "run", "runs.outputs.claim": "look"}
+    functions = {
+        "plans.make": "make_plan",
+        "runs.driver": "run",
+        "runs.outputs.claim": "look",
+        "runs.outputs.replacing": "check_outputs",
+    }
     for name, function in functions.items():
         module = ModuleType(name)
         setattr(module, function, getattr(made, function))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from halotile import errors
+from halotile.cli import exits
 from halotile.cli.exits import StoppedEarly, exit_code, message_of
 
 CODES: list[tuple[type[BaseException], int]] = [
@@ -34,6 +36,15 @@ def test_an_error_has_its_exit_code(kind: type[BaseException], code: int) -> Non
 def test_every_error_of_the_tree_is_in_the_table() -> None:
     tree = {kind for kind in vars(errors).values() if isinstance(kind, type)}
     assert tree <= {kind for kind, _ in CODES}
+
+
+def test_the_docs_list_every_exit_code_and_those_of_verify() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+    table = dict(re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE))
+    codes = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
+    assert set(map(int, table)) == codes
+    assert "of `verify`: damaged" in table[str(exits.BAD_DATA)]
+    assert "of `verify`: intact, with blocks not done" in table[str(exits.QUARANTINED)]
 
 
 @pytest.mark.parametrize(

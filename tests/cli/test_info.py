@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
+import zarr
 from typer.testing import CliRunner
 
-from halotile.cli.info import describe
+from halotile.cli.info import describe, info_rows
 from halotile.cli.main import app
 from halotile.graphs.plans.make import make_plan
 from tests.support import load_denoising
@@ -45,6 +46,27 @@ def test_the_facts_are_given_to_people_and_programs(tmp_path: Path) -> None:
     assert "4,000 × 300, axes yx" in text
     assert "uint16, 2.3 MiB uncompressed" in text
     assert "version: 1\njob: denoise\n" in text
+
+
+def test_sizes_of_channels_are_not_shown_as_sizes_of_pixels(tmp_path: Path) -> None:
+    facts = describe(str(save_channels(tmp_path / "c.zarr", [0.5, 0.1, 0.2])))
+    assert dict(info_rows(facts))["pixel size"] == "y 0.1 micrometer, x 0.2 micrometer"
+    facts = describe(str(save_channels(tmp_path / "d.zarr", [0.5, 1.0, 1.0], unit=None)))
+    assert dict(info_rows(facts))["pixel size"] == "not known"
+
+
+def save_channels(path: Path, scale: list[float], unit: str | None = "micrometer") -> Path:
+    """An OME-Zarr of two channels."""
+    group = zarr.open_group(path, mode="w")
+    group.create_array("0", data=np.zeros((2, 40, 30), np.uint16))
+    space = [{"name": axis, "type": "space"} | ({"unit": unit} if unit else {}) for axis in "yx"]
+    steps = [{"type": "scale", "scale": scale}]
+    image = {
+        "axes": [{"name": "c", "type": "channel"}, *space],
+        "datasets": [{"path": "0", "coordinateTransformations": steps}],
+    }
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [image]}
+    return path
 
 
 def test_pages_without_a_meaning_are_told_with_what_makes_them_a_volume(tmp_path: Path) -> None:

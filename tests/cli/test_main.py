@@ -108,6 +108,13 @@ def test_a_failing_run_ends_in_one_message(
     assert ("Traceback" in result.stderr) == debug
 
 
+def test_a_run_that_is_refused_for_its_output_says_nothing_else(config: Path, engine: Engine) -> None:
+    engine.stands = errors.OutputRefused("output.path is clean.zarr: something stands there.")
+    result = RUNNER.invoke(app, ["run", str(config)])
+    said = "error: output.path is clean.zarr: something stands there.\n"
+    assert (result.exit_code, result.stderr) == (2, said)
+
+
 def test_a_plan_that_is_stopped_leaves_nothing_to_resume(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,9 @@ import zarr
 from PIL import Image
 from typer.testing import CliRunner
 
+import halotile
 from halotile.cli.main import app
+from halotile.errors import HalotileError
 
 RUNNER = CliRunner()
 PIXELS = np.random.default_rng(0).integers(0, 4000, (70, 90), "u2")
@@ -151,6 +153,32 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     assert result.stderr.startswith("error: ")
     assert said in result.stderr
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("file", "arguments", "said"),
+    [
+        ("there.png", {}, r"something stands there\. Write another name, or overwrite=True\.$"),
+        ("a.png", {"size": 0}, "^size 0: an image"),
+        ("a.png", {"size": 1, "region": "0:1,0:1"}, "^size and region: "),
+        ("a.png", {"region": "1:2"}, "^region 1:2: not rows"),
+        ("a.png", {"region": "0:71,0:9"}, "^region 0:71,0:9: the image has"),
+        ("a.png", {"plane": "z"}, "^plane z: .*Write it as plane t=0,c=1"),
+        ("a.png", {"plane": "z=0"}, "^plane z=0: the image's axes"),
+        ("a.png", {"values": (5, 5)}, "^values 5 5: "),
+        ("a.png", {"against": "small.npy"}, "^against small.npy: "),
+        ("a.tif", {"values": (0, 1)}, "^values with a.tif: .*Leave values out"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_script_is_told_of_arguments_not_of_options(
+    file: str, arguments: dict[str, Any], said: str
+) -> None:
+    np.save("small.npy", PIXELS[:8, :9])
+    Path("there.png").touch()
+    with pytest.raises(HalotileError, match=said) as refusal:
+        halotile.preview("a.npy", file, **arguments)
+    assert "--" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("form", ["zarr", "tif", "npy", "h5"])

@@ -263,6 +263,13 @@ def test_bad_blocks_of_a_damaged_picture_are_redone_as_the_same_input(directory:
     assert words in shown_by_status(directory)
 
 
+def test_the_side_input_of_bad_blocks_is_what_has_to_be_mended(directory: RunDirectory) -> None:
+    give_up(directory, 7, 8, error="InputError: the side input sigma holds NaN or infinity in row 3.")
+    record(directory, state="finished", failed=2, done=398)
+    words = f"when input.sides.sigma is mended, run `recon-cli resume {directory.path} --same-input`"
+    assert words in shown_by_status(directory)
+
+
 @pytest.mark.parametrize("line", [b"", b"{", b"[1]\n", b"7\n", b'{"event": "bad block"}\n'])
 def test_bad_blocks_whose_events_are_lost_are_counted(directory: RunDirectory, line: bytes) -> None:
     directory.events_path.write_bytes(line)

@@ -71,7 +71,7 @@ def test_verify_says_where_a_repair_has_to_iterate_again(
         (
             ("metadata: zarr.json is missing", "block 2: cut"),
             1,
-            "--repair` restores the metadata and does the damaged blocks again and does the 1 block that is not done.",
+            "--repair` restores the metadata, does the damaged blocks again and does the 1 block that is not done.",
         ),
     ],
 )
@@ -111,6 +111,29 @@ def test_verify_promises_no_repair_where_nothing_says_what_wrote_the_output(
     assert result.exit_code == 4
     assert "no run directory" in result.stderr
     assert "--repair" not in result.stderr
+
+
+def test_verify_without_a_run_directory_says_that_places_are_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "clean.zarr"
+    for verdict, said in [
+        (Verdict(4, 4, (), 0, repairable=False), f"{output}: checksums are right, 4 of 4 blocks checked"),
+        (Verdict(4, 4, ("shard 2: cut",), 0, repairable=False), "shard 2: cut"),
+    ]:
+        find(monkeypatch, verdict)
+        assert RUNNER.invoke(app, ["verify", str(output)]).stdout.splitlines() == [
+            said,
+            f"no run directory {output}.run beside it: checked against its checksums only, not whether each shard is in its place",
+        ]
+        as_json = RUNNER.invoke(app, ["verify", str(output), "--json"])
+        assert json.loads(as_json.stdout)["checked_against"] == "checksums"
+    find(monkeypatch, Verdict(4, 4, (), 0))
+    assert "no run directory" not in RUNNER.invoke(app, ["verify", str(output)]).stdout
+    assert (
+        json.loads(RUNNER.invoke(app, ["verify", str(output), "--json"]).stdout)["checked_against"]
+        == "journal"
+    )
 
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])

@@ -15,6 +15,7 @@ import zarr
 from halotile.errors import BlockFailed, BlockInputFailed, ResumeRefused
 from halotile.graphs.clusters.base import RunningCluster
 from tests.faults import ACROSS, BLOCK, BLOCKS, Scene, image, truth
+from tests.support import write_zarr
 
 pytestmark = pytest.mark.cluster
 
@@ -137,6 +138,23 @@ def test_a_nan_of_the_input_fails_its_block_where_that_is_asked_for(
     )
     assert scene.events("retry") == []
     assert scene.journalled() == others(19)
+
+
+def test_a_bad_side_input_is_told_once_and_is_what_has_to_be_mended(
+    scene: Scene, cluster: RunningCluster
+) -> None:
+    values = np.ones(image().shape, "float32")
+    values[:, :BLOCK] = np.nan
+    mask = write_zarr(scene.folder / "mask.zarr", values)
+    parts = {"input": {"sides": {"mask": str(mask)}}}
+    with pytest.raises(BlockInputFailed, match="8 of 64 blocks failed for their input") as failed:
+        scene.run(cluster, parts=parts)
+    assert str(failed.value).count("the side input mask holds NaN or infinity in rows ") == 1
+    failed.match(
+        r"\nand 7 more for input\.sides\.mask\n.*Once input\.sides\.mask is mended, run with --same-input"
+    )
+    zarr.open_array(mask, mode="r+")[...] = 1
+    assert scene.run(cluster, parts=parts, same_input=True).resumed == BLOCKS - 8
 
 
 def test_a_nan_does_not_become_an_integer(scene: Scene, cluster: RunningCluster) -> None:

@@ -88,7 +88,10 @@ def test_every_check_is_of_a_key_that_there_is() -> None:
         ({"workers": "2"}, 'run.workers: "2" is not auto or a whole number'),
         ({"memory_per_worker": 4}, "run.memory_per_worker: 4 is 4 bytes"),
         ({"boundary": "mirror"}, 'tile.boundary: "mirror" is not auto, reflect'),
-        ({"source": np.zeros((4, 4))}, "source is of type ndarray.*Give a path; .*halotile.map_overlap"),
+        (
+            {"source": np.zeros((4, 4))},
+            "source is of type ndarray.*Give a path, such as .*halotile.map_overlap",
+        ),
         ({"sides": {"mask": np.zeros((4, 4))}}, r"sides\['mask'\] is of type ndarray"),
         ({"denoiser": None}, "denoiser is null: that is neither a name nor a function"),
         ({"output": "nowhere/deep/out.zarr"}, "mkdir -p"),

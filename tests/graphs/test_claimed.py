@@ -142,7 +142,7 @@ def write_in_place(scene: Scene) -> None:
     [
         (rewrite, "was written to"),
         (write_in_place, "was written to"),
-        (lambda scene: shutil.rmtree(scene.source), "can no longer be opened"),
+        (lambda scene: shutil.rmtree(scene.source), "was moved, removed or damaged"),
     ],
     ids=["rewritten", "in place", "removed"],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 
@@ -94,6 +95,37 @@ def test_another_zarr_at_the_place_of_an_output_is_not_damage(finished: Scene, n
             attempt()
         assert "--repair" not in str(told.value)
     assert finished.journalled() == set(range(BLOCKS))
+
+
+def write_metadata(scene: Scene, **values: object) -> None:
+    """Have the metadata describe another array than the run wrote."""
+    file = scene.output / "zarr.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+@pytest.mark.parametrize("values", [{"shape": [250, 256]}, {"shape": [300, 256]}, {"data_type": "int32"}])
+def test_metadata_that_describe_another_array_are_restored_where_the_pixels_are_the_runs(
+    finished: Scene, check_whole: Callable[[], None], values: dict[str, object]
+) -> None:
+    write_metadata(finished, **values)
+    (problem,) = verify(finished.output).problems
+    (key, value) = next(iter(values.items()))
+    assert problem.startswith(
+        f"metadata: {finished.output}/zarr.json has {key} {json.dumps(value)}, and the run wrote "
+    )
+    with pytest.raises(OutputRefused, match=r"and the run wrote .*\. .*--repair.* restores it\."):
+        finished.run()
+    assert verify(finished.output, job=finished.job(), repair=True).repaired == 1
+    assert finished.seen() == []
+    check_whole()
+
+
+def test_an_output_that_a_user_appended_to_is_not_damage(finished: Scene) -> None:
+    array = zarr.open_array(finished.output, mode="r+")
+    array.resize((300, 256))
+    array[256:] = 1.0
+    with pytest.raises(OutputRefused, match=r"has shape \[300, 256\], and the run wrote .*Move it away"):
+        verify(finished.output, job=finished.job(), repair=True)
 
 
 def put_result(scene: Scene) -> None:

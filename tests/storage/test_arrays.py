@@ -172,7 +172,7 @@ def test_the_fingerprint_is_json_and_detects_a_rewritten_file(tmp_path: Path, sa
     assert before == open_source(path).fingerprint()
     assert source.change() == ""
     shutil.move(path, tmp_path / "elsewhere")
-    assert source.change() == "can no longer be opened"
+    assert source.change() == "was moved, removed or damaged"
     save(tmp_path, make_image((20, 33), "uint16") + 1)
     assert open_source(path).fingerprint() != before
     assert source.change() == "was written to"

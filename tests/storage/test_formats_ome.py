@@ -153,6 +153,54 @@ def test_axes_of_older_or_unusual_images(tmp_path: Path, axes: list[Any], letter
     assert "".join(open_source(tmp_path / "a.zarr").axes) == letters
 
 
+SPACE = [{"name": axis, "type": "space", "unit": "micrometer"} for axis in "zyx"]
+
+
+def _plane(path: Path, axes: list[Any], scale: list[float]) -> Path:
+    """A plane of one level with contradictory metadata."""
+    group = zarr.open_group(path, mode="w")
+    group.create_array("0", data=LEVELS[0][0])
+    steps = [{"type": "scale", "scale": scale}]
+    image = {"axes": axes, "datasets": [{"path": "0", "coordinateTransformations": steps}]}
+    group.attrs["ome"] = {"version": "0.5", "multiscales": [image]}
+    return path
+
+
+@pytest.mark.parametrize(
+    ("axes", "scale", "remark", "sizes", "units"),
+    [
+        (SPACE, [2, 3], "names the axes z, y, x for an array of 2: taken as yx. If not, write input.axes", (2.0, 3.0), (None, None)),
+        ([SPACE[1], SPACE[1]], [2, 3], "names the axes y, y: taken as yx", (2.0, 3.0), ("micrometer",) * 2),
+        (SPACE[1:], [9, 2, 3], "has a scale of 3 numbers for 2 axes, which is left out: the size is taken", (1.0, 1.0), (None, None)),
+        (SPACE[1:], [2, -1], "has -1 as the size along x, which is none: the size is taken", (2.0, 1.0), ("micrometer", None)),
+        (SPACE[1:], [0, 3], "has 0 as the size along y, which is none: the size is taken", (1.0, 3.0), (None, "micrometer")),
+        ([SPACE[1], {"name": "x", "unit": "parsnip"}], [2, 3], "has 'parsnip' as the unit along x", (2.0, 3.0), ("micrometer", None)),
+    ],
+)  # fmt: skip
+def test_metadata_that_cannot_be_meant_are_remarked_on_and_not_taken_over(
+    tmp_path: Path,
+    axes: list[Any],
+    scale: list[float],
+    remark: str,
+    sizes: tuple[float, ...],
+    units: tuple[str | None, ...],
+) -> None:
+    source = open_source(_plane(tmp_path / "a.zarr", axes, scale))
+    (said,) = source.remarks
+    assert said.startswith(f"its OME-Zarr {remark}")
+    assert (source.axes, source.scale, source.units) == (("y", "x"), sizes, units)
+
+
+def test_units_of_space_and_time_have_no_remark_and_their_names_in_ome_zarr(tmp_path: Path) -> None:
+    for unit, name in {"um": "micrometer", "yottasecond": "yottasecond", "angstrom": "angstrom"}.items():
+        source = open_source(_plane(tmp_path / "a.zarr", [SPACE[1], {"name": "x", "unit": unit}], [2, 3]))
+        assert (source.remarks, source.units) == ((), ("micrometer", name))
+
+
+def test_axes_that_the_user_names_have_no_remark(tmp_path: Path) -> None:
+    assert open_source(_plane(tmp_path / "a.zarr", SPACE, [2, 3]), axes="yx").remarks == ()
+
+
 @both
 def test_a_dataset_of_the_group_opens_as_a_plain_array(tmp_path: Path, version: str) -> None:
     _write(tmp_path / "a.zarr", version)

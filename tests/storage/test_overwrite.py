@@ -40,6 +40,23 @@ def test_anything_that_is_not_a_zarr_stays(tmp_path: Path, kind: str, overwrite:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("kind", ["file", "documents", "device"])
+def test_overwriting_is_offered_only_where_it_would_be_done(tmp_path: Path, kind: str) -> None:
+    path = Path("/dev/null") if kind == "device" else tmp_path / "a.zarr"
+    if kind == "file":
+        path.write_bytes(b"mine")
+    elif kind == "documents":
+        path.mkdir()
+        (path / "letter.txt").write_bytes(b"mine")
+    said = []
+    for overwrite in (False, True):
+        with pytest.raises(OutputRefused) as refusal:
+            check_place(path, overwrite=overwrite)
+        said.append(str(refusal.value))
+    assert said[0] == said[1]
+    assert said[0].endswith("Write another path.")
+
+
 def test_a_zarr_stays_unless_it_is_to_be_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "a.zarr"
     written(path, OME)

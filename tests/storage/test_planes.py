@@ -107,9 +107,9 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
     [
         ({"t": 0}, None, "the image's axes are zyx. Write axes of z"),
         ({"y": 0}, None, "Write axes of z"),
-        ({"z": 4}, None, "--plane z=4: the image has 4 along z. Write 0 to 3"),
-        ({}, Region((0, 0), (6, 6)), "--region 0:6,0:6: the image has 5 rows and 6 columns"),
-        ({}, Region((2, 2), (2, 5)), "--region 2:2,2:5"),
+        ({"z": 4}, None, "plane z=4: the image has 4 along z. Write 0 to 3"),
+        ({}, Region((0, 0), (6, 6)), "region 0:6,0:6: the image has 5 rows and 6 columns"),
+        ({}, Region((2, 2), (2, 5)), "region 2:2,2:5"),
     ],
 )
 def test_a_missing_part_is_refused(

@@ -48,7 +48,7 @@ def verify(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check every stored block against its checksums; exits with 3 where blocks are not done yet."""
+    """Check every stored block against its checksums; exits with 3 where blocks are not done yet, 4 where they are damaged."""
     from halotile.cli.config.saved_job import saved_job_of
     from halotile.cli.screens.outcome_rows import remedy, verdict_json, verdict_lines
     from halotile.cli.screens.progress_report import make_report

@@ -95,6 +95,7 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         "ok": verdict.sound and not verdict.undone,
         "blocks": verdict.blocks,
         "checked": verdict.checked,
+        "checked_against": "journal" if verdict.repairable else "checksums",
         "undone": len(verdict.undone),
         "undone_blocks": verdict.undone.to_text(),
         "problems": list(verdict.problems),
@@ -107,13 +108,18 @@ def verdict_lines(output: PurePath, verdict: Verdict) -> list[str]:
     lines = list(verdict.problems)
     if not lines:
         checked = f"{verdict.checked:,} of {counted(verdict.blocks, 'block')} checked"
-        lines.append(f"{output}: {'all that is done is ' if verdict.undone else ''}sound, {checked}")
+        sound = "sound" if verdict.repairable else "checksums are right"
+        lines.append(f"{output}: {'all that is done is ' if verdict.undone else ''}{sound}, {checked}")
     elif verdict.sound:
         lines.append(f"{output}: {counted(verdict.repaired, 'problem')} repaired")
     if count := len(verdict.undone):
         are = "block is" if count == 1 else "blocks are"
         lines.append(
             f"{count:,} {are} not done: {_cut(verdict.undone.to_text())} (quarantined, or not yet run)"
+        )
+    if not verdict.repairable:
+        lines.append(
+            f"no run directory {output}.run beside it: checked against its checksums only, not whether each shard is in its place"
         )
     return lines
 
@@ -160,7 +166,8 @@ def _repairs(verdict: Verdict) -> str:
     doings += [] if all(metadata) else [blocks]
     if undone := len(verdict.undone):
         doings.append(f"does the {counted(undone, 'block')} that {'is' if undone == 1 else 'are'} not done")
-    return " and ".join(doings)
+    *before, last = doings
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def _cut(text: str) -> str:

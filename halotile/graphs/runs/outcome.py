@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from halotile.errors import BlockFailed, BlockInputFailed
-from halotile.graphs.amounts import bytes_text, counted, first_line
+from halotile.graphs.amounts import IMAGE, bytes_text, counted, faulty_input, first_line
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Grid
@@ -84,11 +84,14 @@ def failure_of(plan: Plan, grid: Grid, failed: Mapping[int, BadBlock]) -> BlockF
 
 def describe_bad_blocks(plan: Plan, grid: Grid, bad: tuple[BadBlock, ...]) -> str:
     """Describe blocks that failed, the first few by name."""
+    faulty = faulty_input(b.error for b in bad)
+    listed = 5 if faulty == IMAGE else 1  # a side input is at fault in every block alike
     lines = [
         f"block {b.number} (index {b.index}, region {b.region.start}–{b.region.stop}): {first_line(b.error)}"
-        for b in bad[:5]
+        for b in bad[:listed]
     ]
-    unlisted = [f"and {len(bad) - 5} more"] if len(bad) > 5 else []
+    like = "" if faulty == IMAGE else f" for {faulty}"
+    unlisted = [f"and {len(bad) - listed:,} more{like}"] if len(bad) > listed else []
     refused = all(b.kind == "input" for b in bad)
     retries = plan.run.retries
     its = "its" if len(bad) == 1 else "their"
@@ -115,4 +118,5 @@ def _remedy(plan: Plan, bad: tuple[BadBlock, ...]) -> str:
         )
     may_stay = any("run.on_nan: propagate" in b.error for b in bad)
     redo = "Run again with run.on_nan: propagate to do only these. " if may_stay else ""
-    return f"{redo}Once the image is mended, run with --same-input: only these are redone."
+    faulty = faulty_input(b.error for b in bad)
+    return f"{redo}Once {faulty} is mended, run with --same-input: only these are redone."

@@ -36,7 +36,8 @@ class Verdict:
     undone: RangeSet = field(default_factory=RangeSet)
     """Blocks that the run has not done, or has given up: there is nothing to check."""
     repairable: bool = True
-    """True where there is a run directory with the job that wrote the output."""
+    """True where there is a run directory with the job that wrote the output. Without one, shards are checked
+    against their checksums only: those of another place or time pass."""
     iterates: bool = False
     """True where a repair of blocks has to iterate again from the start."""
 
@@ -139,7 +140,9 @@ class _Written:
 
     def metadata(self) -> tuple[str, ...]:
         """Return the problems of its metadata."""
-        return tuple(metadata_problems(self.path, self.layout))
+        return tuple(
+            metadata_problems(self.path, self.layout, lambda: 2 * len(self.damaged) < len(self.done))
+        )
 
     def lines(self) -> tuple[str, ...]:
         """Return the problems of its blocks."""

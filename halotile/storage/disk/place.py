@@ -186,9 +186,9 @@ def check_place(
     check_path(root, key)
     if not os.path.lexists(root):
         return
+    _check_removable(root, key, may_lack_metadata)
     if not overwrite:
         raise OutputRefused(f"{key} is {root}: something stands there. Write another path, or {remedy}.")
-    _check_removable(root, key, may_lack_metadata)
 
 
 def _check_removable(root: Path, key: str, may_lack_metadata: bool) -> None:

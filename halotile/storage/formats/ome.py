@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from halotile.errors import InputError
+from halotile.storage.axes import letters, remarks_on_axes
 from halotile.storage.formats import zarr as plain
+from halotile.storage.formats._ome_scale import coordinates, known_sizes
 from halotile.storage.formats.base import Header, Source, make_header
 from halotile.storage.run_directory.checksummed_lines import digest
 from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero
@@ -44,21 +46,22 @@ class OmeReader(plain.ArrayReader):
         entry = _level_entry(image, level)
         array = plain.choose_array(group, entry["path"])
         named, units = _axis_names(image.get("axes"), len(array.shape))
-        scale, translation = _coordinates(image, entry, len(array.shape))
+        stated = coordinates(image, entry, len(array.shape))
         super().__init__(path, array)
-        self.header: Header = make_header(
+        header = make_header(
             array.shape,
             array.dtype,
             requested=axes,
             named=named,
             chunks=array.chunks,
             shards=array.shards or array.chunks,
-            scale=scale,
-            units=units,
             identity={"level": level, "multiscales": digest(image), **self.identity()},
             mapped=self.mapped,
-            ome=OmeImage(translation, _text(image.get("name")), checked_omero(attributes.get("omero"))),
+            ome=OmeImage(stated.position, _text(image.get("name")), checked_omero(attributes.get("omero"))),
         )
+        sizes, known, on_sizes = known_sizes(header.axes, stated, units or (None,) * len(header.axes))
+        on_axes = _remarks_on_axes(image.get("axes"), named, header, requested=axes)
+        self.header: Header = replace(header, scale=sizes, units=known, remarks=(*on_axes, *on_sizes))
 
 
 def _first_image(multiscales: Any) -> Mapping[str, Any]:
@@ -90,8 +93,27 @@ def _axis_names(entries: Any, count: int) -> tuple[Sequence[str | None] | None, 
         return list(_BEFORE_NAMES), None
     if not isinstance(entries, list) or len(entries) != count:
         return None, None
-    axes = [entry if isinstance(entry, dict) else {"name": entry} for entry in entries]
+    axes = _dictionaries(entries)
     return [_axis_name(axis) for axis in axes], [_text(axis.get("unit")) for axis in axes]
+
+
+def _dictionaries(entries: list[Any]) -> list[dict[str, Any]]:
+    return [entry if isinstance(entry, dict) else {"name": entry} for entry in entries]
+
+
+def _remarks_on_axes(
+    entries: Any, named: Sequence[str | None] | None, header: Header, *, requested: str | None
+) -> tuple[str, ...]:
+    """Remarks on the axes: names that were not taken over, for their number or because y and x are not among them."""
+    if requested or not isinstance(entries, list) or not entries or (named and letters(named)):
+        return header.remarks
+    names = ", ".join(str(entry.get("name", "?")) for entry in _dictionaries(entries))
+    count = len(header.shape)
+    why = "" if len(entries) == count else f" for an array of {count}"
+    return (
+        f"its OME-Zarr names the axes {names:.50}{why}: taken as {''.join(header.axes)}. If not, write input.axes, one letter for each",
+        *remarks_on_axes(header.axes, header.shape, is_named=True),
+    )
 
 
 def _text(value: Any) -> str | None:
@@ -102,40 +124,3 @@ def _axis_name(axis: Mapping[str, Any]) -> str:
     """The name of an axis, or its type when that identifies a longer name."""
     name = str(axis.get("name", ""))
     return str(axis["type"]) if len(name) != 1 and axis.get("type") in ("time", "channel") else name
-
-
-def _coordinates(
-    image: Mapping[str, Any], entry: Mapping[str, Any], count: int
-) -> tuple[list[float], tuple[float, ...]]:
-    """Pixel size of one level and position of its first pixel, by the transformations of the level, then of the image.
-
-    The position is empty without any translation.
-    """
-    scale, position, is_known = [1.0] * count, [0.0] * count, False
-    for holder in (entry, image):
-        for kind, numbers in _transformations(holder, count):
-            if kind == "scale":
-                scale = [a * b for a, b in zip(scale, numbers, strict=True)]
-                position = [a * b for a, b in zip(position, numbers, strict=True)]
-            else:
-                position, is_known = [a + b for a, b in zip(position, numbers, strict=True)], True
-    return scale, tuple(position) if is_known else ()
-
-
-def _transformations(holder: Mapping[str, Any], count: int) -> Iterator[tuple[str, list[float]]]:
-    """Scales and translations in order, without those of another number of axes or of other types."""
-    steps = holder.get("coordinateTransformations") or []
-    try:
-        for step in steps:
-            kind = step.get("type")
-            numbers = step.get(kind) if kind in ("scale", "translation") else None
-            if isinstance(numbers, list) and len(numbers) == count:
-                values = [float(number) for number in numbers]
-                if not all(map(math.isfinite, values)):
-                    raise ValueError
-                yield kind, values
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        raise InputError(
-            f"its coordinateTransformations are {steps!r:.200}: OME-Zarr requires a list of scales and translations, each with a "
-            f"number for each of the {count} axes. Repair the attributes, or write dataset: the path of an array inside."
-        ) from None

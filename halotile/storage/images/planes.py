@@ -141,19 +141,19 @@ def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) 
     for axis, index in at.items():
         if axis not in loops:
             raise ConfigError(
-                f"--plane {axis}={index}: the image's axes are {''.join(source.axes)}. "
+                f"plane {axis}={index}: the image's axes are {''.join(source.axes)}. "
                 f"Write axes of {', '.join(loops) or 'an image that has more than y and x'}."
             )
         if not 0 <= index < _along(source, axis):
             raise ConfigError(
-                f"--plane {axis}={index}: the image has {_along(source, axis)} along {axis}. "
+                f"plane {axis}={index}: the image has {_along(source, axis)} along {axis}. "
                 f"Write 0 to {_along(source, axis) - 1}."
             )
     whole = Region.whole((_along(source, "y"), _along(source, "x")))
     if region is not None and (not region.inside(whole) or not region.size):
         (y0, x0), (y1, x1) = region.start, region.stop
         raise ConfigError(
-            f"--region {y0}:{y1},{x0}:{x1}: the image has {whole.shape[0]} rows and {whole.shape[1]} columns. "
+            f"region {y0}:{y1},{x0}:{x1}: the image has {whole.shape[0]} rows and {whole.shape[1]} columns. "
             "Write a part of it, as first row:last row,first column:last column, excluding the last ones."
         )
     return Planes(source, dict(at), region or whole, "c" not in at and _is_colour(source))

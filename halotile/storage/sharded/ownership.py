@@ -3,7 +3,8 @@
 One rule applies throughout: missing or unreadable data are the run's own, damaged; intact data that the run did not write are
 foreign. This holds for metadata, which may describe another array; for files, which may not belong in the output;
 and for pixels. A few intact shards with other pixels were swapped or restored from elsewhere, and count as damage: only when they
-are more than half of the finished blocks is the output another result. Attributes that the user added are not damage.
+are more than half of the finished blocks is the output another result. Where more than half of the finished blocks are as they were
+written, the array is the run's, whatever its metadata describe. Attributes that the user added are not damage.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,20 @@ _IDENTIFYING_KEYS = ("node_type", "shape", "data_type", "chunk_grid", "codecs")
 """Keys that differ in the metadata of another array. Any other difference is damage."""
 
 
-def metadata_problems(root: str | Path, layout: Layout) -> list[str]:
+def metadata_problems(
+    root: str | Path, layout: Layout, holds_own_pixels: Callable[[], bool] = lambda: False
+) -> list[str]:
     """Describe the damaged metadata files of an output, one line for each.
+
+    Parameters
+    ----------
+    root : path
+        The output.
+    layout : Layout
+        The layout that the run wrote.
+    holds_own_pixels : callable
+        Returns True where more than half of the blocks that are done are stored as they were written. It is called
+        only where the metadata describe another array, and decides whether they are damaged.
 
     Raises
     ------
@@ -40,8 +53,10 @@ def metadata_problems(root: str | Path, layout: Layout) -> list[str]:
     lines = []
     for file, written, present in _documents(root, layout):
         if reason := _foreign_reason(file, written, present):
-            raise OutputRefused(f"{root} is not what the run wrote there: {reason}. {REPLACE}")
-        if not _contains(present, written):
+            if present is None or not holds_own_pixels() or _has_further_shards(root, layout):
+                raise OutputRefused(f"{root} is not what the run wrote there: {reason}. {REPLACE}")
+            lines.append(f"metadata: {reason}")
+        elif not _contains(present, written):
             what = "not what the run wrote" if file.is_file() else "missing"
             lines.append(f"metadata: {file} is {what}")
     return lines
@@ -104,6 +119,18 @@ def foreign_pixels_reason(problems: Mapping[int, list[str]], done: int) -> str:
     if 2 * others <= done:
         return ""
     return f"{others:,} of the {done:,} blocks that are done are whole there, with other pixels"
+
+
+def _has_further_shards(root: str | Path, layout: Layout) -> bool:
+    """Return True where shards lie outside the array that the run wrote: a user appended them."""
+    folder, counts = layout.array_path(root) / "c", layout.grid.counts
+    for place, _, names in os.walk(folder):
+        for name in names:
+            index = Path(place, name).relative_to(folder).parts
+            is_shard = len(index) == len(counts) and all(map(str.isdecimal, index))
+            if is_shard and any(int(i) >= n for i, n in zip(index, counts, strict=True)):
+                return True
+    return False
 
 
 def _documents(

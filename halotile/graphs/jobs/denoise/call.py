@@ -141,6 +141,6 @@ def _path(argument: str, path: Any) -> str:
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(
             f"{argument} is of type {type(path).__name__}, and denoise goes from disk to disk. "
-            "Give a path; for arrays use halotile.map_overlap."
+            'Give a path, such as "scan.npy" or "scan.zarr"; for arrays use halotile.map_overlap.'
         )
     return whole_path(argument, path)

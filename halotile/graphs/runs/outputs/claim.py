@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from halotile.errors import (
@@ -20,11 +21,12 @@ from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.detection.cluster_kind import check_startable
 from halotile.graphs.plans.identity import differences, identity_words, may_be_same
 from halotile.graphs.plans.plan import Plan
+from halotile.graphs.runs.outputs.damage import holds_own_pixels
 from halotile.graphs.runs.outputs.held_output import HeldOutput, HeldOutputs, repair_command
 from halotile.graphs.runs.outputs.replacing import (
     OutputSlot,
     check_new,
-    check_output,
+    check_outputs,
     check_pixels,
     check_replaceable,
     slots_of,
@@ -74,8 +76,7 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
     slots = slots_of(plan)
     # Before the lock, so that nothing is created beside an output that is refused, or for a cluster that
     # cannot start.
-    for slot in slots:
-        check_output(slot)
+    check_outputs(plan)
     first = slots[0].directory
     if not first.claims_output():
         check_startable(plan.cluster)
@@ -130,9 +131,9 @@ def look(plan: Plan) -> int:
     OutputRefused, ResumeRefused
         When a run would be refused.
     """
+    check_outputs(plan)
     slots = slots_of(plan)
     for slot in slots:
-        check_output(slot)
         slot.directory.check_place()
         slot.directory.check_free()
     if not _resumable(slots):
@@ -179,9 +180,15 @@ def _resumable(slots: tuple[OutputSlot, ...]) -> bool:
         if not slot.path.exists():
             _check_nothing_done(slot, _done_blocks(slots))
             return False
-        if problems := metadata_problems(slot.path, slot.output.layout):
+        own = partial(_holds_own_pixels, slot)
+        if problems := metadata_problems(slot.path, slot.output.layout, own):
             raise OutputRefused(f"{problems[0]}. {repair_command(plan)} restores it.")
     return True
+
+
+def _holds_own_pixels(slot: OutputSlot) -> bool:
+    journal = Journal.open_any(slot.directory.journal_path)
+    return holds_own_pixels(journal, slot.path, slot.output.layout, slot.output.grid)
 
 
 def _done_blocks(slots: tuple[OutputSlot, ...]) -> int:

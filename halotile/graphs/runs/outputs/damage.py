@@ -104,6 +104,12 @@ def damaged_among(
     return [number for number, _ in damaged_blocks(path, layout, blocks, digest, thorough=thorough)]
 
 
+def holds_own_pixels(journal: Journal, path: Path, layout: Layout, grid: Grid) -> bool:
+    """Return True where more than half of the blocks that are done are stored as written; ``grid`` is that of the run."""
+    damaged = damaged_among(journal.done, journal, path, layout, grid, thorough=False)
+    return 2 * len(damaged) < len(journal.done)
+
+
 def image_digest(path: Path, layout: Layout, grid: Grid) -> bytes:
     """Return the digest of a complete stored image, from the checksums in its files.
 

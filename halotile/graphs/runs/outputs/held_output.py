@@ -13,7 +13,7 @@ from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefu
 from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.runs.outputs.damage import damaged_blocks, output_grid
+from halotile.graphs.runs.outputs.damage import damaged_blocks, holds_own_pixels, output_grid
 from halotile.graphs.runs.signals import Signals
 from halotile.storage.disk.durable import GONE
 from halotile.storage.run_directory.journal import Journal
@@ -74,6 +74,11 @@ class HeldOutput:
             f"{path} {change}: not all of what is done lies there. Put it back and run again to go on, or run with --fresh "
             "to start over."
         )
+
+    def holds_own_pixels(self) -> bool:
+        """Return True where more than half of the blocks that are done are stored as they were written."""
+        output = self.output
+        return holds_own_pixels(self.journal, output.path, output.layout, output.grid)
 
     def damaged(self, numbers: Iterable[int], *, thorough: bool) -> dict[int, list[str]]:
         """Return the problems of each of these blocks that is not stored as it was written."""
@@ -262,7 +267,7 @@ class HeldOutputs:
     def _check_output(self, held: HeldOutput, signals: Signals) -> None:
         held.check_place()
         output = held.output.path
-        if metadata_problems(output, held.output.layout):
+        if metadata_problems(output, held.output.layout, held.holds_own_pixels):
             raise OutputRefused(
                 f"the metadata of {output} were changed or removed while the run wrote it. "
                 f"{repair_command(self.plan)} restores them."

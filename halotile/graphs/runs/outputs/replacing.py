@@ -70,6 +70,12 @@ def slots_of(plan: Plan) -> tuple[OutputSlot, ...]:
     return tuple(OutputSlot(plan, output, RunDirectory.beside(output.path), first) for output in plan.outputs)
 
 
+def check_outputs(plan: Plan) -> None:
+    """Refuse outputs that this job may not create or replace, as :func:`check_output`."""
+    for slot in slots_of(plan):
+        check_output(slot)
+
+
 def check_output(slot: OutputSlot) -> None:
     """Refuse an output that this job may not create or replace, and one that contains files that the job reads."""
     if not slot.directory.claims_output():
