@@ -42,7 +42,7 @@ def parse_size(value: float | str) -> tuple[float, str | None] | None:
 
     Examples
     --------
-    >>> parse_size("0.3 um"), parse_size(5), parse_size("-1"), parse_size("far")
+    >>> parse_size("0.3 um"), parse_size(5), parse_size("-1"), parse_size("2 parsnip")
     ((0.3, 'micrometer'), (5.0, None), None, None)
     """
     match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(\S*)\s*", str(value))
@@ -50,9 +50,10 @@ def parse_size(value: float | str) -> tuple[float, str | None] | None:
         size = float(match[1]) if match else 0.0
     except ValueError:
         return None
-    if not match or not 0 < size < math.inf:
+    unit = known_unit(match[2]) if match else None
+    if not match or not 0 < size < math.inf or (match[2] and unit is None):
         return None
-    return size, UNITS.get(match[2], match[2]) or None
+    return size, unit
 
 
 def with_sizes(
