@@ -107,6 +107,11 @@ class Status:
             are = "is" if done == 1 else "are"
             self.report(f"{done} of {counted(progress.total, 'block')} {are} done already")
 
+    def uncount(self, damaged: int) -> None:
+        """Count fewer blocks as done by earlier runs: so many of them are damaged, and done again."""
+        self._finished = False
+        self._resumed = max(self._resumed - damaged, 0)
+
     def pass_begins(self, phase: str, number: int, done: int) -> None:
         """Count from here on the blocks of another pass, of which some are done."""
         self._before = self._counts.before(phase, number)
