@@ -28,15 +28,21 @@ def run_child(command: Sequence[str], environment: Mapping[str, str] | None = No
     7
     """
     children: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []  # signals that came before there was a program to pass them on to
 
     def pass_on(number: int, _: FrameType | None) -> None:
-        for child in children:
-            if number != signal.SIGINT:
-                child.send_signal(number)
+        if number == signal.SIGINT:
+            return
+        if children:
+            children[0].send_signal(number)
+        else:
+            early.append(number)
 
     before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
     try:
         children.append(subprocess.Popen(command, env=environment))
+        for number in early:
+            children[0].send_signal(number)
         return children[0].wait()
     finally:
         for number, handler in before.items():

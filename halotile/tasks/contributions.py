@@ -47,7 +47,7 @@ class Contributions:
     image : Readable
         ``x``: each task reads it whole.
     terms : tuple of Term
-        The operators.
+        All operators of the stack, which give each its number; those of another kind contribute nothing.
     wants : str
         ``gradient`` or ``normal``.
     """
@@ -62,8 +62,12 @@ class Contributions:
         return self.image.shape
 
     def numbered(self) -> list[Contribution]:
-        """The contributions of the operators, in their order."""
-        return [Contribution(number, term) for number, term in enumerate(self.terms)]
+        """The contributions of the operators that see the whole image, in their order."""
+        return [
+            Contribution(number, term)
+            for number, term in enumerate(self.terms)
+            if term.operator.kind == "whole"
+        ]
 
 
 @dataclass(frozen=True, slots=True)

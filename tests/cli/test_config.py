@@ -50,6 +50,7 @@ LIES = [
     ("level: 0", "level: -1", 3, "input.level: -1 is too small; write at least 0"),
     ("level: 0", "axes: yy", 3, 'input.axes: "yy" does not name axes'),
     ("level: 0", "range: [1, 0]", 3, "input.range: [1, 0] runs backwards"),
+    ("level: 0", "range: [0, .inf]", 3, "input.range: [0, Infinity] is not finite"),
     ("level: 0", "range: [0, 1, 2]", 3, "not auto or a list of 2 numbers"),
     ("level: 0", "sides: {sigma: 3}", 3, "input.sides.sigma: 3 is not text"),
     (

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from halotile.cli import batch
 from halotile.cli.screens.progress_report import Lines
 from halotile.cli.status import advice, read_status, watch
 from halotile.errors import ConfigError
+from halotile.graphs.child_process import run_child
 from halotile.graphs.runs.signals import Signals, drains_within
 from halotile.graphs.submission.attend import Submission
 from halotile.storage.run_directory.batch_files import BatchFiles
@@ -66,6 +69,22 @@ def test_a_driver_that_is_killed_is_told_by_who_looks_after_it(
     monkeypatch.setattr("halotile.graphs.child_process.run_child", lambda *_: -signal.SIGKILL)
     assert batch.look_after(submitted.path) == 128 + signal.SIGKILL
     assert "its driver was killed (SIGKILL), for memory perhaps" in str(BatchFiles(submitted).failure())
+
+
+@pytest.mark.parametrize("begins_first", [False, True])
+def test_a_signal_that_comes_while_a_program_begins_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch, begins_first: bool
+) -> None:
+    class Beginning(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            if begins_first:
+                super().__init__(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGTERM)
+            if not begins_first:
+                super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Beginning)
+    assert run_child(["sleep", "5"]) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,12 @@ WRONG: list[tuple[str, Any, str]] = [
     ("tile", Tile(depth=2.5), "tile.depth: 2.5 is not auto, a whole number or"),  # type: ignore[arg-type]
     ("input", Input(path=Path("a")), "input.path: PosixPath('a') is not text"),  # type: ignore[arg-type]
     ("input", Input(path="a", range=(1.0, 0.0)), "input.range: [1.0, 0.0] runs backwards"),
+    (
+        "input",
+        Input(path="a", range=(0.0, math.inf)),
+        "input.range: [0.0, Infinity] is not finite; write two",
+    ),
+    ("input", Input(path="a", range=(math.nan, 1.0)), "input.range: [NaN, 1.0] is not finite; write two"),
     ("input", Input(path="a", range=(1, 2, 3)), "is not auto or a list of 2 numbers"),  # type: ignore[arg-type]
     (
         "input",

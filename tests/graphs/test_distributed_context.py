@@ -59,6 +59,18 @@ def test_workers_share_the_memory_that_a_control_group_leaves(monkeypatch: pytes
         pass
 
 
+def test_a_cluster_is_as_patient_as_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(order: Order) -> None:
+        raise ConfigError(f"workers may be silent for {order.scheduler_options['worker_ttl']:g} s")
+
+    monkeypatch.setattr(context, "find", lambda *_: SimpleNamespace(start=start))
+    with (
+        pytest.raises(ConfigError, match="silent for 3600 s"),
+        DistributedContext(workers=1, cluster="local", stall_seconds=3600.0),
+    ):
+        pass
+
+
 def test_an_error_names_its_operator_and_leaves_the_cluster_usable(ctx: DistributedContext) -> None:
     stack = distribute(STACKS["circular blurs"](), ctx)
     x = image(1, 1, 20, 24)

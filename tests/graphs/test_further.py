@@ -167,6 +167,15 @@ def test_dual_steps_of_tv_make_another_job(tmp_path: Path, cluster: RunningClust
         run(make_plan(job, fresh=True), cluster=cluster)
 
 
+def test_another_boundary_rule_of_a_prior_makes_another_job(tmp_path: Path, cluster: RunningCluster) -> None:
+    job = job_in(tmp_path, SolverChoice(name="pgd", iterations=1))
+    cut, constant = (replace(job, tile=replace(job.tile, boundary=rule)) for rule in ("cut", "constant"))
+    assert make_plan(cut).fingerprint == make_plan(job).fingerprint, "it is the rule of tv"
+    go(cut, cluster)
+    with pytest.raises(ResumeRefused, match=r'tile\.boundary was \["cut", .*, is \["constant"'):
+        go(constant, cluster)
+
+
 @pytest.mark.parametrize("keep_state", [False, True])
 def test_damage_to_an_output_is_mended_with_the_iterations_it_was_made_with(
     tmp_path: Path, cluster: RunningCluster, keep_state: bool

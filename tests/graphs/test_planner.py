@@ -18,7 +18,9 @@ from halotile.errors import (
     OutputRefused,
     UnknownName,
 )
+from halotile.graphs.jobs.denoise import plan as denoise_plan
 from halotile.graphs.plans.make import make_plan
+from halotile.storage.arrays import open_source
 from tests.support import (
     dncnn_weights,
     job_of,
@@ -207,6 +209,23 @@ def test_side_inputs_are_tiled_along(tmp_path: Path) -> None:
         input={"sides": {"sigma": str(sigma)}},
     )
     assert np.array_equal(run_inline(job), pixels / (1 + side))
+
+
+def test_a_plan_has_the_side_input_that_it_has_checked(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = tmp_path / "mask.npy"
+    np.save(mask, np.ones((300, 260), "uint8"))
+    checked = open_source(mask).fingerprint()
+
+    def replaced_meanwhile(*_: object) -> None:
+        np.save(mask, np.ones((2, 2), "float32"))
+
+    monkeypatch.setattr(denoise_plan, "check_units", replaced_meanwhile)
+    job = job_of(
+        source, tmp_path / "out.zarr", "gaussian", {"sigma": 2}, input={"sides": {"mask": str(mask)}}
+    )
+    assert make_plan(job).identity["sides"] == {"mask": checked}
 
 
 def test_masked_pixels_stay_as_they_were(tmp_path: Path) -> None:

@@ -7,19 +7,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 import halotile
-from halotile.errors import BlockFailed, HalotileError, OutputRefused, ResumeRefused
+from halotile.errors import BlockFailed, HalotileError, InputError, OutputRefused, ResumeRefused
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output
+from halotile.graphs.jobs.reconstruct.job import Reconstruction
+from halotile.graphs.kinds.sections import DenoiserChoice, Input, Job, Output
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
+from halotile.storage.arrays import open_source
 from halotile.storage.run_directory.journal import Journal
+from halotile.tasks.operators.mask import Mask
 from tests.faults import BLOCKS, Scene, image
 from tests.support import job_of, write_zarr
 
@@ -164,6 +168,40 @@ def test_an_output_that_holds_a_side_input_is_refused(tmp_path: Path, source: Pa
     )
     with refused(tmp_path, OutputRefused, r"the job reads .*/clean\.zarr/mask there"):
         run(make_plan(job))
+
+
+@pytest.fixture
+def unfinished(scene: Scene, cluster: RunningCluster) -> Path:
+    """The output of a run that lacks a block."""
+    scene.make_trouble("raise", 3)
+    with pytest.raises(BlockFailed):
+        scene.run(cluster, retries=0)
+    return scene.output
+
+
+@pytest.mark.parametrize("read_as", ["input", "side input", "mask", "mask of a script", "kernel"])
+def test_an_image_that_a_run_has_not_finished_is_not_read(
+    scene: Scene, unfinished: Path, tmp_path: Path, read_as: str
+) -> None:
+    def job() -> Job:
+        denoising = gaussian(unfinished if read_as == "input" else scene.source, tmp_path / "next.zarr")
+        if read_as == "input":
+            return denoising
+        if read_as == "side input":
+            return replace(denoising, input=replace(denoising.input, sides={"mask": str(unfinished)}))
+        operators: dict[str, tuple[Any, dict[str, Any]]] = {
+            "mask": ("mask", {"mask": unfinished}),
+            "mask of a script": (Mask(mask=open_source(unfinished)), {}),
+            "kernel": ("blur", {"kernel": unfinished}),
+        }
+        operator, options = operators[read_as]
+        measured = halotile.measurement(operator, scene.source, **options)
+        return Reconstruction(output=denoising.output, operators=(measured,))
+
+    with refused(
+        tmp_path, InputError, r"clean\.zarr is the output of a run that has 1 of 64 blocks left to do"
+    ):
+        make_plan(job())
 
 
 @pytest.fixture

@@ -203,11 +203,23 @@ def test_a_bit_that_flipped_in_what_an_earlier_run_wrote_is_mended(
         half_done.forget()
     flip_bit(half_done.output / "c" / "0" / "3", 100)
     outcome = half_done.run(cluster)
-    assert outcome.resumed == (BLOCKS if finished else 44)
+    assert outcome.resumed == (BLOCKS - 1 if finished else 43)
     assert set(half_done.seen()) == {3} | (set() if finished else set(range(20, 40)))
     (told,) = [e["text"] for e in half_done.events("message") if "damaged" in e["text"]]
     assert told == "1 block of the earlier run is damaged and done again"
     check_whole()
+
+
+def test_a_finished_run_whose_damage_is_not_mended_is_told_as_failed(
+    half_done: Scene, cluster: RunningCluster
+) -> None:
+    half_done.run(cluster)
+    flip_bit(half_done.output / "c" / "0" / "3", 100)
+    half_done.make_trouble("raise", 3)
+    with pytest.raises(BlockFailed, match="1 of 64 blocks failed"):
+        half_done.run(cluster)
+    told = {key: half_done.status()[key] for key in ("state", "done", "resumed", "failed")}
+    assert told == {"state": "failed", "done": BLOCKS - 1, "resumed": BLOCKS - 1, "failed": 1}
 
 
 def test_a_run_without_its_journal_starts_over(

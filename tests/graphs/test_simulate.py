@@ -377,6 +377,24 @@ def test_noise_that_is_none_is_refused(given: dict[str, Any], words: str) -> Non
         NoiseChoice(**given)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"gain": "2"}, r'noise\.gain: "2" is not a number'),
+        ({"gain": None}, r"noise\.gain: null is not a number"),
+        ({"background": "2"}, r'noise\.background: "2" is not a number'),
+        ({"seed": "1"}, r'noise\.seed: "1" is not a whole number'),
+        ({"seed": 1.5}, r"noise\.seed: 1\.5 is not a whole number"),
+    ],
+)
+def test_noise_of_another_type_is_refused_with_its_job(
+    tmp_path: Path, given: dict[str, Any], words: str
+) -> None:
+    seen = halotile.measurement("blur", tmp_path / "y.zarr", kernel=[[1.0]])
+    with pytest.raises(ConfigError, match=words):
+        halotile.simulate([seen], tmp_path / "truth.npy", noise="poisson", **given)
+
+
 @pytest.mark.cluster
 def test_what_came_to_its_place_meanwhile_stays(tmp_path: Path, cluster: RunningCluster) -> None:
     plan = plan_of(job_in(tmp_path), overwrite=True)

@@ -249,10 +249,13 @@ def test_whole_operators_on_a_cluster_give_what_one_pass_over_local_ones_gives(
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("is_first_whole", [True, False])
 def test_a_whole_operator_that_fails_ends_the_run_with_its_number(
-    cluster: RunningCluster, tmp_path: Path
+    cluster: RunningCluster, tmp_path: Path, is_first_whole: bool
 ) -> None:
-    operators = (*tree(2), Broken(blur=Blur(kernel=kernel(3)), planned=tmp_path / "planned"))
+    first, second = tree(2)
+    broken = Broken(blur=Blur(kernel=kernel(3)), planned=tmp_path / "planned")
+    operators = (first if is_first_whole else first.blur, second, broken)
     job = job_of(tmp_path, tree(3))
     job = replace(
         job,
@@ -262,7 +265,7 @@ def test_a_whole_operator_that_fails_ends_the_run_with_its_number(
         ),
     )
     plan = make_plan(job)
-    operators[2].planned.touch()
+    broken.planned.touch()
     with pytest.raises(TaskFailed, match=r"operator 2 \(broken\) failed.*no such thing"):
         reconstruct(plan, cluster=cluster)
 

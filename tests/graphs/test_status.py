@@ -97,6 +97,23 @@ def test_of_a_long_message_one_line_is_shown_and_all_is_kept(status: Status) -> 
     assert [event["text"] for event in status.directory.read_events()] == [message]
 
 
+def test_a_line_that_is_reported_while_an_observer_is_notified_is_shown_next(status: Status) -> None:
+    shown: list[str] = []
+
+    def observe(progress: Progress) -> None:
+        if not shown:
+            watched.report("third")
+        shown.append(progress.message)
+
+    watched = Status(status.directory, status.plan, observe)
+    watched.report("first")
+    before = watched.progress("denoise", done=0, failed=0)
+    watched.report("second")
+    for progress in (before, before, watched.progress("denoise", done=0, failed=0)):
+        watched.notify_now(progress)
+    assert shown == ["first\nsecond", "third", ""]
+
+
 def test_a_bad_block_takes_one_line_of_the_message(status: Status) -> None:
     block = status.plan.grid.block_at(0)
     bad = BadBlock(0, block.index, block.core, "ValueError: poisoned\nby hand", "", "task")

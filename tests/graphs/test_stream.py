@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
+from dask import annotate
 
 from halotile.errors import Stalled
 from halotile.graphs.clusters.base import RunningCluster
@@ -47,6 +48,11 @@ def die_once(numbers: tuple[int, ...], marker: str) -> Done:
 
 def sleep_long(numbers: tuple[int, ...]) -> Done:
     time.sleep(3)
+    return noop(numbers)
+
+
+def sleep_a_little(numbers: tuple[int, ...]) -> Done:
+    time.sleep(0.5)
     return noop(numbers)
 
 
@@ -97,6 +103,19 @@ def test_a_drained_stream_hands_out_no_more(cluster: RunningCluster) -> None:
         stream.drain()
     assert 0 < len(seen) <= 2 * TASKS_PER_WORKER * LARGEST_GROUP
     assert len(set(seen)) == len(seen)
+
+
+def test_a_drain_waits_for_tasks_on_workers_and_not_for_the_others(cluster: RunningCluster) -> None:
+    stream = stream_of(cluster, sleep_a_little)
+    on_workers = TASKS_PER_WORKER * cluster.workers
+    answers = stream.answers(iter(range(on_workers + 2)), on_workers + 2, poll_seconds=0.1)
+    groups = [next(group for group in answers if group)]
+    with annotate(resources={"nowhere": 1}):
+        groups.append(next(answers))
+    assert max(stream.in_flight()) >= on_workers
+    stream.drain()
+    groups += answers
+    assert sorted(n for group in groups for a in group for n in a.numbers) == list(range(on_workers))
 
 
 def test_a_stream_without_answers_stalls_with_a_text(cluster: RunningCluster) -> None:

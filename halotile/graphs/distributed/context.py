@@ -185,6 +185,7 @@ class DistributedContext(SingleRank):
                 choice=choice,
                 folder=self._folder,
                 deaths=DEATHS,
+                stall_seconds=self.stall_seconds,
             )
             with start(order) as started:
                 await_workers(started, warnings.warn)

@@ -222,7 +222,7 @@ class Iterations:
     def _step(self) -> Generator[Pass | Gather, Sums, tuple[dict[str, float], dict[str, str]]]:
         """Yield the passes of one step; return its sums, and the digests of its images."""
         read = self._read()
-        stages = StagedStep(self.problem, self.vectors, self.grid)
+        stages = StagedStep(self.problem, self.vectors)
         step = self.solver.step(stages.problem, self.state, read)
         ahead = tuple(
             image

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from halotile.graphs.solvers.base import Map, Problem, Staged
 from halotile.storage.arrays import open_source
-from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import ShardWriter, create_metadata
 from halotile.storage.sharded.vectors import Vectors
@@ -26,15 +25,12 @@ class Stage:
         Its number among the stages of the step; it may read those before it.
     wanted : Readable or Contributions
         The image to compute, by a pass or as a sum over operators.
-    grid : Grid
-        Its blocks: a sum over operators is a single block.
     writer : ShardWriter
         Writer of the stored image.
     """
 
     number: int
     wanted: Readable | Contributions
-    grid: Grid
     writer: ShardWriter
 
     @property
@@ -52,8 +48,6 @@ class StagedStep:
         The problem whose maps may be staged.
     vectors : Vectors
         Vectors beside which the stages are stored.
-    grid : Grid
-        The blocks of a pass.
 
     Attributes
     ----------
@@ -63,9 +57,8 @@ class StagedStep:
         Images that have to be computed before the pass of the step, in this order.
     """
 
-    def __init__(self, problem: Problem, vectors: Vectors, grid: Grid) -> None:
+    def __init__(self, problem: Problem, vectors: Vectors) -> None:
         self.vectors = vectors
-        self.grid = grid
         self.requested: list[Stage] = []
         self.problem = replace(
             problem, gradient=self._stored(problem.gradient), normal=self._stored(problem.normal)
@@ -88,9 +81,6 @@ class StagedStep:
         number = len(self.requested)
         path = self.vectors.folder / f"stage.{number}"
         create_metadata(path, self.vectors.layout, self.vectors.disk)
-        is_sum = isinstance(image, Contributions)
-        shape = self.grid.shape
-        grid = Grid(shape, shape, ((0, 0),) * len(shape)) if is_sum else self.grid
         writer = ShardWriter(path, self.vectors.layout, self.vectors.disk)
-        self.requested.append(Stage(number, image, grid, writer))
+        self.requested.append(Stage(number, image, writer))
         return Shared(open_source(path))

@@ -9,6 +9,7 @@ import numpy as np
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.kinds.sections import DenoiserChoice, Job, NamedChoice
+from halotile.graphs.plans.inputs import check_whole
 from halotile.graphs.rules.written_options import WrittenAs, stand_ins
 from halotile.storage.arrays import open_array
 from halotile.storage.grid import Region
@@ -76,6 +77,7 @@ def _value(value: Any, kind: WrittenAs | None, choice: NamedChoice, job: Job | N
         return _nested(value, DenoiserChoice, job)
     if kind is not None and isinstance(value, str):
         source = open_array(value)
+        check_whole(value)
         return source if kind == "image" else np.array(source.read(Region.whole(source.shape)))
     if kind == "array" and isinstance(value, list | tuple):
         return np.asarray(value)

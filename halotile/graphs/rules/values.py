@@ -111,7 +111,11 @@ def _memory(value: str | int) -> str | None:
 
 
 def _range(value: Any) -> str | None:
-    if value != "auto" and not value[0] < value[1]:
+    if value == "auto":
+        return None
+    if not math.isfinite(value[1] - value[0]):
+        return f"{shown(value)} is not finite; write two numbers [low, high] with low < high"
+    if not value[0] < value[1]:
         return f"{shown(value)} runs backwards; write [low, high] with low < high"
     return None
 

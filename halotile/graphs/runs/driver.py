@@ -130,6 +130,8 @@ class _Driver:
             return
         with self.status.ticking(lambda: self._progress("check")):
             damaged = self.outputs.unmark_damaged(self.context.signals, thorough=True, only=earlier)
+        if damaged:
+            self.status.uncount(damaged)
         self._report_damaged(damaged)
         self._finish_passes()
 

@@ -87,6 +87,9 @@ class Status:
         self._notified_at = 0.0
         self._written = 0.0
         self._message = ""
+        """Lines that no observer has been given yet."""
+        self._taking = threading.Lock()
+        """Held while lines are added or taken: a run reports from one thread and notifies from another."""
         self._finished = False
         """True where an earlier run left nothing to do: its status stays."""
 
@@ -106,6 +109,11 @@ class Status:
         elif done:
             are = "is" if done == 1 else "are"
             self.report(f"{done} of {counted(progress.total, 'block')} {are} done already")
+
+    def uncount(self, damaged: int) -> None:
+        """Count fewer blocks as done by earlier runs: so many of them are damaged, and done again."""
+        self._finished = False
+        self._resumed = max(self._resumed - damaged, 0)
 
     def pass_begins(self, phase: str, number: int, done: int) -> None:
         """Count from here on the blocks of another pass, of which some are done."""
@@ -243,7 +251,8 @@ class Status:
         """
         self.event("message", text=message)
         line = first_line(message)
-        self._message = f"{self._message}\n{line}" if self._message else line
+        with self._taking:
+            self._message = f"{self._message}\n{line}" if self._message else line
         self._notified_at = 0.0
 
     def event(self, kind: str, **details: Any) -> None:
@@ -258,9 +267,10 @@ class Status:
         self._notify(progress)
 
     def _notify(self, progress: Progress) -> None:
+        with self._taking:
+            message, self._message = self._message, ""
         if self.observer is not None:
-            self.observer(progress)
-        self._message = ""
+            self.observer(replace(progress, message=message))
 
     def _write(self, state: str, progress: Progress, reason: str = "") -> None:
         self._written = time.monotonic()

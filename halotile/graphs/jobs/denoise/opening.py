@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.plans.inputs import check_whole
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
 from halotile.storage.views import PlaneValues
@@ -43,6 +44,7 @@ def open_sides(job: Denoising, denoiser: Denoiser, source: Readable, roles: Role
                 f"input.sides.mask: {denoiser.title} changes the image's shape, so no pixel can be kept. Leave the mask out."
             )
         side = open_source(path)
+        check_whole(side.path)
         if side.shape not in (source.shape, spatial_shape):
             raise InputError(
                 f"input.sides.{name} has shape {side.shape}. Give it the image's shape {source.shape} "

@@ -51,7 +51,7 @@ from halotile.graphs.plans.trials.gpu_trials import (
 )
 from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.graphs.waiting import report_if_slow
-from halotile.storage.arrays import Source, open_source
+from halotile.storage.arrays import Source
 from halotile.storage.rim import Readable, Rim
 from halotile.storage.sharded.output import Layout, ShardWriter
 from halotile.tasks.denoise_block import DenoiseTask
@@ -323,10 +323,9 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
 def _identity(settled: _Settled) -> dict[str, Any]:
     """Return everything that can change a bit of the output."""
     sized, opened, task = settled.sized, settled.sized.opened, settled.task
-    sides = sorted(sized.job.input.sides.items())
     return {
         "input": opened.original.fingerprint(),
-        "sides": {name: open_source(path).fingerprint() for name, path in sides},
+        "sides": {name: side.fingerprint() for name, side in opened.sides.items()},
         "denoiser": describe_denoiser(opened.given),
         "weights": {path.name: task.seals[str(path)] for path in opened.given.files()},
         "range": list(task.tiling.range) if task.tiling.range else None,

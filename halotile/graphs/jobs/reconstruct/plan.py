@@ -39,6 +39,7 @@ from halotile.graphs.jobs.reconstruct.paths import with_whole_paths
 from halotile.graphs.jobs.reconstruct.problem.forms import Form, check_per_pass, choose_form
 from halotile.graphs.jobs.reconstruct.problem.prior import (
     cut_for_prior,
+    describe_denoised,
     describe_prior,
     tried_prior,
 )
@@ -69,7 +70,6 @@ from halotile.graphs.plans.trials.gpu_trials import (
     as_it_went,
     choose_tiles,
     chosen_with_tiles,
-    on_device,
     sized_as,
     trying,
 )
@@ -347,7 +347,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         "start": images["start"].fingerprint() if "start" in images else None,
         "reference": images["reference"].fingerprint() if "reference" in images else None,
         "precision": opened.computing.precision if denoiser else job.run.precision,
-        **(on_device(denoised, opened.begun.previous) if denoised else {}),
+        **(describe_denoised(denoised, opened.begun.previous) if denoised else {}),
         "exact": job.exact,
         "layout": sized.layout.to_json(),
         "block": list(settled.work.grid.block),

@@ -34,9 +34,10 @@ class NoiseChoice:
             near = nearest(str(self.name), get_args(Noise), likeness=0.5)
             hint = f"did you mean {near}?" if near else f"write one of {', '.join(get_args(Noise))}."
             raise ConfigError(f"noise is {self.name!r}: there is none of that name; {hint}")
-        if not (math.isfinite(self.gain) and self.gain > 0):
+        # A value of another type is refused with the job.
+        if isinstance(self.gain, int | float) and not (math.isfinite(self.gain) and self.gain > 0):
             raise ConfigError(f"gain is {self.gain:g}: a count has to be worth something. Write more than 0.")
-        if self.seed < 0:
+        if isinstance(self.seed, int) and self.seed < 0:
             raise ConfigError(f"seed is {self.seed}: seeds count from 0. Write 0 or more.")
 
     def describe(self, sigma: float) -> str:

@@ -237,7 +237,8 @@ class Stream:
             self._fill(numbers)
             if not self._in_flight:
                 return
-            arrived = self._wait(poll_seconds)
+            # A task that a drain released arrives too, as cancelled.
+            arrived = [future for future in self._wait(poll_seconds) if future in self._in_flight]
             if arrived:
                 self.be_patient()
                 yield self._collect(arrived)

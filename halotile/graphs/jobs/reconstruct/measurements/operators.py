@@ -14,6 +14,7 @@ from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.choices import make_chosen
+from halotile.graphs.plans.inputs import check_whole
 from halotile.graphs.rules.written_options import stand_ins
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_array, open_source
@@ -51,7 +52,10 @@ def make_operators(choices: tuple[OperatorChoice, ...], job: Job) -> tuple[Opera
     operators = []
     for number, choice in enumerate(choices):
         try:
-            operators.append(make_operator(choice, job))
+            operator = make_operator(choice, job)
+            for source in sources_in(operator):
+                check_whole(source.path)
+            operators.append(operator)
         except (ConfigError, InputError) as error:
             raise type(error)(f"operators[{number}]: {error}") from None
     return tuple(operators)

@@ -130,7 +130,7 @@ class Form:
             return self.normal(image)
 
         def whole(image: Readable) -> Contributions:
-            return Contributions(image, self.whole, wants)
+            return Contributions(image, self.terms, wants)
 
         if self.apart:
             return Staged(None, near)

@@ -12,7 +12,7 @@ from halotile.graphs.plans.cutting import grid_of, rim_of, tiling_of
 from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.resources.sizes import Geometry
 from halotile.graphs.plans.trials.denoiser_trials import DenoiserTrial, tried
-from halotile.graphs.plans.trials.gpu_trials import channels_last_of
+from halotile.graphs.plans.trials.gpu_trials import channels_last_of, on_device
 from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.graphs.waiting import Report
 from halotile.storage.grid import Grid
@@ -89,3 +89,8 @@ def describe_prior(
         "weights": {path.name: seals[str(path)] for path in denoiser.files()},
         "depth": [list(pair) for pair in reach.depth],
     }
+
+
+def describe_denoised(denoised: Denoised, previous: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the boundary rule of a denoised image as JSON, with its device and tiles on a GPU."""
+    return {"boundary": list(denoised.rim.rules), **on_device(denoised, previous)}
