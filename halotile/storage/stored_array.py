@@ -53,7 +53,7 @@ class StoredArray:
         self.shape, self.ndim, self.dtype = header.shape, len(header.shape), header.dtype
         self.chunks, self.shards, self.mapped = header.chunks, header.shards, header.mapped
         self.axes, self.scale, self.units, self.ome = header.axes, header.scale, header.units, header.ome
-        self.remarks = header.remarks
+        self.remarks, self.nodata = header.remarks, header.nodata
 
     def with_sizes(self, sizes: Mapping[str, float | str]) -> Self:
         """The same array with the user's pixel sizes of some axes, such as ``{"z": "0.3 um"}``.

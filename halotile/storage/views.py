@@ -33,6 +33,31 @@ class ChannelAxis:
 
 
 @dataclass(frozen=True, slots=True)
+class WithoutValue:
+    """An array with NaN where it has a value that stands for no measurement; of floats, whatever it is stored as."""
+
+    source: Readable
+    value: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in pixels."""
+        return self.source.shape
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of one pixel: wide enough for every value of the stored type."""
+        return np.result_type(self.source.dtype, np.float32)
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        pixels = self.source.read(region)
+        return np.where(pixels == pixels.dtype.type(self.value), np.nan, pixels).astype(
+            self.dtype, copy=False
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Constant:
     """An array with the same value everywhere, which takes no memory."""
 

@@ -42,6 +42,8 @@ class Receipt:
     """By block, the digests of what was written to its images, concatenated."""
     bad: list[BadBlock] = field(default_factory=list)
     pixels: int = 0
+    holes: int = 0
+    """Pixels that were left as they are, because they hold no measurement or a mask keeps them."""
     read_bytes: int = 0
     written_bytes: int = 0
     read_seconds: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.devices.device import Device, unless_lost
 from halotile.tasks.devices.gpu import open_device
 from halotile.tasks.finite import check_image, check_side
+from halotile.tasks.holes import Holes, Valid, fill_from_nearest
 from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, Tiling
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.probe import check_purity
@@ -42,6 +44,8 @@ class DenoiseTask:
     precision: str
     on_nan: str
     overlap: bool
+    holes: Holes | None = None
+    """Values without a measurement; None if every value is one."""
     channels_last: bool = False
     io_threads: int = 1
     """Threads that read and write the chunks of a block in parallel."""
@@ -62,19 +66,19 @@ class DenoiseTask:
 
 @dataclass(frozen=True, slots=True)
 class ReadBlock:
-    """The staged pixels of a block, their size in bytes, and the image with its mask if there is one."""
+    """The staged pixels of a block, their size in bytes, and the arranged image with its holes if there are any."""
 
     staged: StagedBlock
     size: int
-    masked: tuple[Pixels, Pixels] | None
+    holed: tuple[Pixels, Valid] | None
 
 
 @dataclass(frozen=True, slots=True)
 class CoreImage:
-    """A core to be written, and the image with its mask if there is one."""
+    """A core to be written, and the arranged image with its holes if there are any."""
 
     computed: QueuedCore
-    masked: tuple[Pixels, Pixels] | None
+    holed: tuple[Pixels, Valid] | None
 
 
 class DenoiseStages:
@@ -115,10 +119,30 @@ class DenoiseStages:
         sides = {name: self._read_side(name, side, block) for name, side in task.sides.items()}
         size = pixels.nbytes + sum(side.nbytes for side in sides.values())
         arranged = {name: self._arrange_side(side) for name, side in sides.items()}
-        mask = arranged.pop("mask", None)
+        given = original = roles.arrange(pixels)
+        valid = self._valid(original, arranged.pop("mask", None))
+        if valid is not None:
+            given = self._without_holes(original, valid)
+            if task.denoiser.takes_valid:
+                arranged["valid"] = valid.astype(np.uint8)
         with unless_lost(self.tiles.device):
-            staged = self.tiles.stage(roles.arrange(pixels), arranged)
-        return ReadBlock(staged, size, None if mask is None else (pixels, mask))
+            staged = self.tiles.stage(given, arranged)
+        return ReadBlock(staged, size, None if valid is None else (original, valid))
+
+    def _valid(self, pixels: Pixels, mask: Pixels | None) -> Valid | None:
+        """The pixels of a block that were measured and are not masked; None where all are."""
+        valid = self.task.holes.valid(pixels) if self.task.holes else None
+        if mask is None or mask.all():
+            return valid
+        kept = np.broadcast_to(np.asarray(mask != 0), pixels.shape)
+        return kept if valid is None else np.logical_and(valid, kept)
+
+    def _without_holes(self, pixels: Pixels, valid: Valid) -> Pixels:
+        """A copy whose holes are 0, for a denoiser that leaves them out, or else filled."""
+        if self.task.denoiser.takes_valid:
+            return np.where(valid, pixels, pixels.dtype.type(0))
+        mean = self.task.holes.mean if self.task.holes else 0.0
+        return fill_from_nearest(pixels, valid, len(self.task.roles.spatial), mean)
 
     def compute(self, block: Block, what_was_read: ReadBlock, receipt: Receipt) -> CoreImage:
         """Denoise the core; on a GPU, without waiting for the result."""
@@ -131,7 +155,7 @@ class DenoiseStages:
             )
         receipt.pixels += block.core.size
         receipt.read_bytes += what_was_read.size
-        return CoreImage(computed, what_was_read.masked)
+        return CoreImage(computed, what_was_read.holed)
 
     def write(self, block: Block, result: CoreImage, receipt: Receipt) -> None:
         """Write the core."""
@@ -139,14 +163,28 @@ class DenoiseStages:
         with unless_lost(self.tiles.device):
             pixels = result.computed.collect()
         receipt.compute_seconds += result.computed.seconds
-        if result.masked is not None:
+        if result.holed is not None:
             pixels = to_dtype(pixels, task.writer.layout.dtype)
-            original, mask = result.masked
+            original, valid = result.holed
             reach = roles.spatial_part(task.rim.reach(block.window, task.grid.shape))
             inner: tuple[Any, ...] = (..., *roles.spatial_part(block.core).relative_to(reach).slices)
-            _restore_masked(pixels, roles.arrange(original)[inner], mask[inner])
+            receipt.holes += self._restore_holes(pixels, original[inner], valid[inner])
         region = roles.output_region(block.core, task.tiling.scale, task.channels_out)
         receipt.enter(block.number, [task.writer.write(region, roles.restore(pixels))])
+
+    def _restore_holes(self, result: Pixels, original: Pixels, valid: Valid) -> int:
+        """Restore the pixels of holes, or mark them if the result has another shape; return their number in the image."""
+        holes = ~valid
+        if result.shape == original.shape:
+            result[holes] = to_dtype(original[holes], result.dtype)
+        else:
+            holes = np.asarray(holes.any(axis=len(self.task.roles.looped), keepdims=True))
+            for axis in range(-len(self.task.roles.spatial), 0):
+                holes = holes.repeat(self.task.tiling.scale, axis)
+            value = self.task.holes.value if self.task.holes else None
+            marked = np.array([math.nan if value is None else value])
+            result[np.broadcast_to(holes, result.shape)] = to_dtype(marked, result.dtype)
+        return int(np.count_nonzero(~valid))
 
     def _read_side(self, name: str, side: Readable, block: Block) -> Pixels:
         """Read a side input, which has the shape of the image or of its tiled axes alone, or a number for each plane."""
@@ -167,9 +205,3 @@ class DenoiseStages:
         if side.ndim == len(roles.axes):
             return roles.arrange(side)
         return side[(None,) * (len(roles.looped) + 1)]
-
-
-def _restore_masked(result: NDArray[Any], original: NDArray[Any], mask: NDArray[Any]) -> None:
-    """Restore the original pixels where the mask is 0."""
-    masked = np.broadcast_to(mask == 0, result.shape)
-    result[masked] = to_dtype(original[masked], result.dtype)

@@ -39,7 +39,7 @@ def option_fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
     --------
     >>> from halotile.tasks.denoisers.gaussian import Gaussian
     >>> list(option_fields(Gaussian))
-    ['sigma', 'truncate']
+    ['spacing', 'sigma', 'truncate']
     """
     return {job_key(f.name): f for f in dataclasses.fields(kind) if f.init and f.metadata.get("option", True)}
 

@@ -24,6 +24,11 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
         ("output", outcome.output),
         ("blocks", f"{outcome.done:,} of {outcome.total:,} done{resumed}"),
     ]
+    if outcome.holes:
+        since = " in the blocks of this run" if outcome.resumed else ""
+        rows.append(
+            ("holes", f"{counted(outcome.holes, 'pixel')}{since} left as they are: no measurement, or masked")
+        )
     if outcome.done > outcome.resumed:
         rate = rate_text(outcome.megapixels_per_second)
         rows += [

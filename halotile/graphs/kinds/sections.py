@@ -65,6 +65,9 @@ class Input:
     """One letter for each axis, such as "zyx" or "tcyx", where the file does not name them."""
     spacing: Mapping[str, float | str] = field(default_factory=dict)
     """Size of a pixel along some axes, with a unit or without, such as {z: 0.3 um}, where the file does not know it."""
+    nodata: float | Literal["auto", "nan", "none"] = "auto"
+    """Value of pixels without a measurement, besides NaN: they stay as they are, and no other pixel depends on them. auto: as the file says
+    (GDAL_NODATA, _FillValue); none: every value is a measurement."""
     range: tuple[float, float] | Auto = "auto"
     """Values mapped to 0 and 1 before denoising, and back after. auto: the range of an integer type; floats unchanged."""
     sides: Mapping[str, ReadPath] = field(default_factory=dict)
@@ -130,7 +133,7 @@ class Run:
     on_bad_block: Literal["fail", "quarantine"] = "fail"
     """fail: the run ends with exit code 1; quarantine: with exit code 3. The good blocks stay either way."""
     on_nan: Literal["propagate", "fail"] = "propagate"
-    """Effect of a NaN or infinity in the input: propagate computes with it, fail ends the run."""
+    """Effect of a NaN or infinity in the input: propagate computes with it (a NaN that is no hole), fail ends the run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device: CPUs or GPUs. auto: GPUs where the cluster has them for its workers."""
     precision: Literal["float32", "tf32", "float16", "bfloat16"] = "float32"

@@ -99,9 +99,18 @@ def tiling_of(
     )
 
 
-def grid_of(geometry: Geometry, roles: Roles, reach: Reach, block: tuple[int, ...], tiling: Tiling) -> Grid:
-    """Return the grid of super-blocks."""
-    depth = dict(zip(roles.spatial, reach.depth, strict=True))
+def grid_of(
+    geometry: Geometry,
+    roles: Roles,
+    reach: Reach,
+    block: tuple[int, ...],
+    tiling: Tiling,
+    *,
+    further: int = 0,
+) -> Grid:
+    """Return the grid of super-blocks, which read some pixels further than their tiles look."""
+    widths = [(before + further, after + further) for before, after in reach.depth]
+    depth = dict(zip(roles.spatial, widths, strict=True))
     # The halo beyond the image does not count where the window is cut there.
     least = {i: n + max(depth[i]) for i, n in zip(roles.spatial, tiling.least, strict=True) if n > 1}
     return Grid(

@@ -34,6 +34,8 @@ class Outcome:
     """Sum over all workers, each by the clock of its device."""
     start_seconds: float = 0.0
     """Time from the beginning of the run until its workers were ready; ``seconds`` begin then."""
+    holes: int = 0
+    """Pixels of this run's blocks that were left as they are: without a measurement, or masked."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Figures of the last iteration of a solver."""
 
@@ -53,6 +55,7 @@ class Outcome:
             device_peak_bytes=progress.device_peak_bytes,
             compute_seconds=progress.compute_seconds,
             start_seconds=progress.start_seconds,
+            holes=progress.holes,
             figures=progress.figures,
         )
 

@@ -76,7 +76,7 @@ class Status:
         self._has_begun = False
         """True once a pass began."""
         self._retried = 0
-        self._pixels = 0
+        self._pixels = self._holes = 0
         self._read_bytes = 0
         self._written_bytes = 0
         self._peak_memory_bytes = 0
@@ -135,6 +135,7 @@ class Status:
     def count(self, receipt: Receipt) -> None:
         """Add a receipt to the sums."""
         self._pixels += receipt.pixels
+        self._holes += receipt.holes
         self._read_bytes += receipt.read_bytes
         self._written_bytes += receipt.written_bytes
         self._device_peak_bytes = max(self._device_peak_bytes, receipt.device_peak_bytes)
@@ -208,6 +209,7 @@ class Status:
             compute_seconds=self._compute_seconds,
             retried=self._retried,
             failed=failed,
+            holes=self._holes,
             message=self._message,
             figures=self._figures,
         )

@@ -30,6 +30,8 @@ class Progress:
     """Sum over all workers, each by the clock of its device."""
     retried: int = 0
     failed: int = 0
+    holes: int = 0
+    """Pixels of this run's blocks that were left as they are: without a measurement, or masked."""
     message: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Figures of a solver's last iteration: iteration, iterations, misfit, change, psnr."""

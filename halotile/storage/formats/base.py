@@ -74,6 +74,10 @@ class Source(Readable, Protocol):
         """OME metadata other than axes, scale and units; None when the file has no OME metadata."""
 
     @property
+    def nodata(self) -> float | None:
+        """Value of pixels without a measurement, besides NaN; None if the file names none."""
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """Assumptions about the file where it leaves room for others, each with what to write instead."""
 
@@ -112,6 +116,7 @@ class Header:
     ome: OmeImage | None = None
     shards: tuple[int, ...] | None = None
     remarks: tuple[str, ...] = ()
+    nodata: float | None = None
 
 
 def make_header(
@@ -128,6 +133,7 @@ def make_header(
     ome: OmeImage | None = None,
     shards: Sequence[int] | None = None,
     image: bool = True,
+    nodata: Any = None,
 ) -> Header:
     """The validated header of an array.
 
@@ -157,8 +163,18 @@ def make_header(
         mapped=mapped or not chunks,
         ome=ome,
         shards=tuple(int(n) for n in shards) if shards else None,
+        nodata=_number(nodata, native),
         remarks=() if requested else remarks_on_axes(axes, pixels, is_named=letters(named or ()) is not None),
     )
+
+
+def _number(value: Any, dtype: np.dtype[np.generic]) -> float | None:
+    """A value that pixels may have, from metadata of any type; None for NaN, which needs no mention, and for nonsense."""
+    try:
+        number = float(np.asarray(value).item())
+        return number if math.isfinite(number) and dtype.type(number) == number else None
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _refuse_shape(shape: tuple[int, ...]) -> None:

@@ -24,6 +24,7 @@ from halotile.storage.stored_array import StoredArray
 ALL = "all"
 """Dataset of the series of equal shape as one image."""
 _PALETTE = 3
+_GDAL_NODATA = 42113
 MOST_LISTED = 4
 """Series that are listed one by one."""
 _MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -185,10 +186,17 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
         named=[None, *named] if is_stack else named,
         identity={"series": ALL if is_stack else number, "level": level, **file_identity(path, others)},
         ome=OmeImage() if file.is_ome else None,
+        nodata=_nodata(series.keyframe),
     )
     finest = file.series[number].shape
     header = _with_scale(header, pixel_sizes(file, number), (len(chosen), *finest) if is_stack else finest)
     return header if is_stack else replace(header, remarks=(*_series_remark(file, number), *header.remarks))
+
+
+def _nodata(page: Any) -> str | None:
+    """The text of GDAL's tag for pixels without a measurement."""
+    tag = page.tags.get(_GDAL_NODATA)
+    return None if tag is None else str(tag.value).strip("\0 ")
 
 
 def _series_remark(file: Any, number: int) -> tuple[str, ...]:

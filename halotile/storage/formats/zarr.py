@@ -110,6 +110,7 @@ class ZarrReader(ArrayReader):
             identity=self.identity(),
             mapped=self.mapped,
             image=image,
+            nodata=array.attrs.get("_FillValue"),
         )
 
 

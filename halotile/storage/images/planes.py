@@ -37,7 +37,7 @@ class Planes:
     >>> from halotile.storage.arrays import open_source
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     np.save(f"{folder}/a.npy", np.arange(24, dtype="uint16").reshape(2, 3, 4))
-    ...     planes = choose_planes(open_source(f"{folder}/a.npy"), {"z": 1}, None)
+    ...     planes = choose_planes(open_source(f"{folder}/a.npy"), {"q": 1}, None)
     ...     planes.shape, planes.read((), Region((0, 0), (1, 4))).tolist()
     ((3, 4), [[12, 13, 14, 15]])
     """

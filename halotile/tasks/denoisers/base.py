@@ -61,6 +61,9 @@ class Denoiser(Protocol):
     """The rim rule under which the tiled result equals the result on the whole image."""
     convolutional: ClassVar[bool]
     """True if it is faster in ``channels_last`` memory."""
+    takes_valid: ClassVar[bool] = False
+    """True if the model leaves out the holes of an image by itself: it takes ``valid``, 1 where a pixel was measured and 0 elsewhere,
+    of the shape of the batch, in which holes are 0. Others get an image whose holes are filled."""
     tried_apart: ClassVar[bool] = False
     """Checked and tried in a separate process: a user's network may take any amount of memory."""
 
@@ -228,6 +231,8 @@ class Leveled(Pixelwise):
 class LeveledFilter(Leveled, Spaced):
     """A filter with a strength; on a CPU it is applied to one tile at a time, whose arrays may stay in the cache."""
 
+    takes_valid: ClassVar[bool] = True
+
     strength: float
 
     def __post_init__(self) -> None:
@@ -239,35 +244,51 @@ class LeveledFilter(Leveled, Spaced):
         """The filter as a function on tensors."""
         return self.denoise
 
-    def denoise(self, batch: torch.Tensor, sigma: torch.Tensor | None = None) -> torch.Tensor:
-        """Filter every tile of a batch; ``sigma`` is a noise level for each pixel."""
+    def denoise(
+        self, batch: torch.Tensor, sigma: torch.Tensor | None = None, valid: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Filter every tile of a batch; ``sigma`` is a noise level for each pixel, ``valid`` is 0 in holes."""
         import torch
 
         if batch.is_cuda:
-            return self._in_range(batch, sigma)
-        levels = sigma.split(1) if sigma is not None else itertools.repeat(None)
+            return self._in_range(batch, sigma, holed(valid))
+        levels, valids = (
+            side.split(1) if side is not None else itertools.repeat(None) for side in (sigma, valid)
+        )
         return torch.cat(
-            [self._in_range(tile, level) for tile, level in zip(batch.split(1), levels, strict=False)]
+            [
+                self._in_range(tile, level, holed(measured))
+                for tile, level, measured in zip(batch.split(1), levels, valids, strict=False)
+            ]
         )
 
-    def _in_range(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
+    def _in_range(
+        self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
+    ) -> torch.Tensor:
         """Filter tiles all at once; where squares of the pixels may overflow or vanish, in other units, which a power of two leaves exact."""
         strength = self.strength_at(self.strength, sigma, image.dtype)
         exponent = math.frexp(float(strength if isinstance(strength, float) else strength.max()))[1]
         if abs(exponent) <= MODERATE:
-            return self.apply(image, sigma)
+            return self.apply(image, sigma, valid)
         unit = 2.0 ** max(-LARGEST_SHIFT, min(exponent, LARGEST_SHIFT))
         if sigma is not None:
-            return self.apply(image / unit, sigma / unit).mul_(unit)
+            return self.apply(image / unit, sigma / unit, valid).mul_(unit)
         if isinstance(self.sigma, float | int):
             own = replace(self, sigma=self.sigma / unit)
         else:
             own = replace(self, strength=self.strength / unit)
-        return own.apply(image / unit, None).mul_(unit)
+        return own.apply(image / unit, None, valid).mul_(unit)
 
     @abstractmethod
-    def apply(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
-        """Filter tiles all at once."""
+    def apply(
+        self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Filter tiles all at once; ``valid`` is None where there are no holes."""
+
+
+def holed(valid: torch.Tensor | None) -> torch.Tensor | None:
+    """``valid`` itself; None where it has no holes."""
+    return None if valid is None or bool(valid.all()) else valid
 
 
 def number_like(value: float | torch.Tensor, image: torch.Tensor) -> torch.Tensor:

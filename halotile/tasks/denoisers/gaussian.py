@@ -15,7 +15,7 @@ from halotile.tasks.convolution.shifted_sums import (
     weigh_symmetric,
     widened,
 )
-from halotile.tasks.denoisers.base import Model, Spaced
+from halotile.tasks.denoisers.base import Model, Spaced, holed
 from halotile.tasks.options import STRICT, check_above_zero
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Gaussian(Spaced):
     dims: ClassVar[tuple[int, ...]] = (3, 2)
     boundary: ClassVar[str] = "reflect"
     convolutional: ClassVar[bool] = False
+    takes_valid: ClassVar[bool] = True
 
     sigma: float
     """Standard deviation of the Gaussian, in pixels; of a volume, in pixels along the axis where they are smallest."""
@@ -78,12 +79,35 @@ class Gaussian(Spaced):
         return partial(smooth, taps_of=self.taps_along)
 
 
-def smooth(batch: torch.Tensor, *, taps_of: Callable[[int], Sequence[tuple[float, ...]]]) -> torch.Tensor:
-    """Filter every spatial axis of a batch with symmetric weights; ``taps_of`` gives those of each of so many axes."""
+def smooth(
+    batch: torch.Tensor,
+    valid: torch.Tensor | None = None,
+    *,
+    taps_of: Callable[[int], Sequence[tuple[float, ...]]],
+) -> torch.Tensor:
+    """Filter every spatial axis of a batch with symmetric weights; ``taps_of`` gives those of each of so many axes.
+
+    Where there are holes, the weights of the measured pixels are divided by their sum, relative to that of all weights: exactly 1
+    away from holes.
+
+    References
+    ----------
+    H. Knutsson, C.-F. Westin, Normalized and differential convolution, CVPR 1993.
+    """
+    taps = taps_of(batch.dim() - 2)
+    smoothed = _smoothed(batch, taps)
+    if (measured := holed(valid)) is None:
+        return smoothed
+    total = _smoothed(batch.new_ones((1, 1, *[1] * len(taps))), taps)
+    share = _smoothed(measured, taps).div_(total)
+    return smoothed.div_(share.masked_fill_(measured == 0, 1.0))
+
+
+def _smoothed(batch: torch.Tensor, taps: Sequence[tuple[float, ...]]) -> torch.Tensor:
     import torch
 
     axes = range(2, batch.dim())
-    along = dict(zip(axes, taps_of(len(axes)), strict=True))
+    along = dict(zip(axes, taps, strict=True))
     depths = {axis: len(weights) - 1 for axis, weights in along.items()}
     out = torch.empty_like(batch, memory_format=torch.contiguous_format)
     for start, stop in strips(batch):

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from halotile.tasks.convolution.median_networks import MedianNetwork, median_network
-from halotile.tasks.convolution.shifted_sums import rows_around, strips
-from halotile.tasks.denoisers.base import Model, Pixelwise
+from halotile.tasks.convolution.shifted_sums import box_sum, rows_around, strips
+from halotile.tasks.denoisers.base import Model, Pixelwise, holed
 from halotile.tasks.options import STRICT, check_odd
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ SELECTION_BYTES = 1 << 22
 class Median(Pixelwise):
     """The median of the ``size`` x ``size`` (or ``size``³) pixels around each pixel.
 
-    The same filter as ``scipy.ndimage.median_filter(mode="reflect")``. A NaN makes every pixel NaN
-    whose window contains it. Where a window ends without a halo (boundary: cut), its outermost
+    The same filter as ``scipy.ndimage.median_filter(mode="reflect")``, beside holes that of the measured
+    pixels. Where a window ends without a halo (boundary: cut), its outermost
     pixels are repeated.
 
     Examples
@@ -39,6 +39,7 @@ class Median(Pixelwise):
     dims: ClassVar[tuple[int, ...]] = (3, 2)
     boundary: ClassVar[str] = "reflect"
     convolutional: ClassVar[bool] = False
+    takes_valid: ClassVar[bool] = True
 
     size: int
     """Edge of the window, in pixels: an odd number."""
@@ -59,8 +60,8 @@ class Median(Pixelwise):
         return partial(filter_median, size=self.size)
 
 
-def filter_median(batch: torch.Tensor, *, size: int) -> torch.Tensor:
-    """The median of the window around every pixel of a batch."""
+def filter_median(batch: torch.Tensor, valid: torch.Tensor | None = None, *, size: int) -> torch.Tensor:
+    """The median of the window around every pixel of a batch; of the measured pixels, where there are holes."""
     import torch
 
     axes = batch.dim() - 2
@@ -69,10 +70,32 @@ def filter_median(batch: torch.Tensor, *, size: int) -> torch.Tensor:
     # A network keeps about as many arrays as the window has pixels; half a strip keeps them in cache.
     pixels = 1 << 15 if network else max(1, SELECTION_BYTES // (count * batch.element_size()))
     out = torch.empty_like(batch, memory_format=torch.contiguous_format)
+    measured = holed(valid)
     for start, stop in strips(batch, pixels):
         source = _padded(rows_around(batch, start, stop, size // 2), size // 2)
-        out.narrow(2, start, stop - start).copy_(_middle(source, size, network))
+        strip = out.narrow(2, start, stop - start)
+        strip.copy_(_middle(source, size, network))
+        if measured is not None:
+            known = _padded(rows_around(measured, start, stop, size // 2), size // 2)
+            _replace_near_holes(strip, source, known, size)
     return out
+
+
+def _replace_near_holes(strip: torch.Tensor, source: torch.Tensor, known: torch.Tensor, size: int) -> None:
+    """Replace the medians of windows that hold both holes and measured pixels by those of the measured ones."""
+    import torch
+
+    windows, measured = source.masked_fill(known == 0, torch.inf), known
+    for axis in range(2, source.dim()):
+        measured = box_sum(measured, axis, size)
+        windows = windows.unfold(axis, size, 1)
+    places = ((measured > 0) & (measured < size ** (source.dim() - 2))).nonzero(as_tuple=True)
+    at_once = max(1, SELECTION_BYTES // (size ** (source.dim() - 2) * source.element_size()))
+    for part in zip(*(place.split(at_once) for place in places), strict=True):
+        ordered = windows[part].flatten(1).sort(dim=1).values
+        last = measured[part].long() - 1
+        low, high = (ordered.gather(1, rank[:, None])[:, 0] for rank in (last // 2, (last + 1) // 2))
+        strip[part] = (low + high) / 2
 
 
 def _padded(rows: torch.Tensor, depth: int) -> torch.Tensor:

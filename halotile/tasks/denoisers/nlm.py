@@ -25,7 +25,7 @@ class NonLocalMeans(LeveledFilter):
     weight 1. ``h`` is the strength, times the noise level sigma if it is known; if not, sigma
     is 0 in the formula. No weight is cut off (skimage's fast mode drops those below exp(-5)). Where a
     window ends without a halo (boundary: cut), there are no candidates beyond its edge, and pixels of
-    a patch beyond it count as equal.
+    a patch beyond it count as equal. Holes are no candidates, and patches are compared where both were measured.
 
     References
     ----------
@@ -70,7 +70,9 @@ class NonLocalMeans(LeveledFilter):
         """Two sums, and differences, patch sums, weights and scratch of one tile."""
         return 40.0
 
-    def apply(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
+    def apply(
+        self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
+    ) -> torch.Tensor:
         """Average similar patches; each pair of pixels is compared once, its weight used both ways."""
         import torch
 
@@ -80,12 +82,13 @@ class NonLocalMeans(LeveledFilter):
         patch = self._patch(spacing)
         for shift in half_of_shifts([int(self.distance / size) for size in spacing]):
             here, there = overlap(tuple(image.shape), shift)
-            difference = patch_difference(image[here] - image[there], patch)
-            weight = _weight(difference, _at(allowance, here), _at(steepness, here))
+            both = None if valid is None else valid[here] * valid[there]
+            difference = _compared(image[here] - image[there], patch, both)
+            weight = _weight(difference, _at(allowance, here), _at(steepness, here), both)
             total[here] += weight * image[there]
             weights[here] += weight
             if sigma is not None:
-                weight = _weight(difference, _at(allowance, there), _at(steepness, there))
+                weight = _weight(difference, _at(allowance, there), _at(steepness, there), both)
             total[there] += weight * image[here]
             weights[there] += weight
         return total.div_(weights)
@@ -135,8 +138,21 @@ def _at(value: torch.Tensor, place: tuple[slice, ...]) -> torch.Tensor:
     return value[place] if value.dim() else value
 
 
-def _weight(difference: torch.Tensor, allowance: torch.Tensor, steepness: torch.Tensor) -> torch.Tensor:
-    return (difference - allowance).clamp_min_(0.0).mul_(steepness).exp_()
+def _compared(difference: torch.Tensor, patch: Sequence[int], both: torch.Tensor | None) -> torch.Tensor:
+    """Sum of the squares over the patch around every pixel; of those pairs that are both measured, in proportion, where there are holes."""
+    if both is None:
+        return patch_difference(difference, patch)
+    compared = patch_difference(both.clone(), patch)  # their number: a square of 0 or 1 is itself
+    share = (compared / math.prod(patch)).clamp_min_(1.0 / math.prod(patch))
+    return patch_difference(difference.mul_(both), patch).div_(share)
+
+
+def _weight(
+    difference: torch.Tensor, allowance: torch.Tensor, steepness: torch.Tensor, both: torch.Tensor | None
+) -> torch.Tensor:
+    """Weights of pairs of pixels, 0 where one is in a hole."""
+    weight = (difference - allowance).clamp_min_(0.0).mul_(steepness).exp_()
+    return weight if both is None else weight.mul_(both)
 
 
 DENOISER = NonLocalMeans

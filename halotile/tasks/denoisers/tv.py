@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 
 from halotile.tasks.denoisers.base import TINY, LeveledFilter, number_like
 from halotile.tasks.options import STRICT, check_whole
@@ -65,10 +65,14 @@ class TotalVariation(LeveledFilter):
         """The result, and for one tile at a time: dual, its gradient, norm and scratch."""
         return 40.0
 
-    def apply(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
+    def apply(
+        self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
+    ) -> torch.Tensor:
         """Take the dual steps."""
-        slopes = [1.0 / size for size in self.spacing_along(image.dim() - 2)]
-        return _minimise(image, self.strength_at(self.strength, sigma, image.dtype), self.iterations, slopes)
+        gradient = _Gradient.of(image, self.spacing_along(image.dim() - 2), valid)
+        return _minimise(
+            image, self.strength_at(self.strength, sigma, image.dtype), self.iterations, gradient
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,55 +93,94 @@ class Proximal(TotalVariation):
         """The result, and for one tile at a time: three duals (present, previous, extrapolated), gradient, norm, scratch."""
         return 60.0
 
-    def apply(self, image: torch.Tensor, sigma: torch.Tensor | None) -> torch.Tensor:
+    def apply(
+        self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
+    ) -> torch.Tensor:
         """Take projected steps with momentum."""
-        slopes = [1.0 / size for size in self.spacing_along(image.dim() - 2)]
+        gradient = _Gradient.of(image, self.spacing_along(image.dim() - 2), valid)
         return _accelerated(
-            image, self.strength_at(self.strength, sigma, image.dtype), self.iterations, slopes
+            image, self.strength_at(self.strength, sigma, image.dtype), self.iterations, gradient
         )
 
 
+class _Gradient(NamedTuple):
+    """Slopes to the next pixel along each axis, by its distance; none between a hole and a measured pixel."""
+
+    weights: Sequence[float]
+    """1 over the distance along each axis."""
+    links: Sequence[torch.Tensor] | None
+    """For each axis, 1 where a pixel and the next are both measured; None without holes."""
+
+    @classmethod
+    def of(cls, image: torch.Tensor, spacing: Sequence[float], valid: torch.Tensor | None) -> Self:
+        weights = [1.0 / size for size in spacing]
+        if valid is None:
+            return cls(weights, None)
+        lengths = [(axis, image.shape[axis] - 1) for axis in range(2, image.dim())]
+        return cls(weights, [valid.narrow(axis, 1, n) * valid.narrow(axis, 0, n) for axis, n in lengths])
+
+    @property
+    def square(self) -> float:
+        """Sum of the squared weights, which bounds the step."""
+        return math.fsum(w * w for w in self.weights)
+
+    def write(self, image: torch.Tensor, out: list[torch.Tensor]) -> None:
+        """Write the slopes; ``out`` is not changed at the last pixel."""
+        _differences(image, out)
+        for axis, link in enumerate(self.links or (), start=2):
+            out[axis - 2].narrow(axis, 0, link.shape[axis]).mul_(link)
+        self.weigh(out)
+
+    def weigh(self, parts: list[torch.Tensor]) -> None:
+        """Multiply each part by the weight of its axis."""
+        for part, weight in zip(parts, self.weights, strict=True):
+            if weight != 1:
+                part.mul_(weight)
+
+    def weighed(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The parts times the weights of their axes."""
+        return [part if w == 1 else part * w for part, w in zip(parts, self.weights, strict=True)]
+
+
 def _minimise(
-    image: torch.Tensor, weight: float | torch.Tensor, iterations: int, slopes: Sequence[float]
+    image: torch.Tensor, weight: float | torch.Tensor, iterations: int, gradient: _Gradient
 ) -> torch.Tensor:
     """``image - step div q`` after the dual steps on ``q``, the dual divided by the step and times its slope."""
     import torch
 
     axes = range(2, image.dim())
-    step = 1.0 / (2 * math.fsum(w * w for w in slopes))
+    step = 1.0 / (2 * gradient.square)
     ratio = number_like(weight, image).clamp_min(TINY).reciprocal() * step
     dual = [torch.zeros_like(image) for _ in axes]
     slope = [torch.zeros_like(image) for _ in axes]
     current, damping, scratch = image.clone(), torch.empty_like(image), torch.empty_like(image)
     for _ in range(iterations):
-        _differences(current, slope)
-        _weigh(slope, slopes)
+        gradient.write(current, slope)
         _norm(slope, damping, scratch).mul_(ratio).add_(1.0)
-        _weigh(slope, slopes)
-        for q, gradient in zip(dual, slope, strict=True):
-            q.sub_(gradient).div_(damping)
+        gradient.weigh(slope)
+        for q, part in zip(dual, slope, strict=True):
+            q.sub_(part).div_(damping)
         torch.sub(image, _outflow(dual, damping).mul_(step), out=current)
     return current
 
 
 def _accelerated(
-    image: torch.Tensor, weight: float | torch.Tensor, iterations: int, slopes: Sequence[float]
+    image: torch.Tensor, weight: float | torch.Tensor, iterations: int, gradient: _Gradient
 ) -> torch.Tensor:
     """``image + w div p`` after the steps on ``p``, whose length is at most 1 everywhere."""
     import torch
 
     axes = range(2, image.dim())
     width = number_like(weight, image).clamp_min(TINY)
-    rate = (4 * math.fsum(w * w for w in slopes) * width).reciprocal()
+    rate = (4 * gradient.square * width).reciprocal()
     dual = [torch.zeros_like(image) for _ in axes]
     ahead = dual
     slope = [torch.zeros_like(image) for _ in axes]
     length, scratch = torch.empty_like(image), torch.empty_like(image)
     current, t = image, 1.0
     for number in range(iterations):
-        _differences(current, slope)
-        _weigh(slope, slopes)
-        moved = [q + gradient.mul_(rate) for q, gradient in zip(ahead, slope, strict=True)]
+        gradient.write(current, slope)
+        moved = [q + part.mul_(rate) for q, part in zip(ahead, slope, strict=True)]
         _norm(moved, length, scratch).clamp_min_(1.0)
         for p in moved:
             p.div_(length)
@@ -145,9 +188,7 @@ def _accelerated(
         momentum = (before - 1) / t if number < iterations - 1 else 0.0  # the last one is the result
         ahead = [p + (p - q).mul_(momentum) for p, q in zip(moved, dual, strict=True)]
         dual = moved
-        current = image + _outflow(
-            [p if w == 1 else p * w for p, w in zip(ahead, slopes, strict=True)], length
-        ).mul_(width)
+        current = image + _outflow(gradient.weighed(ahead), length).mul_(width)
     return current
 
 
@@ -159,13 +200,6 @@ def _differences(image: torch.Tensor, out: list[torch.Tensor]) -> None:
         length = image.shape[axis] - 1
         after, before = image.narrow(axis, 1, length), image.narrow(axis, 0, length)
         torch.sub(after, before, out=gradient.narrow(axis, 0, length))
-
-
-def _weigh(parts: list[torch.Tensor], weights: Sequence[float]) -> None:
-    """Multiply each part by its weight."""
-    for part, weight in zip(parts, weights, strict=True):
-        if weight != 1:
-            part.mul_(weight)
 
 
 def _norm(slope: list[torch.Tensor], out: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,8 @@ from halotile.storage.views import PlaneValues
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned
 
+HOLED_BYTES = 24.0
+"""Further working memory of a filter that leaves out holes, for each pixel of a tile."""
 SMALLER = "a smaller output.shard, tile.size or tile.batch"
 
 
@@ -28,6 +30,7 @@ def footprint_of(
         min(w, n) if rule == "cut" else w
         for w, n, rule in zip(middle.window.shape, task.grid.shape, task.rim.rules, strict=True)
     )
+    holed = (task.holes is not None and task.holes.are_likely) or "mask" in task.sides
     core_out = task.roles.output_region(middle.core, tiling.scale, task.channels_out)
     return footprint(
         window=read,
@@ -39,8 +42,8 @@ def footprint_of(
         itemsize_work=np.dtype(tiling.work_dtype).itemsize,
         itemsize_out=np.dtype(layout.dtype).itemsize,
         stored_piece=piece,
-        sides=sum(not isinstance(side, PlaneValues) for side in task.sides.values()),
-        bytes_per_pixel=denoiser.bytes_per_pixel(),
+        sides=sum(not isinstance(side, PlaneValues) for side in task.sides.values()) + holed,
+        bytes_per_pixel=denoiser.bytes_per_pixel() + HOLED_BYTES * (holed and denoiser.takes_valid),
         weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
         overlap=task.overlap,
         io_threads=task.io_threads,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from halotile.graphs.jobs.denoise.cutting import choose_block, geometry_of, layout_of
 from halotile.graphs.jobs.denoise.figures import figures_of
 from halotile.graphs.jobs.denoise.fit import SMALLER, footprint_of, need_of
+from halotile.graphs.jobs.denoise.holes import Holed, choose_holes
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.opening import (
     Levels,
@@ -79,6 +80,7 @@ class _Opened:
     original: Source
     """The input as it is stored."""
     tiled: Tiled
+    holed: Holed
     sides: Mapping[str, Source]
     values: tuple[float, float] | None
     given: Denoiser
@@ -113,13 +115,14 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     computing = compute_on(job, denoiser)
     job = computing.job
     tiled = assign_axes(job, denoiser, original)
+    holed = choose_holes(job, original, tiled.source, tiled.roles.spatial)
     sides = open_sides(job, denoiser, tiled.source, tiled.roles)
     values = value_range(job, tiled.source.dtype)
     check_units(denoiser, values, sides)
     leveled, levels = choose_noise_level(
-        tiled.denoiser, tiled.source, tiled.roles, values, sides, begun.previous
+        tiled.denoiser, holed.view(tiled.source), tiled.roles, values, sides, begun.previous
     )
-    return _Opened(begun, computing, original, tiled, sides, values, denoiser, leveled, levels)
+    return _Opened(begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels)
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,12 @@ class _Sized:
     """Smallest block, in pixels of the input."""
     overlap: bool
     io_threads: int
+
+    @property
+    def further(self) -> int:
+        """Pixels that a block reads beyond its halo, to fill holes."""
+        depth = max(map(max, self.reach.depth))
+        return self.opened.holed.halo(self.denoiser, depth, self.geometry.dims)
 
     def task_of(
         self, block: tuple[int, ...], size: Size, tuned: Tuned | None = None
@@ -162,7 +171,7 @@ class _Sized:
             source=opened.source,
             sides=opened.all_sides,
             writer=ShardWriter(opened.begun.output, self.layout),
-            grid=grid_of(self.geometry, opened.roles, self.reach, block, tiling),
+            grid=grid_of(self.geometry, opened.roles, self.reach, block, tiling, further=self.further),
             rim=self.rim,
             roles=opened.roles,
             denoiser=self.denoiser,
@@ -171,6 +180,7 @@ class _Sized:
             device=computing.device,
             precision=computing.precision,
             on_nan=self.job.run.on_nan,
+            holes=opened.holed.holes,
             overlap=self.overlap,
             channels_last=convolves and channels_last_of(tile, computing.device, computing.precision),
             io_threads=self.io_threads,
@@ -195,7 +205,9 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     if reach.probed:
         denoiser = denoiser.probed(*reach.probed)
     if own_code and previous is None and job.tile.seams != "allow":
-        choose = partial(choose_samples, opened.source, roles, opened.values, reach.depth, reach.align)
+        choose = partial(
+            choose_samples, opened.holed.view(opened.source), roles, opened.values, reach.depth, reach.align
+        )
         reach = compared_on_image(
             reach, denoiser, choose, job.tile, run=job.run, report=request.report, sides=opened.all_sides
         )
@@ -303,6 +315,7 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
     return (
         *opened.original.remarks,
         *opened.tiled.notes,
+        *opened.holed.notes,
         *notes_of(
             opened.original,
             opened.source.dtype,
@@ -335,6 +348,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         "precision": task.precision,
         **on_device(task, opened.begun.previous),
         "on_nan": task.on_nan,
+        "holes": asdict(task.holes) if task.holes else None,
         "layout": sized.layout.to_json(),
         "block": list(task.grid.block),
         "code": {**code_versions(), **sized.own_code},

@@ -1,0 +1,133 @@
+"""Holes of an image: pixels without a measurement, which must neither be denoised nor reach those that were measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.tasks.devices.device import all_finite
+
+SWEEP = {1: 64, 2: 16, 3: 4}
+"""Farthest pixel from which a hole is filled in each of two sweeps, by number of tiled axes."""
+
+STRIP_PIXELS = 1 << 20
+"""Pixels that are filled at once, which takes 40 bytes for each."""
+Valid = NDArray[np.bool_]
+"""True where a pixel was measured."""
+
+
+@dataclass(frozen=True)
+class Holes:
+    """Values that stand for a hole."""
+
+    value: float | None
+    """A value besides NaN; None if there is none."""
+    mean: float
+    """Mean of the measured pixels: it fills what is deep inside a hole, for a denoiser that needs a value everywhere."""
+    share: float = 0.0
+    """Share of the pixels that are holes, by samples."""
+
+    @property
+    def are_likely(self) -> bool:
+        """True if the file names a value or a sample held a hole."""
+        return self.value is not None or self.share > 0
+
+    def valid(self, pixels: NDArray[Any]) -> Valid | None:
+        """The pixels that were measured; None where all are.
+
+        Examples
+        --------
+        >>> Holes(-9999.0, 0.0).valid(np.array([1, -9999], "int16"))
+        array([ True, False])
+        """
+        valid: Valid | None = None
+        if self.value is not None:
+            valid = pixels != pixels.dtype.type(self.value)
+        if pixels.dtype.kind == "f" and not all_finite(pixels):
+            measured = ~np.isnan(pixels)
+            valid = measured if valid is None else valid & measured
+        return None if valid is None or valid.all() else valid
+
+
+def fill_reach(dims: int) -> int:
+    """Distance of the farthest pixel along an axis that :func:`fill_from_nearest` takes a value from."""
+    return 2 * SWEEP[dims]
+
+
+def fill_from_nearest(pixels: NDArray[Any], valid: Valid, dims: int, mean: float) -> NDArray[Any]:
+    """A copy with each hole filled from the nearest measured pixel along an axis, in a second sweep from what was filled in the first.
+
+    A filled value depends on the pixels within :func:`fill_reach` alone, so it is the same whatever part of an image is read.
+
+    Parameters
+    ----------
+    pixels : ndarray
+        The spatial axes are the last ones.
+    valid : ndarray of bool
+        True where a pixel was measured, shaped like ``pixels``.
+    dims : int
+        Number of spatial axes.
+    mean : float
+        The value beyond that reach.
+
+    Examples
+    --------
+    >>> row = np.array([[1.0, np.nan, np.nan, 4.0]])
+    >>> fill_from_nearest(row, ~np.isnan(row), 1, 0.0)
+    array([[1., 1., 4., 4.]])
+    """
+    filled, first = pixels.copy(), pixels.ndim - dims
+    rows = max(1, STRIP_PIXELS * pixels.shape[first] // max(1, pixels.size))
+    before: tuple[slice, ...] = (slice(None),) * first
+    for start in range(0, pixels.shape[first], rows):
+        top = max(0, start - fill_reach(dims))
+        strip, near = (
+            (*before, slice(start, start + rows)),
+            (*before, slice(top, start + rows + fill_reach(dims))),
+        )
+        if not valid[strip].all():
+            inner = (*before, slice(start - top, start - top + rows))
+            filled[strip] = _filled(pixels[near], valid[near], dims, mean)[inner]
+    return filled
+
+
+def _filled(pixels: NDArray[Any], known: Valid, dims: int, mean: float) -> NDArray[Any]:
+    for _ in range(2):
+        pixels, known = _swept(pixels, known, dims)
+    pixels[~known] = mean if pixels.dtype.kind == "f" else round(mean)
+    return pixels
+
+
+def _swept(pixels: NDArray[Any], known: Valid, dims: int) -> tuple[NDArray[Any], Valid]:
+    """The pixels with unknown ones filled from the nearest known one along an axis; those that are known then."""
+    result = pixels.copy()
+    distance = np.where(known, 0, SWEEP[dims] + 1)
+    for axis in range(pixels.ndim - dims, pixels.ndim):
+        length = pixels.shape[axis]
+        place = np.arange(length).reshape(-1, *[1] * (pixels.ndim - 1 - axis))
+        before = np.maximum.accumulate(np.where(known, place, -1), axis)
+        after = np.flip(np.minimum.accumulate(np.flip(np.where(known, place, length), axis), axis), axis)
+        for nearest, is_there in ((before, before >= 0), (after, after < length)):
+            away = np.where(is_there, np.abs(nearest - place), SWEEP[dims] + 1)
+            closer = away < distance
+            values = np.take_along_axis(pixels, nearest.clip(0, length - 1), axis)
+            result[closer], distance[closer] = values[closer], away[closer]
+    return result, distance <= SWEEP[dims]
+
+
+def describe_value(value: float | None, dtype: np.dtype[Any]) -> str:
+    """The values that stand for a hole, in words.
+
+    Examples
+    --------
+    >>> describe_value(-9999.0, np.dtype("float32")), describe_value(None, np.dtype("float32"))
+    ('NaN and -9999', 'NaN')
+    """
+    names = ["NaN"] if dtype.kind == "f" else []
+    if value is not None and not math.isnan(value):
+        names.append(f"{value:.10g}")
+    return " and ".join(names)

@@ -1,0 +1,223 @@
+"""Holes stay as they are, no other pixel depends on them, and tiles give the bits of the whole image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import tifffile
+import zarr
+from numpy.typing import NDArray
+from skimage.data import retina
+
+from halotile.graphs.plans.make import make_plan
+from halotile.tasks.holes import Holes, fill_from_nearest, fill_reach
+from tests.support import job_of, run_inline, work_of, write_zarr
+
+FILTERS: dict[str, dict[str, Any]] = {
+    "tv": {"strength": 10.0},
+    "nlm": {"strength": 0.8, "sigma": 10.0, "distance": 3},
+    "gaussian": {"sigma": 2.0},
+    "median": {"size": 5},
+    "torch": {"import": "tests.networks:convolutions"},
+    "function": {"import": "scipy.ndimage:uniform_filter", "options": {"size": 5}, "depth": 2},
+}
+NODATA = -9999.0
+
+
+def scene(nodata: float = np.nan, dtype: str = "float32") -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """A real image with noise, and its holes: large ones, lines, single pixels, and at the edge."""
+    clean = retina()[300:620, 300:600, 1].astype(np.float64)
+    rng = np.random.default_rng(0)
+    pixels = clean + 10 * rng.standard_normal(clean.shape)
+    holes = rng.random(clean.shape) < 0.002
+    holes[100:180, 90:170] = holes[:20, 200:] = holes[250, :] = holes[:, 33] = True
+    pixels = np.rint(pixels) if np.dtype(dtype).kind in "iu" else pixels
+    return np.where(holes, nodata, pixels).astype(dtype), holes
+
+
+def with_tag(path: Path, pixels: NDArray[Any], value: str) -> Path:
+    """A TIFF with GDAL's tag for pixels without a measurement."""
+    tifffile.imwrite(path, pixels, extratags=[(42113, "s", 0, value, True)], metadata=None, tile=(64, 64))
+    return path
+
+
+def cut(folder: Path, source: Path, name: str, tile: int, **parts: Any) -> NDArray[Any]:
+    job = job_of(
+        source,
+        folder / f"{source.stem}.{tile}.out.zarr",
+        name,
+        FILTERS[name],
+        shard=128,
+        tile={"size": tile},
+        **parts,
+    )
+    return run_inline(job)
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_holes_stay_and_their_value_reaches_no_other_pixel(tmp_path: Path, name: str) -> None:
+    pixels, holes = scene()
+    results = [cut(tmp_path, write_zarr(tmp_path / "nan.zarr", pixels), name, 64)]
+    for value in (NODATA, 1e6):
+        filled = np.where(holes, np.float32(value), pixels)
+        results.append(cut(tmp_path, with_tag(tmp_path / f"{value:g}.tif", filled, f"{value:g}"), name, 64))
+        assert (results[-1][holes] == np.float32(value)).all()
+        results[-1][holes] = np.nan
+    assert np.array_equal(np.isnan(results[0]), holes)
+    for other in results[1:]:
+        assert np.array_equal(results[0], other, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_tiles_give_the_bits_of_the_whole_image(tmp_path: Path, name: str) -> None:
+    pixels, _ = scene()
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    whole = cut(tmp_path, source, name, 512)
+    for tile in (40, 100):
+        assert np.array_equal(cut(tmp_path, source, name, tile), whole, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_far_from_holes_nothing_changes(tmp_path: Path, name: str) -> None:
+    pixels, holes = scene()
+    plain = np.where(holes, np.float32(100), pixels)
+    with_holes = cut(tmp_path, write_zarr(tmp_path / "holed.zarr", pixels), name, 128)
+    without = cut(tmp_path, write_zarr(tmp_path / "plain.zarr", plain), name, 128)
+    task = work_of(make_plan(job_of(tmp_path / "plain.zarr", tmp_path / "x.zarr", name, FILTERS[name]))).task
+    reach = max(map(max, task.tiling.depth))
+    far = ~scipy.ndimage.binary_dilation(holes, np.ones((3, 3)), iterations=reach)
+    assert far.sum() > 500
+    assert np.array_equal(with_holes[far], without[far])
+
+
+@pytest.mark.parametrize("name", ["tv", "nlm", "gaussian", "median"])
+def test_pixels_beside_a_hole_are_as_good_as_elsewhere(tmp_path: Path, name: str) -> None:
+    clean = retina()[300:620, 300:600, 1].astype(np.float64)
+    pixels, holes = scene()
+    result = cut(tmp_path, write_zarr(tmp_path / "in.zarr", pixels), name, 128)
+    beside = scipy.ndimage.binary_dilation(holes, np.ones((5, 5))) & ~holes
+    elsewhere = ~scipy.ndimage.binary_dilation(holes, np.ones((9, 9)))
+    error = (result - clean) ** 2
+    assert np.sqrt(error[beside].mean()) < 1.25 * np.sqrt(error[elsewhere].mean())
+
+
+def test_a_gaussian_is_the_normalised_one(tmp_path: Path) -> None:
+    pixels, holes = scene()
+    result = cut(tmp_path, write_zarr(tmp_path / "in.zarr", pixels), "gaussian", 128)
+    weights = scipy.ndimage.gaussian_filter((~holes).astype(float), 2.0)
+    total = scipy.ndimage.gaussian_filter(np.where(holes, 0, pixels).astype(float), 2.0)
+    expected = total / np.where(holes, 1, weights)
+    np.testing.assert_allclose(result[~holes], expected[~holes], rtol=1e-5)
+
+
+def test_a_median_is_that_of_the_measured_pixels(tmp_path: Path) -> None:
+    pixels, holes = scene()
+    result = cut(tmp_path, write_zarr(tmp_path / "in.zarr", pixels), "median", 128)
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(pixels, 2, "symmetric"), (5, 5))
+    with np.errstate(all="ignore"):
+        expected = np.nanmedian(np.where(holes[..., None, None], 0, windows), axis=(2, 3))
+    assert np.array_equal(result[~holes], expected[~holes])
+
+
+def test_no_slope_of_tv_crosses_a_hole(tmp_path: Path) -> None:
+    """Two halves with a hole all the way between them are two images."""
+    pixels, _ = scene(0.0)
+    pixels[:, 150:153] = np.nan
+    options = {"strength": 8.0}
+    result = run_inline(
+        job_of(write_zarr(tmp_path / "in.zarr", pixels), tmp_path / "out.zarr", "tv", options)
+    )
+    for number, half in enumerate((slice(0, 150), slice(153, None))):
+        source = write_zarr(tmp_path / f"{number}.zarr", np.ascontiguousarray(pixels[:, half]))
+        alone = run_inline(job_of(source, tmp_path / f"{number}.out.zarr", "tv", options))
+        assert np.array_equal(result[:, half], alone)
+
+
+@pytest.mark.parametrize("nodata", ["nan", "none"])
+def test_the_job_decides(tmp_path: Path, nodata: str) -> None:
+    pixels, holes = scene(NODATA)
+    source = with_tag(tmp_path / "a.tif", pixels, "-9999")
+    result = cut(tmp_path, source, "gaussian", 128, input={"nodata": nodata})
+    assert not (result[holes] == NODATA).all()
+    plan = make_plan(job_of(source, tmp_path / "b.zarr", "gaussian", FILTERS["gaussian"]))
+    assert any(note.startswith("pixels of NaN and -9999 are holes") for note in plan.notes), plan.notes
+
+
+def test_a_number_of_the_job_is_for_integers_too(tmp_path: Path) -> None:
+    pixels, holes = scene(0, "uint16")
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    result = cut(tmp_path, source, "median", 64, input={"nodata": 0.0})
+    assert np.array_equal(result == 0, holes)
+
+
+def test_a_value_in_the_attributes_of_a_zarr_counts(tmp_path: Path) -> None:
+    pixels, holes = scene(0, "uint16")
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    zarr.open_array(source).attrs["_FillValue"] = 0
+    assert np.array_equal(cut(tmp_path, source, "median", 64) == 0, holes)
+
+
+def test_a_mask_is_a_hole(tmp_path: Path) -> None:
+    pixels, holes = scene(1e5)
+    np.save(tmp_path / "mask.npy", ~holes)
+    sides = {"sides": {"mask": str(tmp_path / "mask.npy")}}
+    result = cut(tmp_path, write_zarr(tmp_path / "in.zarr", pixels), "gaussian", 64, input=sides)
+    assert (result[holes] == 1e5).all()
+    assert result[~holes].max() < 300
+
+
+def test_noise_is_estimated_beside_holes(tmp_path: Path) -> None:
+    pixels, _ = scene(NODATA)
+    source = with_tag(tmp_path / "a.tif", pixels, "-9999")
+    plan = make_plan(job_of(source, tmp_path / "out.zarr", "tv", {"strength": 1.0, "sigma": "auto"}))
+    assert plan.identity["noise_level"] == pytest.approx(10, rel=0.1)
+
+
+def test_holes_are_counted(tmp_path: Path) -> None:
+    from halotile.graphs.runs.driver import run
+
+    pixels, holes = scene()
+    job = job_of(
+        write_zarr(tmp_path / "in.zarr", pixels),
+        tmp_path / "o.zarr",
+        "gaussian",
+        FILTERS["gaussian"],
+        run={"workers": 1},
+    )
+    assert run(make_plan(job)).holes == holes.sum()
+
+
+def test_planes_have_holes_of_their_own(tmp_path: Path) -> None:
+    pixels, holes = scene()
+    other = np.where(np.roll(holes, 40, 0), np.nan, 100 + np.arange(300, dtype=np.float32))
+    source = write_zarr(tmp_path / "in.zarr", np.stack([pixels, other.astype(np.float32)]), axes="cyx")
+    result = cut(tmp_path, source, "gaussian", 64)
+    assert np.array_equal(np.isnan(result), np.stack([holes, np.roll(holes, 40, 0)]))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_filled_hole_is_the_same_in_any_window(dims: int) -> None:
+    rng = np.random.default_rng(dims)
+    shape = {1: (400,), 2: (120, 130), 3: (40, 42, 44)}[dims]
+    pixels = rng.random(shape)
+    valid = rng.random(shape) < {1: 0.004, 2: 0.002, 3: 0.01}[dims]
+    whole = fill_from_nearest(pixels, valid, dims, 7.0)
+    assert np.array_equal(whole[valid], pixels[valid])
+    assert (whole == 7.0).any()
+    reach = fill_reach(dims)
+    for _ in range(20):
+        start = [int(rng.integers(0, n - 5)) for n in shape]
+        inner = tuple(slice(a, a + 5) for a in start)
+        near = tuple(slice(max(0, a - reach), a + 5 + reach) for a in start)
+        there = tuple(slice(a - n.start, a - n.start + 5) for a, n in zip(start, near, strict=True))
+        assert np.array_equal(fill_from_nearest(pixels[near], valid[near], dims, 7.0)[there], whole[inner])
+
+
+def test_the_nearest_pixel_along_a_line_fills_a_hole() -> None:
+    line = np.array([[1.0, 0, 0, 0, 5.0]])
+    assert fill_from_nearest(line, line > 0, 2, 0.0).tolist() == [[1, 1, 1, 5, 5]]
+    assert Holes(None, 0.0).valid(np.zeros(3)) is None
