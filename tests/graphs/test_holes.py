@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from numpy.typing import NDArray
 from skimage.data import retina
 
 from halotile.graphs.plans.make import make_plan
+from halotile.storage.arrays import open_source
+from halotile.storage.images.planes import choose_planes
+from halotile.storage.images.png import write_png
 from halotile.tasks.holes import Holes, fill_from_nearest, fill_reach
 from tests.support import job_of, run_inline, work_of, write_zarr
 
@@ -159,6 +163,24 @@ def test_a_value_in_the_attributes_of_a_zarr_counts(tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", pixels)
     zarr.open_array(source).attrs["_FillValue"] = 0
     assert np.array_equal(cut(tmp_path, source, "median", 64) == 0, holes)
+
+
+def test_the_output_names_the_value_of_its_holes(tmp_path: Path) -> None:
+    pixels, holes = scene(NODATA)
+    cut(tmp_path, with_tag(tmp_path / "a.tif", pixels, "-9999"), "median", 64)
+    again = open_source(tmp_path / "a.64.out.zarr")
+    assert again.nodata == NODATA
+    drawing = write_png(tmp_path / "a.png", [choose_planes(again, {}, None)], edge=100)
+    assert drawing.low > 0, "holes have no part in the contrast"
+    second = cut(tmp_path, tmp_path / "a.64.out.zarr", "median", 64)
+    assert np.array_equal(second == NODATA, holes)
+
+
+def test_the_value_that_xarray_writes_counts(tmp_path: Path) -> None:
+    pixels, _ = scene(NODATA)
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    zarr.open_array(source).attrs["_FillValue"] = base64.b64encode(np.float64(NODATA).tobytes()).decode()
+    assert open_source(source).nodata == NODATA
 
 
 def test_a_mask_is_a_hole(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class OmeReader(plain.ArrayReader):
             shards=array.shards or array.chunks,
             identity={"level": level, "multiscales": digest(image), **self.identity()},
             mapped=self.mapped,
-            nodata=array.attrs.get("_FillValue"),
+            nodata=plain.nodata_of(array),
             ome=OmeImage(stated.position, _text(image.get("name")), checked_omero(attributes.get("omero"))),
         )
         sizes, known, on_sizes = known_sizes(header.axes, stated, units or (None,) * len(header.axes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zarr
 import zarr.storage
 
@@ -110,7 +112,7 @@ class ZarrReader(ArrayReader):
             identity=self.identity(),
             mapped=self.mapped,
             image=image,
-            nodata=array.attrs.get("_FillValue"),
+            nodata=nodata_of(array),
         )
 
 
@@ -123,6 +125,18 @@ def _pixel_sizes(array: Any) -> dict[str, Any]:
         return {}
     valid = len(scale) == len(units) == array.ndim and all(0 < size < math.inf for size in scale)
     return {"scale": scale, "units": units} if valid else {}
+
+
+def nodata_of(array: Any) -> Any:
+    """The value of pixels without a measurement in the attributes of the CF conventions; xarray writes it in base64 to Zarr v3."""
+    for name in ("_FillValue", "missing_value"):
+        value = array.attrs.get(name)
+        if isinstance(value, str) and np.dtype(array.dtype).kind == "f":
+            with suppress(ValueError):
+                value = np.frombuffer(base64.b64decode(value, validate=True), "<f8")
+        if value is not None:
+            return value
+    return None
 
 
 def _chunk_times(folder: Path, array: Any) -> Iterator[tuple[Any, ...]]:

@@ -57,7 +57,8 @@ def write_png(
 ) -> Drawing:
     """Draw the first plane of one or more images side by side, all with the same contrast; phases from -π to π.
 
-    Means ignore pixels that are not finite; squares without finite pixels are black.
+    Means ignore pixels that are not finite, and those of the value that the file names for no measurement; squares without any other
+    pixels are black.
 
     Parameters
     ----------
@@ -124,6 +125,8 @@ def block_means(planes: Planes, step: int, tick: Tick = lambda _: None) -> Means
     first = (0,) * len(planes.counts)
     for part in planes.parts():
         pixels = planes.read(first, part).reshape(*part.shape, -1)[..., :samples]
+        if (hole := planes.source.nodata) is not None:
+            pixels = np.where(pixels == pixels.dtype.type(hole), np.nan, pixels)
         rows, columns = (_squares(a, b, step) for a, b in zip(part.start, part.stop, strict=True))
         target = (slice(rows.first, rows.last), slice(columns.first, columns.last))
         total, count = _sum_finite(pixels, rows, columns)
@@ -170,16 +173,10 @@ def _sum(pixels: Pixels, rows: _Squares, columns: _Squares) -> NDArray[np.float6
 
 
 def contrast(images: Sequence[Means]) -> tuple[float, float]:
-    """The values drawn as black and white: percentiles of the image with the smallest range.
-
-    Of a noisy and a clean image that is the clean one, which would look pale over the range of the noise.
-    """
-    spans = []
-    for image in images:
-        finite = image[np.isfinite(image)]
-        low, high = (float(v) for v in np.percentile(finite, TAILS)) if finite.size else (0.0, 1.0)
-        spans.append((low, high))
-    return min((span for span in spans if span[0] < span[1]), key=lambda s: s[1] - s[0], default=spans[0])
+    """The values drawn as black and white: percentiles of all images together, so that none of them is cut off more than the other."""
+    finite = np.concatenate([image[np.isfinite(image)] for image in images])
+    low, high = (float(v) for v in np.percentile(finite, TAILS)) if finite.size else (0.0, 1.0)
+    return low, high
 
 
 def _to_bytes(image: Means, low: float, high: float) -> NDArray[np.uint8]:

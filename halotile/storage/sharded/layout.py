@@ -25,6 +25,8 @@ DTYPES = (
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
 """Supported output types."""
+NODATA = "missing_value"
+"""Attribute with the value of pixels without a measurement, of the CF conventions; xarray takes it for a number, unlike _FillValue."""
 _LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC32C = {"name": "crc32c"}
 
@@ -57,6 +59,8 @@ class Layout:
         Name of the image.
     omero : mapping or None
         Display settings of its channels.
+    nodata : float or None
+        Value of pixels without a measurement, besides NaN.
 
     Raises
     ------
@@ -76,6 +80,7 @@ class Layout:
     translation: tuple[float, ...] = ()
     name: str | None = None
     omero: Mapping[str, Any] | None = None
+    nodata: float | None = None
 
     def __post_init__(self) -> None:
         parts = (self.shape, self.shard, self.chunk, self.axes, self.scale, self.units)
@@ -153,14 +158,15 @@ class Layout:
 
     def documents(self) -> dict[str, bytes]:
         """The metadata files by their path in the output, beginning with the one at the root."""
+        hole = {} if self.nodata is None else {NODATA: self.nodata}
         if self.ome:
             image = ome_metadata.OmeImage(self.translation, self.name, self.omero)
             attributes = ome_metadata.group_attributes(self.axes, self.scale, self.units, image)
             group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-            documents = {ZARR_JSON: group, f"{ome_metadata.LEVEL}/{ZARR_JSON}": self._array_document({})}
+            documents = {ZARR_JSON: group, f"{ome_metadata.LEVEL}/{ZARR_JSON}": self._array_document(hole)}
         else:
             sizes = {"scale": list(self.scale), "units": list(self.units)}
-            documents = {ZARR_JSON: self._array_document({"halotile": sizes})}
+            documents = {ZARR_JSON: self._array_document({"halotile": sizes, **hole})}
         return {name: json.dumps(document, indent=2).encode() for name, document in documents.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -253,6 +259,7 @@ def _from_documents(top: dict[str, Any], array: dict[str, Any], ome: bool) -> La
         codec=compression[0]["configuration"]["cname"] if compression else "none",
         axes=tuple(array["dimension_names"]),
         ome=ome,
+        nodata=array.get("attributes", {}).get(NODATA),
         **fields,
     )
 

@@ -25,7 +25,7 @@ from halotile.storage.arrays import Source
 from halotile.storage.grid import Depth
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.ome_metadata import output_fields
-from halotile.storage.sharded.output import Layout
+from halotile.storage.sharded.output import Layout, to_dtype
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.roles import Roles
 
@@ -46,6 +46,8 @@ def layout_of(
     geometry: Geometry,
     roles: Roles,
     previous: Mapping[str, Any] | None = None,
+    *,
+    nodata: float | None = None,
 ) -> Layout:
     """Return the layout of the output, with what is kept from the input and from a resumed run."""
     chunk = choose_chunk(geometry, job.output)
@@ -70,6 +72,7 @@ def layout_of(
         axes=roles.axes,
         scale=tuple(s / f for s, f in zip(scale, factor, strict=True)),
         units=(None,) * added + tuple(source.units),
+        nodata=None if nodata is None else float(to_dtype(np.array([nodata]), dtype)[0]),
         **output_fields(source.ome, roles.axes, scale=scale, factor=factor, channels=channels),
     )
 

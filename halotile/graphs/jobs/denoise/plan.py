@@ -212,7 +212,8 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
             reach, denoiser, choose, job.tile, run=job.run, report=request.report, sides=opened.all_sides
         )
     geometry = geometry_of(opened.source, denoiser, roles, reach)
-    layout = layout_of(job, opened.original, geometry, roles, previous)
+    holes = opened.holed.holes
+    layout = layout_of(job, opened.original, geometry, roles, previous, nodata=holes.value if holes else None)
     unit = block_unit(geometry, layout.shard)
     job, requested = no_more_than(job, computing.requested, geometry.shape, unit)
     return _Sized(
