@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halotile.errors import DamagedData, InputUnreadable
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
+
+
+def readable_parts(source: Readable, regions: Iterable[Region]) -> list[tuple[Region, Pixels]]:
+    """Read regions, without those that cannot be read: a run names the blocks that they belong to."""
+    parts = []
+    for region in regions:
+        with suppress(DamagedData, InputUnreadable):
+            parts.append((region, source.read(region)))
+    return parts
 
 
 @dataclass(frozen=True, slots=True)

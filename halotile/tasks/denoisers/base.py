@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from halotile.errors import ConfigError
 from halotile.tasks.options import check_above_zero, check_level, check_sizes
@@ -266,11 +266,9 @@ class LeveledFilter(Leveled, Spaced):
         self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
     ) -> torch.Tensor:
         """Filter tiles all at once; where squares of the pixels may overflow or vanish, in other units, which a power of two leaves exact."""
-        strength = self.strength_at(self.strength, sigma, image.dtype)
-        exponent = math.frexp(float(strength if isinstance(strength, float) else strength.max()))[1]
-        if abs(exponent) <= MODERATE:
+        unit = _unit_of(self.strength_at(self.strength, sigma, image.dtype))
+        if unit is None:
             return self.apply(image, sigma, valid)
-        unit = 2.0 ** max(-LARGEST_SHIFT, min(exponent, LARGEST_SHIFT))
         if sigma is not None:
             return self.apply(image / unit, sigma / unit, valid).mul_(unit)
         if isinstance(self.sigma, float | int):
@@ -284,6 +282,19 @@ class LeveledFilter(Leveled, Spaced):
         self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
     ) -> torch.Tensor:
         """Filter tiles all at once; ``valid`` is None where there are no holes."""
+
+
+def _unit_of(strength: float | torch.Tensor) -> Any:
+    """A power of two near a strength; None for one that needs no other unit. A GPU is not waited for: it gets a tensor."""
+    import torch
+
+    if isinstance(strength, torch.Tensor) and strength.device.type != "cpu":
+        exponent = strength.max().to(torch.float64).abs().clamp_min(TINY).log2().round()
+        return exponent.clamp(-LARGEST_SHIFT, LARGEST_SHIFT).exp2().to(strength.dtype)
+    exponent = math.frexp(float(strength if isinstance(strength, float) else strength.max()))[1]
+    if abs(exponent) <= MODERATE:
+        return None
+    return 2.0 ** max(-LARGEST_SHIFT, min(exponent, LARGEST_SHIFT))
 
 
 def holed(valid: torch.Tensor | None) -> torch.Tensor | None:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.grid import Depth, Region
-from halotile.storage.rim import Readable
+from halotile.storage.rim import Pixels, Readable
+from halotile.storage.views import readable_parts
 from halotile.tasks.noise.estimate import sample_regions
 from halotile.tasks.roles import Roles
 
@@ -46,20 +47,17 @@ def choose_samples(
     """
     dims = len(roles.spatial)
     edge = _multiple(max(EDGE[dims], max(map(max, depth)) + EDGE[dims] // 2), align)
-    regions = sample_regions(source.shape, CANDIDATES, roles.spatial, edge)
-    places = [_read(source, _with_channels(region, source, roles), roles, values) for region in regions]
+    candidates = sample_regions(source.shape, CANDIDATES, roles.spatial, edge)
+    found = readable_parts(source, (_with_channels(region, source, roles) for region in candidates))
+    if not found:
+        return []
+    regions = [region for region, _ in found]
+    places = [_sample(pixels, roles, values) for _, pixels in found]
     by_mean = sorted(range(len(places)), key=lambda i: float(places[i].mean()))
     varied = max(range(len(places)), key=lambda i: float(places[i].std()))
     chosen = list(dict.fromkeys([by_mean[0], by_mean[-1], varied]))
-    around = [
-        _read(
-            source,
-            _with_channels(_grown(regions[i], source.shape, roles, edge), source, roles),
-            roles,
-            values,
-        )
-        for i in chosen
-    ]
+    grown = (_grown(regions[i], source.shape, roles, edge) for i in chosen)
+    around = [_sample(pixels, roles, values) for _, pixels in readable_parts(source, grown)]
     if any(source.shape[axis] < edge for axis in roles.spatial) or len(places) == 1:
         return around
     corners = [by_mean[0], *[by_mean[len(places) // 2]] * (2**dims - 2), by_mean[-1]]
@@ -106,10 +104,10 @@ def _grown(region: Region, shape: tuple[int, ...], roles: Roles, edge: int) -> R
     return Region(tuple(start), tuple(stop))
 
 
-def _read(source: Readable, region: Region, roles: Roles, values: tuple[float, float] | None) -> Sample:
-    """A region as a sample, with the mean of the finite pixels in place of the others."""
+def _sample(read: Pixels, roles: Roles, values: tuple[float, float] | None) -> Sample:
+    """Pixels as a sample, with the mean of the finite pixels in place of the others."""
     low, high = values or (0.0, 1.0)
-    arranged = roles.arrange(source.read(region)).astype(np.float64)
+    arranged = roles.arrange(read).astype(np.float64)
     pixels = ((arranged.reshape(arranged.shape[len(roles.looped) :]) - low) / (high - low)).astype(np.float32)
     finite = np.isfinite(pixels)
     if not finite.all():

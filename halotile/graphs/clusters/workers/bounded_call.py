@@ -29,13 +29,13 @@ T = TypeVar("T")
 class NoAnswer(Exception):
     """The process ended without an answer; the message is the end of a sentence that begins with the name of the call."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(_ending(code))
+    def __init__(self, code: int, seconds: float | None = None) -> None:
+        super().__init__(_ending(code) if seconds is None else f"took longer than {seconds:g} s")
         self.code = code
         """Exit code; for a signal the negative number."""
 
 
-def call_bounded(call: Callable[[], T], limit_bytes: int) -> T:
+def call_bounded(call: Callable[[], T], limit_bytes: int, seconds: float | None = None) -> T:
     """Run a call in another process, which is gone on return, and return its result.
 
     Parameters
@@ -44,13 +44,15 @@ def call_bounded(call: Callable[[], T], limit_bytes: int) -> T:
         Pickled by value where a script defines it.
     limit_bytes : int
         Memory that it may allocate. On Linux the kernel enforces it, and allocations beyond it fail; elsewhere nothing does.
+    seconds : float, optional
+        Time that it may take.
 
     Raises
     ------
     HalotileError
         The error of the call; any other exception comes as a RuntimeError with its name.
     NoAnswer
-        When the process ended before the call did.
+        When the process ended before the call did, or took too long.
     """
     ensure_forks()
     method: Any = multiprocessing.get_context(METHOD)
@@ -61,6 +63,8 @@ def call_bounded(call: Callable[[], T], limit_bytes: int) -> T:
         process.start()
     there.close()
     try:
+        if not here.poll(seconds):
+            raise NoAnswer(0, seconds)
         is_result, value = pickle.loads(here.recv_bytes())
     except EOFError:
         process.join()

@@ -115,7 +115,7 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     computing = compute_on(job, denoiser)
     job = computing.job
     tiled = assign_axes(job, denoiser, original)
-    holed = choose_holes(job, original, tiled.source, tiled.roles.spatial)
+    holed = choose_holes(job, original, tiled.source, tiled.roles.spatial, begun.previous)
     sides = open_sides(job, denoiser, tiled.source, tiled.roles)
     values = value_range(job, tiled.source.dtype)
     check_units(denoiser, values, sides)

@@ -40,6 +40,9 @@ T = TypeVar("T")
 MOST_THREADS = 4
 """Threads of a trial: its windows are small."""
 UNCOMPARED = "tiles were not compared with larger windows"
+UNTRIED = "tiles were not compared on parts of the image"
+SAMPLE_SECONDS = 120.0
+"""Longest time that a trial on parts of the image may take."""
 
 
 class CodeEnded(ConfigError):
@@ -125,7 +128,7 @@ def compared(
         return reach
     if previous is not None:
         notes_then = previous["summary"].get("notes", ())
-        kept = (note for note in notes_then if note.startswith((DIFFER, UNCOMPARED)))
+        kept = (note for note in notes_then if note.startswith((DIFFER, UNCOMPARED, UNTRIED)))
         return replace(reach, notes=(*reach.notes, *kept))
     if tile.seams == "allow" or not task.denoiser.convolutional or task.device != "cpu":
         return reach
@@ -179,28 +182,38 @@ def compared_on_image(
         When the tiles of a function or of a probed network show.
     """
     is_cut = tile.boundary == "cut" or (tile.boundary == "auto" and denoiser.boundary == "cut")
-    with report_if_slow(report, f"trying {denoiser.title} on parts of the image, in tiles and whole"):
-        samples = choose()
-        if isinstance(denoiser, ArrayDenoiser):
-            is_declared, difference = (
-                False,
-                functions.sample_difference(denoiser, reach.depth, samples, is_cut=is_cut),
-            )
-        else:
-            is_declared = reach.probed is None
-            measure = partial(
-                _measure_samples, sides_as_channels(denoiser, sides), reach.depth, samples, is_cut
-            )
-            difference = bounded(measure, denoiser.title, run)
+    title = denoiser.title
+    with report_if_slow(report, f"trying {title} on parts of the image, in tiles and whole"):
+        on_trial = sides_as_channels(denoiser, sides)
+        measure = partial(_measure_samples, on_trial, reach.depth, choose(), is_cut)
+        try:
+            difference = bounded(measure, title, run, seconds=SAMPLE_SECONDS)
+        except (MemoryRefused, CodeEnded, _SampleFailed) as error:
+            # A run names the blocks that fail, and does the others.
+            return replace(reach, notes=(*reach.notes, f"{UNTRIED}: {error}"))
+    is_declared = reach.probed is None and not isinstance(denoiser, ArrayDenoiser)
     if difference > ROUNDING and not is_declared:
-        raise sample_error(denoiser.title, difference, reach.depth)
+        raise sample_error(title, difference, reach.depth)
     return replace(reach, difference=max(difference, reach.difference))
+
+
+class _SampleFailed(ConfigError):
+    """The code fails on a part of the image."""
 
 
 def _measure_samples(denoiser: Denoiser, depth: Depth, samples: Sequence[Sample], is_cut: bool) -> float:
     pixels = hashlib.sha256(b"".join(sample.tobytes() for sample in samples)).hexdigest()
     origin = build_digest(denoiser, "samples", depth, is_cut, pixels, [sample.shape for sample in samples])
-    return _kept(origin, lambda: sample_difference(denoiser, depth, samples, is_cut=is_cut))
+
+    def measure() -> float:
+        if isinstance(denoiser, ArrayDenoiser):
+            return functions.sample_difference(denoiser, depth, samples, is_cut=is_cut)
+        return sample_difference(denoiser, depth, samples, is_cut=is_cut)
+
+    try:
+        return _kept(origin, measure)
+    except ConfigError as error:
+        raise _SampleFailed(str(error)) from None
 
 
 def _kept(origin: str | None, measure: Callable[[], float]) -> float:
@@ -214,7 +227,7 @@ def _kept(origin: str | None, measure: Callable[[], float]) -> float:
     return difference
 
 
-def bounded(call: Callable[[], T], title: str, run: Run) -> T:
+def bounded(call: Callable[[], T], title: str, run: Run, *, seconds: float | None = None) -> T:
     """Return the result of a call of foreign code, in a process with a worker's memory.
 
     Raises
@@ -226,7 +239,7 @@ def bounded(call: Callable[[], T], title: str, run: Run) -> T:
     """
     limit_bytes = parse_bytes(run.memory_per_worker)
     try:
-        return call_bounded(partial(_translate_memory_error, call), limit_bytes)
+        return call_bounded(partial(_translate_memory_error, call), limit_bytes, seconds)
     except MemoryError as error:
         raise _refusal(title, limit_bytes, "needs more than that to be tried") from error
     except NoAnswer as error:
