@@ -39,6 +39,7 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         "chunks": list(source.chunks),
         "scale": list(source.scale),
         "units": list(source.units),
+        "nodata": source.nodata,
         "remarks": list(source.remarks),
         "bytes": math.prod(source.shape) * source.dtype.itemsize,
         "level": level,
@@ -141,6 +142,8 @@ def info_rows(facts: dict[str, Any]) -> list[Row]:
         ),
         ("pixel size", _pixel_size(facts)),
     ]
+    if facts["nodata"] is not None:
+        rows.append(("holes", f"pixels of {facts['nodata']:g}, by the file: they stay as they are"))
     rows += [("note", remark) for remark in facts["remarks"]]
     if len(facts["series"]) > 1:
         for number, shape in enumerate(facts["series"]):

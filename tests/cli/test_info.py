@@ -69,6 +69,14 @@ def save_channels(path: Path, scale: list[float], unit: str | None = "micrometer
     return path
 
 
+def test_the_value_of_holes_is_shown(tmp_path: Path) -> None:
+    tag = (42113, "s", 0, "-9999", True)
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((20, 30), np.float32), extratags=[tag])
+    assert "pixels of -9999, by the file" in RUNNER.invoke(app, ["info", str(tmp_path / "a.tif")]).stdout
+    facts = json.loads(RUNNER.invoke(app, ["info", str(tmp_path / "a.tif"), "--json"]).stdout)
+    assert facts["nodata"] == -9999
+
+
 def test_pages_without_a_meaning_are_told_with_what_makes_them_a_volume(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "stack.tif", np.zeros((5, 20, 30), np.uint16))
     text = RUNNER.invoke(app, ["info", str(tmp_path / "stack.tif")]).stdout
