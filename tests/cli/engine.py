@@ -53,6 +53,7 @@ class Ending:
     device_peak_bytes: int = 0
     compute_seconds: float = 80.0
     start_seconds: float = 5.0
+    holes: int = 0
     figures: dict[str, float] = field(default_factory=dict)
 
 

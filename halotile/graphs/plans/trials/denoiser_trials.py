@@ -41,7 +41,7 @@ MOST_THREADS = 4
 """Threads of a trial: its windows are small."""
 UNCOMPARED = "tiles were not compared with larger windows"
 UNTRIED = "tiles were not compared on parts of the image"
-SAMPLE_SECONDS = 120.0
+SAMPLE_SECONDS = 60.0
 """Longest time that a trial on parts of the image may take."""
 
 
