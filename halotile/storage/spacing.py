@@ -12,11 +12,14 @@ UNITS = dict.fromkeys(("µm", "μm", "um", "micron", "microns", "\\u00B5m"), "mi
 }  # fmt: skip
 """Names in OME-Zarr of the units that are abbreviated in files."""
 
-_PREFIXES = (
-    "", "atto", "centi", "deci", "exa", "femto", "giga", "hecto", "kilo", "mega", "micro", "milli", "nano", "peta", "pico", "tera",
-    "yocto", "yotta", "zepto", "zetta",
-)  # fmt: skip
-OME_UNITS = frozenset(f"{prefix}{unit}" for prefix in _PREFIXES for unit in ("meter", "second")) | frozenset(
+_EXPONENTS = {
+    "": 0, "atto": -18, "centi": -2, "deci": -1, "exa": 18, "femto": -15, "giga": 9, "hecto": 2, "kilo": 3, "mega": 6, "micro": -6,
+    "milli": -3, "nano": -9, "peta": 15, "pico": -12, "tera": 12, "yocto": -24, "yotta": 24, "zepto": -21, "zetta": 21,
+}  # fmt: skip
+_METERS = {f"{prefix}meter": 10.0**power for prefix, power in _EXPONENTS.items()} | {"angstrom": 1e-10}
+"""Units of length in meters."""
+
+OME_UNITS = frozenset(f"{prefix}{unit}" for prefix in _EXPONENTS for unit in ("meter", "second")) | frozenset(
     ("angstrom", "foot", "inch", "mile", "parsec", "yard", "day", "hour", "minute")
 )
 """Units of space and time in OME-Zarr."""
@@ -98,8 +101,13 @@ def voxel_shape(
     (1.0, 1.0, 1.0)
     >>> voxel_shape((1.0, 0.1, 0.1), (None, "micrometer", "micrometer")), voxel_shape((1.0,) * 3, (None,) * 3)
     (None, None)
+    >>> voxel_shape((300.0, 0.1, 0.1), ("nanometer", "micrometer", "micrometer"))
+    (3.0, 1.0, 1.0)
     """
-    if len(set(units)) != 1 or (units[0] is None and set(scale) == {1.0} and not is_given):
+    if len(set(units)) != 1 and not all(unit in _METERS for unit in units):
         return None
-    ratios = (size / min(scale) for size in scale)
+    if units[0] is None and set(scale) == {1.0} and not is_given:
+        return None
+    sizes = [size * _METERS.get(unit or "", 1.0) for size, unit in zip(scale, units, strict=True)]
+    ratios = (size / min(sizes) for size in sizes)
     return tuple(1.0 if ratio < 1 + ALIKE else round(ratio, 6) for ratio in ratios)

@@ -20,7 +20,7 @@ from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.devices.device import Device, unless_lost
 from halotile.tasks.devices.gpu import open_device
 from halotile.tasks.finite import check_image, check_side
-from halotile.tasks.holes import Holes, Valid, fill_from_nearest
+from halotile.tasks.holes import Holes, Valid, avoid_value, fill_from_nearest
 from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, Tiling
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.probe import check_purity
@@ -116,11 +116,16 @@ class DenoiseStages:
         pixels = read_window(task.source, block.window, task.rim)
         if task.on_nan == "fail":
             check_image(pixels, task.source, block.window, task.rim, roles.axes)
-        sides = {name: self._read_side(name, side, block) for name, side in task.sides.items()}
-        size = pixels.nbytes + sum(side.nbytes for side in sides.values())
-        arranged = {name: self._arrange_side(side) for name, side in sides.items()}
         given = original = roles.arrange(pixels)
-        valid = self._valid(original, arranged.pop("mask", None))
+        mask = self._read_side("mask", task.sides["mask"], block) if "mask" in task.sides else None
+        valid = self._valid(original, None if mask is None else self._arrange_side(mask))
+        sides = {
+            name: self._read_side(name, side, block, valid)
+            for name, side in task.sides.items()
+            if name != "mask"
+        }
+        size = pixels.nbytes + sum(side.nbytes for side in (*sides.values(), mask) if side is not None)
+        arranged = {name: self._arrange_side(side) for name, side in sides.items()}
         if valid is not None:
             given = self._without_holes(original, valid)
             if task.denoiser.takes_valid:
@@ -163,8 +168,10 @@ class DenoiseStages:
         with unless_lost(self.tiles.device):
             pixels = result.computed.collect()
         receipt.compute_seconds += result.computed.seconds
+        pixels = to_dtype(pixels, task.writer.layout.dtype)
+        if task.writer.layout.nodata is not None:
+            avoid_value(pixels, task.writer.layout.nodata)
         if result.holed is not None:
-            pixels = to_dtype(pixels, task.writer.layout.dtype)
             original, valid = result.holed
             reach = roles.spatial_part(task.rim.reach(block.window, task.grid.shape))
             inner: tuple[Any, ...] = (..., *roles.spatial_part(block.core).relative_to(reach).slices)
@@ -186,8 +193,8 @@ class DenoiseStages:
             result[np.broadcast_to(holes, result.shape)] = to_dtype(marked, result.dtype)
         return int(np.count_nonzero(~valid))
 
-    def _read_side(self, name: str, side: Readable, block: Block) -> Pixels:
-        """Read a side input, which has the shape of the image or of its tiled axes alone, or a number for each plane."""
+    def _read_side(self, name: str, side: Readable, block: Block, valid: Valid | None = None) -> Pixels:
+        """Read a side input, which has the shape of the image or of its tiled axes alone, or a number for each plane; 0 in holes."""
         if isinstance(side, PlaneValues):
             return side.read(block.core)
         window, rim, axes = block.window, self.task.rim, self.task.roles.axes
@@ -197,6 +204,11 @@ class DenoiseStages:
             rim = Rim(tuple(rim.rules[i] for i in spatial))
             axes = tuple(axes[i] for i in spatial)
         pixels = read_window(side, window, rim)
+        if valid is not None:
+            leading = tuple(range(valid.ndim - len(self.task.roles.spatial)))
+            is_full = len(side.shape) == len(self.task.grid.shape)
+            measured = self.task.roles.restore(valid) if is_full else valid.any(axis=leading)
+            pixels = np.where(measured, pixels, pixels.dtype.type(0))
         check_side(name, pixels, side, window, rim, axes, self.task.tiling.range)
         return pixels
 

@@ -15,7 +15,7 @@ SWEEP = {1: 64, 2: 16, 3: 4}
 """Farthest pixel from which a hole is filled in each of two sweeps, by number of tiled axes."""
 
 STRIP_PIXELS = 1 << 20
-"""Pixels that are filled at once, which takes 40 bytes for each."""
+"""Pixels of a strip that is filled at once, where that is longer than the reach; 40 bytes for each, and for those around."""
 Valid = NDArray[np.bool_]
 """True where a pixel was measured."""
 
@@ -30,6 +30,8 @@ class Holes:
     """Mean of the measured pixels: it fills what is deep inside a hole, for a denoiser that needs a value everywhere."""
     share: float = 0.0
     """Share of the pixels that are holes, by samples."""
+    nan: bool = True
+    """True if NaN stands for a hole."""
 
     @property
     def are_likely(self) -> bool:
@@ -47,7 +49,7 @@ class Holes:
         valid: Valid | None = None
         if self.value is not None:
             valid = pixels != pixels.dtype.type(self.value)
-        if pixels.dtype.kind == "f" and not all_finite(pixels):
+        if self.nan and pixels.dtype.kind == "f" and not all_finite(pixels):
             measured = ~np.isnan(pixels)
             valid = measured if valid is None else valid & measured
         return None if valid is None or valid.all() else valid
@@ -81,7 +83,7 @@ def fill_from_nearest(pixels: NDArray[Any], valid: Valid, dims: int, mean: float
     array([[1., 1., 4., 4.]])
     """
     filled, first = pixels.copy(), pixels.ndim - dims
-    rows = max(1, STRIP_PIXELS * pixels.shape[first] // max(1, pixels.size))
+    rows = max(fill_reach(dims), STRIP_PIXELS * pixels.shape[first] // max(1, pixels.size))
     before: tuple[slice, ...] = (slice(None),) * first
     for start in range(0, pixels.shape[first], rows):
         top = max(0, start - fill_reach(dims))
@@ -117,6 +119,23 @@ def _swept(pixels: NDArray[Any], known: Valid, dims: int) -> tuple[NDArray[Any],
             values = np.take_along_axis(pixels, nearest.clip(0, length - 1), axis)
             result[closer], distance[closer] = values[closer], away[closer]
     return result, distance <= SWEEP[dims]
+
+
+def avoid_value(pixels: NDArray[Any], value: float) -> None:
+    """Give measured pixels that have come out as the value of a hole the next one, as GDAL does.
+
+    Examples
+    --------
+    >>> pixels = np.array([0, 7, 255], "uint8")
+    >>> avoid_value(pixels, 255)
+    >>> pixels.tolist()
+    [0, 7, 254]
+    """
+    same = pixels == pixels.dtype.type(value)
+    if pixels.dtype.kind == "f":
+        pixels[same] = np.nextafter(pixels.dtype.type(value), pixels.dtype.type(math.inf))
+    else:
+        pixels[same] = value + 1 if value < np.iinfo(pixels.dtype).max else value - 1
 
 
 def describe_value(value: float | None, dtype: np.dtype[Any]) -> str:

@@ -97,6 +97,31 @@ def test_the_job_gives_what_the_file_does_not_know(tmp_path: Path, spacing: dict
     assert layout.units == (("micrometer",) * 3 if spacing["z"] != 1 else (None,) * 3)
 
 
+def test_units_of_length_are_compared(tmp_path: Path) -> None:
+    spacing = {"z": "150 nm", "y": "0.1 um", "x": "0.1 um"}
+    job = job_of(
+        saved(tmp_path / "a.npy", frames()),
+        tmp_path / "out.zarr",
+        "tv",
+        FILTERS["tv"],
+        input={"axes": "zyx", "spacing": spacing},
+    )
+    assert work_of(make_plan(job)).task.denoiser.spacing == (1.5, 1, 1)
+
+
+@pytest.mark.parametrize("spacing", [{"z": 1.5}, {"z": 1.5, "y": "1 um", "x": "1 um"}])
+def test_sizes_that_tell_no_shape_are_refused(tmp_path: Path, spacing: dict[str, Any]) -> None:
+    job = job_of(
+        saved(tmp_path / "a.npy", frames()),
+        tmp_path / "out.zarr",
+        "tv",
+        FILTERS["tv"],
+        input={"axes": "zyx", "spacing": spacing},
+    )
+    with pytest.raises(ConfigError, match="all with a unit of length, or all without"):
+        make_plan(job)
+
+
 def test_an_axis_that_the_image_lacks_is_refused(tmp_path: Path) -> None:
     source = saved(tmp_path / "a.npy", frames())
     job = job_of(source, tmp_path / "out.zarr", "tv", FILTERS["tv"], input={"spacing": {"z": 1}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import zarr
 from numpy.typing import NDArray
 from skimage.data import retina
 
+from halotile.errors import ConfigError
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source
 from halotile.storage.images.planes import choose_planes
@@ -243,3 +245,118 @@ def test_the_nearest_pixel_along_a_line_fills_a_hole() -> None:
     line = np.array([[1.0, 0, 0, 0, 5.0]])
     assert fill_from_nearest(line, line > 0, 2, 0.0).tolist() == [[1, 1, 1, 5, 5]]
     assert Holes(None, 0.0).valid(np.zeros(3)) is None
+
+
+def masked(folder: Path, holes: NDArray[np.bool_]) -> dict[str, Any]:
+    np.save(folder / "mask.npy", ~holes)
+    return {"sides": {"mask": str(folder / "mask.npy")}}
+
+
+@pytest.mark.parametrize("name", ["function", "torch"])
+@pytest.mark.parametrize("nodata", ["auto", "none"])
+def test_a_mask_gives_the_same_bits_in_any_block(tmp_path: Path, name: str, nodata: str) -> None:
+    pixels, holes = scene(100, "uint16" if nodata == "auto" else "float32")
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    given = {"nodata": nodata, **masked(tmp_path, holes)}
+
+    def result(shard: int) -> NDArray[Any]:
+        job = job_of(
+            source,
+            tmp_path / f"{shard}.zarr",
+            name,
+            FILTERS[name],
+            shard=shard,
+            input=given,
+            tile={"block": shard},
+        )
+        return run_inline(job)
+
+    assert np.array_equal(result(32), result(512))
+
+
+def test_values_under_a_mask_are_in_no_mean(tmp_path: Path) -> None:
+    holes = np.zeros((200, 200), bool)
+    holes[20:180, 20:180] = True
+    results = []
+    for value in (0.0, 1e4):
+        pixels = np.where(holes, np.float32(value), np.float32(50))
+        source = write_zarr(tmp_path / f"{value:g}.zarr", pixels)
+        options = {"import": "scipy.ndimage:uniform_filter", "options": {"size": 81}, "depth": 40}
+        results.append(
+            run_inline(
+                job_of(
+                    source,
+                    tmp_path / f"{value:g}.out.zarr",
+                    "function",
+                    options,
+                    input=masked(tmp_path, holes),
+                )
+            )
+        )
+        assert np.allclose(results[-1][~holes], 50)
+    assert np.array_equal(results[0][~holes], results[1][~holes])
+
+
+def test_a_range_that_begins_elsewhere_is_no_hole(tmp_path: Path) -> None:
+    pixels, _ = scene(0, "uint16")
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    plain = cut(tmp_path, source, "gaussian", 64, input={"nodata": 0.0})
+    (tmp_path / "in.64.out.zarr").rename(tmp_path / "first.zarr")
+    ranged = cut(tmp_path, source, "gaussian", 64, input={"nodata": 0.0, "range": (100.0, 1100.0)})
+    assert np.abs(plain.astype(float) - ranged).max() <= 1
+
+
+def test_patches_at_the_edge_of_an_image_do_not_depend_on_tiles_with_holes(tmp_path: Path) -> None:
+    pixels = scene(0.0)[0]
+    pixels[100:120, 100:120] = pixels[:4, 150:154] = np.nan
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+
+    def result(tile: int) -> NDArray[Any]:
+        options = {"strength": 0.8, "sigma": 10.0, "distance": 3}
+        return run_inline(
+            job_of(source, tmp_path / f"{tile}.zarr", "nlm", options, tile={"size": tile, "boundary": "cut"})
+        )
+
+    assert np.array_equal(result(40), result(512), equal_nan=True)
+
+
+def test_measured_pixels_never_come_out_as_holes(tmp_path: Path) -> None:
+    pixels, holes = scene(100, "uint8")
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    result = cut(tmp_path, source, "gaussian", 64, input={"nodata": 100.0})
+    assert np.array_equal(result == 100, pixels == 100)
+    assert (np.abs(result[pixels != 100].astype(int) - 100) == 1).any()
+    assert holes.any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "parts", "words"),
+    [
+        ("uint8", {"input": {"nodata": -9999.0}}, "no pixel of type uint8 has that value"),
+        ("uint8", {"input": {"nodata": 3.5}}, "no pixel of type uint8 has that value"),
+        (
+            "int16",
+            {"input": {"nodata": -9999.0}, "output": {"dtype": "uint8"}},
+            "cannot hold the value of holes, -9999",
+        ),
+        ("float32", {"output": {"dtype": "uint8"}}, "cannot hold the NaN of this image's holes"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(
+    tmp_path: Path, dtype: str, parts: dict[str, Any], words: str
+) -> None:
+    pixels = scene(np.nan if dtype == "float32" else 0)[0].astype(dtype)
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    job = job_of(source, tmp_path / "out.zarr", "gaussian", FILTERS["gaussian"], input=parts.get("input", {}))
+    with pytest.raises(ConfigError, match=words):
+        make_plan(replace(job, output=replace(job.output, **parts.get("output", {}))))
+
+
+def test_a_noise_map_may_have_the_holes_of_the_image(tmp_path: Path) -> None:
+    pixels, holes = scene()
+    np.save(tmp_path / "sigma.npy", np.where(holes, np.nan, 10).astype(np.float32))
+    sides = {"sides": {"sigma": str(tmp_path / "sigma.npy")}}
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    result = run_inline(job_of(source, tmp_path / "map.zarr", "tv", {"strength": 1.0}, input=sides))
+    level = run_inline(job_of(source, tmp_path / "level.zarr", "tv", {"strength": 1.0, "sigma": 10.0}))
+    assert np.array_equal(result, level, equal_nan=True)

@@ -228,3 +228,22 @@ def test_the_unit_of_the_pixels_changes_no_bit(name: str, given: str, exponent: 
         return result
 
     assert torch.equal(filtered(2.0**exponent), filtered(1.0))
+
+
+@pytest.mark.parametrize("name", ["tv", "nlm"])
+def test_a_huge_level_at_one_pixel_changes_no_other(name: str) -> None:
+    """Bad pixels are marked so; the unit of a tile must not follow them."""
+    pixels = torch.rand((1, 1, 60, 60), generator=torch.Generator().manual_seed(0))
+    levels = torch.full_like(pixels, 0.3)
+    levels[0, 0, 5, 5] = 1e15
+    kind = {"tv": TotalVariation, "nlm": NonLocalMeans}[name]
+    model: Any = kind(strength=1.0).build()
+    whole, part = model(pixels, sigma=levels), model(pixels[..., 20:], sigma=levels[..., 20:])
+    assert torch.equal(whole[..., 45:], part[..., 25:])
+
+
+def test_a_tiny_strength_leaves_an_ordinary_image(tmp_path: Path) -> None:
+    pixels = 1e6 * torch.rand((1, 1, 40, 40), generator=torch.Generator().manual_seed(0))
+    for kind in (TotalVariation, NonLocalMeans):
+        model: Any = kind(strength=1e-33).build()
+        assert torch.equal(model(pixels), pixels)

@@ -163,12 +163,12 @@ def make_header(
         mapped=mapped or not chunks,
         ome=ome,
         shards=tuple(int(n) for n in shards) if shards else None,
-        nodata=_number(nodata, native),
+        nodata=number_of_type(nodata, native),
         remarks=() if requested else remarks_on_axes(axes, pixels, is_named=letters(named or ()) is not None),
     )
 
 
-def _number(value: Any, dtype: np.dtype[np.generic]) -> float | None:
+def number_of_type(value: Any, dtype: np.dtype[np.generic]) -> float | None:
     """A value that pixels may have, from metadata of any type; None for NaN, which needs no mention, and for nonsense."""
     try:
         number = float(np.asarray(value).item())

@@ -34,8 +34,8 @@ TINY = 1e-30
 ROUNDING = 1e-5
 """Difference of two results that rounding explains, after many layers, relative to the largest pixel."""
 
-MODERATE, LARGEST_SHIFT = 20, 126
-"""Exponents of two: of strengths that need no other unit, and of the largest unit in single precision."""
+MODERATE, LARGEST_SQUARED, LARGEST_SHIFT = 20, 60, 126
+"""Exponents of two: of strengths that need no other unit, of numbers whose squares can be summed, and of the largest unit, in single precision."""
 
 NARROW = {1: 1, 2: 64, 3: 16}
 """Width of a window on its narrow axes, by number of axes."""
@@ -266,7 +266,7 @@ class LeveledFilter(Leveled, Spaced):
         self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
     ) -> torch.Tensor:
         """Filter tiles all at once; where squares of the pixels may overflow or vanish, in other units, which a power of two leaves exact."""
-        unit = _unit_of(self.strength_at(self.strength, sigma, image.dtype))
+        unit = _unit_of(self.strength_at(self.strength, sigma, image.dtype), image)
         if unit is None:
             return self.apply(image, sigma, valid)
         if sigma is not None:
@@ -284,16 +284,28 @@ class LeveledFilter(Leveled, Spaced):
         """Filter tiles all at once; ``valid`` is None where there are no holes."""
 
 
-def _unit_of(strength: float | torch.Tensor) -> Any:
-    """A power of two near a strength; None for one that needs no other unit. A GPU is not waited for: it gets a tensor."""
+def _unit_of(strength: float | torch.Tensor, image: torch.Tensor) -> Any:
+    """A power of two near a strength; None for one that needs no other unit, and for a map of several, whose least and largest may lie far apart.
+
+    A GPU is not waited for: it gets a tensor. Squares of the image in that unit do not overflow.
+    """
     import torch
 
-    if isinstance(strength, torch.Tensor) and strength.device.type != "cpu":
-        exponent = strength.max().to(torch.float64).abs().clamp_min(TINY).log2().round()
-        return exponent.clamp(-LARGEST_SHIFT, LARGEST_SHIFT).exp2().to(strength.dtype)
-    exponent = math.frexp(float(strength if isinstance(strength, float) else strength.max()))[1]
+    if isinstance(strength, torch.Tensor):
+        low, high = strength.aminmax()
+        if strength.device.type != "cpu":
+            exponent, most = (
+                v.double().abs().clamp_min(TINY).log2().round() for v in (high, image.abs().max())
+            )
+            unit = exponent.maximum(most - LARGEST_SQUARED).clamp(-LARGEST_SHIFT, LARGEST_SHIFT).exp2()
+            return torch.where(low == high, unit, 1.0).to(strength.dtype)
+        if low != high:
+            return None
+        strength = float(high)
+    exponent = math.frexp(strength)[1]
     if abs(exponent) <= MODERATE:
         return None
+    exponent = max(exponent, math.frexp(float(image.abs().max()))[1] - LARGEST_SQUARED)
     return 2.0 ** max(-LARGEST_SHIFT, min(exponent, LARGEST_SHIFT))
 
 

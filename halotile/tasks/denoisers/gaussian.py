@@ -95,9 +95,9 @@ def smooth(
     H. Knutsson, C.-F. Westin, Normalized and differential convolution, CVPR 1993.
     """
     taps = taps_of(batch.dim() - 2)
-    smoothed = _smoothed(batch, taps)
     if (measured := holed(valid)) is None:
-        return smoothed
+        return _smoothed(batch, taps)
+    smoothed = _smoothed(batch * measured, taps)
     total = _smoothed(batch.new_ones((1, 1, *[1] * len(taps))), taps)
     share = _smoothed(measured, taps).div_(total)
     return smoothed.div_(share.masked_fill_(measured == 0, 1.0))

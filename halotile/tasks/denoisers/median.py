@@ -95,7 +95,7 @@ def _replace_near_holes(strip: torch.Tensor, source: torch.Tensor, known: torch.
         ordered = windows[part].flatten(1).sort(dim=1).values
         last = measured[part].long() - 1
         low, high = (ordered.gather(1, rank[:, None])[:, 0] for rank in (last // 2, (last + 1) // 2))
-        strip[part] = (low + high) / 2
+        strip[part] = torch.where(low == high, low, low / 2 + high / 2)
 
 
 def _padded(rows: torch.Tensor, depth: int) -> torch.Tensor:

@@ -142,8 +142,11 @@ def _compared(difference: torch.Tensor, patch: Sequence[int], both: torch.Tensor
     """Sum of the squares over the patch around every pixel; of those pairs that are both measured, in proportion, where there are holes."""
     if both is None:
         return patch_difference(difference, patch)
-    compared = patch_difference(both.clone(), patch)  # their number: a square of 0 or 1 is itself
-    share = (compared / math.prod(patch)).clamp_min_(1.0 / math.prod(patch))
+    pixels = math.prod(patch)
+    missing = patch_difference(
+        1 - both, patch
+    )  # their number: a square of 0 or 1 is itself; beyond the edge pixels count as equal
+    share = ((pixels - missing) / pixels).clamp_min_(1.0 / pixels)
     return patch_difference(difference.mul_(both), patch).div_(share)
 
 

@@ -225,7 +225,7 @@ class _Stage:
     def tiles(self, alignment: int) -> list[Region]:
         """The first tile along the axis, one in the middle and the last; there are several seams."""
         length = self.lengths[self.axis]
-        least = min(CORE[len(self.lengths)], length // 4)
+        least = max(1, min(CORE[len(self.lengths)], length // 4))
         cut = cut_evenly(0, length, -(-least // alignment) * alignment, alignment)
         return [self._along(*cut[i]) for i in sorted({0, len(cut) // 2, len(cut) - 1})]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from halotile.tasks.roles import Roles
 
 CANDIDATES = 16
 """Places that are looked at."""
+LARGEST = 1 << 22
+"""Most pixels of a sample."""
 EDGE = {1: 4096, 2: 128, 3: 32}
 """Least edge of a place, in pixels."""
 
@@ -47,22 +50,27 @@ def choose_samples(
     """
     dims = len(roles.spatial)
     edge = _multiple(max(EDGE[dims], max(map(max, depth)) + EDGE[dims] // 2), align)
-    candidates = sample_regions(source.shape, CANDIDATES, roles.spatial, edge)
-    found = readable_parts(source, (_with_channels(region, source, roles) for region in candidates))
-    if not found:
+    if (2 * edge) ** dims * (source.shape[roles.channel] if roles.channel is not None else 1) > LARGEST:
         return []
-    regions = [region for region, _ in found]
-    places = [_sample(pixels, roles, values) for _, pixels in found]
-    by_mean = sorted(range(len(places)), key=lambda i: float(places[i].mean()))
-    varied = max(range(len(places)), key=lambda i: float(places[i].std()))
-    chosen = list(dict.fromkeys([by_mean[0], by_mean[-1], varied]))
-    grown = (_grown(regions[i], source.shape, roles, edge) for i in chosen)
-    around = [_sample(pixels, roles, values) for _, pixels in readable_parts(source, grown)]
+
+    def read(regions: Iterable[Region]) -> Iterator[tuple[Region, Sample]]:
+        for region in regions:
+            for _, pixels in readable_parts(source, [_with_channels(region, source, roles)]):
+                yield region, _sample(pixels, roles, values)
+
+    candidates = sample_regions(source.shape, CANDIDATES, roles.spatial, edge)
+    places = [(float(pixels.mean()), float(pixels.std()), region) for region, pixels in read(candidates)]
+    if not places:
+        return []
+    by_mean = [region for *_, region in sorted(places, key=lambda place: place[0])]
+    varied = max(places, key=lambda place: place[1])[2]
+    chosen = dict.fromkeys([by_mean[0], by_mean[-1], varied])
+    around = [pixels for _, pixels in read(_grown(region, source.shape, roles, edge) for region in chosen)]
     if any(source.shape[axis] < edge for axis in roles.spatial) or len(places) == 1:
         return around
-    corners = [by_mean[0], *[by_mean[len(places) // 2]] * (2**dims - 2), by_mean[-1]]
-    corners[1 : 1 + (varied not in corners)] = [varied] * (varied not in corners)
-    return [*around, _side_by_side([places[i] for i in corners], dims)]
+    between = [varied, *[by_mean[len(by_mean) // 2]] * (2**dims - 3)]
+    corners = [pixels for _, pixels in read([by_mean[0], *between, by_mean[-1]])]
+    return [*around, _side_by_side(corners, dims)] if dims > 1 else around
 
 
 def quarters(lengths: tuple[int, ...], align: int) -> list[Region]:

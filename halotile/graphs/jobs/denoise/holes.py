@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.storage.arrays import Source
+from halotile.storage.formats.base import number_of_type
+from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import WithoutValue, readable_parts
 from halotile.tasks.denoisers.base import Denoiser
@@ -42,29 +46,67 @@ def choose_holes(
     original: Source,
     source: Readable,
     spatial: Sequence[int],
+    mask: Readable | None,
     previous: Mapping[str, Any] | None,
 ) -> Holed:
     """Decide which values stand for a hole; ``source`` is the image with the axes that the denoiser takes.
 
     A resumed run keeps the mean that it began with.
+
+    Raises
+    ------
+    ConfigError
+        When pixels, or those of the output, cannot have the value.
     """
-    wanted, dtype = job.input.nodata, source.dtype
+    dtype, is_float = source.dtype, source.dtype.kind == "f"
+    value = _value(job, original, dtype)
+    has_nan = is_float and job.input.nodata != "none"
+    if value is None and not has_nan and mask is None:
+        return Holed(None, ())
+    found = Holed(Holes(value, 0.0, nan=has_nan), ())
+    known = previous["identity"].get("holes") if previous else None
+    if known and (known["value"], known.get("nan", True)) == (value, has_nan):
+        return _noted(Holes(**known), dtype)
+    squares = sample_regions(source.shape, SAMPLES, tuple(spatial[-2:]))
+    parts = readable_parts(found.view(source), squares)
+    pixels = np.concatenate([*(part.astype(np.float64).ravel() for _, part in parts), np.zeros(0)])
+    share = float(np.isnan(pixels).mean()) if pixels.size and (has_nan or value is not None) else 0.0
+    written = job.output.dtype
+    if share and value is None and written != "auto" and np.dtype(written).kind != "f":
+        raise ConfigError(
+            f"output.dtype is {written}, which cannot hold the NaN of this image's holes. Write a type of floats, such as float32."
+        )
+    if mask is not None:
+        kept = [_mask_at(mask, square, len(source.shape), spatial) for square, _ in parts]
+        pixels = pixels[np.concatenate([*kept, np.zeros(0, bool)])]
+    measured = pixels[np.isfinite(pixels)]
+    return _noted(Holes(value, float(measured.mean()) if measured.size else 0.0, share, has_nan), dtype)
+
+
+def _value(job: Denoising, original: Source, dtype: np.dtype[np.generic]) -> float | None:
+    """Return the value that stands for a hole, besides NaN."""
+    wanted = job.input.nodata
     value = original.nodata if wanted == "auto" else None
     if isinstance(wanted, int | float) and not np.isnan(wanted):
-        value = float(dtype.type(wanted))
-    if wanted == "none" or (value is None and dtype.kind != "f"):
-        return Holed(None, ())
-    found = Holed(Holes(value, 0.0), ())
-    known = previous["identity"].get("holes") if previous else None
-    if known and known["value"] == value:
-        return _noted(Holes(**known), dtype)
-    view = found.view(source)
-    squares = sample_regions(source.shape, SAMPLES, tuple(spatial[-2:]))
-    parts = [part.astype(np.float64).ravel() for _, part in readable_parts(view, squares)]
-    pixels = np.concatenate([*parts, np.zeros(0)])
-    measured = pixels[np.isfinite(pixels)]
-    share = float(np.isnan(pixels).mean()) if pixels.size else 0.0
-    return _noted(Holes(value, float(measured.mean()) if measured.size else 0.0, share), dtype)
+        value = number_of_type(wanted, dtype)
+        if value is None:
+            raise ConfigError(
+                f"input.nodata is {wanted:g}, and no pixel of type {dtype} has that value. Write another, or leave it out."
+            )
+    written = job.output.dtype
+    if value is not None and written != "auto" and number_of_type(value, np.dtype(written)) is None:
+        raise ConfigError(
+            f"output.dtype is {written}, which cannot hold the value of holes, {value:g}. Write a type that can, or input.nodata: none."
+        )
+    return value
+
+
+def _mask_at(mask: Readable, square: Region, axes: int, spatial: Sequence[int]) -> NDArray[np.bool_]:
+    """Return where a mask keeps the pixels of a square of the image from being holes."""
+    if len(mask.shape) == axes:
+        return np.asarray(mask.read(square) != 0).ravel()
+    place = Region(tuple(square.start[i] for i in spatial), tuple(square.stop[i] for i in spatial))
+    return np.broadcast_to(np.asarray(mask.read(place) != 0).ravel(), (square.size,))
 
 
 def _noted(holes: Holes, dtype: np.dtype[np.generic]) -> Holed:

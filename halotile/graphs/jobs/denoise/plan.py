@@ -115,8 +115,8 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     computing = compute_on(job, denoiser)
     job = computing.job
     tiled = assign_axes(job, denoiser, original)
-    holed = choose_holes(job, original, tiled.source, tiled.roles.spatial, begun.previous)
     sides = open_sides(job, denoiser, tiled.source, tiled.roles)
+    holed = choose_holes(job, original, tiled.source, tiled.roles.spatial, sides.get("mask"), begun.previous)
     values = value_range(job, tiled.source.dtype)
     check_units(denoiser, values, sides)
     leveled, levels = choose_noise_level(

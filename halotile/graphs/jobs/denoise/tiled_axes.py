@@ -100,8 +100,16 @@ def _tiled_letters(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[
 def _voxel_shape(job: Denoising, source: Source, letters: str) -> tuple[float, ...] | None:
     """Return the distances of pixels along the tiled axes, the smallest as 1; None where they are not known."""
     at = [source.axes.index(letter) for letter in source.axes if letter in letters]
-    is_given = set(letters) <= set(job.input.spacing)
-    return voxel_shape([source.scale[i] for i in at], [source.units[i] for i in at], is_given=is_given)
+    given = set(letters) & set(job.input.spacing)
+    units = [source.units[i] for i in at]
+    is_partly = bool(given) and given != set(letters) and None in units
+    shape = voxel_shape([source.scale[i] for i in at], units, is_given=bool(given))
+    if given and (shape is None or is_partly):
+        raise ConfigError(
+            f"input.spacing is {dict(job.input.spacing)}, which does not tell the shape of a voxel along {letters}. "
+            "Write the size along each of these axes, all with a unit of length, or all without."
+        )
+    return shape
 
 
 def _flatness(job: Denoising, source: Source, letters: str) -> str:

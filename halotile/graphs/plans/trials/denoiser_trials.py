@@ -185,7 +185,11 @@ def compared_on_image(
     title = denoiser.title
     with report_if_slow(report, f"trying {title} on parts of the image, in tiles and whole"):
         on_trial = sides_as_channels(denoiser, sides)
-        measure = partial(_measure_samples, on_trial, reach.depth, choose(), is_cut)
+        if not (samples := choose()):
+            return replace(
+                reach, notes=(*reach.notes, f"{UNTRIED}: they cannot be read, or would be too large")
+            )
+        measure = partial(_measure_samples, on_trial, reach.depth, samples, is_cut)
         try:
             difference = bounded(measure, title, run, seconds=SAMPLE_SECONDS)
         except (MemoryRefused, CodeEnded, _SampleFailed) as error:
