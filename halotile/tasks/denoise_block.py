@@ -168,9 +168,11 @@ class DenoiseStages:
         with unless_lost(self.tiles.device):
             pixels = result.computed.collect()
         receipt.compute_seconds += result.computed.seconds
-        pixels = to_dtype(pixels, task.writer.layout.dtype)
-        if task.writer.layout.nodata is not None:
-            avoid_value(pixels, task.writer.layout.nodata)
+        nodata = task.writer.layout.nodata
+        if nodata is not None or result.holed is not None:  # else the writer converts shard by shard
+            pixels = to_dtype(pixels, task.writer.layout.dtype)
+        if nodata is not None:
+            avoid_value(pixels, nodata)
         if result.holed is not None:
             original, valid = result.holed
             reach = roles.spatial_part(task.rim.reach(block.window, task.grid.shape))

@@ -12,6 +12,7 @@ import tifffile
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.make import make_plan
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
@@ -97,29 +98,36 @@ def test_the_job_gives_what_the_file_does_not_know(tmp_path: Path, spacing: dict
     assert layout.units == (("micrometer",) * 3 if spacing["z"] != 1 else (None,) * 3)
 
 
+def of_spacing(folder: Path, spacing: dict[str, Any], axes: str = "zyx", pixels: Any = None) -> Denoising:
+    source = saved(folder / "a.npy", frames() if pixels is None else pixels)
+    return job_of(source, folder / "out.zarr", "tv", FILTERS["tv"], input={"axes": axes, "spacing": spacing})
+
+
 def test_units_of_length_are_compared(tmp_path: Path) -> None:
-    spacing = {"z": "150 nm", "y": "0.1 um", "x": "0.1 um"}
-    job = job_of(
-        saved(tmp_path / "a.npy", frames()),
-        tmp_path / "out.zarr",
-        "tv",
-        FILTERS["tv"],
-        input={"axes": "zyx", "spacing": spacing},
-    )
+    job = of_spacing(tmp_path, {"z": "150 nm", "y": "0.1 um", "x": "0.1 um"})
     assert work_of(make_plan(job)).task.denoiser.spacing == (1.5, 1, 1)
 
 
 @pytest.mark.parametrize("spacing", [{"z": 1.5}, {"z": 1.5, "y": "1 um", "x": "1 um"}])
 def test_sizes_that_tell_no_shape_are_refused(tmp_path: Path, spacing: dict[str, Any]) -> None:
-    job = job_of(
-        saved(tmp_path / "a.npy", frames()),
-        tmp_path / "out.zarr",
-        "tv",
-        FILTERS["tv"],
-        input={"axes": "zyx", "spacing": spacing},
-    )
     with pytest.raises(ConfigError, match="all with a unit of length, or all without"):
-        make_plan(job)
+        make_plan(of_spacing(tmp_path, spacing))
+
+
+def test_sizes_of_planes_alone_leave_the_distance_unknown(tmp_path: Path) -> None:
+    plan = make_plan(of_spacing(tmp_path, {"y": 0.1, "x": 0.1}))
+    assert plan.summary()["tiled_axes"] == "yx"
+    assert any("their distance is not known" in note for note in plan.notes)
+
+
+def test_z_may_be_the_last_axis(tmp_path: Path) -> None:
+    pixels = np.moveaxis(frames(), 0, 2)
+    plan = make_plan(of_spacing(tmp_path, {"z": 5, "y": 1, "x": 1}, "yxz", pixels))
+    assert plan.summary()["tiled_axes"] == "yx"
+    assert any("5 times as far apart" in note for note in plan.notes)
+    network = {"import": "tests.networks:convolutions"}
+    job = job_of(tmp_path / "a.npy", tmp_path / "n.zarr", "torch", network, input={"axes": "yxz"})
+    assert make_plan(job).summary()["tiled_axes"] == "yx"
 
 
 def test_an_axis_that_the_image_lacks_is_refused(tmp_path: Path) -> None:

@@ -251,18 +251,18 @@ class LeveledFilter(Leveled, Spaced):
         import torch
 
         if batch.is_cuda:
-            return self._in_range(batch, sigma, holed(valid))
+            return self._in_safe_units(batch, sigma, holed(valid))
         levels, valids = (
             side.split(1) if side is not None else itertools.repeat(None) for side in (sigma, valid)
         )
         return torch.cat(
             [
-                self._in_range(tile, level, holed(measured))
+                self._in_safe_units(tile, level, holed(measured))
                 for tile, level, measured in zip(batch.split(1), levels, valids, strict=False)
             ]
         )
 
-    def _in_range(
+    def _in_safe_units(
         self, image: torch.Tensor, sigma: torch.Tensor | None, valid: torch.Tensor | None
     ) -> torch.Tensor:
         """Filter tiles all at once; where squares of the pixels may overflow or vanish, in other units, which a power of two leaves exact."""

@@ -143,9 +143,8 @@ def _compared(difference: torch.Tensor, patch: Sequence[int], both: torch.Tensor
     if both is None:
         return patch_difference(difference, patch)
     pixels = math.prod(patch)
-    missing = patch_difference(
-        1 - both, patch
-    )  # their number: a square of 0 or 1 is itself; beyond the edge pixels count as equal
+    # The number of pairs that are not: a square of 0 or 1 is itself. Beyond the edge pixels count as equal.
+    missing = patch_difference(1 - both, patch)
     share = ((pixels - missing) / pixels).clamp_min_(1.0 / pixels)
     return patch_difference(difference.mul_(both), patch).div_(share)
 

@@ -25,7 +25,7 @@ from halotile.storage.arrays import Source
 from halotile.storage.grid import Depth
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.ome_metadata import output_fields
-from halotile.storage.sharded.output import Layout, to_dtype
+from halotile.storage.sharded.output import Layout
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.roles import Roles
 
@@ -72,7 +72,7 @@ def layout_of(
         axes=roles.axes,
         scale=tuple(s / f for s, f in zip(scale, factor, strict=True)),
         units=(None,) * added + tuple(source.units),
-        nodata=None if nodata is None else float(to_dtype(np.array([nodata]), dtype)[0]),
+        nodata=nodata,
         **output_fields(source.ome, roles.axes, scale=scale, factor=factor, channels=channels),
     )
 

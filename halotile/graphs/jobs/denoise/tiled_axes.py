@@ -75,7 +75,7 @@ def _tiled_letters(job: Denoising, denoiser: Denoiser, source: Source) -> tuple[
     axes = "".join(source.axes)
     letters, notes = job.tile.axes, []
     if letters == "auto":
-        space = "".join(letter for letter in axes if letter in "zyx")
+        space = "".join(letter for letter in "zyx" if letter in axes)
         dims_wanted = next((dims for dims in denoiser.dims if dims <= len(space)), denoiser.dims[-1])
         letters = space[-dims_wanted:]
         if "z" in letters and 2 in denoiser.dims and (why := _flatness(job, source, letters)):
@@ -103,8 +103,10 @@ def _voxel_shape(job: Denoising, source: Source, letters: str) -> tuple[float, .
     given = set(letters) & set(job.input.spacing)
     units = [source.units[i] for i in at]
     is_partly = bool(given) and given != set(letters) and None in units
-    shape = voxel_shape([source.scale[i] for i in at], units, is_given=bool(given))
-    if given and (shape is None or is_partly):
+    shape = None
+    if not is_partly:
+        shape = voxel_shape([source.scale[i] for i in at], units, is_given=bool(given))
+    if "z" in given and shape is None:
         raise ConfigError(
             f"input.spacing is {dict(job.input.spacing)}, which does not tell the shape of a voxel along {letters}. "
             "Write the size along each of these axes, all with a unit of length, or all without."
@@ -120,7 +122,8 @@ def _flatness(job: Denoising, source: Source, letters: str) -> str:
             "planes along z are denoised one by one: their distance is not known. To denoise the volume, write "
             "input.spacing: {z: 0.3 um, y: 0.1 um, x: 0.1 um} with the sizes of your voxels"
         )
-    ratio = shape[0] / min(shape[1:])
+    along = dict(zip((letter for letter in source.axes if letter in letters), shape, strict=True))
+    ratio = along.pop("z") / min(along.values())
     if ratio < FLAT:
         return ""
     return (

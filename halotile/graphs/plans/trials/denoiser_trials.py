@@ -17,7 +17,13 @@ from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.clusters.workers.fork_server import ensure_forks
 from halotile.graphs.kinds.sections import Run, Tile, parse_bytes
-from halotile.graphs.plans.trials.receptive_field import DIFFER, Reach, rehearsed, resolve_reach
+from halotile.graphs.plans.trials.receptive_field import (
+    DIFFER,
+    Reach,
+    is_cut_at_edge,
+    rehearsed,
+    resolve_reach,
+)
 from halotile.graphs.waiting import Report, report_if_slow
 from halotile.storage.cache import read_cached, write_cached
 from halotile.storage.grid import Depth
@@ -181,8 +187,7 @@ def compared_on_image(
     ConfigError
         When the tiles of a function or of a probed network show.
     """
-    is_cut = tile.boundary == "cut" or (tile.boundary == "auto" and denoiser.boundary == "cut")
-    title = denoiser.title
+    is_cut, title = is_cut_at_edge(tile, denoiser), denoiser.title
     with report_if_slow(report, f"trying {title} on parts of the image, in tiles and whole"):
         on_trial = sides_as_channels(denoiser, sides)
         if not (samples := choose()):

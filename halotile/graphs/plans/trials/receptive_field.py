@@ -90,6 +90,11 @@ def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, i
     )
 
 
+def is_cut_at_edge(tile: Tile, denoiser: Denoiser) -> bool:
+    """Return True where windows end with the image; else a boundary rule continues it."""
+    return (denoiser.boundary if tile.boundary == "auto" else tile.boundary) == "cut"
+
+
 def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ...]) -> Reach:
     """Return the reach of a user's network or function after comparing its tiles with a whole image.
 
@@ -110,7 +115,7 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ..
         When the tiles show, unless seams are allowed or the receptive field and alignment are declared; or when the
         network cannot process the far edge of the image.
     """
-    is_cut = tile.boundary == "cut" or (tile.boundary == "auto" and denoiser.boundary == "cut")
+    is_cut = is_cut_at_edge(tile, denoiser)
     if isinstance(denoiser, ArrayDenoiser):
         if tile.seams != "allow":
             check_depth(denoiser, reach.depth, image, is_cut=is_cut)
