@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import zarr
 
-from halotile.errors import BlockFailed, BlockInputFailed, ResumeRefused
+from halotile.errors import BlockFailed, BlockInputFailed, ConfigError, ResumeRefused
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.denoise import holes
+from halotile.storage.grid import Region
 from tests.faults import ACROSS, BLOCK, BLOCKS, Scene, image, truth
 from tests.support import write_zarr
 
@@ -157,10 +159,16 @@ def test_a_bad_side_input_is_told_once_and_is_what_has_to_be_mended(
     assert scene.run(cluster, parts=parts, same_input=True).resumed == BLOCKS - 8
 
 
-def test_a_nan_does_not_become_an_integer(scene: Scene, cluster: RunningCluster) -> None:
+def test_a_nan_does_not_become_an_integer(
+    scene: Scene, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_nan(scene, 19)
+    parts = {"output": {"dtype": "uint16"}}
+    with pytest.raises(ConfigError, match=r"output\.dtype is uint16, which cannot hold the NaN"):
+        scene.run(cluster, parts=parts)
+    monkeypatch.setattr(holes, "sample_regions", lambda *_: [Region((0, 0), (BLOCK, BLOCK))])
     with pytest.raises(BlockFailed, match=r"block 19 .*a pixel is NaN, and the output is uint16"):
-        scene.run(cluster, parts={"output": {"dtype": "uint16"}})
+        scene.run(cluster, parts=parts)
     assert scene.journalled() == others(19)
 
 
