@@ -61,7 +61,13 @@ class Target:
     """The reference that iterates are compared with."""
 
     reference: Readable | None = None
-    peak: float = 1.0
+
+    @property
+    def peak(self) -> float:
+        """Value that a PSNR relates errors to: the range of an integer type, 1 of floats."""
+        if self.reference is None or self.reference.dtype.kind not in "iu":
+            return 1.0
+        return float(np.iinfo(str(self.reference.dtype)).max)
 
 
 @dataclass

@@ -76,7 +76,7 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """The result: a sharded Zarr v3 array."""
+    """The result: an OME-Zarr, or a sharded Zarr v3 array."""
 
     __pydantic_config__ = STRICT
 
@@ -84,6 +84,10 @@ class Output:
     """Path of the Zarr to write."""
     overwrite: bool = False
     """Replace an existing Zarr at this path."""
+    format: Literal["auto", "ome-zarr", "zarr"] = "auto"
+    """ome-zarr: a group with axes, units and resolution levels, which viewers open; zarr: a bare array. auto: ome-zarr where its axes allow it."""
+    levels: int | Auto = "auto"
+    """Most resolution levels of an OME-Zarr, each half as large as the one before; auto: until 1024 pixels are left; 1: full resolution only."""
     shard: Size | Auto = "auto"
     """Edge of one shard file in pixels: the unit of safe write."""
     chunk: Size | Auto = "auto"

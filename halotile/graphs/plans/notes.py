@@ -58,7 +58,7 @@ def note_of_locks(output: Path) -> tuple[str, ...]:
 
 def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ...]:
     """Return a note on more files than automatic shards would give: why they cannot be fewer, and what may help."""
-    if wanted.shard != "auto" or layout.files <= MOST_FILES:
+    if wanted.shard != "auto" or len(layout.arrays[0].grid) <= MOST_FILES:
         return ()
     counts = [-(-n // s) for n, s in zip(layout.shape, layout.shard, strict=True)]
     planes = math.prod(counts[i] for i in roles.looped)

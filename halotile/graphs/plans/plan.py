@@ -260,6 +260,8 @@ class Plan:
             "shard": list(layout.shard),
             "chunk": list(layout.chunk),
             "codec": layout.codec,
+            "format": "ome-zarr" if layout.ome else "zarr",
+            "levels": [list(array.shape) for array in layout.arrays],
             "peak_memory_per_worker_bytes": self.memory_bytes,
             "memory_per_worker_bytes": parse_bytes(self.run.memory_per_worker),
             "output_bytes": self.output_bytes,

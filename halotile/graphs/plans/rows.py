@@ -12,6 +12,7 @@ def output_rows(figures: Figures) -> list[Row]:
     return [
         ("blocks", _blocks(figures)),
         ("shards", f"{shape_text(figures['shard'])}, in chunks of {shape_text(figures['chunk'])}"),
+        ("format", _format(figures)),
     ]
 
 
@@ -53,6 +54,13 @@ def _blocks(figures: Figures) -> str:
     if resumed:
         return f"{text}; {resumed:,} {'is' if resumed == 1 else 'are'} done already"
     return f"{text}; goes on with the run that stands there" if figures.get("resumes") else text
+
+
+def _format(figures: Figures) -> str:
+    if figures["format"] == "zarr":
+        return "a Zarr array, without levels"
+    levels = figures["levels"]
+    return "OME-Zarr" + (f" in {len(levels)} levels, the last {shape_text(levels[-1])}" if levels[1:] else "")
 
 
 def _memory(figures: Figures) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from halotile.storage.disk.durable import GONE
 from halotile.storage.disk.place import ZARR_JSON
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded import ome_metadata
+from halotile.storage.sharded.levels import LevelArray, level_arrays, level_factor, possible_levels
 from halotile.storage.sharded.shards import LEVELS, ShardFormat
 from halotile.storage.stored_array import read_error
 
@@ -61,6 +62,12 @@ class Layout:
         Display settings of its channels.
     nodata : float or None
         Value of pixels without a measurement, besides NaN.
+    levels : int
+        Number of resolution levels of an OME-Zarr.
+    factor : tuple of int
+        Pixels along each axis that one of the next level covers.
+    block : tuple of int
+        Pixels of a block, which writes its part of every level.
 
     Raises
     ------
@@ -81,6 +88,9 @@ class Layout:
     name: str | None = None
     omero: Mapping[str, Any] | None = None
     nodata: float | None = None
+    levels: int = 1
+    factor: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         parts = (self.shape, self.shard, self.chunk, self.axes, self.scale, self.units)
@@ -103,39 +113,58 @@ class Layout:
         return ShardFormat(self.shard, self.chunk, self.dtype, self.codec)
 
     @cached_property
+    def arrays(self) -> tuple[LevelArray, ...]:
+        """The arrays of the output, from the finest level."""
+        if not self.ome:
+            return (LevelArray("", self.shape, self.form),)
+        factor = self.factor or (1,) * len(self.shape)
+        return tuple(level_arrays(self.shape, self.form, self.levels, factor, self.block or self.shape))
+
+    @cached_property
     def grid(self) -> Grid:
-        """The grid of shards, whose cores are clipped to the array."""
-        return Grid(self.shape, self.shard, ((0, 0),) * len(self.shape))
-
-    def array_path(self, root: str | Path) -> Path:
-        """Path of the array in an output at ``root``."""
-        return Path(root, ome_metadata.LEVEL) if self.ome else Path(root)
-
-    def shard_path(self, root: str | Path, index: tuple[int, ...]) -> Path:
-        """Path of the shard at a grid position."""
-        return self.array_path(root) / self.shard_name(index)
-
-    @staticmethod
-    def shard_name(index: tuple[int, ...]) -> str:
-        """Path of a shard relative to the array."""
-        return "/".join(["c", *map(str, index)])
+        """The smallest blocks that can be written by themselves: shards, or blocks that write several levels."""
+        return Grid(self.shape, self.block if self.levels > 1 else self.shard, ((0, 0),) * len(self.shape))
 
     @property
     def size_bytes(self) -> int:
         """Size without compression: the maximum, apart from a few checksums."""
-        return self.files * math.prod(self.shard) * np.dtype(self.dtype).itemsize
+        return sum(len(a.grid) * math.prod(a.form.shard) for a in self.arrays) * np.dtype(self.dtype).itemsize
 
     @property
     def files(self) -> int:
         """Number of files with pixels: one for each shard."""
-        return len(self.grid)
+        return sum(len(array.grid) for array in self.arrays)
 
     @property
     def inodes(self) -> int:
         """Number of files and folders, including metadata."""
-        counts = self.grid.counts
-        folders = 2 + sum(math.prod(counts[:depth]) for depth in range(1, len(counts)))
-        return self.files + folders + 2 * (1 + self.ome)
+        return self.files + sum(array.folders for array in self.arrays) + 2 * (len(self.arrays) + self.ome)
+
+    @property
+    def coarser_share(self) -> float:
+        """Pixels of all coarser levels for each pixel of the finest, at most; 0 without any."""
+        return 1 / (math.prod(self.factor) - 1) if self.levels > 1 else 0.0
+
+    def in_levels(self, block: tuple[int, ...], most: int | Literal["auto"] = "auto") -> Layout:
+        """The layout with as many coarser levels as an OME-Zarr needs and blocks of that shape can write.
+
+        Parameters
+        ----------
+        block : tuple of int
+            Shape of a block, in pixels of the output.
+        most : int or "auto"
+            Most levels, the finest included; auto: until the coarsest is small.
+        """
+        factor = level_factor(self.axes, self.scale, self.units)
+        block = tuple(map(min, block, self.shape))
+        possible = possible_levels(self.shape, block, factor) if self.ome else 1
+        levels = possible if most == "auto" else min(possible, most)
+        return replace(self, levels=levels, factor=factor, block=block) if levels > 1 else self
+
+    def as_plain_array(self) -> Layout:
+        """The layout of an array with the same pixels, without OME metadata or levels."""
+        plain = replace(self, ome=False, omero=None, name=None, translation=())
+        return replace(plain, levels=1, factor=(), block=())
 
     def check_whole_shards(self, region: Region) -> None:
         """Refuse a region that does not start and stop on shard borders or at the end of the array.
@@ -148,7 +177,7 @@ class Layout:
         if not region.size or not region.inside(Region.whole(self.shape)):
             raise ConfigError(f"block {region} is empty or not inside the output's shape {self.shape}.")
         for axis, a, b, edge, n in zip(
-            self.axes, region.start, region.stop, self.shard, self.shape, strict=True
+            self.axes, region.start, region.stop, self.grid.block, self.shape, strict=True
         ):
             if a % edge or (b % edge and b != n):
                 raise ConfigError(
@@ -161,12 +190,17 @@ class Layout:
         hole = {} if self.nodata is None else {NODATA: self.nodata}
         if self.ome:
             image = ome_metadata.OmeImage(self.translation, self.name, self.omero)
-            attributes = ome_metadata.group_attributes(self.axes, self.scale, self.units, image)
+            attributes = ome_metadata.group_attributes(
+                self.axes, self.scale, self.units, image, self.levels, self.factor
+            )
+            if self.levels > 1:
+                attributes["halotile"] = {"block": list(self.block)}
             group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-            documents = {ZARR_JSON: group, f"{ome_metadata.LEVEL}/{ZARR_JSON}": self._array_document(hole)}
+            arrays = {f"{array.name}/{ZARR_JSON}": self._array_document(array, hole) for array in self.arrays}
+            documents = {ZARR_JSON: group, **arrays}
         else:
             sizes = {"scale": list(self.scale), "units": list(self.units)}
-            documents = {ZARR_JSON: self._array_document({"halotile": sizes, **hole})}
+            documents = {ZARR_JSON: self._array_document(self.arrays[0], {"halotile": sizes, **hole})}
         return {name: json.dumps(document, indent=2).encode() for name, document in documents.items()}
 
     def to_json(self) -> dict[str, Any]:
@@ -186,7 +220,7 @@ class Layout:
         fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
         return cls(**fields)
 
-    def _array_document(self, attributes: dict[str, Any]) -> dict[str, Any]:
+    def _array_document(self, array: LevelArray, attributes: dict[str, Any]) -> dict[str, Any]:
         itemsize = np.dtype(self.dtype).itemsize
         codecs: list[dict[str, Any]] = [_LITTLE_ENDIAN if itemsize > 1 else {"name": "bytes"}]
         if self.codec != "none":
@@ -199,7 +233,7 @@ class Layout:
             }
             codecs.append({"name": "blosc", "configuration": options})
         sharding = {
-            "chunk_shape": list(self.chunk),
+            "chunk_shape": list(array.form.chunk),
             "codecs": [*codecs, _CRC32C],
             "index_codecs": [_LITTLE_ENDIAN, _CRC32C],
             "index_location": "end",
@@ -207,9 +241,9 @@ class Layout:
         return {
             "zarr_format": 3,
             "node_type": "array",
-            "shape": list(self.shape),
+            "shape": list(array.shape),
             "data_type": self.dtype,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(self.shard)}},
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(array.form.shard)}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": {"f": "NaN", "c": ["NaN", "NaN"]}.get(self.form.stored.kind, 0),
             "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
@@ -230,10 +264,10 @@ def read_layout(root: str | Path) -> Layout:
     """
     top = _read_document(Path(root, ZARR_JSON))
     ome = top.get("node_type") == "group"
-    array = _read_document(Path(root, ome_metadata.LEVEL, ZARR_JSON)) if ome else top
+    array = _read_document(Path(root, ome_metadata.FINEST, ZARR_JSON)) if ome else top
     try:
         layout = _from_documents(top, array, ome)
-        ours = layout._array_document({}) == {**array, "attributes": {}}
+        ours = layout._array_document(layout.arrays[0], {}) == {**array, "attributes": {}}
     except (KeyError, TypeError, ValueError, IndexError):
         ours = False
     if not ours:

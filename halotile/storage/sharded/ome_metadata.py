@@ -1,4 +1,4 @@
-"""OME-Zarr 0.5 metadata of an image with one resolution level."""
+"""OME-Zarr 0.5 metadata of an image."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from halotile.errors import ConfigError
 
 VERSION = "0.5"
-LEVEL = "0"
-"""Name of the array inside the group."""
+FINEST = "0"
+"""Name of the array of the finest level inside the group."""
 
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 _WINDOW = ("start", "end", "min", "max")
@@ -82,6 +82,7 @@ def check_axes(axes: tuple[str, ...]) -> None:
 def output_fields(
     image: OmeImage | None,
     axes: tuple[str, ...],
+    wanted: str = "auto",
     *,
     scale: Sequence[float],
     factor: Sequence[int],
@@ -95,6 +96,8 @@ def output_fields(
         Metadata of the input.
     axes : tuple of str
         Axes of the output; the input may lack the leading ones.
+    wanted : str
+        ``ome-zarr``, ``zarr``, or ``auto``: the first where it permits the axes.
     scale : sequence of float
         Size of an input pixel along each axis of the output.
     factor : sequence of int
@@ -107,8 +110,9 @@ def output_fields(
     >>> output_fields(OmeImage((5.0, 5.0), "cells"), ("y", "x"), scale=(1.0, 1.0), factor=(2, 2), channels=None)
     {'ome': True, 'translation': (4.75, 4.75), 'name': 'cells', 'omero': None}
     """
-    if image is None or not fits(axes):
+    if wanted == "zarr" or (wanted == "auto" and not fits(axes)):
         return {"ome": False}
+    image = image or OmeImage()
     shown = len(image.omero["channels"]) if image.omero else None
     return {
         "ome": True,
@@ -150,8 +154,12 @@ def group_attributes(
     scale: tuple[float, ...],
     units: tuple[str | None, ...],
     image: OmeImage | None = None,
+    levels: int = 1,
+    factor: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """The attributes of the group: axes, pixel sizes and the metadata of ``image``.
+    """The attributes of the group: axes, pixel sizes of each level and the metadata of ``image``.
+
+    Pixels of a level cover ``factor`` of the one before along each axis; a position is that of a pixel's centre.
 
     Examples
     --------
@@ -159,12 +167,18 @@ def group_attributes(
     [{'name': 'y', 'type': 'space', 'unit': 'micrometer'}, {'name': 'x', 'type': 'space'}]
     """
     image = image or OmeImage()
-    transformations: list[dict[str, Any]] = [{"type": "scale", "scale": list(scale)}]
-    if image.translation:
-        transformations.append({"type": "translation", "translation": list(image.translation)})
+    datasets = [
+        {
+            "path": str(level),
+            "coordinateTransformations": _transformations(
+                scale, image.translation, [f**level for f in factor]
+            ),
+        }
+        for level in range(levels)
+    ]
     multiscale: dict[str, Any] = {
         "axes": [_axis(name, unit) for name, unit in zip(axes, units, strict=True)],
-        "datasets": [{"path": LEVEL, "coordinateTransformations": transformations}],
+        "datasets": datasets,
     }
     if image.name is not None:
         multiscale["name"] = image.name
@@ -174,13 +188,39 @@ def group_attributes(
     return {"ome": ome}
 
 
+def _transformations(
+    scale: Sequence[float], translation: Sequence[float], covered: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Size and position of the pixels of a level, each of which covers some of the finest one."""
+    if not covered or max(covered) == 1:
+        first = [{"type": "translation", "translation": list(translation)}] if translation else []
+        return [{"type": "scale", "scale": list(scale)}, *first]
+    start = translation or (0.0,) * len(scale)
+    sizes = [s * n for s, n in zip(scale, covered, strict=True)]
+    centres = [t + s * (n - 1) / 2 for t, s, n in zip(start, scale, covered, strict=True)]
+    return [{"type": "scale", "scale": sizes}, {"type": "translation", "translation": centres}]
+
+
 def read_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     """The layout fields in attributes made by :func:`group_attributes`."""
     ome = attributes["ome"]
     multiscale = ome["multiscales"][0]
-    steps = {step["type"]: step for step in multiscale["datasets"][0]["coordinateTransformations"]}
+    levels = [
+        {step["type"]: step for step in level["coordinateTransformations"]}
+        for level in multiscale["datasets"]
+    ]
+    steps, scale = levels[0], levels[0]["scale"]["scale"]
+    coarser: dict[str, Any] = {}
+    if len(levels) > 1:
+        ratios = (round(b / a) for a, b in zip(scale, levels[1]["scale"]["scale"], strict=True))
+        coarser = {
+            "levels": len(levels),
+            "factor": tuple(ratios),
+            "block": tuple(attributes["halotile"]["block"]),
+        }
     return {
-        "scale": tuple(map(float, steps["scale"]["scale"])),
+        **coarser,
+        "scale": tuple(map(float, scale)),
         "units": tuple(axis.get("unit") for axis in multiscale["axes"]),
         "translation": tuple(map(float, steps.get("translation", {}).get("translation", ()))),
         "name": multiscale.get("name"),

@@ -6,7 +6,6 @@ fsyncs; zarr-python, tensorstore and OME-Zarr viewers can read them.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -21,10 +20,12 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError, InputError
 from halotile.storage.disk.durable import DISK, GONE, Buffers, Disk
 from halotile.storage.disk.place import ZARR_FILES, check_place
-from halotile.storage.grid import Region
+from halotile.storage.grid import Grid, Region
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.sharded.layout import Layout, read_layout
+from halotile.storage.sharded.levels import LevelArray, coarser, halve
 from halotile.storage.sharded.shards import (
+    ShardFormat,
     digest_of,
     encode_shard,
     encoded_digest,
@@ -45,6 +46,8 @@ __all__ = [
 ]
 
 open_output = read_layout
+HALVED_ROWS = 256
+"""Edge of the parts of a level that are averaged at once: they and the pixels that they cover stay in the cache."""
 UNREADABLE = "the shard cannot be read"
 """Problem of a shard that another attempt may be able to read."""
 FOREIGN_PIXELS = "whole, but not what the run wrote there: a shard of another place or time"
@@ -150,24 +153,36 @@ class ShardWriter:
     def _encode(
         self, region: Region, pixels: NDArray[Any], digests: list[bytes]
     ) -> Generator[tuple[Path, Buffers], None, None]:
-        def encode(shard: tuple[tuple[int, ...], Region]) -> tuple[Path, Buffers]:
-            index, inside = shard
-            part = to_dtype(pixels[inside.relative_to(region).slices], self.layout.dtype)
-            return self.layout.shard_path(self.path, index), encode_shard(part, self.layout.form)
+        """Encode the shards of a block level by level."""
+        for number, array in enumerate(self.layout.arrays):
+            if number:
+                pixels = _halved(pixels, self.layout)
+                region = coarser(region, self.layout.factor)
 
-        for path, buffers in IO_THREADS.map(encode, _shards_of(self.layout, region)):
-            self._make_directory(path.parent)
-            digests.append(encoded_digest(buffers))
-            yield path, buffers
+            def encode(
+                shard: tuple[str, Region],
+                array: LevelArray = array,
+                region: Region = region,
+                pixels: NDArray[Any] = pixels,
+            ) -> tuple[Path, Buffers]:
+                name, inside = shard
+                part = to_dtype(pixels[inside.relative_to(region).slices], self.layout.dtype)
+                return array.path(self.path) / name, encode_shard(part, array.form)
 
-    def _make_directory(self, path: Path) -> None:
-        """Make a directory of shards, and its parents below the array, durable once per process.
+            top = array.path(self.path)
+            for path, buffers in IO_THREADS.map(encode, array.shards(region)):
+                self._make_directory(path.parent, top)
+                digests.append(encoded_digest(buffers))
+                yield path, buffers
+
+    def _make_directory(self, path: Path, top: Path) -> None:
+        """Make a directory of shards, and its parents below the array ``top``, durable once per process.
 
         An existing directory may not survive a power cut yet, because another worker may not have fsynced it.
         """
-        if path == self.layout.array_path(self.path) or (path in self._durable and path.exists()):
+        if path == top or (path in self._durable and path.exists()):
             return
-        self._make_directory(path.parent)
+        self._make_directory(path.parent, top)
         self.disk.make_directory(path, parents=False)
         self._durable.add(path)
 
@@ -198,7 +213,7 @@ def check_block(
     problems, actual = inspect_block(path, layout, region, thorough=thorough)
     if digest is None or problems or actual == digest:
         return problems
-    first, *more = (layout.shard_path(path, index) for index, _ in _shards_of(layout, region))
+    first, *more = (file for file, _, _ in _shards_of(path, layout, region))
     one_of = f" or one of {len(more)} beside it" if more else ""
     return [f"{first}{one_of}: {FOREIGN_PIXELS}"]
 
@@ -208,10 +223,8 @@ def inspect_block(
 ) -> tuple[list[str], bytes]:
     """The problems of the shards that a region overlaps, and the digest of their contents if there are none."""
     problems, digests = [], []
-    array = layout.array_path(path)
-    for index, inside in _shards_of(layout, region.clip(Region.whole(layout.shape))):
-        file = f"{array}/{layout.shard_name(index)}"
-        shard_problems, digest = _inspect_shard(file, layout, inside.shape, thorough)
+    for file, array, shape in _shards_of(path, layout, region.clip(Region.whole(layout.shape))):
+        shard_problems, digest = _inspect_shard(file, array.form, shape, thorough)
         problems += [f"{file}: {problem}" for problem in shard_problems]
         digests.append(digest)
     return problems, digest_of(digests)
@@ -280,20 +293,36 @@ def _common_limits(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[int, i
     return max(a.min, b.min), min(a.max, b.max)
 
 
-def _shards_of(layout: Layout, region: Region) -> Iterator[tuple[tuple[int, ...], Region]]:
-    """Grid position of each shard that a region overlaps, with the part of the shard inside the array."""
-    ranges = (
-        range(a // s, -(-b // s)) for a, b, s in zip(region.start, region.stop, layout.shard, strict=True)
-    )
-    for index in itertools.product(*ranges):
-        yield index, layout.grid.core_at(index)
+def _halved(pixels: NDArray[Any], layout: Layout) -> NDArray[Any]:
+    """The part of the next level that a block covers, in the dtype of the output."""
+    shape = tuple(-(-n // f) for n, f in zip(pixels.shape, layout.factor, strict=True))
+    halves = np.empty(shape, layout.dtype)
+
+    def fill(part: Region) -> None:
+        finer = tuple(slice(s.start * f, s.stop * f) for s, f in zip(part.slices, layout.factor, strict=True))
+        means = halve(to_dtype(pixels[finer], layout.dtype), layout.factor, layout.nodata)
+        halves[part.slices] = to_dtype(means, layout.dtype)
+
+    edges = tuple(HALVED_ROWS if f == 2 else 1 for f in layout.factor)
+    IO_THREADS.run_all(fill, (block.core for block in Grid(shape, edges, ((0, 0),) * len(shape))))
+    return halves
+
+
+def _shards_of(
+    path: str | Path, layout: Layout, region: Region
+) -> Iterator[tuple[str, LevelArray, tuple[int, ...]]]:
+    """Path of each shard that a block writes, with its array and the shape of its part inside."""
+    for number, array in enumerate(layout.arrays):
+        region = coarser(region, layout.factor) if number else region
+        folder = array.path(path)
+        for name, inside in array.shards(region):
+            yield f"{folder}/{name}", array, inside.shape
 
 
 def _inspect_shard(
-    file: str, layout: Layout, shape: tuple[int, ...], thorough: bool
+    file: str, form: ShardFormat, shape: tuple[int, ...], thorough: bool
 ) -> tuple[list[str], bytes]:
     """The problems of a shard, and its digest if there are none, for which four bytes of each chunk are read."""
-    form = layout.form
     try:
         with open(file, "rb", buffering=0) as shard:
             size = os.fstat(shard.fileno()).st_size

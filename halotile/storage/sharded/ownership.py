@@ -89,7 +89,8 @@ def find_foreign_entry(root: str | Path, layout: Layout) -> str:
             return reason
         if attributes := _user_attributes(written, present):
             return f"{file} has attributes that no run wrote ({', '.join(attributes)})"
-    shard = re.compile(re.escape(f"{layout.array_path(root)}/c") + r"/\d+" * len(layout.shape))
+    folders = "|".join(re.escape(f"{array.path(root)}/c") for array in layout.arrays)
+    shard = re.compile(f"({folders})" + r"/\d+" * len(layout.shape))
     own = {str(Path(root, name)) for name in layout.documents()}
     for folder, _, names in os.walk(root):
         for path in (f"{folder}/{name}" for name in names if not name.endswith(PARTIAL)):
@@ -123,13 +124,14 @@ def foreign_pixels_reason(problems: Mapping[int, list[str]], done: int) -> str:
 
 def _has_further_shards(root: str | Path, layout: Layout) -> bool:
     """Return True where shards lie outside the array that the run wrote: a user appended them."""
-    folder, counts = layout.array_path(root) / "c", layout.grid.counts
-    for place, _, names in os.walk(folder):
-        for name in names:
-            index = Path(place, name).relative_to(folder).parts
-            is_shard = len(index) == len(counts) and all(map(str.isdecimal, index))
-            if is_shard and any(int(i) >= n for i, n in zip(index, counts, strict=True)):
-                return True
+    for array in layout.arrays:
+        folder, counts = array.path(root) / "c", array.grid.counts
+        for place, _, names in os.walk(folder):
+            for name in names:
+                index = Path(place, name).relative_to(folder).parts
+                is_shard = len(index) == len(counts) and all(map(str.isdecimal, index))
+                if is_shard and any(int(i) >= n for i, n in zip(index, counts, strict=True)):
+                    return True
     return False
 
 

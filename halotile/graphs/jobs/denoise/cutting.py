@@ -73,7 +73,9 @@ def layout_of(
         scale=tuple(s / f for s, f in zip(scale, factor, strict=True)),
         units=(None,) * added + tuple(source.units),
         nodata=nodata,
-        **output_fields(source.ome, roles.axes, scale=scale, factor=factor, channels=channels),
+        **output_fields(
+            source.ome, roles.axes, job.output.format, scale=scale, factor=factor, channels=channels
+        ),
     )
 
 

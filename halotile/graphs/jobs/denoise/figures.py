@@ -8,16 +8,13 @@ from typing import Any
 from halotile.graphs.jobs.denoise.fit import tile_window
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.trials.receptive_field import Reach
-from halotile.storage.sharded.output import Layout
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned
 
 
-def figures_of(
-    job: Denoising, task: DenoiseTask, layout: Layout, reach: Reach, tuned: Tuned | None
-) -> dict[str, Any]:
+def figures_of(job: Denoising, task: DenoiseTask, reach: Reach, tuned: Tuned | None) -> dict[str, Any]:
     """Return the figures of a plan, by name."""
-    grid, roles = task.grid, task.roles
+    grid, roles, layout = task.grid, task.roles, task.writer.layout
     spatial_core = roles.spatial_part(grid.middle.core).size
     spatial_window = roles.spatial_part(task.rim.reach(grid.middle.window, grid.shape)).size
     tile, window = map(math.prod, tile_window(task))

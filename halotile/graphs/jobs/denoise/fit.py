@@ -9,7 +9,6 @@ import numpy as np
 
 from halotile.graphs.plans.plan import Need
 from halotile.graphs.plans.resources.memory import MIB, Footprint, footprint, gpu_bytes
-from halotile.storage.sharded.output import Layout
 from halotile.storage.views import PlaneValues
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned
@@ -19,10 +18,8 @@ HOLED_BYTES = 24.0
 SMALLER = "a smaller output.shard, tile.size or tile.batch"
 
 
-def footprint_of(
-    task: DenoiseTask, layout: Layout, piece: tuple[int, ...], tuned: Tuned | None = None
-) -> Footprint:
-    tiling, denoiser = task.tiling, task.denoiser
+def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None = None) -> Footprint:
+    tiling, denoiser, layout = task.tiling, task.denoiser, task.writer.layout
     middle = task.grid.middle
     channels = max(denoiser.channels) if task.roles.channel is not None else 1
     window = math.prod(tile_window(task)[1])
@@ -47,6 +44,7 @@ def footprint_of(
         weights_bytes=2 * sum(path.stat().st_size for path in denoiser.files()),
         overlap=task.overlap,
         io_threads=task.io_threads,
+        coarser=layout.coarser_share,
         gpu_bytes=None if task.device == "cpu" else gpu_bytes(tuned.host_bytes if tuned else None),
     )
 

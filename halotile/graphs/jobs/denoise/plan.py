@@ -53,6 +53,7 @@ from halotile.graphs.plans.trials.gpu_trials import (
 from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
+from halotile.storage.grid import Region
 from halotile.storage.rim import Readable, Rim
 from halotile.storage.sharded.output import Layout, ShardWriter
 from halotile.tasks.denoise_block import DenoiseTask
@@ -167,10 +168,12 @@ class _Sized:
             opened.source.dtype,
         )
         convolves = self.denoiser.convolutional and self.geometry.dims == 2
+        written = opened.roles.output_region(Region.whole(block), tiling.scale, self.denoiser.channels[1])
+        layout = self.layout.in_levels(written.stop, self.job.output.levels)
         task = DenoiseTask(
             source=opened.source,
             sides=opened.all_sides,
-            writer=ShardWriter(opened.begun.output, self.layout),
+            writer=ShardWriter(opened.begun.output, layout),
             grid=grid_of(self.geometry, opened.roles, self.reach, block, tiling, further=self.further),
             rim=self.rim,
             roles=opened.roles,
@@ -191,7 +194,7 @@ class _Sized:
     def footprint_of(self, task: DenoiseTask, tuned: Tuned | None = None) -> Footprint:
         """Return the memory that a worker needs for a task."""
         original = self.opened.original
-        return footprint_of(task, self.layout, original.chunks if not original.mapped else (1,), tuned)
+        return footprint_of(task, original.chunks if not original.mapped else (1,), tuned)
 
 
 def _size(opened: _Opened, request: PlanRequest) -> _Sized:
@@ -285,10 +288,10 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     identity, earlier = relate(job, _identity(settled), begun, request)
     task = as_it_went(settled.task, begun.previous)
     allowed, machine = parse_bytes(job.run.memory_per_worker), opened.computing.machine_bytes
-    output = OutputArray(begun.output, sized.layout, task.grid, job.output.overwrite)
+    output = OutputArray(begun.output, task.writer.layout, task.grid, job.output.overwrite)
     is_named = isinstance(job.denoiser, DenoiserChoice)
     given_parts = {} if is_named else {"denoiser": describe_denoiser(opened.given)}
-    decided = _decided(task, sized.layout)
+    decided = _decided(task)
     return Plan(
         job=job,
         work=DenoiseWork(output, task, settled.tuned),
@@ -305,14 +308,14 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
             smaller_output="a smaller output.dtype",
         ),
         documents=documents_of(job, sized.requested, given_parts, decided),
-        figures=figures_of(job, task, sized.layout, settled.reach, settled.tuned),
+        figures=figures_of(job, task, settled.reach, settled.tuned),
         notes=_notes(settled),
         earlier=earlier,
     )
 
 
 def _notes(settled: _Settled) -> tuple[str, ...]:
-    sized, opened = settled.sized, settled.sized.opened
+    sized, opened, task = settled.sized, settled.sized.opened, settled.task
     return (
         *opened.original.remarks,
         *opened.tiled.notes,
@@ -320,16 +323,16 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
         *notes_of(
             opened.original,
             opened.source.dtype,
-            layout=sized.layout,
+            layout=task.writer.layout,
             roles=opened.roles,
-            grid=settled.task.grid,
+            grid=task.grid,
             reach=settled.reach,
             levels=opened.levels,
             of_trial=settled.note,
         ),
         *opened.computing.ignored,
         *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
-        *note_of_files(sized.layout, sized.job.output, opened.roles),
+        *note_of_files(task.writer.layout, sized.job.output, opened.roles),
         *note_of_locks(opened.begun.output),
     )
 
@@ -350,7 +353,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         **on_device(task, opened.begun.previous),
         "on_nan": task.on_nan,
         "holes": asdict(task.holes) if task.holes else None,
-        "layout": sized.layout.to_json(),
+        "layout": task.writer.layout.to_json(),
         "block": list(task.grid.block),
         "code": {**code_versions(), **sized.own_code},
         "noise_level": None if opened.levels is None else opened.levels.tolist(),
@@ -358,9 +361,9 @@ def _identity(settled: _Settled) -> dict[str, Any]:
     }
 
 
-def _decided(task: DenoiseTask, layout: Layout) -> dict[str, Any]:
+def _decided(task: DenoiseTask) -> dict[str, Any]:
     """Return the keys whose values were decided; with them the job makes the same output."""
-    spatial = task.roles.spatial
+    spatial, layout = task.roles.spatial, task.writer.layout
 
     def edges(sizes: tuple[int, ...]) -> list[int]:
         return [sizes[i] for i in spatial]

@@ -176,7 +176,7 @@ class _Sized:
     @property
     def state_layout(self) -> Layout:
         """Layout of the solver's images."""
-        return replace(self.layout, dtype=str(self.opened.image.dtype))
+        return replace(self.layout.as_plain_array(), dtype=str(self.opened.image.dtype))
 
     def cut(self, block: tuple[int, ...]) -> CutImage:
         """Return the image cut into super-blocks of this size."""
@@ -198,16 +198,17 @@ class _Sized:
 
     def work_of(self, cut: CutImage, tuned: Tuned | None) -> ReconstructWork:
         """Return the inversion on these blocks."""
-        opened = self.opened
+        opened, output = self.opened, self.job.output
         reference = opened.images.get("reference")
+        layout = self.layout.in_levels(cut.grid.block, output.levels)
         return ReconstructWork(
             self.job,
-            OutputArray(opened.begun.output, self.layout, cut.grid, self.job.output.overwrite),
+            OutputArray(opened.begun.output, layout, cut.grid, output.overwrite),
             cut.form,
             cut.prior,
             self.solver,
             opened.start or opened.image,
-            Target(reference, _peak(reference)),
+            Target(reference),
             self.io_threads,
             tuned,
         )
@@ -323,7 +324,7 @@ def _notes(settled: _Settled, further: tuple[str, ...]) -> tuple[str, ...]:
         *further,
         *opened.computing.ignored,
         *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
-        *note_of_files(sized.layout, sized.job.output, sized.geometry.roles),
+        *note_of_files(work.output.layout, sized.job.output, sized.geometry.roles),
         *note_of_locks(opened.begun.output),
     )
 
@@ -349,7 +350,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         "precision": opened.computing.precision if denoiser else job.run.precision,
         **(describe_denoised(denoised, opened.begun.previous) if denoised else {}),
         "exact": job.exact,
-        "layout": sized.layout.to_json(),
+        "layout": settled.work.output.layout.to_json(),
         "block": list(settled.work.grid.block),
         "code": {**code_versions(), **sized.own_code},
     }
@@ -391,10 +392,3 @@ def _blocks(sized: _Sized, previous: Mapping[str, Any] | None) -> list[tuple[int
         return [check_block(geometry, job.tile.block, unit)]
     earlier = previous["identity"]["block"] if previous else None
     return blocks_for(geometry, unit, job.run.count, earlier)
-
-
-def _peak(reference: Source | None) -> float:
-    """Return the reference of a PSNR: the range of an integer type, 1 of floats."""
-    if reference is None or reference.dtype.kind not in "iu":
-        return 1.0
-    return float(np.iinfo(str(reference.dtype)).max)

@@ -170,7 +170,8 @@ def _measurement(
     roles = Roles(axes_like(reference, len(shape)), tuple(tiled), None)
     geometry = Geometry(shape, shape, roles, 1, 1)
     path = Path(os.path.abspath(choice.data))
-    storage = Output(path=str(path), shard=job.output.shard, chunk=job.output.chunk, codec=job.output.codec)
+    cut = job.output
+    storage = Output(path=str(path), format="zarr", shard=cut.shard, chunk=cut.chunk, codec=cut.codec)
     if len(tiled) == 1:  # the sizes in the job are for planes
         storage = replace(storage, shard="auto", chunk="auto")
     layout = layout_like(reference, storage, geometry, dtype, parse_bytes(job.run.memory_per_worker))

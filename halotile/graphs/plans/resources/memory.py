@@ -165,6 +165,7 @@ def footprint(
     weights_bytes: int,
     overlap: bool,
     io_threads: int = 1,
+    coarser: float = 0.0,
     gpu_bytes: int | None = None,
 ) -> Footprint:
     """Return the footprint of a block of this size.
@@ -190,6 +191,8 @@ def footprint(
         The next read and the last write run at the same time as the computation.
     io_threads : int
         Threads that read and write in parallel, each with parts of its own.
+    coarser : float
+        Pixels of the next levels for each pixel of the core.
     gpu_bytes : int, optional
         Memory that a GPU's own libraries keep in the worker, where one computes: tiles are then on the GPU,
         and pixels pass through pinned memory on their way there and back.
@@ -201,7 +204,9 @@ def footprint(
     common = {
         "weights_bytes": weights_bytes,
         "decode_bytes": io_threads * 2 * math.prod(stored_piece) * itemsize_in,
-        "encode_bytes": io_threads * 2 * math.prod(shard) * itemsize_out,
+        "encode_bytes": int(
+            (io_threads * 2 * math.prod(shard) + coarser * math.prod(core_out)) * itemsize_out
+        ),
     }
     if gpu_bytes is not None:
         return Footprint(

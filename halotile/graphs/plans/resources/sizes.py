@@ -15,6 +15,7 @@ from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from halotile.storage.arrays import Source
 from halotile.storage.axes import choose_axes
 from halotile.storage.grid import Depth
+from halotile.storage.sharded.ome_metadata import output_fields
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.convolution.stable import FEW
 from halotile.tasks.options import Auto
@@ -214,20 +215,29 @@ def layout_like(
         The stored plan of the run that is resumed.
     """
     chunk = choose_chunk(geometry, wanted)
-    axes, alike = len(geometry.shape), source.shape == geometry.shape
+    count, alike, axes = len(geometry.shape), source.shape == geometry.shape, geometry.roles.axes
+    scale = tuple(source.scale) if alike else (1.0,) * count
+    stored = str(dtype) if wanted.dtype == "auto" else wanted.dtype
     return Layout(
         shape=geometry.shape,
-        dtype=str(dtype) if wanted.dtype == "auto" else wanted.dtype,
+        dtype=stored,
         # An iteration has several images at once.
         shard=choose_shard(
             geometry, wanted.shard, chunk, growth_of(memory_bytes, 2 * dtype.itemsize, source, previous)
         ),
         chunk=chunk,
         codec=wanted.codec,
-        axes=geometry.roles.axes,
-        scale=tuple(source.scale) if alike else (1.0,) * axes,
-        units=tuple(source.units) if alike else (None,) * axes,
-        ome=False,
+        axes=axes,
+        scale=scale,
+        units=tuple(source.units) if alike else (None,) * count,
+        **output_fields(
+            source.ome if alike else None,
+            axes,
+            "zarr" if np.dtype(stored).kind == "c" else wanted.format,
+            scale=scale,
+            factor=(1,) * count,
+            channels=geometry.shape[axes.index("c")] if "c" in axes else None,
+        ),
     )
 
 

@@ -106,7 +106,7 @@ class Inversion:
     def state_layout(self) -> Layout:
         """Layout of the solver's images: they are stored in the type of the computation."""
         dtype = str(working_dtype(np.result_type(*(term.measurement.dtype for term in self.form.terms))))
-        return replace(self.output.layout, dtype=dtype, ome=False, omero=None, name=None, translation=())
+        return replace(self.output.layout.as_plain_array(), dtype=dtype)
 
     def vectors(self, solver: Solver, folder: str) -> Vectors:
         """Return the storage of a solver's images, with copies to go back to where they may diverge."""
@@ -126,7 +126,7 @@ class Inversion:
     @property
     def scratch_inodes(self) -> int:
         """Files and folders of the solver's images."""
-        return self.output.layout.inodes * (self.scratch_bytes // self.state_layout.size_bytes)
+        return self.state_layout.inodes * (self.scratch_bytes // self.state_layout.size_bytes)
 
     def step_footprint(self) -> StepFootprint:
         """Return the memory of one worker during a block of a pass."""

@@ -1,0 +1,50 @@
+"""No denoising: the image as it is, stored anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from halotile.tasks.denoisers.base import Model, Pixelwise
+from halotile.tasks.options import STRICT
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoDenoising(Pixelwise):
+    """The image as it is: to store it as an OME-Zarr with levels, or in other chunks.
+
+    Examples
+    --------
+    >>> NoDenoising().receptive_field()
+    0
+    """
+
+    __pydantic_config__ = STRICT
+    name: ClassVar[str] = "none"
+    dims: ClassVar[tuple[int, ...]] = (2, 3)
+    boundary: ClassVar[str] = "reflect"
+    convolutional: ClassVar[bool] = False
+    takes_valid: ClassVar[bool] = True
+
+    def receptive_field(self) -> int:
+        """Zero pixels."""
+        return 0
+
+    def bytes_per_pixel(self) -> float:
+        """The result."""
+        return 8.0
+
+    def build(self) -> Model:
+        """The identity as a function on tensors."""
+        return keep
+
+
+def keep(batch: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    """Return a batch as it is."""
+    return batch
+
+
+DENOISER = NoDenoising
