@@ -168,7 +168,7 @@ class Scene:
         """The job; ``options`` are those of its run, ``parts`` those of its other sections."""
         sections: dict[str, dict[str, Any]] = {
             "input": {"path": str(self.source)},
-            "output": {"path": str(self.output), "shard": BLOCK, "chunk": 16},
+            "output": {"path": str(self.output), "format": "zarr", "shard": BLOCK, "chunk": 16},
             "tile": {"size": BLOCK, "block": BLOCK},
             "run": {"memory_per_worker": "3GiB", "retries": 2} | options,
         }
@@ -276,7 +276,12 @@ class Scene:
 def _as_config(job: Denoising) -> dict[str, Any]:
     parts = {
         "input": {"path": job.input.path},
-        "output": {"path": job.output.path, "shard": job.output.shard, "chunk": job.output.chunk},
+        "output": {
+            "path": job.output.path,
+            "format": job.output.format,
+            "shard": job.output.shard,
+            "chunk": job.output.chunk,
+        },
         "tile": {"size": job.tile.size, "block": job.tile.block},
     }
     wanted = ("workers", "memory_per_worker", "retries", "on_bad_block", "stall_seconds")

@@ -16,7 +16,7 @@ import numpy as np
 import zarr
 
 from tests.faults import REPOSITORY
-from tests.support import write_zarr
+from tests.support import read_zarr, write_zarr
 
 EDGE = 128
 ACROSS = 6
@@ -146,7 +146,7 @@ class HpcJob:
     def check_whole(self) -> None:
         """Assert that the output is right, and no certificates are left."""
         given = zarr.open_array(self.folder / "in.zarr", mode="r")[...]
-        np.testing.assert_array_equal(zarr.open_array(self.folder / "out.zarr", mode="r")[...], given * 2)
+        np.testing.assert_array_equal(read_zarr(self.folder / "out.zarr"), given * 2)
         assert list(self.run_directory.glob("workers/tls-*")) == []
 
 

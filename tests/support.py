@@ -139,8 +139,9 @@ def run_inline(job: Denoising) -> Image:
 
 
 def read_zarr(path: Path) -> Image:
-    """The pixels of a Zarr array."""
-    pixels: Image = zarr.open_array(path, mode="r")[...]
+    """The pixels of a Zarr array, or of the finest level of an OME-Zarr."""
+    node: Any = zarr.open(path, mode="r")
+    pixels: Image = (node["0"] if isinstance(node, zarr.Group) else node)[...]
     return pixels
 
 

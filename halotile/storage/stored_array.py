@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Self
 
@@ -53,7 +54,8 @@ class StoredArray:
         self.shape, self.ndim, self.dtype = header.shape, len(header.shape), header.dtype
         self.chunks, self.shards, self.mapped = header.chunks, header.shards, header.mapped
         self.axes, self.scale, self.units, self.ome = header.axes, header.scale, header.units, header.ome
-        self.remarks, self.nodata = header.remarks, header.nodata
+        self.remarks, self.nodata, self.channels = header.remarks, header.nodata, header.channels
+        self.order = tuple(range(self.ndim))
 
     def with_sizes(self, sizes: Mapping[str, float | str]) -> Self:
         """The same array with the user's pixel sizes of some axes, such as ``{"z": "0.3 um"}``.
@@ -69,6 +71,31 @@ class StoredArray:
             )
         array = copy.copy(self)
         array.scale, array.units = with_sizes(self.axes, self.scale, self.units, sizes)
+        return array
+
+    def in_order(self, order: Sequence[int]) -> Self:
+        """The same array with its axes in another order: axis ``i`` is axis ``order[i]`` of this one.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from halotile.storage.arrays import open_source
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.save(f"{folder}/rgb.npy", np.zeros((40, 50, 3)))
+        ...     image = open_source(f"{folder}/rgb.npy").in_order((2, 0, 1))
+        ...     image.axes, image.shape, image[:, 0, 0].shape
+        (('c', 'y', 'x'), (3, 40, 50), (3,))
+        """
+
+        def moved(values: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(values[axis] for axis in order)
+
+        array = copy.copy(self)
+        array.order, array.shape, array.axes = moved(self.order), moved(self.shape), moved(self.axes)
+        array.scale, array.units, array.chunks = moved(self.scale), moved(self.units), moved(self.chunks)
+        array.shards = moved(self.shards) if self.shards else None
+        if self.ome is not None and self.ome.translation:
+            array.ome = replace(self.ome, translation=moved(self.ome.translation))
         return array
 
     def read(self, region: Region) -> Pixels:
@@ -88,7 +115,9 @@ class StoredArray:
                 f"{self.path}: {region} reaches outside the array of shape {self.shape}. Clip it to the array."
             )
         try:
-            pixels = self.reader().read(region)
+            stored = [self.order.index(axis) for axis in range(self.ndim)]
+            bounds = (tuple(ends[axis] for axis in stored) for ends in (region.start, region.stop))
+            pixels = self.reader().read(Region(*bounds)).transpose(self.order)
         except Exception as error:
             if isinstance(error, (HalotileError, MemoryError)) and not isinstance(error, DamagedData):
                 raise
@@ -122,9 +151,9 @@ class StoredArray:
 
     def _refuse_change(self, now: Header) -> None:
         """Raise when shape or type differ from those of the file that was opened first."""
-        if (now.shape, now.dtype) != (self.shape, self.dtype):
+        if (now.shape, now.dtype) != (self._header.shape, self.dtype):
             raise InputError(
-                f"{self.path} was {self.dtype} of shape {self.shape} when it was opened, and is now {now.dtype} "
+                f"{self.path} was {self.dtype} of shape {self._header.shape} when it was opened, and is now {now.dtype} "
                 f"of shape {now.shape}. Leave the input alone during a run; start the job again."
             )
 

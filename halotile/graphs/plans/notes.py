@@ -16,6 +16,7 @@ from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.storage.arrays import Source
 from halotile.storage.disk.mounts import local_lock_reason
 from halotile.storage.grid import Grid, Region
+from halotile.storage.sharded.ome_metadata import fits
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.roles import Roles
 
@@ -40,7 +41,7 @@ def notes_of(
     return (
         *((of_trial,) if of_trial else ()),
         *_trial_notes(levels, roles, reach),
-        *_metadata(original, layout),
+        *_metadata(layout),
         *_narrowing(dtype, np.dtype(layout.dtype)),
         *_decoding(original, roles, grid),
     )
@@ -103,9 +104,9 @@ def levels_text(levels: NDArray[np.float64], roles: Roles) -> str:
     )
 
 
-def _metadata(source: Source, layout: Layout) -> tuple[str, ...]:
-    """Return a note on OME metadata that the output cannot carry over."""
-    if source.ome is None or layout.ome:
+def _metadata(layout: Layout) -> tuple[str, ...]:
+    """Return a note on axes because of which the output is no OME-Zarr."""
+    if layout.ome or fits(layout.axes):
         return ()
     return (
         f"OME-Zarr has no room for the axes {''.join(layout.axes)}, which it wants as t, c, z, y, x: the output is a plain "

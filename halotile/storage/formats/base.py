@@ -24,7 +24,7 @@ from halotile.errors import InputError
 from halotile.storage.axes import choose_axes, letters, remarks_on_axes
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
-from halotile.storage.sharded.ome_metadata import OmeImage
+from halotile.storage.sharded.ome_metadata import Channels, OmeImage
 
 MOST_PIXELS = 2**60
 COMPLEX = ("complex64", "complex128")
@@ -78,11 +78,22 @@ class Source(Readable, Protocol):
         """Value of pixels without a measurement, besides NaN; None if the file names none."""
 
     @property
+    def channels(self) -> Channels:
+        """Some of label, color (six hexadecimal digits) and window (lowest and highest value shown) of each channel; empty: unknown."""
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """Assumptions about the file where it leaves room for others, each with what to write instead."""
 
     def with_sizes(self, sizes: Mapping[str, float | str]) -> Self:
         """The same array with the user's pixel sizes of some axes."""
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The axis of the file that each axis is."""
+
+    def in_order(self, order: Sequence[int]) -> Self:
+        """The same array with its axes in another order."""
 
     def __getitem__(self, index: Any) -> Pixels:
         """The pixels at integers and slices of step 1, as in NumPy."""
@@ -117,6 +128,7 @@ class Header:
     shards: tuple[int, ...] | None = None
     remarks: tuple[str, ...] = ()
     nodata: float | None = None
+    channels: Channels = ()
 
 
 def make_header(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData, InputError, MissingPackage
+from halotile.storage.formats._tiff_channels import channels_of
 from halotile.storage.formats._tiff_check import check_tiff
 from halotile.storage.formats._tiff_scale import pixel_sizes
 from halotile.storage.formats.base import Header, Source, file_identity, make_header, starts_with
@@ -42,7 +43,9 @@ def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | N
             f"dataset is {dataset!r}, but the series of a TIFF have numbers. Write 0 for the first, or all."
         )
     series = ALL if dataset == ALL else int(dataset or 0)
-    return StoredArray(path, "tiff", TiffReader, level=level, series=series, axes=axes)
+    image = StoredArray(path, "tiff", TiffReader, level=level, series=series, axes=axes)
+    # Microscopes often store axes in an order that OME-Zarr, in which the output is written, does not allow.
+    return image.in_order(order(image.axes)) if image.ome is not None and axes is None else image
 
 
 def series_shapes(path: str) -> list[tuple[int, ...]]:
@@ -80,17 +83,11 @@ class TiffReader:
             )
         self.pixels: Any = StackedSeries(opened) if len(opened) > 1 else opened[0]
         self.header = header
-        # Microscopes often store axes in an order that OME-Zarr, in which the output is written, does not allow.
-        self.order = tuple(range(len(self.header.axes)))
-        if self.header.ome is not None and axes is None:
-            self.order = order(self.header.axes)
-            self.header = _reordered(self.header, self.order)
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
-        stored = np.argsort(self.order)
-        pixels: Pixels = self.pixels[tuple(region.slices[axis] for axis in stored)]
-        return pixels.transpose(self.order)
+        pixels: Pixels = self.pixels[region.slices]
+        return pixels
 
 
 class StackedSeries:
@@ -189,6 +186,7 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
         nodata=_nodata(series.keyframe),
     )
     finest = file.series[number].shape
+    header = replace(header, channels=channels_of(file, number))
     header = _with_scale(header, pixel_sizes(file, number), (len(chosen), *finest) if is_stack else finest)
     return header if is_stack else replace(header, remarks=(*_series_remark(file, number), *header.remarks))
 
@@ -234,13 +232,6 @@ def _downsampling(finest: int, coarse: int) -> float:
     """The downsampling factor of a level: a whole number where the lengths permit it."""
     whole = max(1, round(finest / coarse))
     return whole if abs(finest / whole - coarse) <= 1 else finest / coarse
-
-
-def _reordered(header: Header, order: tuple[int, ...]) -> Header:
-    """The header with the axes in another order."""
-    names = ("shape", "axes", "chunks", "scale", "units")
-    fields: dict[str, Any] = {name: tuple(getattr(header, name)[axis] for axis in order) for name in names}
-    return replace(header, **fields)
 
 
 def _refuse_missing_codec(tifffile: Any, page: Any) -> None:

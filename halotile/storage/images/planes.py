@@ -13,6 +13,7 @@ from halotile.errors import ConfigError
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
+from halotile.storage.sharded.ome_metadata import RGB
 
 WINDOW_BYTES = 32 * 2**20
 """Maximum size of one read, unless a single chunk is larger."""
@@ -160,9 +161,12 @@ def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) 
 
 
 def _is_colour(source: Source) -> bool:
-    """Return True when the channels look like red, green and blue: three or four that are interleaved, or bytes."""
+    """Return True when the channels are red, green and blue, or look so: three or four that are interleaved, or bytes."""
     if "c" not in source.axes or _along(source, "c") not in (3, 4):
         return False
+    omero = source.ome.omero if source.ome else None
+    if omero and [channel.get("color") for channel in omero["channels"]] == list(RGB.values()):
+        return True
     return source.axes[-1] == "c" or source.dtype == np.uint8
 
 

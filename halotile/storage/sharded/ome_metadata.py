@@ -8,11 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from halotile.errors import ConfigError
 
 VERSION = "0.5"
 FINEST = "0"
 """Name of the array of the finest level inside the group."""
+
+Channels = tuple[Mapping[str, Any], ...]
+"""One mapping for each channel with some of label, color (six hexadecimal digits) and window (lowest and highest value shown)."""
+RGB = {"red": "FF0000", "green": "00FF00", "blue": "0000FF"}
+"""Channels of a colour image."""
 
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 _WINDOW = ("start", "end", "min", "max")
@@ -130,6 +137,12 @@ def _scaled_translation(
         return ()
     padded = (0.0,) * (len(scale) - len(translation)) + translation
     return tuple(t - s * (f - 1) / (2 * f) for t, s, f in zip(padded, scale, factor, strict=True))
+
+
+def rgb_channels(dtype: np.dtype[Any]) -> Channels:
+    """The channels of a colour image: one contrast for all, or the colours would change."""
+    whole = {"window": (0.0, float(np.iinfo(dtype).max if dtype.kind in "iu" else 1))}
+    return tuple({"label": name, "color": colour, **whole} for name, colour in RGB.items())
 
 
 def checked_omero(omero: Any) -> Mapping[str, Any] | None:

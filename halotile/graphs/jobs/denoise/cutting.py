@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Depth
 from halotile.storage.rim import Readable
-from halotile.storage.sharded.ome_metadata import output_fields
+from halotile.storage.sharded.ome_metadata import Channels, OmeImage, output_fields
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.roles import Roles
@@ -48,6 +49,7 @@ def layout_of(
     previous: Mapping[str, Any] | None = None,
     *,
     nodata: float | None = None,
+    channels: Channels = (),
 ) -> Layout:
     """Return the layout of the output, with what is kept from the input and from a resumed run."""
     chunk = choose_chunk(geometry, job.output)
@@ -57,7 +59,10 @@ def layout_of(
     added = len(roles.axes) - len(source.axes)
     factor = roles.per_axis(geometry.scale, 1)
     scale = (1.0,) * added + tuple(source.scale)
-    channels = geometry.output_shape[roles.axes.index("c")] if "c" in roles.axes else None
+    count = geometry.output_shape[roles.axes.index("c")] if "c" in roles.axes else None
+    ome = source.ome or OmeImage()
+    if ome.omero is None and channels:
+        ome = replace(ome, omero={"channels": channels})
     return Layout(
         shape=geometry.output_shape,
         dtype=dtype,
@@ -73,9 +78,7 @@ def layout_of(
         scale=tuple(s / f for s, f in zip(scale, factor, strict=True)),
         units=(None,) * added + tuple(source.units),
         nodata=nodata,
-        **output_fields(
-            source.ome, roles.axes, job.output.format, scale=scale, factor=factor, channels=channels
-        ),
+        **output_fields(ome, roles.axes, job.output.format, scale=scale, factor=factor, channels=count),
     )
 
 

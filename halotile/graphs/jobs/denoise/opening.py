@@ -13,6 +13,7 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.inputs import check_whole
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
+from halotile.storage.sharded.ome_metadata import order
 from halotile.storage.views import PlaneValues
 from halotile.tasks.denoisers.base import Denoiser, Leveled
 from halotile.tasks.finite import describe_range
@@ -23,14 +24,18 @@ Levels = NDArray[np.float64]
 
 
 def open_input(job: Denoising) -> Source:
-    """Open the image of a job, with the pixel sizes that it gives."""
+    """Open the image of a job, with the pixel sizes that it gives, and its axes in the order that OME-Zarr wants."""
     source = open_source(
         job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes
     )
+    if job.output.format != "zarr":
+        source = source.in_order(order(source.axes))
     return source.with_sizes(job.input.spacing) if job.input.spacing else source
 
 
-def open_sides(job: Denoising, denoiser: Denoiser, source: Readable, roles: Roles) -> dict[str, Source]:
+def open_sides(
+    job: Denoising, denoiser: Denoiser, original: Source, source: Readable, roles: Roles
+) -> dict[str, Source]:
     sides: dict[str, Source] = {}
     allowed = {*denoiser.side_inputs, "mask"}
     spatial_shape = tuple(source.shape[i] for i in roles.spatial)
@@ -45,6 +50,10 @@ def open_sides(job: Denoising, denoiser: Denoiser, source: Readable, roles: Role
             )
         side = open_source(path)
         check_whole(side.path)
+        # It has its axes as the file of the image has them.
+        if len(side.shape) == len(original.shape) and side.order == tuple(range(len(side.shape))):
+            moved = side.in_order(original.order)
+            side = moved if moved.shape == original.shape else side
         if side.shape not in (source.shape, spatial_shape):
             raise InputError(
                 f"input.sides.{name} has shape {side.shape}. Give it the image's shape {source.shape} "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.graphs.jobs.denoise.cutting import choose_block, geometry_of, layout_of
+from halotile.graphs.jobs.denoise.display import display_channels
 from halotile.graphs.jobs.denoise.figures import figures_of
 from halotile.graphs.jobs.denoise.fit import SMALLER, footprint_of, need_of
 from halotile.graphs.jobs.denoise.holes import Holed, choose_holes
@@ -116,7 +117,7 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     computing = compute_on(job, denoiser)
     job = computing.job
     tiled = assign_axes(job, denoiser, original)
-    sides = open_sides(job, denoiser, tiled.source, tiled.roles)
+    sides = open_sides(job, denoiser, original, tiled.source, tiled.roles)
     holed = choose_holes(job, original, tiled.source, tiled.roles.spatial, sides.get("mask"), begun.previous)
     values = value_range(job, tiled.source.dtype)
     check_units(denoiser, values, sides)
@@ -216,7 +217,15 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
         )
     geometry = geometry_of(opened.source, denoiser, roles, reach)
     holes = opened.holed.holes
-    layout = layout_of(job, opened.original, geometry, roles, previous, nodata=holes.value if holes else None)
+    layout = layout_of(
+        job,
+        opened.original,
+        geometry,
+        roles,
+        previous,
+        nodata=holes.value if holes else None,
+        channels=display_channels(opened.original, opened.holed.view(opened.original)),
+    )
     unit = block_unit(geometry, layout.shard)
     job, requested = no_more_than(job, computing.requested, geometry.shape, unit)
     return _Sized(

@@ -1,0 +1,65 @@
+"""Names, colours and contrast of the channels of TIFF files, from OME-XML, ImageJ's description or the kind of pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+from xml.etree import ElementTree
+
+from halotile.storage.sharded.ome_metadata import RGB, Channels, rgb_channels
+
+_RGB = 2
+
+
+def channels_of(file: Any, series: int) -> Channels:
+    """The channels that the file describes; none where it does not."""
+    page = file.series[series].keyframe
+    if page.photometric == _RGB and page.samplesperpixel == len(RGB):
+        return rgb_channels(page.dtype)
+    if file.is_ome:
+        return _from_ome(file.ome_metadata, series)
+    return _from_imagej(file.imagej_metadata or {}) if file.is_imagej else ()
+
+
+def _from_ome(xml: str, series: int) -> Channels:
+    """Name and Color of the channels of one image in OME-XML; a colour is a signed number of red, green, blue and alpha."""
+    try:
+        images = [e for e in ElementTree.fromstring(xml) if e.tag.endswith("}Image") or e.tag == "Image"]
+        found = [e.attrib for pixels in images[series] for e in pixels if e.tag.endswith("Channel")]
+    except (ElementTree.ParseError, IndexError):
+        return ()
+    channels = tuple(_described(channel.get("Name"), _ome_colour(channel.get("Color"))) for channel in found)
+    return channels if any(channels) else ()
+
+
+def _ome_colour(text: str | None) -> str | None:
+    try:
+        return None if text is None else f"{(int(text) >> 8) & 0xFFFFFF:06X}"
+    except ValueError:
+        return None
+
+
+def _from_imagej(description: Mapping[str, Any]) -> Channels:
+    """Lookup tables, and the ranges that were shown, of an ImageJ hyperstack."""
+    tables, ranges = description.get("LUTs") or (), description.get("Ranges") or ()
+    channels = []
+    for number in range(max(len(tables), len(ranges) // 2)):
+        channel = _described(None, _brightest(tables[number]) if number < len(tables) else None)
+        match [float(end) for end in ranges[2 * number : 2 * number + 2]]:
+            case [low, high] if -math.inf < low < high < math.inf:
+                channel["window"] = (low, high)
+        channels.append(channel)
+    return tuple(channels)
+
+
+def _brightest(table: Any) -> str | None:
+    """The last colour of a lookup table of shape (3, 256)."""
+    shape: Any = getattr(table, "shape", ())
+    return (
+        "".join(f"{int(level):02X}" for level in table[:, -1]) if len(shape) == 2 and shape[0] == 3 else None
+    )
+
+
+def _described(label: str | None, colour: str | None) -> dict[str, Any]:
+    return ({"label": label} if label else {}) | ({"color": colour} if colour else {})

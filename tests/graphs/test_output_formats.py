@@ -1,0 +1,103 @@
+"""Outputs as OME-Zarr: levels that are resumed, verified and repaired, axes in the order that it wants."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from halotile.errors import BlockFailed, ConfigError
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.verify import verify
+from halotile.storage.arrays import open_source
+from halotile.storage.sharded import levels
+from tests.faults import BLOCK, BLOCKS, Scene, flip_bit
+from tests.support import job_of, noisy_image, read_zarr, run_inline, write_zarr
+
+OME = {"output": {"format": "ome-zarr"}}
+
+
+@pytest.fixture
+def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels, "LARGEST_TOP", 40)
+    monkeypatch.setattr(levels, "SMALLEST_SHARD", 4)
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("small_images_have_levels")
+def test_levels_are_resumed_verified_and_repaired(scene: Scene, cluster: RunningCluster) -> None:
+    cause = scene.make_trouble("raise", 19)
+    with pytest.raises(BlockFailed):
+        scene.run(cluster, parts=OME, retries=0)
+    cause.unlink()
+    assert scene.run(cluster, parts=OME).resumed == BLOCKS - 1
+    written = scene.files()
+    assert {name.split("/")[0] for name in written} == {"zarr.json", "0", "1", "2", "3"}
+    scene.run(cluster, parts=OME, fresh=True)
+    assert scene.files() == written
+    shards = sorted((scene.output / "3" / "c").glob("*/*"))
+    flip_bit(shards[5], 0)
+    verdict = verify(scene.output)
+    assert [problem.split(":")[0] for problem in verdict.problems] == ["block 5"]
+    assert verify(scene.output, job=scene.job(parts=OME), repair=True).sound
+    assert scene.files() == written
+
+
+@pytest.mark.usefixtures("small_images_have_levels")
+@pytest.mark.parametrize("wanted", [1, 2, "auto"])
+def test_levels_are_as_many_as_the_job_asks_for(scene: Scene, wanted: int | str) -> None:
+    plan = make_plan(scene.job(parts={"output": {"format": "ome-zarr", "levels": wanted}}))
+    assert len(plan.summary()["levels"]) == (4 if wanted == "auto" else wanted)
+    assert plan.layout.block == ((BLOCK, BLOCK) if wanted != 1 else ())
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_colours_come_first_as_ome_zarr_wants(tmp_path: Path, dtype: str) -> None:
+    pixels = noisy_image((90, 70, 3), dtype)
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    mask = write_zarr(tmp_path / "mask.zarr", (pixels > pixels.mean()).astype("uint8"))
+    parts = {"input": {"sides": {"mask": str(mask)}}}
+    first = run_inline(job_of(source, tmp_path / "ome.zarr", "median", {"size": 3}, **parts))
+    bare = job_of(source, tmp_path / "bare.zarr", "median", {"size": 3}, **parts)
+    last = run_inline(replace(bare, output=replace(bare.output, format="zarr")))
+    assert first.shape == (3, 90, 70)
+    np.testing.assert_array_equal(first, last.transpose(2, 0, 1))
+    assert open_source(str(tmp_path / "ome.zarr")).axes == ("c", "y", "x")
+    kept = read_zarr(mask) == 0
+    np.testing.assert_array_equal(last[kept], pixels[kept])
+
+
+def test_axes_that_ome_zarr_does_not_permit_give_a_bare_array_and_a_note(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((2, 3, 2, 40, 40)), axes="pqtyx")
+    job = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1.0})
+    plan = make_plan(job)
+    assert plan.summary()["format"] == "zarr"
+    assert any(note.startswith("OME-Zarr has no room for the axes pqtyx") for note in plan.notes)
+    with pytest.raises(ConfigError, match=r"OME-Zarr 0\.5 requires t, then c"):
+        make_plan(replace(job, output=replace(job.output, format="ome-zarr")))
+
+
+def test_an_unknown_axis_is_one_that_ome_zarr_permits(tmp_path: Path) -> None:
+    np.save(tmp_path / "frames.npy", noisy_image((3, 60, 50)))
+    run_inline(job_of(tmp_path / "frames.npy", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}))
+    document = json.loads((tmp_path / "out.zarr" / "zarr.json").read_text())
+    assert document["attributes"]["ome"]["multiscales"][0]["axes"][0] == {"name": "q"}
+    assert zarr.open_group(tmp_path / "out.zarr", mode="r")["0"].shape == (3, 60, 50)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "dtype", [*("bool", "uint8", "int32", "uint32", "float16", "float32", "float64", ">u2")]
+)
+def test_without_a_denoiser_pixels_are_stored_as_they_are(tmp_path: Path, dtype: str) -> None:
+    pixels = noisy_image((130, 71), dtype)
+    if dtype == "int32":
+        pixels[0, :2] = np.iinfo(dtype).min, np.iinfo(dtype).max
+    if pixels.dtype.kind == "f":
+        pixels[5, 5:9] = np.nan, np.inf, -np.inf, np.finfo(dtype).max
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    np.testing.assert_array_equal(run_inline(job_of(source, tmp_path / "out.zarr", "none")), pixels)
