@@ -1,0 +1,141 @@
+"""Outputs in the libraries that viewers open images with: calibrated, named, in levels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import zarr
+
+from halotile.storage.sharded import levels
+from tests.support import Image, job_of, noisy_image, run_inline
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of these libraries
+
+LUTS = [np.outer(colour, np.arange(256)).astype("uint8") for colour in ([1, 0, 0], [0, 1, 0])]
+
+
+def hyperstack(path: Path) -> Image:
+    """Times, planes and channels as ImageJ stores them."""
+    pixels = noisy_image((2, 3, 2, 96, 80), "uint16")
+    words = {
+        "axes": "TZCYX",
+        "unit": "um",
+        "spacing": 0.5,
+        "finterval": 2.0,
+        "LUTs": LUTS,
+        "Ranges": (5.0, 900.0, 0.0, 70.0),
+    }
+    tifffile.imwrite(path, pixels, imagej=True, resolution=(5, 5), metadata=words)
+    return pixels.transpose(0, 2, 1, 3, 4)
+
+
+def microscope(path: Path) -> Image:
+    """Channels of an OME-TIFF, with their names."""
+    pixels = noisy_image((3, 96, 80), "uint16")
+    channels = {"Name": ["DAPI", "GFP", "Cy5"], "Color": [65535, 16711935, -1]}
+    words: Any = {"axes": "CYX", "PhysicalSizeX": 0.1, "PhysicalSizeY": 0.1, "Channel": channels}
+    tifffile.imwrite(path, pixels, ome=True, photometric="minisblack", metadata=words)
+    return pixels
+
+
+def photograph(path: Path) -> Image:
+    """Interleaved colours, whose size in the world is not known."""
+    pixels = noisy_image((96, 80, 3), "uint8")
+    tifffile.imwrite(path, pixels, photometric="rgb")
+    return pixels.transpose(2, 0, 1)
+
+
+CASES = {
+    hyperstack: {
+        "axes": "tczyx",
+        "scale": [2.0, 1.0, 0.5, 0.2, 0.2],
+        "units": ["second", None, "micrometer", "micrometer", "micrometer"],
+        "names": ["0", "1"],
+        "colours": ["FF0000", "00FF00"],
+        "limits": [[5, 900], [0, 70]],
+    },
+    microscope: {
+        "axes": "cyx",
+        "scale": [1.0, 0.1, 0.1],
+        "units": [None, "micrometer", "micrometer"],
+        "names": ["DAPI", "GFP", "Cy5"],
+        "colours": ["0000FF", "00FF00", "FFFFFF"],
+        "limits": None,
+    },
+    photograph: {
+        "axes": "cyx",
+        "scale": [1.0, 1.0, 1.0],
+        "units": [None, None, None],
+        "names": ["red", "green", "blue"],
+        "colours": ["FF0000", "00FF00", "0000FF"],
+        "limits": [[0, 255]] * 3,
+    },
+}
+
+
+@pytest.fixture(params=CASES, ids=lambda make: make.__name__)
+def case(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Image, dict[str, Any]]:
+    """An output in three levels, its pixels, and what viewers should see."""
+    monkeypatch.setattr(levels, "LARGEST_TOP", 40)
+    monkeypatch.setattr(levels, "SMALLEST_SHARD", 4)
+    pixels = request.param(tmp_path / "in.tif")
+    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none", shard=32, chunk=16))
+    return tmp_path / "out.zarr", pixels, CASES[request.param]
+
+
+def shapes_of(pixels: Image) -> list[tuple[int, ...]]:
+    return [(*pixels.shape[:-2], -(-pixels.shape[-2] // n), -(-pixels.shape[-1] // n)) for n in (1, 2, 4)]
+
+
+def test_the_models_of_ome_zarr_accept_it(case: tuple[Path, Image, dict[str, Any]]) -> None:
+    from ome_zarr_models.v04.omero import Omero
+    from ome_zarr_models.v05.image import Image as OmeImage
+
+    path, _, expected = case
+    ome = OmeImage.from_zarr(zarr.open_group(path, mode="r")).ome_attributes
+    assert [axis.name for axis in ome.multiscales[0].axes] == list(expected["axes"])
+    assert [axis.unit for axis in ome.multiscales[0].axes] == expected["units"]
+    channels = Omero.model_validate(ome.omero).channels
+    assert [channel.color for channel in channels] == expected["colours"]
+    for channel in channels:
+        assert channel.window is not None
+        assert channel.window.start < channel.window.end
+
+
+def test_ome_zarr_py_reads_it(case: tuple[Path, Image, dict[str, Any]]) -> None:
+    io, reader = pytest.importorskip("ome_zarr.io"), pytest.importorskip("ome_zarr.reader")
+    path, pixels, expected = case
+    (node,) = reader.Reader(io.parse_url(path))()
+    assert [level.shape for level in node.data] == shapes_of(pixels)
+    np.testing.assert_array_equal(np.asarray(node.data[0]), pixels)
+    assert node.metadata["coordinateTransformations"][0][0]["scale"] == expected["scale"]
+
+
+def test_ngff_zarr_reads_and_validates_it(case: tuple[Path, Image, dict[str, Any]]) -> None:
+    ngff = pytest.importorskip("ngff_zarr")
+    path, pixels, expected = case
+    images = ngff.from_ngff_zarr(str(path), validate=True).images
+    assert [image.data.shape for image in images] == shapes_of(pixels)
+    assert [images[0].scale[axis] for axis in expected["axes"]] == expected["scale"]
+    assert images[1].translation["x"] == expected["scale"][-1] / 2
+    np.testing.assert_array_equal(np.asarray(images[0].data), pixels)
+
+
+def test_napari_shows_it_with_sizes_names_and_contrast(case: tuple[Path, Image, dict[str, Any]]) -> None:
+    napari = pytest.importorskip("napari_ome_zarr")
+    path, pixels, expected = case
+    ((data, shown, kind),) = napari.napari_get_reader(str(path))(str(path))
+    assert (kind, [level.shape for level in data]) == ("image", shapes_of(pixels))
+    assert shown["name"] == expected["names"]
+    assert shown["scale"] == [
+        s for s, axis in zip(expected["scale"], expected["axes"], strict=True) if axis != "c"
+    ]
+    assert expected["limits"] in (None, shown["contrast_limits"])
+    for low, high in shown["contrast_limits"]:
+        assert low < high <= np.iinfo(pixels.dtype).max
