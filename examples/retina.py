@@ -99,9 +99,15 @@ def denoise(folder: Path, workers: int) -> dict[str, Any]:
     return summary
 
 
+def open_image(path: Path) -> zarr.Array:
+    """Open an array, or the finest level of an OME-Zarr."""
+    node: Any = zarr.open(path, mode="r")
+    return node["0"] if isinstance(node, zarr.Group) else node
+
+
 def psnr(folder: Path, name: str, grid: Grid) -> float:
     """Peak signal-to-noise ratio of an image against the truth, in dB, for a peak of 1; read shard by shard."""
-    image, truth = (zarr.open_array(folder / f"{n}.zarr", mode="r") for n in (name, "truth"))
+    image, truth = (open_image(folder / f"{n}.zarr") for n in (name, "truth"))
     squares = (
         float(
             np.square(np.subtract(image[block.core.slices], truth[block.core.slices], dtype=np.float64)).sum()
@@ -124,7 +130,7 @@ def draw(folder: Path, size: int, before: float, after: float) -> Path:
     detail = np.s_[top : top + 320, left : left + 320]
     step = max(1, size // 800)
     for column, (name, title) in enumerate(titles.items()):
-        image = zarr.open_array(folder / f"{name}.zarr", mode="r")
+        image = open_image(folder / f"{name}.zarr")
         axes[0, column].set_title(title)
         for row, part in enumerate((detail, np.s_[::step, ::step])):
             axes[row, column].imshow(image[part], cmap="gray", vmin=0, vmax=0.9)

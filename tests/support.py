@@ -167,7 +167,7 @@ def footprint_of(plan: Plan) -> Footprint:
     from halotile.graphs.jobs.denoise import fit
 
     (source, *_), work = plan.sources, work_of(plan)
-    found = fit.footprint_of(work.task, plan.layout, source.chunks if not source.mapped else (1,), work.tuned)
+    found = fit.footprint_of(work.task, source.chunks if not source.mapped else (1,), work.tuned)
     assert found.total_bytes == plan.memory_bytes
     return found
 

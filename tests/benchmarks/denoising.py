@@ -54,7 +54,7 @@ def run_job(
 
     job = Denoising(
         input=Input(path=str(source)),
-        output=Output(path=str(output)),
+        output=Output(path=str(output), format="zarr"),  # as the peers: full resolution alone
         denoiser=denoiser,
         tile=Tile() if block is None else Tile(block=block),
         run=Run(workers=workers),

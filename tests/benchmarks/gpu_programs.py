@@ -100,7 +100,7 @@ def job_of(
 
     return Denoising(
         input=Input(path=str(source)),
-        output=Output(path=str(output)),
+        output=Output(path=str(output), format="zarr"),  # as the peers: full resolution alone
         denoiser=subject.choice(source.parent),
         # The halo is as deep as the network looks, all the same: what is spared is the planner's own comparison of tiles
         # with a whole, which takes a network of this size minutes on one core.

@@ -76,7 +76,7 @@ def _job(folder: Path, edge: int, denoiser: str, iterations: int, every: int = 1
         "gaussian": lambda: DenoiserChoice(name="gaussian", options={"sigma": 0.7}),
     }
     return Reconstruction(
-        output=Output(path=str(fresh(folder / f"ours-{denoiser}.zarr")), codec="none"),
+        output=Output(path=str(fresh(folder / f"ours-{denoiser}.zarr")), format="zarr", codec="none"),
         operators=tuple(operators),
         prior=PriorChoice(name="pnp", options={"denoiser": choices[denoiser]()}),
         solver=SolverChoice(iterations=iterations, step=STEP, checkpoint_every=every),

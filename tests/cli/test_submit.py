@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import zarr
 
 from halotile.storage.run_directory.directory import RunDirectory
 from tests.hpc import BLOCKS, EDGE, HpcJob, wait_for
 from tests.slurm import Slurm
+from tests.support import read_zarr
 
 pytestmark = [pytest.mark.slurm, pytest.mark.cluster, pytest.mark.slow]
 SUBMIT = ("submit", "job.yaml", "--allow-import")
@@ -178,7 +178,7 @@ def test_iterations_go_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
     wait_for((job.run_directory / "finished").exists)
     assert json.loads((job.run_directory / "batch.json").read_text())["attempts"] == 2
     assert "stopped on SIGUSR1 in iteration" in (job.run_directory / "batch.log").read_text()
-    whole, both = (zarr.open_array(job.folder / name, mode="r")[...] for name in ("here.zarr", "out.zarr"))
+    whole, both = (read_zarr(job.folder / name) for name in ("here.zarr", "out.zarr"))
     np.testing.assert_array_equal(both, whole)
 
 

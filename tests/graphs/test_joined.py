@@ -14,7 +14,6 @@ from pathlib import Path
 import dask
 import numpy as np
 import pytest
-import zarr
 from distributed import Client, LocalCluster
 
 from halotile import DistributedContext
@@ -28,7 +27,7 @@ from halotile.graphs.kinds import sections
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from tests.faults import REPOSITORY
-from tests.support import job_of, noisy_image, write_zarr
+from tests.support import job_of, noisy_image, read_zarr, write_zarr
 
 pytestmark = pytest.mark.cluster
 
@@ -78,7 +77,7 @@ def test_a_job_runs_on_it_and_leaves_it_running(running: LocalCluster, tmp_path:
         assert cluster.workers == 1
         assert cluster.missing() is None
         assert run(plan, cluster=cluster).done == len(plan.grid)
-    assert np.isfinite(zarr.open_array(tmp_path / "out.zarr", mode="r")[...]).all()
+    assert np.isfinite(read_zarr(tmp_path / "out.zarr")).all()
     assert running.scheduler.status.name == "running"
 
 

@@ -12,12 +12,13 @@ import pytest
 import zarr
 
 from halotile.errors import DiskRefused
-from halotile.graphs.kinds.sections import Cluster, Run, parse_bytes
+from halotile.graphs.kinds.sections import Cluster, Output, Run, parse_bytes
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan, free_inodes
-from halotile.graphs.plans.resources.sizes import MOST_FILES
 from halotile.graphs.runs.outputs.claim import kept_of
+from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.sharded.levels import MOST_FILES
 from halotile.storage.sharded.output import Layout, create_output
 from tests.support import job_of, noisy_image, work_of, write_zarr
 
@@ -41,14 +42,19 @@ def planned(source: Path, memory: str = "4GiB", **changed: Any) -> Plan:
 
 def test_an_image_that_has_few_files_keeps_its_shards(tmp_path: Path) -> None:
     plan = planned(huge(tmp_path, 300 * 1024))
-    assert (plan.layout.shard, plan.layout.files) == ((1024, 1024), 90_000)
+    assert (plan.layout.shard, len(plan.layout.arrays[0].grid)) == ((2048, 2048), 22_500)
+    assert plan.layout.files <= MOST_FILES, "with all levels"
+    assert plan.layout.arrays[-1].shape == (1200, 1200)
+    bare = planned(tmp_path / "huge.zarr", output=Output(path=str(tmp_path / "bare.zarr"), format="zarr"))
+    assert (bare.layout.shard, bare.layout.files) == ((1024, 1024), 90_000)
 
 
 def test_shards_grow_until_there_are_few(tmp_path: Path) -> None:
     plan = planned(huge(tmp_path, 2**20))
-    assert (plan.layout.shard, plan.layout.files) == ((4096, 4096), 65_536)
+    assert (plan.layout.shard, len(plan.layout.arrays[0].grid)) == ((8192, 8192), 16_384)
     assert plan.layout.files <= MOST_FILES
-    assert plan.grid.block == (4096, 4096)
+    assert plan.grid.block == (8192, 8192)
+    assert len(plan.layout.arrays) == 6, "more would make more files"
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
@@ -84,7 +90,7 @@ def stack(folder: Path, planes: int, edge: int) -> Path:
     return folder / "stack.zarr"
 
 
-MANY = "the output is 1,000,000 files and 3,000,004 inodes: each of 1,000,000 planes along t has files of its own, whatever output.shard is"
+MANY = "the output is 1,000,000 files and 3,000,006 inodes: each of 1,000,000 planes along t has files of its own, whatever output.shard is"
 
 
 @pytest.mark.parametrize(
@@ -124,11 +130,11 @@ def test_files_and_inodes_are_told(tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     plan = make_plan(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}, shard=64, chunk=64))
     figures = plan.summary()
-    assert (figures["files"], figures["inodes"]) == (25, 25 + 5 + 2 + 2)
+    assert (figures["files"], figures["inodes"]) == (25, 25 + 5 + 2 + 4)
     assert figures["free_inodes"] == free_inodes(tmp_path)
 
 
-@pytest.mark.parametrize(("total", "free", "fits"), [(10**6, 33, False), (10**6, 34, True), (0, 0, True)])
+@pytest.mark.parametrize(("total", "free", "fits"), [(10**6, 35, False), (10**6, 36, True), (0, 0, True)])
 def test_more_than_a_file_system_has_room_for_are_refused(
     total: int, free: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,18 +148,21 @@ def test_more_than_a_file_system_has_room_for_are_refused(
         make_plan(job)
     else:
         with pytest.raises(
-            DiskRefused, match=r"makes 34 files and folders, and .* has room for 33 \(`df -i`\)"
+            DiskRefused, match=r"makes 36 files and folders, and .* has room for 35 \(`df -i`\)"
         ):
             make_plan(job)
 
 
-def test_what_is_counted_is_what_is_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("levels", [1, 3])
+def test_what_is_counted_is_what_is_made(levels: int, tmp_path: Path) -> None:
     """All but the run directory."""
-    layout = Layout((40, 30), "uint8", (8, 8), (4, 4), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False)
+    bare = Layout((40, 30), "uint8", (8, 8), (4, 4), "lz4", ("y", "x"), (1.0, 1.0), (None, None), False)
+    layout = bare if levels == 1 else replace(bare, ome=True, levels=3, factor=(2, 2), block=(16, 16))
     create_output(tmp_path / "o.zarr", layout)
-    for index in layout.grid:
-        path = layout.shard_path(tmp_path / "o.zarr", index.index)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+    for array in layout.arrays:
+        for name, _ in array.shards(Region.whole(array.shape)):
+            path = array.path(tmp_path / "o.zarr") / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
     made = sum(1 for _ in (tmp_path / "o.zarr").rglob("*")) + 1
     assert made <= layout.inodes <= made + 2

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import zarr
 from numpy.typing import NDArray
 
 from halotile import registry
@@ -28,7 +27,7 @@ from halotile.storage.rim import Readable
 from halotile.tasks.fidelities.l2 import L2
 from halotile.tasks.options import check_above_zero
 from halotile.tasks.priors.l1 import Sparse
-from tests.support import noisy_image
+from tests.support import noisy_image, read_zarr
 
 EDGE = 96
 
@@ -119,7 +118,7 @@ def job_with(folder: Path, **parts: str) -> Any:
 
 def image_of(folder: Path, cluster: RunningCluster, **parts: str) -> NDArray[np.float32]:
     run(make_plan(job_with(folder, **parts), fresh=True), cluster=cluster)
-    pixels: NDArray[np.float32] = zarr.open_array(folder / "x.zarr", mode="r")[...]
+    pixels: NDArray[np.float32] = read_zarr(folder / "x.zarr")
     return pixels
 
 

@@ -221,8 +221,9 @@ def test_blocks_of_an_output_of_another_shape_are_told_by_their_own_numbers(
     number = len(plan.grid) - 1
     task = work_of(plan).task
     region = task.roles.output_region(plan.grid.block_at(number).core, task.tiling.scale, task.channels_out)
-    last = tuple((b - 1) // edge for b, edge in zip(region.stop, plan.layout.shard, strict=True))
-    plan.layout.shard_path(job.output.path, last).unlink()
+    finest = plan.layout.arrays[0]
+    *_, (last, _) = finest.shards(region)
+    (finest.path(job.output.path) / last).unlink()
     (problem,) = verify(job.output.path).problems
     assert problem.startswith(f"block {number}: ")
     verdict = verify(job.output.path, job=job, repair=True)

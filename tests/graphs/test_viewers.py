@@ -49,7 +49,7 @@ def photograph(path: Path) -> Image:
     return pixels.transpose(2, 0, 1)
 
 
-CASES = {
+CASES: dict[Any, dict[str, Any]] = {
     hyperstack: {
         "axes": "tczyx",
         "scale": [2.0, 1.0, 0.5, 0.2, 0.2],

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import halotile
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.storage.grid import Grid, Region
+from tests.support import read_zarr
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,7 +95,7 @@ def test_the_demo_denoises_a_real_image_twice(tmp_path: Path) -> None:
         before, after = (float(x) for x in re.findall(r"([\d.]+) dB (?:before|after)", done.stdout))
         assert after > before + 10
         assert (tmp_path / "before-after.png").stat().st_size > 10_000
-        assert zarr.open_array(tmp_path / "clean.zarr", mode="r").shape == (600, 600)
+        assert read_zarr(tmp_path / "clean.zarr").shape == (600, 600)
 
 
 def test_a_trained_network_is_one_that_a_job_can_use(tmp_path: Path) -> None:

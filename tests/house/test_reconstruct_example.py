@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import zarr
 
 from tests.faults import REPOSITORY, members, until
+from tests.support import read_zarr
 
 pytestmark = pytest.mark.cluster
 
@@ -113,10 +113,7 @@ class Reader:
         return {str(path.relative_to(self.output)): path.read_bytes() for path in found}
 
     def image(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        pixels: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = zarr.open_array(
-            self.folder / "deblur" / f"{name}.zarr", mode="r"
-        )[...]
-        return pixels
+        return read_zarr(self.folder / "deblur" / f"{name}.zarr")
 
     def psnr(self, name: str) -> float:
         """Return the PSNR of an image against the true one, in dB."""

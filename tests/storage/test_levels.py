@@ -48,7 +48,7 @@ def write_in_blocks(path: Path, layout: Layout, pixels: NDArray[Any], block: tup
 
 def stored_levels(path: Path) -> list[NDArray[Any]]:
     group = zarr.open_group(path, mode="r")
-    return [group[str(n)][...] for n in range(len(list(group.array_keys())))]  # type: ignore[index]
+    return [group[str(n)][...] for n in range(len(list(group.array_keys())))]
 
 
 def slow_halves(pixels: NDArray[Any]) -> NDArray[Any]:
@@ -128,7 +128,7 @@ def test_metadata_give_the_size_and_the_centre_of_a_pixel(tmp_path: Path) -> Non
     layout = write_in_blocks(
         tmp_path / "a.zarr", layout_of(translation=(10.0, 0.0)), noisy_image(SHAPE), (64, 64)
     )
-    image = zarr.open_group(tmp_path / "a.zarr", mode="r").attrs["ome"]["multiscales"][0]  # type: ignore[index,call-overload]
+    image = zarr.open_group(tmp_path / "a.zarr", mode="r").attrs["ome"]["multiscales"][0]
     assert image["datasets"][2]["coordinateTransformations"] == [
         {"type": "scale", "scale": [2.0, 2.0]},
         {"type": "translation", "translation": [10.75, 0.75]},

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import zarr
 
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.grid import Grid, Region
@@ -24,7 +23,7 @@ from halotile.tasks.devices.device import LOST, Device, Download
 from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.devices.streams import BufferRing
 from halotile.tasks.inner_tiles import TileRunner
-from tests.support import DTYPES, dncnn_weights, job_of, work_of, write_zarr
+from tests.support import DTYPES, dncnn_weights, job_of, read_zarr, work_of, write_zarr
 from tests.tasks.test_inner_tiles import blur, tiling
 
 
@@ -276,7 +275,7 @@ def test_a_worker_writes_the_same_image_with_a_gpu(dtype: str, tmp_path: Path) -
         receipt = runner.run(range(len(plan.grid)))
         assert (sorted(receipt.done), receipt.bad) == (list(range(len(plan.grid))), [])
         assert receipt.compute_seconds > 0
-        written.append(zarr.open_array(plan.output, mode="r")[...])
+        written.append(read_zarr(plan.output))
     np.testing.assert_array_equal(written[0], written[1])
 
 

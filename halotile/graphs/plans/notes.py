@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.sections import Output
-from halotile.graphs.plans.resources.sizes import MOST_FILES
 from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.storage.arrays import Source
 from halotile.storage.disk.mounts import local_lock_reason
 from halotile.storage.grid import Grid, Region
+from halotile.storage.sharded.levels import MOST_FILES
 from halotile.storage.sharded.ome_metadata import fits
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.roles import Roles

@@ -17,7 +17,13 @@ from halotile.storage.disk.durable import GONE
 from halotile.storage.disk.place import ZARR_JSON
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded import ome_metadata
-from halotile.storage.sharded.levels import LevelArray, level_arrays, level_factor, possible_levels
+from halotile.storage.sharded.levels import (
+    MOST_FILES,
+    LevelArray,
+    level_arrays,
+    level_factor,
+    possible_levels,
+)
 from halotile.storage.sharded.shards import LEVELS, ShardFormat
 from halotile.storage.stored_array import read_error
 
@@ -138,7 +144,8 @@ class Layout:
     @property
     def inodes(self) -> int:
         """Number of files and folders, including metadata."""
-        return self.files + sum(array.folders for array in self.arrays) + 2 * (len(self.arrays) + self.ome)
+        groups = len(self.arrays) + 1 if self.ome else 0
+        return self.files + sum(array.folders + 1 for array in self.arrays) + groups + 2
 
     @property
     def coarser_share(self) -> float:
@@ -147,6 +154,8 @@ class Layout:
 
     def in_levels(self, block: tuple[int, ...], most: int | Literal["auto"] = "auto") -> Layout:
         """The layout with as many coarser levels as an OME-Zarr needs and blocks of that shape can write.
+
+        Unless their number is given there are no more than make :data:`MOST_FILES` files.
 
         Parameters
         ----------
@@ -159,7 +168,9 @@ class Layout:
         block = tuple(map(min, block, self.shape))
         possible = possible_levels(self.shape, block, factor) if self.ome else 1
         levels = possible if most == "auto" else min(possible, most)
-        return replace(self, levels=levels, factor=factor, block=block) if levels > 1 else self
+        layouts = (replace(self, levels=n, factor=factor, block=block) for n in range(levels, 1, -1))
+        fits = (layout for layout in layouts if most != "auto" or layout.files <= MOST_FILES)
+        return next(fits, self)
 
     def as_plain_array(self) -> Layout:
         """The layout of an array with the same pixels, without OME metadata or levels."""

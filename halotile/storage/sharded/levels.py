@@ -21,9 +21,11 @@ from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded.shards import ShardFormat
 from halotile.storage.spacing import voxel_shape
 
+MOST_FILES = 100_000
+"""Number of files of an output above which shards grow and levels end: file systems are slow with millions of files."""
 LARGEST_TOP = 1024
 """Longest edge in pixels at which an image needs no coarser level."""
-SMALLEST_SHARD = 32
+SMALLEST_SHARD = 16
 """Shortest edge of a shard, in pixels, for which a level is made: it has one file for each block."""
 
 
@@ -54,7 +56,7 @@ class LevelArray:
     def folders(self) -> int:
         """Number of folders that hold the shards."""
         counts = self.grid.counts
-        return 2 + sum(math.prod(counts[:depth]) for depth in range(1, len(counts)))
+        return 1 + sum(math.prod(counts[:depth]) for depth in range(1, len(counts)))
 
     def path(self, root: str | Path) -> Path:
         """Path of the array in an output at ``root``."""

@@ -70,7 +70,9 @@ def layout_of(
             geometry,
             job.output.shard,
             chunk,
-            growth_of(parse_bytes(job.run.memory_per_worker), source.dtype.itemsize, source, previous),
+            growth_of(
+                parse_bytes(job.run.memory_per_worker), source.dtype.itemsize, source, previous, job.output
+            ),
         ),
         chunk=chunk,
         codec=job.output.codec,

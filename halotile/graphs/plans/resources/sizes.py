@@ -15,6 +15,7 @@ from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from halotile.storage.arrays import Source
 from halotile.storage.axes import choose_axes
 from halotile.storage.grid import Depth
+from halotile.storage.sharded.levels import MOST_FILES
 from halotile.storage.sharded.ome_metadata import output_fields
 from halotile.storage.sharded.output import Layout
 from halotile.tasks.convolution.stable import FEW
@@ -23,8 +24,6 @@ from halotile.tasks.roles import Roles
 
 CHUNK = {1: 65536, 2: 256, 3: 64}
 SHARD_CHUNKS = 4
-MOST_FILES = 100_000
-"""Number of shards above which they grow, as far as memory allows: file systems are slow with millions of files."""
 SHARES = 12
 """A shard is at most this fraction of a worker's free memory: a block reads, computes and encodes one or more."""
 TILES = {2: (512, 256, 128), 3: (256, 384, 512, 192, 128, 96, 64, 32)}
@@ -98,17 +97,22 @@ class Growth(NamedTuple):
         The shards of the input.
     kept : tuple of int, optional
         The shards of the run that is resumed.
+    most_files : int
+        Number of shards above which they grow: half of all where others hold coarser levels.
     """
 
     most_pixels: int = 0
     like: tuple[int, ...] | None = None
     kept: tuple[int, ...] | None = None
+    most_files: int = MOST_FILES
 
 
 NO_GROWTH = Growth()
 
 
-def growth_of(memory_bytes: int, itemsize: int, source: Source, previous: Mapping[str, Any] | None) -> Growth:
+def growth_of(
+    memory_bytes: int, itemsize: int, source: Source, previous: Mapping[str, Any] | None, wanted: Output
+) -> Growth:
     """Return the limits for shards whose pixels need so many bytes while they are computed.
 
     Parameters
@@ -121,10 +125,14 @@ def growth_of(memory_bytes: int, itemsize: int, source: Source, previous: Mappin
         The input.
     previous : mapping, optional
         The stored plan of the run that is resumed.
+    wanted : Output
+        The requested storage.
     """
+    has_levels = wanted.format != "zarr" and wanted.levels != 1
     allowed = min(memory_bytes // 8, (memory_bytes - IMPORTS_BYTES) // SHARES)
     previous_shard = tuple(previous["outputs"][0]["layout"]["shard"]) if previous else None
-    return Growth(max(0, allowed) // max(4, itemsize), source.shards, previous_shard)
+    most_files = MOST_FILES // 2 if has_levels else MOST_FILES
+    return Growth(max(0, allowed) // max(4, itemsize), source.shards, previous_shard, most_files)
 
 
 def choose_shard(
@@ -162,14 +170,14 @@ def _grow_shard(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> t
         return math.prod(-(-n // s) for n, s in zip(shape, shard, strict=True))
 
     shard = times(chunk, SHARD_CHUNKS)
-    if files(shard) <= MOST_FILES:
+    if files(shard) <= growth.most_files:
         return shard
     if previous_shard := _fitting_shard(growth.kept, geometry, chunk):
         return previous_shard
     like = _fitting_shard(growth.like, geometry, chunk)
     if like and math.prod(like) <= growth.most_pixels and files(like) < files(shard):
         shard = like
-    while files(shard) > MOST_FILES and (larger := times(shard, 2)) != shard:
+    while files(shard) > growth.most_files and (larger := times(shard, 2)) != shard:
         if math.prod(larger) > growth.most_pixels:
             break
         shard = larger
@@ -223,7 +231,10 @@ def layout_like(
         dtype=stored,
         # An iteration has several images at once.
         shard=choose_shard(
-            geometry, wanted.shard, chunk, growth_of(memory_bytes, 2 * dtype.itemsize, source, previous)
+            geometry,
+            wanted.shard,
+            chunk,
+            growth_of(memory_bytes, 2 * dtype.itemsize, source, previous, wanted),
         ),
         chunk=chunk,
         codec=wanted.codec,
