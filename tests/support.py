@@ -138,7 +138,7 @@ def run_inline(job: Denoising) -> Image:
     return read_zarr(plan.output)
 
 
-def read_zarr(path: Path) -> Image:
+def read_zarr(path: str | Path) -> Image:
     """The pixels of a Zarr array, or of the finest level of an OME-Zarr."""
     node: Any = zarr.open(path, mode="r")
     pixels: Image = (node["0"] if isinstance(node, zarr.Group) else node)[...]
