@@ -11,10 +11,10 @@ from pathlib import Path
 from halotile.errors import DamagedData, InputError, MemoryRefused, OutputRefused, ResumeRefused
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.kinds.sections import Run, parse_bytes
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from halotile.storage.arrays import Source
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.stored_array import StoredArray
 
 
 def check_paths(source: Source, output: Path, key: str = "output.path") -> None:
@@ -49,7 +49,7 @@ def check_whole(path: str) -> None:
                 )
 
 
-def kept_bytes(sources: Iterable[Source]) -> int:
+def kept_bytes(sources: Iterable[Source | StoredArray]) -> int:
     """Return the memory of the decoded chunks that a worker keeps between its blocks."""
     return sum(math.prod(s.chunks) * s.dtype.itemsize for s in sources if s.keeps_chunk)
 
@@ -65,10 +65,10 @@ def check_decoding(sources: Iterable[Source], run: Run) -> None:
     for source in sources:
         chunk = 1 if source.mapped else math.prod(source.chunks) * source.dtype.itemsize
         # It is in memory both encoded and decoded, or in two forms.
-        if IMPORTS_BYTES + 2 * chunk > parse_bytes(run.memory_per_worker):
+        if 2 * chunk > parse_bytes(run.memory_per_worker):
             raise MemoryRefused(
                 f"run.memory_per_worker is {run.memory_per_worker}; {source.path} is stored in pieces of "
-                f"{' x '.join(map(str, source.chunks))} pixels, {bytes_text(chunk)} each, which can only be decoded whole, and that "
-                f"needs {bytes_text(IMPORTS_BYTES + 2 * chunk)}. Write more, or convert it to a tiled TIFF or a Zarr in small chunks "
-                "first. A file that is far smaller is damaged: restore it from its origin."
+                f"{' x '.join(map(str, source.chunks))} pixels, {bytes_text(chunk)} each, and one can only be decoded whole, which takes "
+                f"{bytes_text(2 * chunk)}. Write more than that, or convert the image to a Zarr or a TIFF in small chunks first. "
+                "A file that is far smaller is damaged: restore it from its origin."
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -85,6 +86,9 @@ def _opened(path: str) -> Any:
             f"bioio has no plug-in for {suffix} here. Install one of its plug-ins that reads it, such as bioio-bioformats, or "
             "export the image as an OME-TIFF."
         )
+    # What bioio logs of a file that it refuses is in the error below.
+    if not (logger := logging.getLogger("bioio")).handlers:
+        logger.addHandler(logging.NullHandler())
     for plug_in in plug_ins:
         reader = plug_in.metadata.get_reader()
         choosable = {"chunk_dims", "kwargs"} & inspect.signature(reader).parameters.keys()
@@ -92,8 +96,9 @@ def _opened(path: str) -> Any:
             return BioImage(path, reader=reader, **({"chunk_dims": ["Y", "X"]} if choosable else {}))
         except UnsupportedFileFormatError as error:
             refused = error
+    reason = " ".join(str(refused).rpartition("Reader: ")[2].split()).rstrip(".")
     raise DamagedData(
-        f"{plug_in.entrypoint.name} cannot read it: {' '.join(str(refused).split())} Copy it again from its origin."
+        f"bioio cannot read it: {reason}. Copy it again from its origin, or, if its content is another format's, name it accordingly."
     ) from refused
 
 

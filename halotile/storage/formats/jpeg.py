@@ -85,7 +85,9 @@ def _opened(path: str) -> Any:
             'a JPEG is read with Pillow, which is not installed. Write: pip install "halotile[images]"'
         ) from error
     try:
-        return JpegImageFile(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged EXIF, which is left out
+            return JpegImageFile(path)
     except SyntaxError as error:
         raise InputError(
             f"Pillow cannot read this JPEG: {error}. Save it again, as a PNG or TIFF."

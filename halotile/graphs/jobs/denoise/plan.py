@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from halotile.graphs.plans.cutting import allowed_bytes, grid_of, overlap_pays, 
 from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
+from halotile.graphs.plans.inputs import check_decoding, check_paths
 from halotile.graphs.plans.notes import note_of_files, note_of_locks, notes_of
 from halotile.graphs.plans.plan import Plan, Resources
 from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
@@ -192,8 +192,7 @@ class _Sized:
     def footprint_of(self, task: DenoiseTask, tuned: Tuned | None = None) -> Footprint:
         """Return the memory that a worker needs for a task."""
         original = self.opened.original
-        needed = footprint_of(task, self.layout, original.chunks if not original.mapped else (1,), tuned)
-        return replace(needed, decode_bytes=needed.decode_bytes + kept_bytes(self.opened.sides.values()))
+        return footprint_of(task, self.layout, original.chunks if not original.mapped else (1,), tuned)
 
 
 def _size(opened: _Opened, request: PlanRequest) -> _Sized:
