@@ -226,17 +226,17 @@ def test_an_input_that_is_decoded_whole_is_counted_and_noted(tmp_path: Path) -> 
 def test_an_input_too_large_to_decode_is_refused_before_it_is(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pixels = np.zeros((4096, 4096), "uint16")
+    pixels = np.zeros((8192, 4096), "uint16")
     if name == "a.png":
         (tmp_path / name).write_bytes(imagecodecs.png_encode(pixels))
     else:
-        tifffile.imwrite(tmp_path / name, pixels, compression="zlib", rowsperstrip=4096)
+        tifffile.imwrite(tmp_path / name, pixels, compression="zlib", rowsperstrip=8192)
     monkeypatch.setattr(StoredArray, "read", lambda *_: pytest.fail("it was read"))
     job = job_of(
-        tmp_path / name, tmp_path / "o.zarr", "tv", {"strength": 0.1}, run={"memory_per_worker": "60MiB"}
+        tmp_path / name, tmp_path / "o.zarr", "tv", {"strength": 0.1}, run={"memory_per_worker": "100MiB"}
     )
     with pytest.raises(
-        MemoryRefused, match=r"4096 x 4096 pixels, 32 MiB each.*takes 64 MiB.*in small chunks"
+        MemoryRefused, match=r"8192 x 4096 pixels, 64 MiB each.*takes 128 MiB.*in small chunks"
     ):
         make_plan(job)
 
