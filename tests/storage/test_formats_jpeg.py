@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import sys
 from pathlib import Path
@@ -82,6 +83,18 @@ def test_a_truncated_file_is_damage(tmp_path: Path, lost: float) -> None:
     assert isinstance(caught.value, DamagedData) or "Save it again" in str(caught.value)
 
 
+def test_the_end_of_a_thumbnail_is_not_that_of_the_image(tmp_path: Path) -> None:
+    thumbnail = io.BytesIO()
+    IMAGE.resize((16, 16)).save(thumbnail, "jpeg")
+    IMAGE.save(tmp_path / "a.jpg", comment=thumbnail.getvalue())
+    content = (tmp_path / "a.jpg").read_bytes()
+    (tmp_path / "a.jpg").write_bytes(content + b"what a phone adds")
+    np.testing.assert_array_equal(open_source(tmp_path / "a.jpg")[:], decoded(tmp_path / "a.jpg"))
+    (tmp_path / "a.jpg").write_bytes(content[:-200])
+    with pytest.raises(DamagedData, match="the JPEG is cut short"):
+        open_source(tmp_path / "a.jpg")[:]
+
+
 def test_an_image_larger_than_pillow_likes_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     IMAGE.save(tmp_path / "a.jpg")
     expected = decoded(tmp_path / "a.jpg")
@@ -99,8 +112,11 @@ def test_a_bomb_is_described_without_its_memory(tmp_path: Path) -> None:
         assert open_source(tmp_path / "a.jpg").chunks == (65_000, 65_000)
 
 
-def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("module", ["PIL.JpegImagePlugin", "imagecodecs"])
+def test_a_missing_package_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
     IMAGE.save(tmp_path / "a.jpg")
-    monkeypatch.setitem(sys.modules, "PIL.JpegImagePlugin", None)
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingPackage, match=r'pip install "halotile\[images\]"'):
         open_source(tmp_path / "a.jpg")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from halotile.errors import InputError, MissingPackage
+from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.storage.formats._kept_chunk import KeptChunkReader
 from halotile.storage.formats.base import (
     Reader,
@@ -23,7 +23,7 @@ from halotile.storage.formats.base import (
 from halotile.storage.rim import Pixels
 from halotile.storage.stored_array import StoredArray
 
-_MAGIC = b"\xff\xd8\xff"
+_MAGIC, _END = b"\xff\xd8\xff", b"\xff\xd9"
 _ORIENTATION = 274
 _TURNED = {2: (False, 1, -1), 3: (False, -1, -1), 4: (False, -1, 1), 5: (True, 1, 1),
            6: (True, 1, -1), 7: (True, -1, -1), 8: (True, -1, 1)}  # fmt: skip
@@ -49,10 +49,19 @@ def open_jpeg(path: str, *, axes: str | None) -> Reader:
     InputError
         For inks (CMYK) and more than 8 bits.
     MissingPackage
-        Without Pillow.
+        Without imagecodecs or Pillow.
     """
-    with _opened(path) as image:
-        (width, height), mode, turned = image.size, image.mode, _TURNED.get(_orientation(image))
+    try:
+        from imagecodecs import jpeg8_decode
+
+        with _opened(path) as image:
+            (width, height), mode, turned = image.size, image.mode, _TURNED.get(_orientation(image))
+            scan = image.fp.tell()
+    except ImportError as error:
+        raise MissingPackage(
+            "a JPEG is read with imagecodecs and Pillow, of which one is not installed. Write: "
+            'pip install "halotile[images]"'
+        ) from error
     if mode not in ("L", "RGB"):
         raise InputError(f"its colours are {mode}, amounts of ink for print. Convert it to RGB first.")
     sides = (width, height) if turned and turned[0] else (height, width)
@@ -68,8 +77,10 @@ def open_jpeg(path: str, *, axes: str | None) -> Reader:
     remark = ("the JPEG is read upright, as its EXIF orientation says and as it is shown",) if turned else ()
 
     def decode(_: tuple[int, ...]) -> Pixels:
-        with _opened(path) as image:
-            pixels = np.asarray(image)
+        content = Path(path).read_bytes()
+        if content.rfind(_END) < scan:
+            raise DamagedData("the JPEG is cut short: its end is missing. Copy it again from its origin.")
+        pixels: Pixels = jpeg8_decode(content)
         exchanged, down, right = turned or (False, 1, 1)
         return (pixels.swapaxes(0, 1) if exchanged else pixels)[::down, ::right]
 
@@ -78,12 +89,8 @@ def open_jpeg(path: str, *, axes: str | None) -> Reader:
 
 def _opened(path: str) -> Any:
     """The file in Pillow, with its header read. ``Image.open`` would refuse large images."""
-    try:
-        from PIL.JpegImagePlugin import JpegImageFile
-    except ImportError as error:
-        raise MissingPackage(
-            'a JPEG is read with Pillow, which is not installed. Write: pip install "halotile[images]"'
-        ) from error
+    from PIL.JpegImagePlugin import JpegImageFile
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged EXIF, which is left out
