@@ -136,8 +136,7 @@ def _open(job: Reconstruction, request: PlanRequest) -> _Opened:
     check_made(operators)
     check_masks(operators)
     data = open_measurements(job.operators, operators)
-    paths = {"start": job.start, "reference": job.reference}
-    images = {key: open_source(path) for key, path in paths.items() if path}
+    images = {k: open_source(p) for k, p in (("start", job.start), ("reference", job.reference)) if p}
     check_decoding([*data, *images.values()], job.run)
     shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
     check_kernels(operators, shape)
