@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData
-from halotile.storage.formats.base import Header
+from halotile.storage.formats.base import Header, file_identity, make_header
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 
@@ -73,3 +73,19 @@ class KeptChunkReader:
                 )
             self._kept = (index, pixels)
             return pixels
+
+
+def whole_image(
+    path: str,
+    shape: tuple[int, ...],
+    dtype: Any,
+    decode: Callable[[], Any],
+    *,
+    axes: str | None,
+    remarks: Sequence[str],
+) -> KeptChunkReader:
+    """The reader of a file with one image of rows, columns and, where there are three axes, channels, which is decoded whole."""
+    header = make_header(
+        shape, dtype, requested=axes, named="yxc"[: len(shape)], chunks=shape, identity=file_identity(path)
+    )
+    return KeptChunkReader(replace(header, remarks=(*remarks, *header.remarks)), lambda _: decode())

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from halotile.errors import DamagedData, InputError, MissingPackage
-from halotile.storage.formats._kept_chunk import KeptChunkReader
-from halotile.storage.formats.base import (
-    Reader,
-    Source,
-    file_identity,
-    make_header,
-    refuse_option,
-    starts_with,
-)
+from halotile.storage.formats._kept_chunk import whole_image
+from halotile.storage.formats.base import Reader, Source, refuse_option, starts_with
 from halotile.storage.rim import Pixels
 from halotile.storage.stored_array import StoredArray
 
@@ -55,8 +47,8 @@ def open_jpeg(path: str, *, axes: str | None) -> Reader:
         from imagecodecs import jpeg8_decode
 
         with _opened(path) as image:
-            (width, height), mode, turned = image.size, image.mode, _TURNED.get(_orientation(image))
-            scan = image.fp.tell()
+            scan, (width, height), mode = image.fp.tell(), image.size, image.mode
+            turned = _TURNED.get(_orientation(image))
     except ImportError as error:
         raise MissingPackage(
             "a JPEG is read with imagecodecs and Pillow, of which one is not installed. Write: "
@@ -66,17 +58,9 @@ def open_jpeg(path: str, *, axes: str | None) -> Reader:
         raise InputError(f"its colours are {mode}, amounts of ink for print. Convert it to RGB first.")
     sides = (width, height) if turned and turned[0] else (height, width)
     shape = sides if mode == "L" else (*sides, 3)
-    header = make_header(
-        shape,
-        np.uint8,
-        requested=axes,
-        named="yxc"[: len(shape)],
-        chunks=shape,
-        identity=file_identity(path),
-    )
     remark = ("the JPEG is read upright, as its EXIF orientation says and as it is shown",) if turned else ()
 
-    def decode(_: tuple[int, ...]) -> Pixels:
+    def decode() -> Pixels:
         content = Path(path).read_bytes()
         if content.rfind(_END) < scan:
             raise DamagedData("the JPEG is cut short: its end is missing. Copy it again from its origin.")
@@ -84,7 +68,7 @@ def open_jpeg(path: str, *, axes: str | None) -> Reader:
         exchanged, down, right = turned or (False, 1, 1)
         return (pixels.swapaxes(0, 1) if exchanged else pixels)[::down, ::right]
 
-    return KeptChunkReader(replace(header, remarks=(*remark, *header.remarks)), decode)
+    return whole_image(path, shape, np.uint8, decode, axes=axes, remarks=remark)
 
 
 def _opened(path: str) -> Any:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from halotile.errors import DamagedData, MissingPackage
-from halotile.storage.formats._kept_chunk import KeptChunkReader
-from halotile.storage.formats.base import (
-    Reader,
-    Source,
-    file_identity,
-    make_header,
-    refuse_option,
-    starts_with,
-)
+from halotile.storage.formats._kept_chunk import whole_image
+from halotile.storage.formats.base import Reader, Source, refuse_option, starts_with
 from halotile.storage.rim import Pixels
 from halotile.storage.stored_array import StoredArray
 
@@ -56,34 +48,17 @@ def open_png(path: str, *, axes: str | None) -> Reader:
         raise MissingPackage(
             'a PNG is read with imagecodecs, which is not installed. Write: pip install "halotile[images]"'
         ) from error
-    found = _describe(path)
-    header = make_header(
-        found.shape,
-        found.dtype,
-        requested=axes,
-        named="yxc"[: len(found.shape)],
-        chunks=found.shape,
-        identity=file_identity(path),
-    )
+    shape, dtype, remarks = _describe(path)
 
-    def decode(_: tuple[int, ...]) -> Pixels:
+    def decode() -> Pixels:
         pixels: Pixels = png_decode(Path(path).read_bytes())
-        return pixels.astype(bool) if found.dtype == bool else pixels
+        return pixels.astype(bool) if dtype is bool else pixels
 
-    return KeptChunkReader(replace(header, remarks=(*found.remarks, *header.remarks)), decode)
-
-
-@dataclass(frozen=True)
-class _Described:
-    """Properties of a PNG that are known before it is decoded."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.generic]
-    remarks: tuple[str, ...]
+    return whole_image(path, shape, dtype, decode, axes=axes, remarks=remarks)
 
 
-def _describe(path: str) -> _Described:
-    """Properties from the header, and from the kinds of the chunks of the file, all of which have to be there."""
+def _describe(path: str) -> tuple[tuple[int, ...], type, list[str]]:
+    """Shape, type and remarks, from the header and the kinds of the chunks of the file, all of which have to be there."""
     with Path(path).open("rb") as file:
         start = file.read(33)
         kinds: set[bytes] = set()
@@ -100,11 +75,8 @@ def _describe(path: str) -> _Described:
     # The value of transparent pixels becomes an opacity for each pixel.
     samples = _SAMPLES[colour] + (b"tRNS" in kinds)
     dtype = bool if bits == 1 == samples else np.uint16 if bits == 16 else np.uint8
-    return _Described(
-        (height, width) if samples == 1 else (height, width, samples),
-        np.dtype(dtype),
-        tuple(_remarks(kinds, colour, samples)),
-    )
+    shape = (height, width) if samples == 1 else (height, width, samples)
+    return shape, dtype, _remarks(kinds, colour, samples)
 
 
 def _remarks(kinds: set[bytes], colour: int, samples: int) -> list[str]:
