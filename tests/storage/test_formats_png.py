@@ -122,6 +122,13 @@ def test_a_truncated_file_is_damage(tmp_path: Path, keep: int) -> None:
         open_source(path)
 
 
+@pytest.mark.parametrize("content", [chunk(b"IEND", b""), chunk(b"IHDR", b"") + chunk(b"IEND", b"")])
+def test_a_file_without_a_header_is_damage(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.png").write_bytes(MAGIC + content)
+    with pytest.raises(DamagedData, match="the PNG has no valid header"):
+        open_source(tmp_path / "a.png")
+
+
 @pytest.mark.parametrize("place", [17, 24, 25, 200, 2000])
 def test_a_flipped_bit_is_damage(tmp_path: Path, place: int) -> None:
     content = bytearray(write(tmp_path / "a.png", COLOURS[..., 0]).read_bytes())

@@ -69,7 +69,7 @@ def _describe(path: str) -> tuple[tuple[int, ...], type, list[str]]:
             if len(head) < 8 or file.seek(length + 4, os.SEEK_CUR) > os.fstat(file.fileno()).st_size:
                 raise DamagedData(f"the PNG is cut short: its last chunk is missing. {_ADVICE}")
             kinds.add(head[4:])
-    width, height, bits, colour = struct.unpack(">IIBB", start[16:26])
+    width, height, bits, colour = struct.unpack(">IIBB", start[16:26].ljust(10, b"\xff"))
     if start[12:16] != b"IHDR" or colour not in _SAMPLES:
         raise DamagedData(f"the PNG has no valid header. {_ADVICE}")
     # The value of transparent pixels becomes an opacity for each pixel.
