@@ -101,11 +101,11 @@ def info(path: str | Path, *, level: int = 0, dataset: str | None = None) -> dic
     Parameters
     ----------
     path : path
-        Zarr, OME-Zarr, TIFF, ``.npy`` or HDF5.
+        Zarr, OME-Zarr, TIFF, ``.npy``, HDF5, PNG, JPEG or a microscope's file.
     level : int
         Resolution level; 0 is the finest.
     dataset : str, optional
-        Dataset inside an HDF5 file or a Zarr group.
+        Dataset inside an HDF5 file or a Zarr group, or scene of a microscope's file.
 
     Returns
     -------
@@ -166,7 +166,7 @@ def preview(
     level : int
         Resolution level; 0 is the finest.
     dataset : str, optional
-        Dataset inside an HDF5 file or a Zarr group.
+        Dataset inside an HDF5 file or a Zarr group, or scene of a microscope's file.
     overwrite : bool
         Replace an existing file.
 

@@ -19,7 +19,7 @@ RESUMABLE = ("run", "resume", "simulate")
 
 app = typer.Typer(
     name="recon-cli",
-    help="Denoise and reconstruct images bigger than memory: Zarr, OME-Zarr, TIFF, .npy or HDF5 in, Zarr out.",
+    help="Denoise and reconstruct images bigger than memory: Zarr, OME-Zarr, TIFF and other formats in, Zarr out.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 done but for quarantined blocks (verify: "
     "but for blocks not done), 4 bad input data (verify: damaged), 5 refused for memory or disk, 75 stopped and resumable, 130 Ctrl-C.",
     no_args_is_help=True,

@@ -78,7 +78,9 @@ def _series(source: Source) -> list[tuple[int, ...]]:
 def suggest(path: str, source: Source, *, level: int = 0, dataset: str | None = None) -> str:
     """Return a configuration that denoises the image, as a starting point."""
     name = Path(path.rstrip("/")).name
-    stem = re.sub(r"(\.ome)?\.(zarr|tiff?|npy|h5|hdf5)$", "", name, flags=re.IGNORECASE)
+    stem = re.sub(
+        r"(\.ome)?\.(zarr|tiff?|npy|h5|hdf5|png|jpe?g|czi|nd2|lif|vsi)$", "", name, flags=re.IGNORECASE
+    )
     output = os.path.join(
         os.path.dirname(path.rstrip("/")) if "://" not in path else "", f"{stem}.denoised.zarr"
     )

@@ -18,7 +18,7 @@ __all__ = ["Source", "open_array", "open_source"]
 
 _SUPPORTED = (
     "Zarr v2 and v3 arrays, OME-Zarr 0.4 and 0.5 groups, TIFF, BigTIFF and OME-TIFF, .npy, "
-    'and HDF5 (with pip install "halotile[hdf5]")'
+    'HDF5 (with pip install "halotile[hdf5]"), PNG and JPEG ("halotile[images]"), and CZI, ND2, LIF and VSI ("halotile[bioio]")'
 )
 
 
@@ -35,12 +35,13 @@ def open_source(
     Parameters
     ----------
     path : str or path
-        A Zarr or OME-Zarr directory or .zip, a TIFF, .npy or HDF5 file, or the URL of a Zarr, such as
+        A Zarr or OME-Zarr directory or .zip, a TIFF, .npy, HDF5, PNG, JPEG or microscope's file, or the URL of a Zarr, such as
         ``s3://bucket/image.zarr``.
     level : int
         Resolution level of an OME-Zarr or of a pyramidal TIFF; 0 is the finest.
     dataset : str, optional
-        The array of a Zarr group or HDF5 file; the series (a number) of a TIFF.
+        The array of a Zarr group or HDF5 file; the series (a number) of a TIFF; the scene of a microscope's
+        file.
     axes : str, optional
         One letter for each axis, such as ``"tcyx"``; overrides the axes named in the file.
     complex_pixels : bool

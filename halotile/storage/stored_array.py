@@ -53,6 +53,7 @@ class StoredArray:
         self._header = header = reader.header
         self.shape, self.ndim, self.dtype = header.shape, len(header.shape), header.dtype
         self.chunks, self.shards, self.mapped = header.chunks, header.shards, header.mapped
+        self.keeps_chunk = header.keeps_chunk
         self.axes, self.scale, self.units, self.ome = header.axes, header.scale, header.units, header.ome
         self.remarks, self.nodata, self.channels = header.remarks, header.nodata, header.channels
         self.order = tuple(range(self.ndim))

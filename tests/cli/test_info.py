@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import tifffile
 import zarr
+from PIL import Image
 from typer.testing import CliRunner
 
 from halotile.cli.info import describe, info_rows
 from halotile.cli.main import app
 from halotile.graphs.plans.make import make_plan
-from tests.support import load_denoising
+from tests.support import load_denoising, noisy_image
 
 RUNNER = CliRunner()
 
@@ -31,6 +32,17 @@ def test_the_suggested_configuration_is_valid(tmp_path: Path, name: str) -> None
     job = load_denoising(config)
     assert job.input.path == str(tmp_path / name)
     assert job.output.path == str(tmp_path / name.replace(".npy", ".denoised.zarr"))
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.JPEG"])
+def test_the_configuration_for_an_image_from_a_camera_can_be_planned(tmp_path: Path, name: str) -> None:
+    Image.fromarray(noisy_image((40, 60, 3), "uint8")).save(tmp_path / name)
+    facts = describe(str(tmp_path / name))
+    assert (facts["axes"], facts["dtype"], facts["remarks"]) == ("yxc", "uint8", [])
+    (tmp_path / "config.yaml").write_text(facts["config"])
+    job = load_denoising(tmp_path / "config.yaml")
+    assert job.output.path == str(tmp_path / "a.denoised.zarr")
+    assert make_plan(job).layout.shape == (40, 60, 3)
 
 
 def test_the_facts_are_given_to_people_and_programs(tmp_path: Path) -> None:

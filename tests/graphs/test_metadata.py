@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import imagecodecs
 import numpy as np
 import pytest
 import tifffile
@@ -166,3 +167,43 @@ def test_a_mask_becomes_numbers_between_0_and_1(tmp_path: Path) -> None:
     run_inline(gaussian(write_zarr(tmp_path / "f.zarr", mask.astype("float32")), tmp_path / "p.zarr"))
     np.testing.assert_array_equal(plain, read_zarr(tmp_path / "p.zarr"))
     assert 0 <= plain.min() < 0.4 < 0.6 < plain.max() <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("samples", [1, 3, 4])
+def test_a_png_is_denoised_to_the_bits_of_the_same_tiff(tmp_path: Path, samples: int) -> None:
+    pixels = noisy_image((150, 130, samples), "uint16")
+    pixels = pixels[..., 0] if samples == 1 else pixels
+    (tmp_path / "a.png").write_bytes(imagecodecs.png_encode(np.ascontiguousarray(pixels)))
+    colours: Any = {"photometric": "rgb"} if samples > 2 else {}
+    tifffile.imwrite(tmp_path / "a.tif", pixels, **colours)
+    png, tiff = (
+        run_inline(gaussian(tmp_path / name, tmp_path / f"{name}.zarr", shard=64))
+        for name in ("a.png", "a.tif")
+    )
+    assert png.shape == pixels.shape
+    np.testing.assert_array_equal(png, tiff)
+
+
+def test_a_czi_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
+    for package in ("bioio_czi", "pylibCZIrw"):
+        pytest.importorskip(package, reason=f'{package} is not installed: pip install "halotile[bioio]"')
+    from pylibCZIrw import czi
+
+    with czi.create_czi(str(tmp_path / "a.czi")) as file:
+        for c, z in np.ndindex(2, 3):
+            plane = noisy_image((64, 48), "uint16", seed=c + z)
+            file.write(data=plane[..., None], plane={"C": c, "Z": z})
+        names = {0: "DAPI", 1: "GFP"}
+        file.write_metadata(channel_names=names, scale_x=1e-7, scale_y=1e-7, scale_z=3e-7)
+    image = Image.from_zarr(output_of(gaussian(tmp_path / "a.czi", tmp_path / "o.zarr")))
+    multiscale, omero = image.ome_attributes.multiscales[0], image.ome_attributes.omero
+    assert [(axis.name, axis.unit) for axis in multiscale.axes] == [
+        ("c", None),
+        ("z", "micrometer"),
+        ("y", "micrometer"),
+        ("x", "micrometer"),
+    ]
+    np.testing.assert_allclose(
+        multiscale.datasets[0].coordinateTransformations[0].scale, [1.0, 0.3, 0.1, 0.1]
+    )
+    assert [channel.label for channel in Omero.model_validate(omero).channels] == ["DAPI", "GFP"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import imagecodecs
 import numpy as np
 import pytest
 import tifffile
@@ -21,6 +22,7 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, parse_bytes
 from halotile.graphs.plans import make, stages
 from halotile.graphs.plans.make import make_plan
+from halotile.storage.stored_array import StoredArray
 from tests.support import (
     dncnn_weights,
     footprint_of,
@@ -206,6 +208,37 @@ def test_an_input_of_one_compressed_piece_is_counted_and_noted(
     plan = make_plan(job)
     assert any("pieces of 2048 x 2048 pixels" in note for note in plan.notes) == noted
     assert footprint_of(plan).decode_bytes == 2 * 2 * 2048 * (rows or 2048)
+
+
+def test_an_input_that_is_decoded_whole_is_counted_and_noted(tmp_path: Path) -> None:
+    pixels = (noisy_image((2048, 2048)) * 1000).astype("uint16")
+    (tmp_path / "a.png").write_bytes(imagecodecs.png_encode(pixels))
+    (tmp_path / "mask.png").write_bytes(imagecodecs.png_encode(np.ones((2048, 2048), "uint8")))
+    job = job_of(tmp_path / "a.png", tmp_path / "o.zarr", "gaussian", {"sigma": 1}, shard=256)
+    plan = make_plan(job)
+    assert any("keeps the last one (8 MiB)" in note for note in plan.notes)
+    assert footprint_of(plan).decode_bytes == 2 * 2 * 2048**2
+    masked = replace(job, input=replace(job.input, sides={"mask": str(tmp_path / "mask.png")}))
+    assert footprint_of(make_plan(masked)).decode_bytes == (2 * 2 + 1) * 2048**2
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_an_input_too_large_to_decode_is_refused_before_it_is(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = np.zeros((8192, 4096), "uint16")
+    if name == "a.png":
+        (tmp_path / name).write_bytes(imagecodecs.png_encode(pixels))
+    else:
+        tifffile.imwrite(tmp_path / name, pixels, compression="zlib", rowsperstrip=8192)
+    monkeypatch.setattr(StoredArray, "read", lambda *_: pytest.fail("it was read"))
+    job = job_of(
+        tmp_path / name, tmp_path / "o.zarr", "tv", {"strength": 0.1}, run={"memory_per_worker": "100MiB"}
+    )
+    with pytest.raises(
+        MemoryRefused, match=r"8192 x 4096 pixels, 64 MiB each.*takes 128 MiB.*in small chunks"
+    ):
+        make_plan(job)
 
 
 def test_an_output_larger_than_the_disk_is_refused(

@@ -14,7 +14,7 @@ from halotile import registry
 from halotile.errors import ConfigError, UnknownName
 
 
-@pytest.mark.parametrize("name", ["hdf5", "npy", "ome", "tiff", "zarr"])
+@pytest.mark.parametrize("name", ["bioio", "hdf5", "jpeg", "npy", "ome", "png", "tiff", "zarr"])
 def test_a_file_is_found_by_its_name(name: str) -> None:
     assert name in registry.names("formats")
     assert registry.find("formats", name).__name__ == f"halotile.storage.formats.{name}"

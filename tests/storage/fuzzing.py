@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import h5py
+import imagecodecs
 import numcodecs
 import numpy as np
 import tifffile
@@ -27,6 +28,7 @@ import zarr
 import zarr.codecs
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from PIL import Image, ImageOps
 
 import halotile
 from halotile.errors import HalotileError, InputError, MissingPackage
@@ -72,6 +74,29 @@ def _write_ome_tiff(folder: Path) -> None:
     with tifffile.TiffWriter(folder / "levels.ome.tif") as file:
         file.write(_PIXELS, subifds=1, tile=(16, 16), compression="zlib", metadata=words)
         file.write(_PIXELS[:, ::2, ::2], subfiletype=1, tile=(16, 16), compression="zlib")
+
+
+def _write_png(folder: Path) -> None:
+    colours = np.ascontiguousarray(np.moveaxis(_PIXELS, 0, -1))
+    for name, pixels in {
+        "grey": _PIXELS[0].astype("u1"),
+        "deep": _PIXELS[0] * 300,
+        "rgb": colours * 300,
+    }.items():
+        (folder / f"{name}.png").write_bytes(imagecodecs.png_encode(pixels))
+    image = Image.fromarray(colours.astype("u1"))
+    image.convert("P").save(folder / "palette.png", transparency=3)
+    image.convert("1").save(folder / "bits.png")
+    image.save(folder / "moving.png", save_all=True, append_images=[image.rotate(180)])
+
+
+def _write_jpeg(folder: Path) -> None:
+    image = Image.fromarray(np.moveaxis(_PIXELS, 0, -1).astype("u1"))
+    image.save(folder / "rgb.jpg")
+    image.convert("L").save(folder / "grey.jpg", progressive=True)
+    exif = Image.Exif()
+    exif[274] = 1
+    image.save(folder / "exif.jpg", exif=exif)
 
 
 def _write_zarr2(folder: Path) -> None:
@@ -152,6 +177,32 @@ def _read_hdf5(path: Path) -> Any:
         return file["image"][...]
 
 
+def _read_png(path: Path) -> Any:
+    return imagecodecs.png_decode(path.read_bytes())
+
+
+def _read_jpeg(path: Path) -> Any:
+    with Image.open(path) as image:
+        return np.asarray(ImageOps.exif_transpose(image))
+
+
+def _write_czi(folder: Path) -> None:
+    from pylibCZIrw import czi
+
+    with czi.create_czi(str(folder / "a.czi")) as file:
+        for z, plane in enumerate(_PIXELS):
+            file.write(data=plane[..., None].copy(), plane={"Z": z})
+        file.write_metadata(scale_x=1e-7, scale_y=1e-7, scale_z=3e-7)
+
+
+def _read_czi(path: Path) -> Any:
+    from pylibCZIrw import czi
+
+    with czi.open_czi(str(path)) as file:
+        box = file.total_bounding_box
+        return np.stack([file.read(plane={"Z": z})[..., 0] for z in range(*box["Z"])])
+
+
 def _read_zarr(path: Path) -> Any:
     node = zarr.open(path, mode="r", zarr_format=3 if (path / "zarr.json").exists() else 2)
     return (node if isinstance(node, zarr.Array) else node["0"])[...]
@@ -162,6 +213,9 @@ FORMATS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "hdf5": (_write_hdf5, _read_hdf5),
     "tiff": (_write_tiff, _read_tiff),
     "ome-tiff": (_write_ome_tiff, _read_tiff),
+    "png": (_write_png, _read_png),
+    "jpeg": (_write_jpeg, _read_jpeg),
+    "czi": (_write_czi, _read_czi),
     "zarr-v2": (_write_zarr2, _read_zarr),
     "zarr-v3": (_write_zarr3, _read_zarr),
     "ome-zarr": (_write_ome_zarr, _read_zarr),

@@ -70,7 +70,7 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
     class Source:
         axes, chunks, dtype, path, format = ("y", "x"), array.chunks, np.dtype("u1"), "", ""
         scale, units, mapped, ome, shards = (1.0, 1.0), (None, None), False, None, None
-        remarks, nodata, channels, order = (), None, (), (0, 1)
+        remarks, nodata, channels, order, keeps_chunk = (), None, (), (0, 1), False
 
         def __init__(self) -> None:
             self.shape = shape

@@ -76,7 +76,10 @@ def verify(
 def info(
     path: Annotated[str, typer.Argument(metavar="PATH", help="An image.", show_default=False)],
     level: Level = 0,
-    dataset: Annotated[str | None, typer.Option(help="Dataset inside an HDF5 file or a Zarr group.")] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="Dataset inside an HDF5 file or a Zarr group, or scene of a microscope's file."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show what an image is, and a configuration to begin with."""
@@ -123,7 +126,10 @@ def preview(
         typer.Option("--range", metavar="LOW HIGH", help="Values that are black and white in a PNG."),
     ] = None,
     level: Level = 0,
-    dataset: Annotated[str | None, typer.Option(help="Dataset inside an HDF5 file or a Zarr group.")] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="Dataset inside an HDF5 file or a Zarr group, or scene of a microscope's file."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")] = False,
     quiet: Quiet = False,
 ) -> None:

@@ -1,16 +1,20 @@
-"""Inputs of a job: apart from its output, and finished."""
+"""Inputs of a job: apart from its output, finished, and small enough to decode."""
 
 from __future__ import annotations
 
+import math
 import shlex
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from halotile.errors import DamagedData, InputError, OutputRefused, ResumeRefused
-from halotile.graphs.amounts import counted
+from halotile.errors import DamagedData, InputError, MemoryRefused, OutputRefused, ResumeRefused
+from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.kinds.sections import Run, parse_bytes
 from halotile.storage.arrays import Source
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.stored_array import StoredArray
 
 
 def check_paths(source: Source, output: Path, key: str = "output.path") -> None:
@@ -43,3 +47,28 @@ def check_whole(path: str) -> None:
                     f"{output} is the output of a run that has {remaining:,} of {counted(journal.total, 'block')} left to do. "
                     f"`recon-cli resume {shlex.quote(str(output))}` finishes it; move {directory.path} away to read it as it is."
                 )
+
+
+def kept_bytes(sources: Iterable[Source | StoredArray]) -> int:
+    """Return the memory of the decoded chunks that a worker keeps between its blocks."""
+    return sum(math.prod(s.chunks) * s.dtype.itemsize for s in sources if s.keeps_chunk)
+
+
+def check_decoding(sources: Iterable[Source], run: Run) -> None:
+    """Refuse inputs of which a single chunk takes more memory than a worker has, before any is decoded.
+
+    Raises
+    ------
+    MemoryRefused
+        With the size of the chunk, and what to write instead.
+    """
+    for source in sources:
+        chunk = 1 if source.mapped else math.prod(source.chunks) * source.dtype.itemsize
+        # It is in memory both encoded and decoded, or in two forms.
+        if 2 * chunk > parse_bytes(run.memory_per_worker):
+            raise MemoryRefused(
+                f"run.memory_per_worker is {run.memory_per_worker}; {source.path} is stored in pieces of "
+                f"{' x '.join(map(str, source.chunks))} pixels, {bytes_text(chunk)} each, and one can only be decoded whole, which takes "
+                f"{bytes_text(2 * chunk)}. Write more than that, or convert the image to a Zarr or a TIFF in small chunks first. "
+                "A file that is far smaller is damaged: restore it from its origin."
+            )

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.graphs.amounts import counted
+from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.kinds.sections import Output
+from halotile.graphs.plans.inputs import kept_bytes
 from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.storage.arrays import Source
 from halotile.storage.disk.mounts import local_lock_reason
@@ -138,6 +139,11 @@ def _decoding(source: Source, roles: Roles, grid: Grid) -> tuple[str, ...]:
     )
     if source.mapped or decoded <= DECODED_AT_MOST * window.size:
         return ()
+    if source.keeps_chunk:
+        return (
+            f"the input is stored in pieces of {' x '.join(map(str, source.chunks))} pixels, which can only be decoded whole: "
+            f"each worker does so, and keeps the last one ({bytes_text(kept_bytes([source]))})",
+        )
     return (
         f"the input is stored in pieces of {' x '.join(map(str, source.chunks))} pixels, so each block decodes "
         f"{decoded / window.size:.0f} times the pixels it needs; from a copy in smaller pieces it would read faster",

@@ -62,6 +62,10 @@ class Source(Readable, Protocol):
         """True when part of a chunk can be read without decoding the rest."""
 
     @property
+    def keeps_chunk(self) -> bool:
+        """True when the chunk that was decoded last stays in memory for the next read."""
+
+    @property
     def scale(self) -> tuple[float, ...]:
         """Physical size of a pixel along each axis; 1.0 where it is unknown."""
 
@@ -124,6 +128,7 @@ class Header:
     identity: Mapping[str, Any]
     """Additional entries of the fingerprint."""
     mapped: bool = False
+    keeps_chunk: bool = False
     ome: OmeImage | None = None
     shards: tuple[int, ...] | None = None
     remarks: tuple[str, ...] = ()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 
+from halotile.graphs.plans.inputs import kept_bytes
 from halotile.graphs.plans.plan import Need
 from halotile.graphs.plans.resources.memory import MIB, Footprint, footprint, gpu_bytes
+from halotile.storage.stored_array import StoredArray
 from halotile.storage.views import PlaneValues
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned
@@ -29,7 +32,7 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
     )
     holed = (task.holes is not None and task.holes.are_likely) or "mask" in task.sides
     core_out = task.roles.output_region(middle.core, tiling.scale, task.channels_out)
-    return footprint(
+    needed = footprint(
         window=read,
         core_out=core_out.shape,
         shard=layout.shard,
@@ -47,6 +50,8 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
         coarser=layout.coarser_share,
         gpu_bytes=None if task.device == "cpu" else gpu_bytes(tuned.host_bytes if tuned else None),
     )
+    kept = kept_bytes(side for side in task.sides.values() if isinstance(side, StoredArray))
+    return replace(needed, decode_bytes=needed.decode_bytes + kept)
 
 
 def tile_window(task: DenoiseTask) -> tuple[tuple[int, ...], tuple[int, ...]]:

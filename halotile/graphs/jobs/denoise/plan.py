@@ -32,7 +32,7 @@ from halotile.graphs.plans.cutting import allowed_bytes, grid_of, overlap_pays, 
 from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_paths
+from halotile.graphs.plans.inputs import check_decoding, check_paths
 from halotile.graphs.plans.notes import note_of_files, note_of_locks, notes_of
 from halotile.graphs.plans.plan import Plan, Resources
 from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
@@ -118,6 +118,7 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     job = computing.job
     tiled = assign_axes(job, denoiser, original)
     sides = open_sides(job, denoiser, original, tiled.source, tiled.roles)
+    check_decoding([original, *sides.values()], job.run)
     holed = choose_holes(job, original, tiled.source, tiled.roles.spatial, sides.get("mask"), begun.previous)
     values = value_range(job, tiled.source.dtype)
     check_units(denoiser, values, sides)

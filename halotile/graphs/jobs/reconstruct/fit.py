@@ -12,12 +12,13 @@ from halotile.graphs.plans.resources.memory import MIB
 SMALLER = "a smaller tile.size, tile.block or output.shard"
 
 
-def needs_of(work: Inversion) -> Iterator[Need]:
-    """Yield the memory of a block, and of each operator that sees the whole image."""
+def needs_of(work: Inversion, kept: int) -> Iterator[Need]:
+    """Yield the memory of a block, and of each operator that sees the whole image; ``kept`` bytes of inputs stay decoded."""
 
     def need(what: str, footprint: StepFootprint, instead: str) -> Need:
-        enough = f"Write run.memory_per_worker: {-(-footprint.total_bytes // MIB)}MiB, or {instead}."
-        return Need(what, footprint.total_bytes, footprint.describe(), enough)
+        total = footprint.total_bytes + kept
+        enough = f"Write run.memory_per_worker: {-(-total // MIB)}MiB, or {instead}."
+        return Need(what, total, footprint.describe(), enough)
 
     yield need(f"one block of {list(work.grid.block)}", work.step_footprint(), SMALLER)
     for term, footprint in zip(work.form.whole, work.operator_footprints(), strict=True):

@@ -51,7 +51,7 @@ from halotile.graphs.plans.choices import describe_options, make_part
 from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_paths
+from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
 from halotile.graphs.plans.notes import note_of_files, note_of_locks
 from halotile.graphs.plans.plan import Plan, Resources
 from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
@@ -136,8 +136,8 @@ def _open(job: Reconstruction, request: PlanRequest) -> _Opened:
     check_made(operators)
     check_masks(operators)
     data = open_measurements(job.operators, operators)
-    paths = {"start": job.start, "reference": job.reference}
-    images = {key: open_source(path) for key, path in paths.items() if path}
+    images = {k: open_source(p) for k, p in (("start", job.start), ("reference", job.reference)) if p}
+    check_decoding([*data, *images.values()], job.run)
     shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
     check_kernels(operators, shape)
     with report_if_slow(request.report, "comparing adjoints with forwards"):
@@ -359,7 +359,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
 def _resources(settled: _Settled) -> Resources:
     work, opened = settled.work, settled.sized.opened
     return Resources(
-        tuple(needs_of(work)),
+        tuple(needs_of(work, kept_bytes(opened.sources))),
         SMALLER,
         opened.computing.machine_bytes,
         free_bytes(opened.begun.output),

@@ -30,7 +30,7 @@ from halotile.graphs.kinds.sections import Output, parse_bytes
 from halotile.graphs.plans.cutting import blocks_for, overlap_pays
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_whole
+from halotile.graphs.plans.inputs import check_decoding, check_whole, kept_bytes
 from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
@@ -84,6 +84,7 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
     job = computing.job
     reference = open_source(job.reference)
     check_whole(reference.path)
+    check_decoding([reference], job.run)
     operators = make_operators(job.operators, job)
     check_kernels(operators, reference.shape)
     measurements = tuple(
@@ -188,7 +189,7 @@ def _measurement(
     )
     grid = Grid(shape, block, ((0, 0),) * len(block))
     output = OutputArray(path, layout, grid, job.output.overwrite, key=f"operators[{number}].data")
-    return _Measurement(choice, operator, output, simulated, needed)
+    return _Measurement(choice, operator, output, simulated, needed + 2 * kept_bytes([reference]))
 
 
 def _block(
