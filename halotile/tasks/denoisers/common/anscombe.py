@@ -25,7 +25,7 @@ class PhotonRounds(torch.nn.Module):  # type: ignore[misc]  # torch has no types
     model : callable
         ``D``, with the noise level as a side input.
     gain, variance : float
-        Those of :class:`~halotile.tasks.noise.photon_noise.PhotonNoise`, where side inputs of these names are not given.
+        The noise of a pixel ``z`` has the variance ``gain * z + variance``, unless there are side inputs of these names.
     white : float
         The value of the image that the denoiser sees as 1.
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from halotile.tasks.denoisers.base import Denoiser, Model
-
-if TYPE_CHECKING:
-    from halotile.tasks.noise.photon_noise import PhotonNoise
+from halotile.tasks.noise.photon_noise import PhotonNoise
 
 ROUNDS = 3
 """Number of times that the denoiser is applied."""
@@ -24,19 +22,20 @@ def for_photon_noise(denoiser: Denoiser, noise: PhotonNoise, white: float) -> De
     denoiser : Denoiser
         With a noise level as a side input.
     noise : PhotonNoise
-        The noise of the image, in its own units.
+        The noise of the image, in its own units; of its first plane where they differ.
     white : float
         The value of the image that the denoiser sees as 1.
 
     Examples
     --------
+    >>> import numpy as np
     >>> from halotile.tasks.denoisers.tv import TotalVariation
-    >>> from halotile.tasks.noise.photon_noise import PhotonNoise
-    >>> denoiser = for_photon_noise(TotalVariation(strength=1.0, sigma="auto"), PhotonNoise(1.0), 255.0)
+    >>> noise = PhotonNoise.of(np.array(1.0), np.array(0.0))
+    >>> denoiser = for_photon_noise(TotalVariation(strength=1.0, sigma="auto"), noise, 255.0)
     >>> denoiser.title, denoiser.receptive_field()
     ('tv', 60)
     """
-    return cast(Denoiser, _PhotonDenoiser(denoiser, noise.gain, noise.variance, white))
+    return cast(Denoiser, _PhotonDenoiser(denoiser, float(noise.gain.flat[0]), float(noise.variance.flat[0]), white))
 
 
 @dataclass(frozen=True)

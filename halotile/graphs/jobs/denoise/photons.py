@@ -1,0 +1,127 @@
+"""Photon noise of the image that a job denoises: given or estimated, and how the denoiser takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from halotile.errors import ConfigError
+from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
+from halotile.graphs.jobs.denoise.opening import plane_values
+from halotile.graphs.jobs.denoise.rules import noise_of_camera, noise_of_denoiser
+from halotile.graphs.kinds.sections import Tile
+from halotile.graphs.plans.notes import planes_text, values_text
+from halotile.graphs.plans.trials.receptive_field import Reach, resolve_reach
+from halotile.graphs.rules.combinations import apply_rules
+from halotile.graphs.words import dotted
+from halotile.storage.rim import Readable
+from halotile.storage.views import PlaneValues
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS, for_photon_noise
+from halotile.tasks.noise.photon_noise import PhotonNoise, estimate_photon_noise
+from halotile.tasks.roles import Roles
+
+MODEL = "poisson-gaussian"
+
+
+@dataclass(frozen=True)
+class Photons:
+    """Photon noise of each plane, or of all."""
+
+    noise: PhotonNoise
+    """In the units of the file: a number for each index of the looped axes, or one."""
+    white: float
+    """The value that the denoiser sees as 1."""
+    is_given: bool
+
+    def sides(self, roles: Roles) -> dict[str, PlaneValues]:
+        """Return the side inputs of planes that differ."""
+        if self.noise.gain.size == 1:
+            return {}
+        return {
+            "gain": plane_values(self.noise.gain, roles),
+            "variance": plane_values(self.noise.variance, roles),
+        }
+
+    def in_rounds(self, denoiser: Denoiser, reach: Reach, tile: Tile, dims: int) -> tuple[Denoiser, Reach]:
+        """Return the denoiser for this noise, and its reach from that of the denoiser itself.
+
+        Raises
+        ------
+        ConfigError
+            When the depth of the job is less than that.
+        """
+        around = for_photon_noise(denoiser, self.noise, self.white)
+        wide = resolve_reach(tile, around, dims)
+        origin = wide.origin if tile.depth != "auto" else f"{ROUNDS} rounds, {reach.origin}"
+        kept = replace(reach, depth=wide.depth, origin=origin, notes=(*reach.notes, *wide.notes))
+        return around, kept
+
+    def notes(self, roles: Roles) -> tuple[str, ...]:
+        """Return the noise as a sentence.
+
+        Examples
+        --------
+        >>> noise = PhotonNoise.of(np.array(2.0), np.array(-191.0))
+        >>> Photons(noise, 255.0, is_given=False).notes(Roles(("y", "x"), (0, 1), None))
+        ('photon noise of gain 2, offset 95.5 and read noise 0, estimated from the whole image: denoised in 3 rounds',)
+        """
+        noise = self.noise
+        gain, offset, read = map(values_text, (noise.gain, noise.offset, noise.read_sigma))
+        origin = ", as given" if self.is_given else planes_text(noise.gain, roles)
+        return (
+            f"photon noise of gain {gain}, offset {offset} and read noise {read}{origin}: denoised in {ROUNDS} rounds",
+        )
+
+
+def choose_photon_noise(
+    job: Denoising,
+    denoiser: Denoiser,
+    source: Readable,
+    roles: Roles,
+    values: tuple[float, float] | None,
+    previous: Mapping[str, Any] | None,
+) -> Photons | None:
+    """Return the photon noise of each plane; None where noise does not depend on brightness.
+
+    A resumed run keeps the estimate that it began with.
+
+    Raises
+    ------
+    ConfigError
+        When the denoiser cannot take it, or the image does not show it.
+    """
+    wanted, sides = job.noise, job.input.sides
+    parts = {"noise": wanted, "denoiser": denoiser, "input": job.input}
+    for place, message in apply_rules((noise_of_camera, noise_of_denoiser), parts).items():
+        raise ConfigError(f"{dotted(place)}: {message}.")
+    if wanted.model == "gaussian" or not denoiser.wants_noise_level or "sigma" in sides:
+        return None
+    white = values[1] if values else 1.0
+    if not isinstance(wanted.gain, str):
+        numbers = map(np.float64, (wanted.gain, wanted.offset, wanted.read_sigma))
+        return Photons(PhotonNoise(*map(np.asarray, numbers)), white, is_given=True)
+    if previous and (known := previous["identity"].get("noise")):
+        kept = PhotonNoise.from_json(known)
+        if kept.gain.shape == tuple(source.shape[i] for i in roles.looped):
+            return Photons(kept, white, is_given=False)
+    if wanted.model == "auto":
+        return None
+    found = estimate_photon_noise(source, roles.spatial, roles.looped)
+    if found is None:
+        raise ConfigError(
+            "noise.model is poisson-gaussian without a gain, and samples of the image do not show noise that grows with brightness. "
+            "Write noise.gain, in units of the file for each photon, or model: gaussian."
+        )
+    return Photons(found, white, is_given=False)
+
+
+def decided_noise(wanted: NoiseModel, photons: Photons | None) -> dict[str, Any]:
+    """Return the keys of the noise model that were decided."""
+    if photons is None:
+        return {"model": "gaussian"}
+    is_one = photons.noise.gain.size == 1
+    return {"model": MODEL} | {name: float(np.ravel(v)[0]) for name, v in photons.noise.to_json().items() if is_one}
