@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.rim import Readable
+from halotile.tasks.noise.estimate import SATURATED, sampled_planes
 
 Values = NDArray[np.float64]
+
+BLOCK = 16
+"""Edge of the blocks whose mean and variance are compared, in pixels."""
+CLASSES, LEAST_BLOCKS = 12, 24
+"""Classes of like brightness at most, and blocks in each at least."""
+QUARTILE = 0.875781
+"""Lower quartile of the estimated variance of a block of white noise, relative to the true one (chi square, 64 degrees of freedom)."""
+SPREAD = 0.24
+"""Standard deviation of that quartile for one block, relative to the true variance."""
+SATURATED_AT_MOST, EMPTY_AT_MOST = 0.02, 0.5
+"""Share of the pixels of a block that may have the largest value of a plane, and the least, where many pixels have these."""
+CERTAIN, CLEAR, CLEAR_RATIO, CLEAR_RESIDUAL = 3.0, 10.0, 1.7, 0.06
+"""Gain in standard deviations from which there is one, and is clear; ratio of the variances of bright and dark, at least, and
+relative distance of variances from the line, at most, where it is clear."""
+PLANES = 4
+"""Planes whose noise is looked at for a remark."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +66,7 @@ class PhotonNoise:
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Self:
         """The noise that :meth:`to_json` returned."""
-        return cls(**{name: np.asarray(values, np.float64) for name, values in stored.items()})
+        return cls(*(np.asarray(stored[name], np.float64) for name in ("gain", "offset", "read_sigma")))
 
     def to_json(self) -> dict[str, Any]:
         """The numbers by name."""
@@ -60,7 +79,123 @@ class PhotonNoise:
         return variance
 
 
+class Fit(NamedTuple):
+    """A line through the variances of blocks over their means."""
+
+    gain: float
+    variance: float
+    is_clear: bool
+    """True if the variances differ much and lie close to the line."""
+
+
 def estimate_photon_noise(
-    source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()
+    source: Readable, spatial: Sequence[int], looped: Sequence[int] = (), *, clearly: bool = False
 ) -> PhotonNoise | None:
-    return None
+    """Estimate the photon noise of every plane from the samples of :func:`~halotile.tasks.noise.estimate.estimate_noise_levels`.
+
+    A plane in which noise does not grow with brightness, such as one of equal brightness, gets the median of the others.
+
+    Parameters
+    ----------
+    source : Readable
+        The image.
+    spatial, looped : sequence of int
+        Positions of the spatial axes, and of those of which each index is a plane by itself.
+    clearly : bool
+        Require that the noise of every plane clearly grows with brightness.
+
+    Returns
+    -------
+    PhotonNoise or None
+        One number for each index of the looped axes; None where no plane shows such noise.
+
+    Raises
+    ------
+    InputError
+        When the image has no 2 x 2 pixels.
+    """
+    found = {place: fit_photon_noise(squares) for place, squares in sampled_planes(source, spatial, looped)}
+    fits = [fit for fit in found.values() if fit]
+    if not fits or (clearly and not (len(fits) == len(found) and all(fit.is_clear for fit in fits))):
+        return None
+    usual = Fit(*(float(np.median([fit[i] for fit in fits])) for i in range(2)), is_clear=False)
+    lengths = tuple(source.shape[axis] for axis in looped)
+    known = [found[place] or usual for place in np.ndindex(lengths)]
+    gain, variance = (np.array([fit[i] for fit in known]).reshape(lengths) for i in range(2))
+    return PhotonNoise.of(gain, variance)
+
+
+def shows_photon_noise(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> bool:
+    """Return whether noise clearly grows with brightness in one of the first planes."""
+    planes = itertools.islice(sampled_planes(source, spatial, looped), PLANES)
+    return any(fit is not None and fit.is_clear for fit in (fit_photon_noise(squares) for _, squares in planes))
+
+
+def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
+    """Fit a line to the variance of noise over brightness; None where it does not rise.
+
+    The variance of a block is that of its Haar diagonal details. The lower quartile in a class of blocks of like
+    brightness stands for the class, so that structure in most of its blocks does not count for noise. Saturated, empty and
+    constant blocks are left out, and those with pixels that are not finite.
+
+    Parameters
+    ----------
+    squares : sequence of ndarray
+        Parts of one plane.
+
+    References
+    ----------
+    A. Foi, M. Trimeche, V. Katkovnik, K. Egiazarian, Practical Poissonian-Gaussian noise modeling and fitting for
+    single-image raw-data, IEEE Trans. Image Process. 17 (2008) 1737-1754.
+
+    Examples
+    --------
+    >>> ramp = np.tile(np.linspace(10.0, 1000.0, 512), (512, 1))
+    >>> fit = fit_photon_noise([2.0 * np.random.default_rng(0).poisson(ramp)])
+    >>> abs(fit.gain - 2.0) < 0.1, fit.is_clear
+    (True, True)
+    """
+    means, variances = (np.concatenate(part) for part in zip(*_moments(squares), strict=True))
+    if len(means) < 2 * LEAST_BLOCKS:
+        return None
+    classes = np.array_split(np.argsort(means), max(2, min(CLASSES, len(means) // LEAST_BLOCKS)))
+    x = np.array([np.median(means[c]) for c in classes])
+    y = np.array([np.quantile(variances[c], 0.25) for c in classes]) / QUARTILE
+    # The spread of an estimated variance is in proportion to it.
+    errors = SPREAD * np.maximum(y, 1e-3 * y.max()) / np.sqrt([len(c) for c in classes])
+    if np.ptp(x) <= 1e-6 * np.abs(x).max():
+        return None
+    (gain, variance), covariance = np.polyfit(x, y, 1, w=1 / errors, cov="unscaled")
+    certainty = gain / math.sqrt(covariance[0, 0])
+    dark, bright = (gain * mean + variance for mean in np.quantile(means, [0.02, 0.98]))
+    if certainty < CERTAIN or bright <= 0:
+        return None
+    line = np.maximum(gain * x + variance, 1e-3 * bright)
+    residual = math.sqrt(np.square((y - line) / line).mean())
+    is_clear = certainty > CLEAR and bright > CLEAR_RATIO * dark and residual < CLEAR_RESIDUAL
+    return Fit(float(gain), float(variance), is_clear)
+
+
+def _moments(squares: Sequence[Values]) -> list[tuple[Values, Values]]:
+    """Mean and variance of the blocks of each square that can be compared."""
+    values = np.concatenate([square[np.isfinite(square)] for square in squares])
+    least, most = (values.min(), values.max()) if values.size else (0.0, 0.0)
+    moments = []
+    for square in squares:
+        rows, columns = (n // BLOCK for n in square.shape)
+        pixels = square[: rows * BLOCK, : columns * BLOCK]
+        details = (pixels[::2, ::2] - pixels[1::2, ::2] - pixels[::2, 1::2] + pixels[1::2, 1::2]) / 2
+        means, variances = _block_means(pixels, BLOCK), _block_means(np.square(details), BLOCK // 2)
+        known = np.isfinite(means) & np.isfinite(variances) & (variances > 0)
+        for end, share in ((least, EMPTY_AT_MOST), (most, SATURATED_AT_MOST)):
+            if np.mean(values == end) > SATURATED:
+                known &= _block_means(pixels == end, BLOCK) <= share
+        moments.append((means[known], variances[known]))
+    return moments
+
+
+def _block_means(pixels: NDArray[Any], edge: int) -> Values:
+    """Mean of every block of an image of whole blocks."""
+    rows, columns = (n // edge for n in pixels.shape)
+    means: Values = pixels.reshape(rows, edge, columns, edge).mean((1, 3))
+    return means

@@ -15,9 +15,9 @@ class NoiseModel:
 
     __pydantic_config__ = STRICT
 
-    model: Literal["auto", "gaussian", "poisson-gaussian"] = "auto"
-    """gaussian: the same everywhere in a plane; poisson-gaussian: that of counted photons and of the readout, which grows with brightness.
-    auto: as samples of the image show clearly, else gaussian."""
+    model: Literal["auto", "gaussian", "poisson-gaussian"] = "gaussian"
+    """gaussian: the same everywhere in a plane. poisson-gaussian: that of counted photons and of the readout, which grows with brightness.
+    auto: poisson-gaussian where samples of every plane clearly show it."""
     gain: float | Auto = "auto"
     """poisson-gaussian: value of one photon, in the units of the file. auto: estimated with the rest for each channel, time point and other plane."""
     offset: float = 0.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
-from halotile.graphs.jobs.denoise.opening import plane_values
+from halotile.graphs.jobs.denoise.opening import Levels, plane_values
 from halotile.graphs.jobs.denoise.rules import noise_of_camera, noise_of_denoiser
 from halotile.graphs.kinds.sections import Tile
 from halotile.graphs.plans.notes import planes_text, values_text
@@ -21,7 +21,7 @@ from halotile.storage.rim import Readable
 from halotile.storage.views import PlaneValues
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS, for_photon_noise
-from halotile.tasks.noise.photon_noise import PhotonNoise, estimate_photon_noise
+from halotile.tasks.noise.photon_noise import PhotonNoise, estimate_photon_noise, shows_photon_noise
 from halotile.tasks.roles import Roles
 
 MODEL = "poisson-gaussian"
@@ -45,6 +45,10 @@ class Photons:
             "gain": plane_values(self.noise.gain, roles),
             "variance": plane_values(self.noise.variance, roles),
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the part of the identity of a job."""
+        return {**self.noise.to_json(), "estimated": not self.is_given}
 
     def in_rounds(self, denoiser: Denoiser, reach: Reach, tile: Tile, dims: int) -> tuple[Denoiser, Reach]:
         """Return the denoiser for this noise, and its reach from that of the denoiser itself.
@@ -104,19 +108,38 @@ def choose_photon_noise(
     if not isinstance(wanted.gain, str):
         numbers = map(np.float64, (wanted.gain, wanted.offset, wanted.read_sigma))
         return Photons(PhotonNoise(*map(np.asarray, numbers)), white, is_given=True)
-    if previous and (known := previous["identity"].get("noise")):
+    known = previous["identity"].get("noise") if previous else None
+    if known and known["estimated"]:
         kept = PhotonNoise.from_json(known)
         if kept.gain.shape == tuple(source.shape[i] for i in roles.looped):
             return Photons(kept, white, is_given=False)
-    if wanted.model == "auto":
+    is_auto = wanted.model == "auto"
+    if is_auto and previous and "noise" in previous["identity"]:
         return None
-    found = estimate_photon_noise(source, roles.spatial, roles.looped)
+    found = estimate_photon_noise(source, roles.spatial, roles.looped, clearly=is_auto)
+    if found is None and is_auto:
+        return None
     if found is None:
         raise ConfigError(
             "noise.model is poisson-gaussian without a gain, and samples of the image do not show noise that grows with brightness. "
             "Write noise.gain, in units of the file for each photon, or model: gaussian."
         )
     return Photons(found, white, is_given=False)
+
+
+def remark_on_noise(
+    job: Denoising, denoiser: Denoiser, source: Readable, roles: Roles, levels: Levels | None
+) -> tuple[str, ...]:
+    """Return a remark on noise that clearly grows with brightness, where one level is estimated for each plane."""
+    photons = {"noise": replace(job.noise, model=MODEL), "denoiser": denoiser, "input": job.input}
+    if levels is None or job.noise.model != "gaussian" or apply_rules((noise_of_denoiser,), photons):
+        return ()
+    if not shows_photon_noise(source, roles.spatial, roles.looped):
+        return ()
+    return (
+        "the noise grows with brightness, as that of counted photons does, and one level is taken for all of a plane. If photons "
+        f"are counted, write noise: {{model: {MODEL}}}",
+    )
 
 
 def decided_noise(wanted: NoiseModel, photons: Photons | None) -> dict[str, Any]:

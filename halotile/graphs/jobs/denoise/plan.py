@@ -23,7 +23,7 @@ from halotile.graphs.jobs.denoise.opening import (
     value_range,
 )
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
-from halotile.graphs.jobs.denoise.photons import Photons, choose_photon_noise, decided_noise
+from halotile.graphs.jobs.denoise.photons import Photons, choose_photon_noise, decided_noise, remark_on_noise
 from halotile.graphs.jobs.denoise.tiled_axes import Tiled, assign_axes
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
@@ -91,6 +91,8 @@ class _Opened:
     """Noise level of each plane, where they are estimated."""
     photons: Photons | None
     """Photon noise of each plane; None where noise does not depend on brightness."""
+    remarks: tuple[str, ...]
+    """Notes on the noise of the image."""
 
     @property
     def source(self) -> Readable:
@@ -128,7 +130,12 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     leveled, levels = tiled.denoiser, None
     if photons is None:
         leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous)
-    return _Opened(begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons)
+    remarks = photons.notes(roles) if photons else ()
+    if previous is None:
+        remarks += remark_on_noise(job, denoiser, view, roles, levels)
+    return _Opened(
+        begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, remarks
+    )
 
 
 @dataclass(frozen=True)
@@ -336,7 +343,7 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
             levels=opened.levels,
             of_trial=settled.note,
         ),
-        *(opened.photons.notes(opened.roles) if opened.photons else ()),
+        *opened.remarks,
         *opened.computing.ignored,
         *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
         *note_of_files(sized.layout, sized.job.output, opened.roles),
@@ -364,7 +371,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         "block": list(task.grid.block),
         "code": {**code_versions(), **sized.own_code},
         "noise_level": None if opened.levels is None else opened.levels.tolist(),
-        "noise": opened.photons.noise.to_json() if opened.photons else None,
+        "noise": opened.photons.to_json() if opened.photons else None,
         "probed": list(settled.reach.probed) if settled.reach.probed else None,
     }
 
