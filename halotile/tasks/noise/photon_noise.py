@@ -29,6 +29,8 @@ SATURATED_AT_MOST, EMPTY_AT_MOST = 0.02, 0.5
 CERTAIN, CLEAR, CLEAR_RATIO, CLEAR_RESIDUAL = 3.0, 10.0, 1.7, 0.06
 """Gain in standard deviations from which there is one, and is clear; ratio of the variances of bright and dark, at least, and
 relative distance of variances from the line, at most, where it is clear."""
+DARKEST = 0.005
+"""Quantile of the means of blocks that the offset cannot exceed."""
 PLANES = 4
 """Planes whose noise is looked at for a remark."""
 
@@ -128,7 +130,9 @@ def estimate_photon_noise(
 def shows_photon_noise(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> bool:
     """Return whether noise clearly grows with brightness in one of the first planes."""
     planes = itertools.islice(sampled_planes(source, spatial, looped), PLANES)
-    return any(fit is not None and fit.is_clear for fit in (fit_photon_noise(squares) for _, squares in planes))
+    return any(
+        fit is not None and fit.is_clear for fit in (fit_photon_noise(squares) for _, squares in planes)
+    )
 
 
 def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
@@ -155,7 +159,7 @@ def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
     >>> abs(fit.gain - 2.0) < 0.1, fit.is_clear
     (True, True)
     """
-    means, variances = (np.concatenate(part) for part in zip(*_moments(squares), strict=True))
+    means, variances, all_means = (np.concatenate(part) for part in zip(*_moments(squares), strict=True))
     if len(means) < 2 * LEAST_BLOCKS:
         return None
     classes = np.array_split(np.argsort(means), max(2, min(CLASSES, len(means) // LEAST_BLOCKS)))
@@ -167,6 +171,11 @@ def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
         return None
     (gain, variance), covariance = np.polyfit(x, y, 1, w=1 / errors, cov="unscaled")
     certainty = gain / math.sqrt(covariance[0, 0])
+    offset = np.quantile(all_means, DARKEST)
+    if gain * offset + variance < 0:  # nothing is darker than without any photon
+        lever = np.square(1 / errors) * (x - offset)
+        gain = (lever * y).sum() / (lever * (x - offset)).sum()
+        variance = -gain * offset
     dark, bright = (gain * mean + variance for mean in np.quantile(means, [0.02, 0.98]))
     if certainty < CERTAIN or bright <= 0:
         return None
@@ -176,8 +185,8 @@ def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
     return Fit(float(gain), float(variance), is_clear)
 
 
-def _moments(squares: Sequence[Values]) -> list[tuple[Values, Values]]:
-    """Mean and variance of the blocks of each square that can be compared."""
+def _moments(squares: Sequence[Values]) -> list[tuple[Values, Values, Values]]:
+    """Mean and variance of the blocks of each square that can be compared, and the means of all blocks."""
     values = np.concatenate([square[np.isfinite(square)] for square in squares])
     least, most = (values.min(), values.max()) if values.size else (0.0, 0.0)
     moments = []
@@ -186,11 +195,12 @@ def _moments(squares: Sequence[Values]) -> list[tuple[Values, Values]]:
         pixels = square[: rows * BLOCK, : columns * BLOCK]
         details = (pixels[::2, ::2] - pixels[1::2, ::2] - pixels[::2, 1::2] + pixels[1::2, 1::2]) / 2
         means, variances = _block_means(pixels, BLOCK), _block_means(np.square(details), BLOCK // 2)
+        measured = means[np.isfinite(means)]
         known = np.isfinite(means) & np.isfinite(variances) & (variances > 0)
         for end, share in ((least, EMPTY_AT_MOST), (most, SATURATED_AT_MOST)):
             if np.mean(values == end) > SATURATED:
                 known &= _block_means(pixels == end, BLOCK) <= share
-        moments.append((means[known], variances[known]))
+        moments.append((means[known], variances[known], measured))
     return moments
 
 

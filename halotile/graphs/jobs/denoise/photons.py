@@ -147,4 +147,6 @@ def decided_noise(wanted: NoiseModel, photons: Photons | None) -> dict[str, Any]
     if photons is None:
         return {"model": "gaussian"}
     is_one = photons.noise.gain.size == 1
-    return {"model": MODEL} | {name: float(np.ravel(v)[0]) for name, v in photons.noise.to_json().items() if is_one}
+    return {"model": MODEL} | {
+        name: float(np.ravel(v)[0]) for name, v in photons.noise.to_json().items() if is_one
+    }

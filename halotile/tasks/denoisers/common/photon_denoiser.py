@@ -35,7 +35,9 @@ def for_photon_noise(denoiser: Denoiser, noise: PhotonNoise, white: float) -> De
     >>> denoiser.title, denoiser.receptive_field()
     ('tv', 60)
     """
-    return cast(Denoiser, _PhotonDenoiser(denoiser, float(noise.gain.flat[0]), float(noise.variance.flat[0]), white))
+    return cast(
+        Denoiser, _PhotonDenoiser(denoiser, float(noise.gain.flat[0]), float(noise.variance.flat[0]), white)
+    )
 
 
 @dataclass(frozen=True)
