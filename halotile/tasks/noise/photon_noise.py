@@ -120,7 +120,7 @@ def estimate_photon_noise(
     fits = [fit for fit in found.values() if fit]
     if not fits or (clearly and not (len(fits) == len(found) and all(fit.is_clear for fit in fits))):
         return None
-    usual = Fit(*(float(np.median([fit[i] for fit in fits])) for i in range(2)), is_clear=False)
+    usual = [float(np.median([fit[i] for fit in fits])) for i in range(2)]
     lengths = tuple(source.shape[axis] for axis in looped)
     known = [found[place] or usual for place in np.ndindex(lengths)]
     gain, variance = (np.array([fit[i] for fit in known]).reshape(lengths) for i in range(2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS, for_photon_n
 from halotile.tasks.noise.photon_noise import PhotonNoise, estimate_photon_noise, shows_photon_noise
 from halotile.tasks.roles import Roles
 
-MODEL = "poisson-gaussian"
+MODEL: Literal["poisson-gaussian"] = "poisson-gaussian"
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,10 @@ def choose_photon_noise(
     ConfigError
         When the denoiser cannot take it, or the image does not show it.
     """
-    wanted, sides = job.noise, job.input.sides
-    parts = {"noise": wanted, "denoiser": denoiser, "input": job.input}
-    for place, message in apply_rules((noise_of_camera, noise_of_denoiser), parts).items():
+    wanted = job.noise
+    for place, message in _faults(job, denoiser, wanted).items():
         raise ConfigError(f"{dotted(place)}: {message}.")
-    if wanted.model == "gaussian" or not denoiser.wants_noise_level or "sigma" in sides:
+    if wanted.model == "gaussian" or _faults(job, denoiser, replace(wanted, model=MODEL)):
         return None
     white = values[1] if values else 1.0
     if not isinstance(wanted.gain, str):
@@ -127,12 +126,18 @@ def choose_photon_noise(
     return Photons(found, white, is_given=False)
 
 
+def _faults(job: Denoising, denoiser: Denoiser, noise: NoiseModel) -> Mapping[tuple[str | int, ...], str]:
+    """Return the faults of a noise model for this job."""
+    parts = {"noise": noise, "denoiser": denoiser, "input": job.input}
+    return apply_rules((noise_of_camera, noise_of_denoiser), parts)
+
+
 def remark_on_noise(
     job: Denoising, denoiser: Denoiser, source: Readable, roles: Roles, levels: Levels | None
 ) -> tuple[str, ...]:
     """Return a remark on noise that clearly grows with brightness, where one level is estimated for each plane."""
-    photons = {"noise": replace(job.noise, model=MODEL), "denoiser": denoiser, "input": job.input}
-    if levels is None or job.noise.model != "gaussian" or apply_rules((noise_of_denoiser,), photons):
+    is_open = levels is not None and job.noise.model == "gaussian"
+    if not is_open or _faults(job, denoiser, NoiseModel(model=MODEL)):
         return ()
     if not shows_photon_noise(source, roles.spatial, roles.looped):
         return ()

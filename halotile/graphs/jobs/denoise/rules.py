@@ -40,7 +40,11 @@ def noise_of_camera(noise: NoiseModel) -> Faults:
         )
 
 
-def noise_of_denoiser(noise: NoiseModel, denoiser: Denoiser, input: Input) -> Faults:
+def noise_of_denoiser(
+    noise: NoiseModel,
+    denoiser: Denoiser,
+    input: Input,  # noqa: A002 - the name of the section
+) -> Faults:
     """Yield photon noise for a denoiser that cannot be given its level, or is given another one."""
     if noise.model != "poisson-gaussian":
         return
