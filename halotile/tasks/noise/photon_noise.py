@@ -18,8 +18,8 @@ Values = NDArray[np.float64]
 
 BLOCK = 16
 """Edge of the blocks whose mean and variance are compared, in pixels."""
-CLASSES, LEAST_BLOCKS = 12, 24
-"""Classes of like brightness at most, and blocks in each at least."""
+CLASSES, LEAST_BLOCKS = 16, 24
+"""Classes of like brightness, and blocks in each at least."""
 QUARTILE = 0.875781
 """Lower quartile of the estimated variance of a block of white noise, relative to the true one (chi square, 64 degrees of freedom)."""
 SPREAD = 0.24
@@ -30,7 +30,7 @@ CERTAIN, CLEAR, CLEAR_RATIO, CLEAR_RESIDUAL = 3.0, 10.0, 1.7, 0.06
 """Gain in standard deviations from which there is one, and is clear; ratio of the variances of bright and dark, at least, and
 relative distance of variances from the line, at most, where it is clear."""
 DARKEST = 0.005
-"""Quantile of the means of blocks that the offset cannot exceed."""
+"""Quantile of the means of blocks that the offset cannot exceed; classes lie between it and that from above."""
 PLANES = 4
 """Planes whose noise is looked at for a remark."""
 
@@ -160,15 +160,14 @@ def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
     (True, True)
     """
     means, variances, all_means = (np.concatenate(part) for part in zip(*_moments(squares), strict=True))
-    if len(means) < 2 * LEAST_BLOCKS:
+    classes = _classes(means)
+    if len(classes) < 2:
         return None
-    classes = np.array_split(np.argsort(means), max(2, min(CLASSES, len(means) // LEAST_BLOCKS)))
     x = np.array([np.median(means[c]) for c in classes])
     y = np.array([np.quantile(variances[c], 0.25) for c in classes]) / QUARTILE
     # The spread of an estimated variance is in proportion to it.
-    errors = SPREAD * np.maximum(y, 1e-3 * y.max()) / np.sqrt([len(c) for c in classes])
-    if np.ptp(x) <= 1e-6 * np.abs(x).max():
-        return None
+    sizes = np.array([len(c) for c in classes])
+    errors = SPREAD * np.maximum(y, 1e-3 * y.max()) / np.sqrt(sizes)
     (gain, variance), covariance = np.polyfit(x, y, 1, w=1 / errors, cov="unscaled")
     certainty = gain / math.sqrt(covariance[0, 0])
     offset = np.quantile(all_means, DARKEST)
@@ -180,9 +179,19 @@ def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
     if certainty < CERTAIN or bright <= 0:
         return None
     line = np.maximum(gain * x + variance, 1e-3 * bright)
-    residual = math.sqrt(np.square((y - line) / line).mean())
+    residual = math.sqrt(np.average(np.square((y - line) / line), weights=sizes))
     is_clear = certainty > CLEAR and bright > CLEAR_RATIO * dark and residual < CLEAR_RESIDUAL
-    return Fit(float(gain), float(variance), is_clear)
+    return Fit(float(gain), float(variance), bool(is_clear))
+
+
+def _classes(means: Values) -> list[NDArray[np.intp]]:
+    """Indices of the blocks in each class of like brightness that has enough."""
+    if not means.size:
+        return []
+    dark, bright = np.quantile(means, [DARKEST, 1 - DARKEST])
+    numbers = np.floor((means - dark) / (bright - dark or 1.0) * CLASSES).clip(0, CLASSES - 1)
+    classes = (np.flatnonzero(numbers == number) for number in range(CLASSES))
+    return [members for members in classes if len(members) >= LEAST_BLOCKS]
 
 
 def _moments(squares: Sequence[Values]) -> list[tuple[Values, Values, Values]]:
