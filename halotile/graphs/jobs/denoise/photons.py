@@ -64,21 +64,21 @@ class Photons:
         kept = replace(reach, depth=wide.depth, origin=origin, notes=(*reach.notes, *wide.notes))
         return around, kept
 
-    def notes(self, roles: Roles) -> tuple[str, ...]:
-        """Return the noise as a sentence.
+    def notes(self, roles: Roles, dtype: str) -> tuple[str, ...]:
+        """Return the noise, and what becomes of counts in an output of this type.
 
         Examples
         --------
         >>> noise = PhotonNoise.of(np.array(2.0), np.array(-191.0))
-        >>> Photons(noise, 255.0, is_given=False).notes(Roles(("y", "x"), (0, 1), None))
+        >>> Photons(noise, 255.0, is_given=False).notes(Roles(("y", "x"), (0, 1), None), "float32")
         ('photon noise of gain 2, offset 95.5 and read noise 0, estimated from the whole image: denoised in 3 rounds',)
         """
         noise = self.noise
         gain, offset, read = map(values_text, (noise.gain, noise.offset, noise.read_sigma))
         origin = ", as given" if self.is_given else planes_text(noise.gain, roles)
-        return (
-            f"photon noise of gain {gain}, offset {offset} and read noise {read}{origin}: denoised in {ROUNDS} rounds",
-        )
+        sentence = f"photon noise of gain {gain}, offset {offset} and read noise {read}{origin}: denoised in {ROUNDS} rounds"
+        rounded = "the result is rounded to whole numbers: output.dtype: float32 keeps parts of a photon"
+        return (sentence, rounded) if np.dtype(dtype).kind in "iu" else (sentence,)
 
 
 def choose_photon_noise(

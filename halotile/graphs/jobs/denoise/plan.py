@@ -130,9 +130,7 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     leveled, levels = tiled.denoiser, None
     if photons is None:
         leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous)
-    remarks = photons.notes(roles) if photons else ()
-    if previous is None:
-        remarks += remark_on_noise(job, denoiser, view, roles, levels)
+    remarks = remark_on_noise(job, denoiser, view, roles, levels) if previous is None else ()
     return _Opened(
         begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, remarks
     )
@@ -344,6 +342,7 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
             of_trial=settled.note,
         ),
         *opened.remarks,
+        *(opened.photons.notes(opened.roles, sized.layout.dtype) if opened.photons else ()),
         *opened.computing.ignored,
         *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
         *note_of_files(sized.layout, sized.job.output, opened.roles),
