@@ -197,7 +197,14 @@ def _classes(means: Values) -> list[NDArray[np.intp]]:
 def _moments(squares: Sequence[Values]) -> list[tuple[Values, Values, Values]]:
     """Mean and variance of the blocks of each square that can be compared, and the means of all blocks."""
     values = np.concatenate([square[np.isfinite(square)] for square in squares])
-    least, most = (values.min(), values.max()) if values.size else (0.0, 0.0)
+    ends = [
+        (end, share)
+        for end, share in (
+            (values.min(initial=np.inf), EMPTY_AT_MOST),
+            (values.max(initial=-np.inf), SATURATED_AT_MOST),
+        )
+        if (values == end).sum() > SATURATED * values.size
+    ]
     moments = []
     for square in squares:
         rows, columns = (n // BLOCK for n in square.shape)
@@ -206,9 +213,8 @@ def _moments(squares: Sequence[Values]) -> list[tuple[Values, Values, Values]]:
         means, variances = _block_means(pixels, BLOCK), _block_means(np.square(details), BLOCK // 2)
         measured = means[np.isfinite(means)]
         known = np.isfinite(means) & np.isfinite(variances) & (variances > 0)
-        for end, share in ((least, EMPTY_AT_MOST), (most, SATURATED_AT_MOST)):
-            if np.mean(values == end) > SATURATED:
-                known &= _block_means(pixels == end, BLOCK) <= share
+        for end, share in ends:
+            known &= _block_means(pixels == end, BLOCK) <= share
         moments.append((means[known], variances[known], measured))
     return moments
 
