@@ -15,7 +15,7 @@ import zarr
 from numpy.typing import NDArray
 
 from halotile.cli.config.loading import load_job
-from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.plans.make import make_plan
@@ -86,6 +86,7 @@ def job_of(
         output=Output(path=str(output), shard=shard, chunk=chunk, **parts.get("output", {})),
         denoiser=DenoiserChoice(name=name, options=dict(options or {})),
         tile=Tile(**(tile or {})),
+        noise=NoiseModel(**parts.get("noise", {})),
         run=Run(**(run or {})),
         allow_import=True,
     )

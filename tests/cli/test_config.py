@@ -107,6 +107,10 @@ LIES = [
     ("cluster: ", "allow_import: true\ncluster: ", 8, "add --allow-import"),
     ("cluster: ", "job: denoise\ncluster: ", 8, "job: written twice, first on line 2; keep one"),
     ("level: 0", "level: !!python/name:os.system x", 3, "is not allowed; write a plain value"),
+    ("cluster: ", "noise: {model: poisson}\ncluster: ", 8, "did you mean poisson-gaussian?"),
+    ("cluster: ", "noise: {model: poisson-gaussian}\ncluster: ", 5, "write sigma: auto"),
+    ("cluster: ", "noise: {gain: 3}\ncluster: ", 8, "noise.gain: is for model: poisson-gaussian"),
+    ("cluster: ", "noise: {gain: -3}\ncluster: ", 8, "noise.gain: -3 is too small"),
 ]
 
 

@@ -14,7 +14,7 @@ import zarr
 
 from halotile.errors import BlockFailed, BlockInputFailed, ConfigError, ResumeRefused
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.jobs.denoise import holes
+from halotile.graphs.jobs.denoise.image import holes
 from halotile.storage.grid import Region
 from tests.faults import ACROSS, BLOCK, BLOCKS, Scene, image, truth
 from tests.support import write_zarr

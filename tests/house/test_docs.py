@@ -104,6 +104,9 @@ def make_file(name: str, folder: Path) -> None:
     pixels = np.clip(0.5 + 0.1 * rng.standard_normal((300, 420)), 0, 1)
     if name == "scan.tif":
         tifffile.imwrite(folder / name, (pixels * 65535).astype("uint16"), tile=(128, 128))
+    elif name == "photons.tif":
+        counts = 100 + 2.1 * rng.poisson(np.linspace(5, 500, 420), pixels.shape)
+        tifffile.imwrite(folder / name, counts.astype("uint16"), tile=(128, 128))
     elif name == "holes.tif":
         pixels[100:150, 200:260] = -9999
         tag = (42113, "s", 0, "-9999", True)

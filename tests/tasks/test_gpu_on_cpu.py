@@ -323,8 +323,11 @@ class Elsewhere(Gpu):
         ("tv", {"strength": 1.0}, ("sigma",)),
         ("nlm", {"strength": 0.5, "sigma": 0.1}, ()),
         ("nlm", {"strength": 0.5}, ("sigma", "mask")),
+        ("tv", {"strength": 1.0, "sigma": "auto"}, ("photons",)),
+        ("nlm", {"strength": 0.8, "sigma": "auto"}, ("photons", "mask")),
         ("dncnn", {"depth": 5, "width": 8}, ()),
         ("torch", {"import": "tests.networks:unet"}, ()),
+        ("torch", {"import": "tests.networks:by_sigma", "sigma": "auto"}, ("photons",)),
     ],
 )
 def test_every_denoiser_stays_on_its_device(
@@ -337,8 +340,18 @@ def test_every_denoiser_stays_on_its_device(
     paths = {
         side: str(write_zarr(tmp_path / f"{side}.zarr", np.full((300, 260), 0.1, "float32")))
         for side in sides
+        if side != "photons"
     }
-    job = job_of(source, tmp_path / "out.zarr", name, options, tile={"block": 128}, input={"sides": paths})
+    noise: dict[str, Any] = {"model": "poisson-gaussian", "gain": 9.0} if "photons" in sides else {}
+    job = job_of(
+        source,
+        tmp_path / "out.zarr",
+        name,
+        options,
+        tile={"block": 128},
+        input={"sides": paths},
+        noise=noise,
+    )
     stages = DenoiseStages(work_of(make_plan(job)).task, Elsewhere())
     stages.check()
     for block in (stages.task.grid.block_at(0), stages.task.grid.block_at(4)):

@@ -63,7 +63,7 @@ def keys_of(name: str) -> JobKeys:
     Examples
     --------
     >>> keys_of("denoise").keys
-    ['input', 'output', 'denoiser', 'tile', 'run', 'cluster']
+    ['input', 'output', 'denoiser', 'tile', 'noise', 'run', 'cluster']
     """
     job = find_kind(name).job
     hints = get_type_hints(job, include_extras=True)

@@ -90,19 +90,25 @@ def levels_text(levels: NDArray[np.float64], roles: Roles) -> str:
     >>> levels_text(np.array([0.02, 0.2]), Roles(("c", "y", "x"), (1, 2), None))
     'noise level 0.02, 0.2 of c 0 to 1, estimated plane by plane'
     """
-    if levels.size == 1:
-        return f"noise level {levels.flat[0]:.4g}, estimated from the whole image"
-    axes = [i for i, n in zip(roles.looped, levels.shape, strict=True) if n > 1]
-    if len(axes) == 1 and levels.size <= MOST_LISTED:
-        listed = ", ".join(f"{level:.4g}" for level in levels.flat)
-        return (
-            f"noise level {listed} of {roles.axes[axes[0]]} 0 to {levels.size - 1}, estimated plane by plane"
-        )
+    return f"noise level {values_text(levels)}{planes_text(levels, roles)}"
+
+
+def values_text(values: NDArray[np.float64]) -> str:
+    """Return the values of the planes of an image: all of a few, or the range of many."""
+    if values.size <= MOST_LISTED and sum(n > 1 for n in values.shape) <= 1:
+        return ", ".join(f"{value:.4g}" for value in values.flat)
+    return f"{values.min():.4g} to {values.max():.4g}"
+
+
+def planes_text(values: NDArray[np.float64], roles: Roles) -> str:
+    """Return which planes were estimated, to follow :func:`values_text`."""
+    if values.size == 1:
+        return ", estimated from the whole image"
+    axes = [i for i, n in zip(roles.looped, values.shape, strict=True) if n > 1]
+    if len(axes) == 1 and values.size <= MOST_LISTED:
+        return f" of {roles.axes[axes[0]]} 0 to {values.size - 1}, estimated plane by plane"
     letters = "".join(roles.axes[i] for i in axes)
-    return (
-        f"noise level {levels.min():.4g} to {levels.max():.4g}, estimated plane by plane "
-        f"({counted(levels.size, 'plane')} along {letters})"
-    )
+    return f", estimated plane by plane ({counted(values.size, 'plane')} along {letters})"
 
 
 def _metadata(layout: Layout) -> tuple[str, ...]:

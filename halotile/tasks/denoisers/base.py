@@ -73,6 +73,11 @@ class Denoiser(Protocol):
         return self.name
 
     @property
+    def inner(self) -> Denoiser:
+        """The denoiser that it applies, if it is one around another; else itself."""
+        return self
+
+    @property
     def alignment(self) -> int:
         """Number of pixels of which tile origins must be multiples (the total stride of a strided network)."""
         return 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,30 @@ def estimate_noise_levels(
     D. L. Donoho, I. M. Johnstone, Ideal spatial adaptation by wavelet shrinkage, Biometrika 81
     (1994) 425-455.
     """
+    levels = np.full(tuple(source.shape[axis] for axis in looped), math.nan)
+    for place, squares in sampled_planes(source, spatial, looped):
+        levels[place] = _plane_level(squares)
+    if not (levels > 0).any():
+        why = "its pixels are equal wherever it was sampled"
+        if np.isnan(levels).all():
+            why = "no 2 x 2 pixels are finite wherever it was sampled"
+        raise InputError(
+            f"sigma is auto, but no noise could be estimated in the image: {why}. Write sigma as a number."
+        )
+    known: NDArray[np.float64] = np.nan_to_num(levels)
+    return known
+
+
+def sampled_planes(
+    source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()
+) -> Iterator[tuple[tuple[int, ...], list[NDArray[np.float64]]]]:
+    """Yield the place of each plane on the looped axes, with the squares that are sampled of it; NaN where they are not finite.
+
+    Raises
+    ------
+    InputError
+        When the image is too small for details.
+    """
     square = tuple(spatial[-2:])
     if len(square) < 2 or min(source.shape[axis] for axis in square) < 2:
         raise InputError(
@@ -70,20 +94,9 @@ def estimate_noise_levels(
     regions = sample_regions(
         tuple(source.shape[axis] for axis in inside), samples, tuple(map(inside.index, square))
     )
-    levels = np.full(lengths, math.nan)
     for place in itertools.product(*map(range, lengths)):
         at = dict(zip(looped, place, strict=True))
-        squares = [_square(source.read(_in_plane(region, inside, at)), square) for region in regions]
-        levels[place] = _plane_level(squares)
-    if not (levels > 0).any():
-        why = "its pixels are equal wherever it was sampled"
-        if np.isnan(levels).all():
-            why = "no 2 x 2 pixels are finite wherever it was sampled"
-        raise InputError(
-            f"sigma is auto, but no noise could be estimated in the image: {why}. Write sigma as a number."
-        )
-    known: NDArray[np.float64] = np.nan_to_num(levels)
-    return known
+        yield place, [_square(source.read(_in_plane(region, inside, at)), square) for region in regions]
 
 
 def _in_plane(region: Region, inside: Sequence[int], at: Mapping[int, int]) -> Region:

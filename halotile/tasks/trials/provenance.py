@@ -61,7 +61,7 @@ def build_sealed(denoiser: Denoiser, seals: Mapping[str, str]) -> Model:
     WeightsError, ConfigError
         When one of them was changed since: other blocks were computed with the old version.
     """
-    model = denoiser.build()
+    model, denoiser = denoiser.build(), denoiser.inner
     for name, digest in seals.items():
         if isinstance(denoiser, UserNetwork) and name == denoiser.weights_name:
             if denoiser.weights_digest() != digest:

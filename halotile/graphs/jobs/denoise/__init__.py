@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from halotile.graphs.jobs.denoise import words
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.rules import RULES
+from halotile.graphs.jobs.denoise.rules import CHECKS, RULES
 from halotile.graphs.kinds.base import JobKind
 
 KIND = JobKind(
@@ -13,6 +13,7 @@ KIND = JobKind(
     title=words.title,
     headline=words.headline,
     rows=words.plan_rows,
+    checks=CHECKS,
     rules=RULES,
     how=("tile",),
     identity_words={"sides": "input.sides", "range": "input.range"},

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.rules.arguments import Words, cluster_of_script
+from halotile.graphs.rules.arguments import Words, cluster_of_script, section
 from halotile.graphs.rules.paths import whole_path
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
@@ -37,6 +37,7 @@ def denoise(
     fresh: bool = False,
     observer: Observer | None = None,
     sides: Mapping[str, str | Path] | None = None,
+    noise: str | Words = "gaussian",
     device: str = "auto",
     precision: str = "float32",
     **options: Any,
@@ -77,6 +78,9 @@ def denoise(
         progress bar is shown at a terminal and in a notebook.
     sides : mapping, optional
         Per-pixel inputs, name to path: ``sigma``, ``mask``.
+    noise : str or mapping
+        Model of the noise, for a denoiser with ``sigma="auto"``: ``"gaussian"``, ``"poisson-gaussian"`` for counted
+        photons, ``"auto"``, or the noise section of a job file with ``gain``, ``offset`` and ``read_sigma``.
     device : str
         ``cpu``, ``cuda``, or ``auto``: GPUs where the cluster has them for its workers.
     precision : str
@@ -121,6 +125,7 @@ def denoise(
         ),
         output=Output(path=_path("output", output), overwrite=overwrite),
         denoiser=choice,
+        noise=section("noise", NoiseModel, noise, "model"),
         tile=Tile(boundary=boundary, depth="auto" if depth is None else depth),  # type: ignore[arg-type]  # looked at in the plan
         # Other values are refused when the plan is made.
         run=Run(

@@ -1,4 +1,4 @@
-"""The figures of a denoising plan."""
+"""The figures of a denoising plan, and the keys that it decided."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from halotile.graphs.jobs.denoise.fit import tile_window
 from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.plans.denoisers import describe_denoiser
+from halotile.graphs.plans.trials.gpu_trials import written_tiles
 from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned
@@ -38,4 +40,27 @@ def figures_of(job: Denoising, task: DenoiseTask, reach: Reach, tuned: Tuned | N
         "boundary": task.rim.rules[roles.spatial[0]],
         "read_amplification": round(spatial_window / spatial_core, 4),
         "compute_redundancy": round(window / tile, 4),
+    }
+
+
+def decided_parts(task: DenoiseTask) -> dict[str, Any]:
+    """Return the keys whose values were decided; with them the job makes the same output."""
+    spatial, layout = task.roles.spatial, task.writer.layout
+
+    def edges(sizes: tuple[int, ...]) -> list[int]:
+        return [sizes[i] for i in spatial]
+
+    block = edges(task.grid.block)
+    if task.tiling.scale == 1:  # a block that ends with the image is as good as one that ends with its shard
+        block = [-(-b // s) * s for b, s in zip(block, edges(layout.shard), strict=True)]
+    return {
+        "denoiser": describe_denoiser(task.denoiser.inner),
+        "output": {"shard": edges(layout.shard), "chunk": edges(layout.chunk), "dtype": layout.dtype},
+        "tile": {
+            **written_tiles(task),
+            "depth": [max(pair) for pair in task.tiling.depth],
+            "boundary": task.rim.rules[spatial[0]],
+            "block": block,
+            "axes": "".join(task.roles.axes[i] for i in spatial),
+        },
     }

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from halotile.graphs.jobs.denoise.cutting import choose_block, geometry_of, layout_of
-from halotile.graphs.jobs.denoise.display import display_channels
-from halotile.graphs.jobs.denoise.figures import figures_of
+from halotile.graphs.jobs.denoise.figures import decided_parts, figures_of
 from halotile.graphs.jobs.denoise.fit import SMALLER, footprint_of, need_of
-from halotile.graphs.jobs.denoise.holes import Holed, choose_holes
-from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.opening import (
+from halotile.graphs.jobs.denoise.image.display import display_channels
+from halotile.graphs.jobs.denoise.image.holes import Holed, choose_holes
+from halotile.graphs.jobs.denoise.image.opening import (
     Levels,
     check_units,
     choose_noise_level,
@@ -23,8 +22,15 @@ from halotile.graphs.jobs.denoise.opening import (
     open_sides,
     value_range,
 )
+from halotile.graphs.jobs.denoise.image.photons import (
+    Photons,
+    choose_photon_noise,
+    decided_noise,
+    remark_on_noise,
+)
+from halotile.graphs.jobs.denoise.image.tiled_axes import Tiled, assign_axes
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
-from halotile.graphs.jobs.denoise.tiled_axes import Tiled, assign_axes
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
 from halotile.graphs.plans.choices import make_chosen
@@ -49,7 +55,6 @@ from halotile.graphs.plans.trials.gpu_trials import (
     chosen_with_tiles,
     on_device,
     trying,
-    written_tiles,
 )
 from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.graphs.waiting import report_if_slow
@@ -90,6 +95,10 @@ class _Opened:
     denoiser: Denoiser
     levels: Levels | None
     """Noise level of each plane, where they are estimated."""
+    photons: Photons | None
+    """Photon noise of each plane; None where noise does not depend on brightness."""
+    remarks: tuple[str, ...]
+    """Notes on the noise of the image."""
 
     @property
     def source(self) -> Readable:
@@ -104,7 +113,8 @@ class _Opened:
     @property
     def all_sides(self) -> dict[str, Readable]:
         """The side inputs of the job, and the noise levels of planes where they were estimated."""
-        return {**level_sides(self.levels, self.roles), **self.sides}
+        noise = self.photons.sides(self.roles) if self.photons else level_sides(self.levels, self.roles)
+        return {**noise, **self.sides}
 
 
 def _open(job: Denoising, request: PlanRequest) -> _Opened:
@@ -122,10 +132,15 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     holed = choose_holes(job, original, tiled.source, tiled.roles.spatial, sides.get("mask"), begun.previous)
     values = value_range(job, tiled.source.dtype)
     check_units(denoiser, values, sides)
-    leveled, levels = choose_noise_level(
-        tiled.denoiser, holed.view(tiled.source), tiled.roles, values, sides, begun.previous
+    view, roles, previous = holed.view(tiled.source), tiled.roles, begun.previous
+    photons = choose_photon_noise(job, tiled.denoiser, view, roles, values, previous)
+    leveled, levels = tiled.denoiser, None
+    if photons is None:
+        leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous)
+    remarks = remark_on_noise(job, denoiser, view, roles, levels) if previous is None else ()
+    return _Opened(
+        begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, remarks
     )
-    return _Opened(begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels)
 
 
 @dataclass(frozen=True)
@@ -166,7 +181,7 @@ class _Sized:
             self.geometry,
             size,
             block,
-            opened.values,
+            None if opened.photons else opened.values,
             opened.source.dtype,
         )
         convolves = self.denoiser.convolutional and self.geometry.dims == 2
@@ -203,9 +218,10 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     computing, previous, roles = opened.computing, opened.begun.previous, opened.roles
     job, denoiser = computing.job, opened.denoiser
     image = tuple(opened.source.shape[i] for i in roles.spatial)
-    own_code, reach = tried(
-        denoiser, job.tile, image, previous, run=job.run, report=request.report, sides=opened.all_sides
-    )
+    # Its noise level is a side input in each round.
+    tile = replace(job.tile, depth="auto") if opened.photons else job.tile
+    sides = ["sigma"] if opened.photons else [*opened.all_sides]
+    own_code, reach = tried(denoiser, tile, image, previous, run=job.run, report=request.report, sides=sides)
     seals = seals_of(denoiser, own_code)
     if reach.probed:
         denoiser = denoiser.probed(*reach.probed)
@@ -214,8 +230,10 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
             choose_samples, opened.holed.view(opened.source), roles, opened.values, reach.depth, reach.align
         )
         reach = compared_on_image(
-            reach, denoiser, choose, job.tile, run=job.run, report=request.report, sides=opened.all_sides
+            reach, denoiser, choose, job.tile, run=job.run, report=request.report, sides=sides
         )
+    if opened.photons:
+        denoiser, reach = opened.photons.in_rounds(denoiser, reach, job.tile, len(image))
     geometry = geometry_of(opened.source, denoiser, roles, reach)
     holes = opened.holed.holes
     layout = layout_of(
@@ -301,7 +319,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     output = OutputArray(begun.output, task.writer.layout, task.grid, job.output.overwrite)
     is_named = isinstance(job.denoiser, DenoiserChoice)
     given_parts = {} if is_named else {"denoiser": describe_denoiser(opened.given)}
-    decided = _decided(task)
+    decided = decided_parts(task) | {"noise": decided_noise(job.noise, opened.photons)}
     return Plan(
         job=job,
         work=DenoiseWork(output, task, settled.tuned),
@@ -340,6 +358,8 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
             levels=opened.levels,
             of_trial=settled.note,
         ),
+        *opened.remarks,
+        *(opened.photons.notes(opened.roles, task.writer.layout.dtype) if opened.photons else ()),
         *opened.computing.ignored,
         *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
         *note_of_files(task.writer.layout, sized.job.output, opened.roles),
@@ -355,7 +375,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         "sides": {name: side.fingerprint() for name, side in opened.sides.items()},
         "denoiser": describe_denoiser(opened.given),
         "weights": {path.name: task.seals[str(path)] for path in opened.given.files()},
-        "range": list(task.tiling.range) if task.tiling.range else None,
+        "range": list(opened.values) if opened.values else None,
         "tiled_axes": "".join(task.roles.axes[i] for i in task.roles.spatial),
         "depth": [list(pair) for pair in task.tiling.depth],
         "boundary": list(task.rim.rules),
@@ -367,28 +387,6 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         "block": list(task.grid.block),
         "code": {**code_versions(), **sized.own_code},
         "noise_level": None if opened.levels is None else opened.levels.tolist(),
+        "noise": opened.photons.to_json() if opened.photons else None,
         "probed": list(settled.reach.probed) if settled.reach.probed else None,
-    }
-
-
-def _decided(task: DenoiseTask) -> dict[str, Any]:
-    """Return the keys whose values were decided; with them the job makes the same output."""
-    spatial, layout = task.roles.spatial, task.writer.layout
-
-    def edges(sizes: tuple[int, ...]) -> list[int]:
-        return [sizes[i] for i in spatial]
-
-    block = edges(task.grid.block)
-    if task.tiling.scale == 1:  # a block that ends with the image is as good as one that ends with its shard
-        block = [-(-b // s) * s for b, s in zip(block, edges(layout.shard), strict=True)]
-    return {
-        "denoiser": describe_denoiser(task.denoiser),
-        "output": {"shard": edges(layout.shard), "chunk": edges(layout.chunk), "dtype": layout.dtype},
-        "tile": {
-            **written_tiles(task),
-            "depth": [max(pair) for pair in task.tiling.depth],
-            "boundary": task.rim.rules[spatial[0]],
-            "block": block,
-            "axes": "".join(task.roles.axes[i] for i in spatial),
-        },
     }

@@ -128,9 +128,12 @@ def choose_noise_level(
 
 def level_sides(levels: Levels | None, roles: Roles) -> dict[str, PlaneValues]:
     """Return the side input of noise levels that differ from plane to plane; none for a single level."""
-    if levels is None or levels.size == 1:
-        return {}
+    return {} if levels is None or levels.size == 1 else {"sigma": plane_values(levels, roles)}
+
+
+def plane_values(values: Levels, roles: Roles) -> PlaneValues:
+    """Return a number for each index of the looped axes as a side input."""
     shape = [1] * len(roles.axes)
-    for axis, length in zip(roles.looped, levels.shape, strict=True):
+    for axis, length in zip(roles.looped, values.shape, strict=True):
         shape[axis] = length
-    return {"sigma": PlaneValues(levels.reshape(shape))}
+    return PlaneValues(values.reshape(shape))

@@ -1,0 +1,157 @@
+"""Photon noise of the image that a job denoises: given or estimated, and how the denoiser takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from halotile.errors import ConfigError
+from halotile.graphs.jobs.denoise.image.opening import Levels, plane_values
+from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
+from halotile.graphs.jobs.denoise.rules import noise_of_camera, noise_of_denoiser
+from halotile.graphs.kinds.sections import Tile
+from halotile.graphs.plans.notes import planes_text, values_text
+from halotile.graphs.plans.trials.receptive_field import Reach, resolve_reach
+from halotile.graphs.rules.combinations import apply_rules
+from halotile.graphs.words import dotted
+from halotile.storage.rim import Readable
+from halotile.storage.views import PlaneValues
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS, for_photon_noise
+from halotile.tasks.noise.photon_noise import PhotonNoise, estimate_photon_noise, shows_photon_noise
+from halotile.tasks.roles import Roles
+
+MODEL: Literal["poisson-gaussian"] = "poisson-gaussian"
+
+
+@dataclass(frozen=True)
+class Photons:
+    """Photon noise of each plane, or of all."""
+
+    noise: PhotonNoise
+    """In the units of the file: a number for each index of the looped axes, or one."""
+    white: float
+    """The value that the denoiser sees as 1."""
+    is_given: bool
+
+    def sides(self, roles: Roles) -> dict[str, PlaneValues]:
+        """Return the side inputs of planes that differ."""
+        if self.noise.gain.size == 1:
+            return {}
+        return {
+            "gain": plane_values(self.noise.gain, roles),
+            "variance": plane_values(self.noise.variance, roles),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the part of the identity of a job."""
+        return {**self.noise.to_json(), "estimated": not self.is_given}
+
+    def in_rounds(self, denoiser: Denoiser, reach: Reach, tile: Tile, dims: int) -> tuple[Denoiser, Reach]:
+        """Return the denoiser for this noise, and its reach from that of the denoiser itself.
+
+        Raises
+        ------
+        ConfigError
+            When the depth of the job is less than that.
+        """
+        around = for_photon_noise(denoiser, self.noise, self.white)
+        wide = resolve_reach(tile, around, dims)
+        origin = wide.origin if tile.depth != "auto" else f"{ROUNDS} rounds, {reach.origin}"
+        kept = replace(reach, depth=wide.depth, origin=origin, notes=(*reach.notes, *wide.notes))
+        return around, kept
+
+    def notes(self, roles: Roles, dtype: str) -> tuple[str, ...]:
+        """Return the noise, and what becomes of counts in an output of this type.
+
+        Examples
+        --------
+        >>> noise = PhotonNoise.of(np.array(2.0), np.array(-191.0))
+        >>> Photons(noise, 255.0, is_given=False).notes(Roles(("y", "x"), (0, 1), None), "float32")
+        ('photon noise of gain 2, offset 95.5 and read noise 0, estimated from the whole image: denoised in 3 rounds',)
+        """
+        noise = self.noise
+        gain, offset, read = map(values_text, (noise.gain, noise.offset, noise.read_sigma))
+        origin = ", as given" if self.is_given else planes_text(noise.gain, roles)
+        sentence = f"photon noise of gain {gain}, offset {offset} and read noise {read}{origin}: denoised in {ROUNDS} rounds"
+        rounded = "the result is rounded to whole numbers: output.dtype: float32 keeps parts of a photon"
+        return (sentence, rounded) if np.dtype(dtype).kind in "iu" else (sentence,)
+
+
+def choose_photon_noise(
+    job: Denoising,
+    denoiser: Denoiser,
+    source: Readable,
+    roles: Roles,
+    values: tuple[float, float] | None,
+    previous: Mapping[str, Any] | None,
+) -> Photons | None:
+    """Return the photon noise of each plane; None where noise does not depend on brightness.
+
+    A resumed run keeps the estimate that it began with.
+
+    Raises
+    ------
+    ConfigError
+        When the denoiser cannot take it, or the image does not show it.
+    """
+    wanted = job.noise
+    for place, message in _faults(job, denoiser, wanted).items():
+        raise ConfigError(f"{dotted(place)}: {message}.")
+    if wanted.model == "gaussian" or _faults(job, denoiser, replace(wanted, model=MODEL)):
+        return None
+    white = values[1] if values else 1.0
+    if not isinstance(wanted.gain, str):
+        numbers = map(np.float64, (wanted.gain, wanted.offset, wanted.read_sigma))
+        return Photons(PhotonNoise(*map(np.asarray, numbers)), white, is_given=True)
+    known = previous["identity"].get("noise") if previous else None
+    if known and known["estimated"]:
+        kept = PhotonNoise.from_json(known)
+        if kept.gain.shape == tuple(source.shape[i] for i in roles.looped):
+            return Photons(kept, white, is_given=False)
+    is_auto = wanted.model == "auto"
+    if is_auto and previous and "noise" in previous["identity"]:
+        return None
+    found = estimate_photon_noise(source, roles.spatial, roles.looped, clearly=is_auto)
+    if found is None and is_auto:
+        return None
+    if found is None:
+        raise ConfigError(
+            "noise.model is poisson-gaussian without a gain, and samples of the image do not show noise that grows with brightness. "
+            "Write noise.gain, in units of the file for each photon, or model: gaussian."
+        )
+    return Photons(found, white, is_given=False)
+
+
+def _faults(job: Denoising, denoiser: Denoiser, noise: NoiseModel) -> Mapping[tuple[str | int, ...], str]:
+    """Return the faults of a noise model for this job."""
+    parts = {"noise": noise, "denoiser": denoiser, "input": job.input}
+    return apply_rules((noise_of_camera, noise_of_denoiser), parts)
+
+
+def remark_on_noise(
+    job: Denoising, denoiser: Denoiser, source: Readable, roles: Roles, levels: Levels | None
+) -> tuple[str, ...]:
+    """Return a remark on noise that clearly grows with brightness, where one level is estimated for each plane."""
+    is_open = levels is not None and job.noise.model == "gaussian"
+    if not is_open or _faults(job, denoiser, NoiseModel(model=MODEL)):
+        return ()
+    if not shows_photon_noise(source, roles.spatial, roles.looped):
+        return ()
+    return (
+        "the noise grows with brightness, as that of counted photons does, and one level is taken for all of a plane. If photons "
+        f"are counted, write noise: {{model: {MODEL}}}",
+    )
+
+
+def decided_noise(wanted: NoiseModel, photons: Photons | None) -> dict[str, Any]:
+    """Return the keys of the noise model that were decided."""
+    if photons is None:
+        return {"model": "gaussian"}
+    is_one = photons.noise.gain.size == 1
+    return {"model": MODEL} | {
+        name: float(np.ravel(v)[0]) for name, v in photons.noise.to_json().items() if is_one
+    }

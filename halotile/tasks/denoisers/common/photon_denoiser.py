@@ -1,0 +1,76 @@
+"""A denoiser of white noise as one of photon noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from halotile.tasks.denoisers.base import Denoiser, Model
+from halotile.tasks.noise.photon_noise import PhotonNoise
+
+ROUNDS = 3
+"""Number of times that the denoiser is applied."""
+BYTES_PER_PIXEL = 40.0
+"""Mixture, estimate, their transform and temporaries, gain, variance and noise level of a tile."""
+
+
+def for_photon_noise(denoiser: Denoiser, noise: PhotonNoise, white: float) -> Denoiser:
+    """The denoiser for an image with photon noise, which takes side inputs ``gain`` and ``variance`` where planes differ.
+
+    Parameters
+    ----------
+    denoiser : Denoiser
+        With a noise level as a side input.
+    noise : PhotonNoise
+        The noise of the image, in its own units; of its first plane where they differ.
+    white : float
+        The value of the image that the denoiser sees as 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from halotile.tasks.denoisers.tv import TotalVariation
+    >>> noise = PhotonNoise.of(np.array(1.0), np.array(0.0))
+    >>> denoiser = for_photon_noise(TotalVariation(strength=1.0, sigma="auto"), noise, 255.0)
+    >>> denoiser.title, denoiser.receptive_field()
+    ('tv', 60)
+    """
+    return cast(
+        Denoiser, _PhotonDenoiser(denoiser, float(noise.gain.flat[0]), float(noise.variance.flat[0]), white)
+    )
+
+
+@dataclass(frozen=True)
+class _PhotonDenoiser:
+    """All other declarations are those of the denoiser itself."""
+
+    inner: Denoiser
+    gain: float
+    variance: float
+    white: float
+    side_inputs = ("gain", "variance")
+    wants_noise_level = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # such as pickle asks for, before there is a denoiser
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def receptive_field(self) -> int | None:
+        reach = self.inner.receptive_field()
+        return None if reach is None else ROUNDS * reach
+
+    def bytes_per_pixel(self) -> float:
+        return self.inner.bytes_per_pixel() + BYTES_PER_PIXEL
+
+    def build(self) -> Model:
+        return self._in_rounds(self.inner.build())
+
+    def reference(self) -> Model:
+        return self._in_rounds(self.inner.reference())
+
+    def _in_rounds(self, model: Model) -> Model:
+        from halotile.tasks.denoisers.common.anscombe import PhotonRounds
+
+        rounds: Model = PhotonRounds(model, self.gain, self.variance, self.white)
+        return rounds

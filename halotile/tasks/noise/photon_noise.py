@@ -1,0 +1,226 @@
+"""Photon noise of an image: its gain, offset and read noise."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.storage.rim import Readable
+from halotile.tasks.noise.estimate import SATURATED, sampled_planes
+
+Values = NDArray[np.float64]
+
+BLOCK = 16
+"""Edge of the blocks whose mean and variance are compared, in pixels."""
+CLASSES, LEAST_BLOCKS = 16, 24
+"""Classes of like brightness, and blocks in each at least."""
+QUARTILE = 0.875781
+"""Lower quartile of the estimated variance of a block of white noise, relative to the true one (chi square, 64 degrees of freedom)."""
+SPREAD = 0.24
+"""Standard deviation of that quartile for one block, relative to the true variance."""
+SATURATED_AT_MOST, EMPTY_AT_MOST = 0.02, 0.5
+"""Share of the pixels of a block that may have the largest value of a plane, and the least, where many pixels have these."""
+CERTAIN, CLEAR, CLEAR_RATIO, CLEAR_RESIDUAL = 3.0, 10.0, 1.7, 0.06
+"""Gain in standard deviations from which there is one, and is clear; ratio of the variances of bright and dark, at least, and
+relative distance of variances from the line, at most, where it is clear."""
+DARKEST = 0.005
+"""Quantile of the means of blocks that the offset cannot exceed; classes lie between it and that from above."""
+PLANES = 4
+"""Planes whose noise is looked at for a remark."""
+
+
+@dataclass(frozen=True)
+class PhotonNoise:
+    """Noise of an image that counts photons: ``z = gain P(x) + offset + read_sigma n``, P a Poisson count, n standard normal.
+
+    Parameters
+    ----------
+    gain : ndarray
+        Value of one photon, in units of the image: one number, or one for each plane.
+    offset : ndarray
+        Value without any photon, of the same shape.
+    read_sigma : ndarray
+        Standard deviation of the noise of the readout, of the same shape.
+
+    Examples
+    --------
+    >>> float(PhotonNoise(np.array(2.0), np.array(100.0), np.array(3.0)).variance)
+    -191.0
+    >>> PhotonNoise.of(np.array(2.0), np.array(-191.0)).to_json()
+    {'gain': 2.0, 'offset': 95.5, 'read_sigma': 0.0}
+    """
+
+    gain: Values
+    offset: Values
+    read_sigma: Values
+
+    @classmethod
+    def of(cls, gain: Values, variance: Values) -> Self:
+        """The noise of variance ``gain * z + variance`` at a pixel of mean ``z``: an image does not tell offset and readout apart."""
+        return cls(gain, np.maximum(-variance / gain, 0.0) + 0.0, np.sqrt(np.maximum(variance, 0.0)))
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Self:
+        """The noise that :meth:`to_json` returned."""
+        return cls(*(np.asarray(stored[name], np.float64) for name in ("gain", "offset", "read_sigma")))
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers by name."""
+        return {name: getattr(self, name).tolist() for name in ("gain", "offset", "read_sigma")}
+
+    @property
+    def variance(self) -> Values:
+        """Variance of the noise less ``gain`` times the value of the pixel."""
+        variance: Values = self.read_sigma**2 - self.gain * self.offset
+        return variance
+
+
+class Fit(NamedTuple):
+    """A line through the variances of blocks over their means."""
+
+    gain: float
+    variance: float
+    is_clear: bool
+    """True if the variances differ much and lie close to the line."""
+
+
+def estimate_photon_noise(
+    source: Readable, spatial: Sequence[int], looped: Sequence[int] = (), *, clearly: bool = False
+) -> PhotonNoise | None:
+    """Estimate the photon noise of every plane from the samples of :func:`~halotile.tasks.noise.estimate.estimate_noise_levels`.
+
+    A plane in which noise does not grow with brightness, such as one of equal brightness, gets the median of the others.
+
+    Parameters
+    ----------
+    source : Readable
+        The image.
+    spatial, looped : sequence of int
+        Positions of the spatial axes, and of those of which each index is a plane by itself.
+    clearly : bool
+        Require that the noise of every plane clearly grows with brightness.
+
+    Returns
+    -------
+    PhotonNoise or None
+        One number for each index of the looped axes; None where no plane shows such noise.
+
+    Raises
+    ------
+    InputError
+        When the image has no 2 x 2 pixels.
+    """
+    found = {place: fit_photon_noise(squares) for place, squares in sampled_planes(source, spatial, looped)}
+    fits = [fit for fit in found.values() if fit]
+    if not fits or (clearly and not (len(fits) == len(found) and all(fit.is_clear for fit in fits))):
+        return None
+    usual = [float(np.median([fit[i] for fit in fits])) for i in range(2)]
+    lengths = tuple(source.shape[axis] for axis in looped)
+    known = [found[place] or usual for place in np.ndindex(lengths)]
+    gain, variance = (np.array([fit[i] for fit in known]).reshape(lengths) for i in range(2))
+    return PhotonNoise.of(gain, variance)
+
+
+def shows_photon_noise(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> bool:
+    """Return whether noise clearly grows with brightness in one of the first planes."""
+    planes = itertools.islice(sampled_planes(source, spatial, looped), PLANES)
+    return any(
+        fit is not None and fit.is_clear for fit in (fit_photon_noise(squares) for _, squares in planes)
+    )
+
+
+def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
+    """Fit a line to the variance of noise over brightness; None where it does not rise.
+
+    The variance of a block is that of its Haar diagonal details. The lower quartile in a class of blocks of like
+    brightness stands for the class, so that structure in most of its blocks does not count for noise. Saturated, empty and
+    constant blocks are left out, and those with pixels that are not finite.
+
+    Parameters
+    ----------
+    squares : sequence of ndarray
+        Parts of one plane.
+
+    References
+    ----------
+    A. Foi, M. Trimeche, V. Katkovnik, K. Egiazarian, Practical Poissonian-Gaussian noise modeling and fitting for
+    single-image raw-data, IEEE Trans. Image Process. 17 (2008) 1737-1754.
+
+    Examples
+    --------
+    >>> ramp = np.tile(np.linspace(10.0, 1000.0, 512), (512, 1))
+    >>> fit = fit_photon_noise([2.0 * np.random.default_rng(0).poisson(ramp)])
+    >>> abs(fit.gain - 2.0) < 0.1, fit.is_clear
+    (True, True)
+    """
+    means, variances, all_means = (np.concatenate(part) for part in zip(*_moments(squares), strict=True))
+    classes = _classes(means)
+    if len(classes) < 2:
+        return None
+    x = np.array([np.median(means[c]) for c in classes])
+    y = np.array([np.quantile(variances[c], 0.25) for c in classes]) / QUARTILE
+    # The spread of an estimated variance is in proportion to it.
+    sizes = np.array([len(c) for c in classes])
+    errors = SPREAD * np.maximum(y, 1e-3 * y.max()) / np.sqrt(sizes)
+    (gain, variance), covariance = np.polyfit(x, y, 1, w=1 / errors, cov="unscaled")
+    certainty = gain / math.sqrt(covariance[0, 0])
+    offset = np.quantile(all_means, DARKEST)
+    if gain * offset + variance < 0:  # nothing is darker than without any photon
+        lever = np.square(1 / errors) * (x - offset)
+        gain = (lever * y).sum() / (lever * (x - offset)).sum()
+        variance = -gain * offset
+    dark, bright = (gain * mean + variance for mean in np.quantile(means, [0.02, 0.98]))
+    if certainty < CERTAIN or bright <= 0:
+        return None
+    line = np.maximum(gain * x + variance, 1e-3 * bright)
+    residual = math.sqrt(np.average(np.square((y - line) / line), weights=sizes))
+    is_clear = certainty > CLEAR and bright > CLEAR_RATIO * dark and residual < CLEAR_RESIDUAL
+    return Fit(float(gain), float(variance), bool(is_clear))
+
+
+def _classes(means: Values) -> list[NDArray[np.intp]]:
+    """Indices of the blocks in each class of like brightness that has enough."""
+    if not means.size:
+        return []
+    dark, bright = np.quantile(means, [DARKEST, 1 - DARKEST])
+    numbers = np.floor((means - dark) / (bright - dark or 1.0) * CLASSES).clip(0, CLASSES - 1)
+    classes = (np.flatnonzero(numbers == number) for number in range(CLASSES))
+    return [members for members in classes if len(members) >= LEAST_BLOCKS]
+
+
+def _moments(squares: Sequence[Values]) -> list[tuple[Values, Values, Values]]:
+    """Mean and variance of the blocks of each square that can be compared, and the means of all blocks."""
+    values = np.concatenate([square[np.isfinite(square)] for square in squares])
+    ends = [
+        (end, share)
+        for end, share in (
+            (values.min(initial=np.inf), EMPTY_AT_MOST),
+            (values.max(initial=-np.inf), SATURATED_AT_MOST),
+        )
+        if (values == end).sum() > SATURATED * values.size
+    ]
+    moments = []
+    for square in squares:
+        rows, columns = (n // BLOCK for n in square.shape)
+        pixels = square[: rows * BLOCK, : columns * BLOCK]
+        details = (pixels[::2, ::2] - pixels[1::2, ::2] - pixels[::2, 1::2] + pixels[1::2, 1::2]) / 2
+        means, variances = _block_means(pixels, BLOCK), _block_means(np.square(details), BLOCK // 2)
+        measured = means[np.isfinite(means)]
+        known = np.isfinite(means) & np.isfinite(variances) & (variances > 0)
+        for end, share in ends:
+            known &= _block_means(pixels == end, BLOCK) <= share
+        moments.append((means[known], variances[known], measured))
+    return moments
+
+
+def _block_means(pixels: NDArray[Any], edge: int) -> Values:
+    """Mean of every block of an image of whole blocks."""
+    rows, columns = (n // edge for n in pixels.shape)
+    means: Values = pixels.reshape(rows, edge, columns, edge).mean((1, 3))
+    return means

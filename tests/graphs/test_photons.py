@@ -1,0 +1,238 @@
+"""Images of counted photons: better than with one noise level, without bias, and with the same bits in any tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from skimage.data import retina
+
+from halotile.errors import ConfigError
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.denoise.image.photons import Photons, choose_photon_noise
+from halotile.graphs.jobs.denoise.job import NoiseModel
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
+from halotile.storage.arrays import open_source
+from halotile.tasks.denoisers.tv import TotalVariation
+from halotile.tasks.roles import Roles
+from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
+
+Image = NDArray[Any]
+AUTO: dict[str, dict[str, Any]] = {
+    "tv": {"strength": 1.0, "sigma": "auto"},
+    "nlm": {"strength": 0.8, "sigma": "auto"},
+    "torch": {"import": "tests.networks:by_sigma", "sigma": "auto"},
+}
+QUICK = AUTO | {"nlm": {"strength": 0.8, "sigma": "auto", "patch": 3, "distance": 2}}
+PHOTONS = {"model": "poisson-gaussian"}
+GIVEN = PHOTONS | {"gain": 1.0}
+
+
+def true_counts(peak: float) -> Image:
+    """A part of the retina with the black background, in photons."""
+    green = retina()[..., 1].astype(np.float64)
+    counts: Image = green[400:900, :500] / green.max() * peak
+    return counts
+
+
+def counted(counts: Image, seed: int = 0) -> Image:
+    return np.random.default_rng(seed).poisson(counts).astype(np.float32)
+
+
+def decibels(result: Image, truth: Image, peak: float) -> float:
+    return float(-10 * np.log10(np.mean((result - truth) ** 2) / peak**2))
+
+
+def denoised(
+    folder: Path, pixels: Image, name: str, noise: dict[str, Any], options: Any = QUICK, **parts: Any
+) -> Image:
+    source = folder / "in.zarr"
+    if not source.exists():
+        write_zarr(source, pixels, axes=parts.pop("axes", None))
+    return run_inline(
+        job_of(source, folder / "out.zarr", name, options[name], noise=noise, shard=512, **parts)
+    )
+
+
+@pytest.mark.parametrize("name", ["tv", "nlm"])
+@pytest.mark.parametrize(("peak", "least"), [(5, 1.0), (20, 1.0), (100, -0.1)])
+def test_counts_come_out_better_and_unbiased(tmp_path: Path, name: str, peak: int, least: float) -> None:
+    truth = true_counts(peak)
+    pixels = counted(truth)
+    plain = decibels(denoised(tmp_path, pixels, name, {}, AUTO), truth, peak)
+    for noise in (GIVEN, PHOTONS):
+        result = denoised(tmp_path, pixels, name, noise, AUTO)
+        assert decibels(result, truth, peak) - plain >= least
+        assert result.mean() == pytest.approx(pixels.mean(), rel=0.005)
+
+
+@pytest.mark.parametrize("name", ["tv", "nlm"])
+def test_an_offset_and_read_noise_are_taken_into_account(tmp_path: Path, name: str) -> None:
+    truth = 100 + 2 * true_counts(40)
+    read = 4 * np.random.default_rng(1).standard_normal(truth.shape)
+    pixels = (100 + 2 * counted(true_counts(40)) + read).astype(np.float32)
+    plain = decibels(denoised(tmp_path, pixels, name, {}, AUTO), truth, 80)
+    given = PHOTONS | {"gain": 2.0, "offset": 100.0, "read_sigma": 4.0}
+    for noise in (given, PHOTONS):
+        result = denoised(tmp_path, pixels, name, noise, AUTO)
+        assert decibels(result, truth, 80) - plain >= 0.3
+        assert (result - 100).mean() == pytest.approx((pixels - 100).mean(), rel=0.005)
+
+
+@pytest.mark.parametrize("name", AUTO)
+@pytest.mark.parametrize("holes", [False, True])
+def test_tiles_give_the_bits_of_the_whole_image(tmp_path: Path, name: str, holes: bool) -> None:
+    pixels = counted(true_counts(20)[130:353, 90:301])
+    if holes:
+        pixels[40:60, 70:101] = pixels[::17, 5] = np.nan
+    whole = denoised(tmp_path, pixels, name, GIVEN, tile={"size": 512})
+    assert np.array_equal(np.isnan(whole), np.isnan(pixels))
+    for tile in (37, 100):
+        tiled = denoised(tmp_path, pixels, name, GIVEN, tile={"size": tile})
+        assert np.array_equal(tiled, whole, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["tv", "nlm"])
+def test_the_value_in_a_hole_reaches_no_other_pixel(tmp_path: Path, name: str) -> None:
+    pixels = counted(true_counts(20)[100:250, 100:250])
+    results = []
+    for value in (np.nan, 1e6):
+        pixels[40:60, 70:90] = value
+        folder = tmp_path / f"{value}"
+        folder.mkdir()
+        nodata = "auto" if np.isnan(value) else value
+        results.append(denoised(folder, pixels, name, GIVEN, input={"nodata": nodata}))
+        results[-1][40:60, 70:90] = 0
+    assert np.array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_each_plane_has_the_bits_that_it_has_alone(tmp_path: Path, name: str) -> None:
+    counts = true_counts(50)[:, 100:]
+    planes = np.stack([counted(counts), 3 * counted(counts, 1) + 10]).astype(np.float32)
+    together = denoised(tmp_path, planes, name, PHOTONS, axes="cyx", tile={"size": 128})
+    for number, plane in enumerate(planes):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert np.array_equal(together[number], denoised(folder, plane, name, PHOTONS, tile={"size": 128}))
+
+
+@pytest.mark.cluster
+def test_workers_give_the_bits_of_one_process(cluster: RunningCluster, tmp_path: Path) -> None:
+    pixels = counted(true_counts(20))
+    whole = denoised(tmp_path, pixels, "tv", PHOTONS, tile={"size": 512})
+    job = job_of(
+        tmp_path / "in.zarr", tmp_path / "w.zarr", "tv", AUTO["tv"], noise=PHOTONS, tile={"size": 90}
+    )
+    run(make_plan(job), cluster=cluster)
+    assert np.array_equal(read_zarr(tmp_path / "w.zarr"), whole)
+
+
+def test_integers_in_the_units_of_the_file(tmp_path: Path) -> None:
+    pixels = counted(true_counts(100))
+    floats = denoised(tmp_path, pixels, "tv", GIVEN)
+    folder = tmp_path / "integers"
+    folder.mkdir()
+    rounded = denoised(folder, pixels.astype(np.uint16), "tv", GIVEN, input={"range": (0.0, 1000.0)})
+    assert rounded.dtype == np.uint16
+    assert np.abs(rounded - floats).max() <= 0.51
+
+
+def test_the_plan_shows_the_noise_of_each_plane(tmp_path: Path) -> None:
+    planes = np.stack([counted(true_counts(50)), 3 * counted(true_counts(50), 1)]).astype(np.uint16)
+    source = write_zarr(tmp_path / "in.zarr", planes, axes="cyx")
+    plan = make_plan(job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"], noise=PHOTONS))
+    assert plan.identity["noise"]["gain"] == pytest.approx([1, 3], rel=0.1)
+    assert plan.identity["noise_level"] is None
+    assert any("photon noise of gain" in note and "of c 0 to 1" in note for note in plan.notes)
+    assert any("output.dtype: float32" in note for note in plan.notes)
+    assert plan.summary()["depth_from"] == "3 rounds, declared by tv"
+    assert plan.summary()["depth"] == [[60, 60], [60, 60]]
+    assert work_of(plan).task.sides["gain"].shape == (2, 1, 1)
+    assert plan.documents.resolved["denoiser"]["sigma"] == "auto"
+
+
+def test_an_estimate_of_one_plane_is_written_out(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", counted(true_counts(50)))
+    plan = make_plan(job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"], noise=PHOTONS))
+    noise = plan.documents.resolved["noise"]
+    again = make_plan(job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"], noise=noise))
+    assert {**again.identity["noise"], "estimated": True} == plan.identity["noise"]
+
+
+@pytest.mark.parametrize("model", ["gaussian", "auto"])
+@pytest.mark.parametrize("photons", [False, True])
+def test_the_default_is_one_level_with_a_note_where_noise_grows(
+    tmp_path: Path, model: str, photons: bool
+) -> None:
+    truth = true_counts(50)
+    rng = np.random.default_rng(0)
+    pixels = counted(truth) if photons else truth + 3 * rng.standard_normal(truth.shape)
+    source = write_zarr(tmp_path / "in.zarr", pixels.astype(np.float32))
+    plan = make_plan(job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"], noise={"model": model}))
+    noted = any("the noise grows with brightness" in note for note in plan.notes)
+    assert (plan.identity["noise"] is not None) == (photons and model == "auto")
+    assert noted == (photons and model == "gaussian")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "parts", "words"),
+    [
+        ("gaussian", {"sigma": 2.0}, {}, "denoisers with a noise level, which gaussian has not"),
+        ("tv", {"strength": 1.0}, {}, "write sigma: auto"),
+        ("tv", {"strength": 1.0, "sigma": 0.1}, {}, "write sigma: auto"),
+        ("tv", AUTO["tv"], {"tile": {"depth": 20}}, "receptive field is 60"),
+        ("tv", AUTO["tv"], {"noise": PHOTONS | {"offset": 3.0}}, "noise.offset: is for a known gain"),
+        ("tv", AUTO["tv"], {"noise": {"gain": 3.0}}, "noise.gain: is for model: poisson-gaussian"),
+        ("tv", AUTO["tv"], {"noise": PHOTONS | {"gain": 0.0}}, "write more than 0"),
+        ("tv", AUTO["tv"], {"noise": PHOTONS | {"gain": 1.0, "read_sigma": -1.0}}, "write at least 0"),
+        ("tv", AUTO["tv"], {"noise": PHOTONS | {"gain": 1.0, "offset": np.inf}}, "is not finite"),
+        ("tv", AUTO["tv"], {"noise": PHOTONS}, "do not show noise that grows with brightness"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    tmp_path: Path, name: str, options: dict[str, Any], parts: dict[str, Any], words: str
+) -> None:
+    level = 3 * np.random.default_rng(0).standard_normal((200, 200))
+    source = write_zarr(tmp_path / "in.zarr", (100 + level).astype(np.float32))
+    job = job_of(source, tmp_path / "out.zarr", name, options, **({"noise": GIVEN} | parts))
+    with pytest.raises(ConfigError, match=words):
+        make_plan(job)
+
+
+def test_a_noise_map_beside_photon_noise_is_refused(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", counted(true_counts(20)))
+    np.save(tmp_path / "sigma.npy", np.ones((500, 500), np.float32))
+    sides = {"sides": {"sigma": str(tmp_path / "sigma.npy")}}
+    job = job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"], noise=GIVEN, input=sides)
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        make_plan(job)
+    auto = replace(job, noise=replace(job.noise, model="auto", gain="auto"))
+    assert make_plan(auto).identity["noise"] is None
+
+
+def test_a_resumed_run_keeps_its_noise(tmp_path: Path) -> None:
+    source = write_zarr(tmp_path / "in.zarr", counted(true_counts(20)))
+    job = job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"], noise=PHOTONS)
+    plan = make_plan(job)
+    kept = {**plan.identity["noise"], "gain": 1.25}
+    roles, view = Roles(("y", "x"), (0, 1), None), open_source(source)
+    denoiser = TotalVariation(**AUTO["tv"])
+
+    def chosen(model: str, before: dict[str, Any] | None) -> Photons | None:
+        again = replace(job, noise=NoiseModel(model=model))  # type: ignore[arg-type]
+        return choose_photon_noise(again, denoiser, view, roles, None, {"identity": {"noise": before}})
+
+    for model in ("auto", "poisson-gaussian"):
+        found = chosen(model, kept)
+        assert found is not None
+        assert found.noise.gain == 1.25
+    assert chosen("auto", None) is None
+    given = chosen("poisson-gaussian", kept | {"estimated": False})
+    assert given is not None
+    assert given.noise.gain == plan.identity["noise"]["gain"]

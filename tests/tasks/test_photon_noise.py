@@ -1,0 +1,122 @@
+"""Photon noise: its estimate from samples, and the inverse of its transform."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from skimage.data import retina
+
+from halotile.storage.grid import Region
+from halotile.tasks.denoisers.common.anscombe import SHARES, exact_inverse
+from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS
+from halotile.tasks.noise.photon_noise import estimate_photon_noise, fit_photon_noise, shows_photon_noise
+
+Image = NDArray[np.float64]
+
+
+@dataclass
+class Stored:
+    """An array as a readable."""
+
+    pixels: NDArray[Any]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.pixels.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.pixels.dtype)
+
+    def read(self, region: Region) -> NDArray[Any]:
+        return self.pixels[region.slices]
+
+
+def clean() -> Image:
+    green: Image = retina()[400:900, :500, 1] / 236.0
+    return green
+
+
+def counted(peak: float, gain: float = 1.0, offset: float = 0.0, read_sigma: float = 0.0) -> Image:
+    rng = np.random.default_rng(0)
+    counts = rng.poisson(clean() * peak)
+    return gain * counts + offset + read_sigma * rng.standard_normal(counts.shape)
+
+
+@pytest.mark.parametrize("peak", [5, 20, 100])
+@pytest.mark.parametrize(("gain", "offset"), [(1.0, 0.0), (3.7, 100.0), (0.001, 0.0)])
+def test_the_gain_is_found(peak: float, gain: float, offset: float) -> None:
+    found = estimate_photon_noise(Stored(counted(peak, gain, offset)), (0, 1))
+    assert found is not None
+    assert found.gain == pytest.approx(gain, rel=0.1)
+    assert found.offset == pytest.approx(offset, abs=0.05 * peak * gain)
+    assert found.read_sigma < 0.5 * gain * np.sqrt(peak)
+
+
+def test_read_noise_is_found() -> None:
+    """With as much noise of the readout as of photons, a gain from an image of this size varies by a fifth."""
+    found = estimate_photon_noise(Stored(counted(20, read_sigma=4.0)), (0, 1))
+    assert found is not None
+    assert found.gain == pytest.approx(1, rel=0.3)
+    assert found.read_sigma == pytest.approx(4, rel=0.1)
+
+
+def test_holes_and_saturated_pixels_do_not_count() -> None:
+    pixels = counted(100)
+    pixels = np.minimum(pixels, np.quantile(pixels, 0.9))
+    pixels[100:180, 100:300] = np.nan
+    pixels[::50, ::50] = np.inf
+    found = estimate_photon_noise(Stored(pixels), (0, 1))
+    assert found is not None
+    assert found.gain == pytest.approx(1, rel=0.15)
+
+
+def test_planes_are_estimated_by_themselves_and_an_even_one_like_the_others() -> None:
+    planes = np.stack([counted(50), 3 * counted(50), np.full((500, 500), 7.0)])
+    found = estimate_photon_noise(Stored(planes), (1, 2), (0,))
+    assert found is not None
+    alone = [estimate_photon_noise(Stored(plane), (0, 1)) for plane in planes[:2]]
+    assert [part.gain for part in alone if part] == list(found.gain[:2])
+    assert found.gain[2] == np.median(found.gain[:2])
+    assert estimate_photon_noise(Stored(planes), (1, 2), (0,), clearly=True) is None
+    assert shows_photon_noise(Stored(planes), (1, 2), (0,))
+
+
+@pytest.mark.parametrize("sigma", [0.005, 0.02, 0.1, 0.2])
+def test_noise_of_one_level_is_not_taken_for_that_of_photons(sigma: float) -> None:
+    pixels = clean() + sigma * np.random.default_rng(0).standard_normal(clean().shape)
+    assert not shows_photon_noise(Stored(pixels), (0, 1))
+    assert not shows_photon_noise(Stored(np.rint(255 * pixels)), (0, 1))
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        np.zeros((300, 300)),
+        np.full((300, 300), np.nan),
+        np.ones((10, 9)),
+        np.tile(np.arange(300.0), (300, 1)),
+        np.tile(np.arange(300.0) > 150, (300, 1)).astype(float),
+    ],
+)
+def test_an_image_without_noise_shows_none(pixels: Image) -> None:
+    assert fit_photon_noise([pixels]) is None
+
+
+@pytest.mark.parametrize("read_sigma", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("mean", [0.5, 1.0, 2.0, 5.0, 20.0, 200.0])
+def test_the_inverse_is_unbiased(mean: float, read_sigma: float) -> None:
+    rng = np.random.default_rng(0)
+    counts = rng.poisson(mean, 10**6) + read_sigma * rng.standard_normal(10**6)
+    transformed = 2 * np.sqrt(np.maximum(counts + 0.375 + read_sigma**2, 0))
+    found = float(exact_inverse(torch.tensor(transformed.mean()))) - read_sigma**2
+    assert found == pytest.approx(mean, rel=2e-3, abs=0.05)
+
+
+def test_the_rounds_are_as_many_as_the_halo_is_for() -> None:
+    assert len(SHARES) == ROUNDS
