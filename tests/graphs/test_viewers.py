@@ -1,4 +1,7 @@
-"""Outputs in the libraries that viewers open images with: calibrated, named, in levels."""
+"""Outputs in the libraries that viewers open images with: calibrated, named, in levels.
+
+ome-zarr and napari-ome-zarr need another version of fsspec than the tested set has: their tests run where they are installed.
+"""
 
 from __future__ import annotations
 
