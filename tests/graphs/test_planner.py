@@ -187,7 +187,7 @@ def test_channels_that_do_not_match_are_refused(tmp_path: Path) -> None:
         make_plan(job_of(four, tmp_path / "o.zarr", "dncnn", options))
     three = write_zarr(tmp_path / "three.zarr", noisy_image((200, 190, 3)), axes="yxc")
     job = job_of(three, tmp_path / "o.zarr", "dncnn", options)
-    assert run_inline(job).shape == (200, 190, 3)
+    assert run_inline(job).shape == (3, 200, 190), "in the order of OME-Zarr"
 
 
 def test_the_noise_level_is_estimated_once_for_the_whole_picture(source: Path, tmp_path: Path) -> None:
