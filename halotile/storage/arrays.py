@@ -26,7 +26,7 @@ def open_source(
     path: str | os.PathLike[str],
     *,
     level: int = 0,
-    dataset: str | None = None,
+    dataset: str | int | None = None,
     axes: str | None = None,
     complex_pixels: bool = False,
 ) -> Source:
@@ -39,7 +39,7 @@ def open_source(
         ``s3://bucket/image.zarr``.
     level : int
         Resolution level of an OME-Zarr or of a pyramidal TIFF; 0 is the finest.
-    dataset : str, optional
+    dataset : str or int, optional
         The array of a Zarr group or HDF5 file; the series (a number) of a TIFF; the scene of a microscope's
         file.
     axes : str, optional
@@ -75,6 +75,7 @@ def open_source(
     (('y', 'x'), [[5, 6], [9, 10]])
     """
     text = os.path.expanduser(os.fspath(path))
+    dataset = None if dataset is None else str(dataset)
     if level < 0:
         raise InputError(f"level is {level}: levels count from 0, the finest. Write 0 or more.")
     try:

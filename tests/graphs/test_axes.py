@@ -16,7 +16,7 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.make import make_plan
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
-from tests.support import job_of, run_inline, work_of, write_zarr
+from tests.support import job_of, load_denoising, run_inline, work_of, write_zarr
 
 FILTERS: dict[str, dict[str, Any]] = {
     "tv": {"strength": 0.5, "iterations": 10},
@@ -225,3 +225,13 @@ def test_series_that_differ_are_no_image(tmp_path: Path) -> None:
         InputError, match=r"its series differ: 0 of 20 x 20, 1 of 30 x 30. Write the number of one"
     ):
         make_plan(job)
+
+
+def test_a_series_is_written_as_a_number(tmp_path: Path) -> None:
+    with tifffile.TiffWriter(tmp_path / "a.tif") as file:
+        for value in (1, 2):
+            file.write(np.full((40, 30), value, "uint8"), photometric="minisblack", contiguous=False)
+    (tmp_path / "job.yaml").write_text(
+        "version: 1\njob: denoise\ninput: {path: a.tif, dataset: 1}\noutput: {path: o.zarr}\ndenoiser: {name: none}\n"
+    )
+    assert (run_inline(load_denoising(tmp_path / "job.yaml")) == 2).all()

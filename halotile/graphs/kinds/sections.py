@@ -59,7 +59,7 @@ class Input:
     """Zarr array or OME-Zarr group; TIFF, .npy, HDF5, PNG or JPEG file, or a microscope's."""
     level: int = 0
     """Resolution level of an OME-Zarr or pyramidal TIFF; 0 is the finest."""
-    dataset: str | None = None
+    dataset: str | int | None = None
     """Path of the dataset inside an HDF5 file or a Zarr group, number of a TIFF's series, or scene of a microscope's file."""
     axes: str | None = None
     """One letter for each axis, such as "zyx" or "tcyx", where the file does not name them."""
