@@ -30,6 +30,9 @@ V2 = {
     "zstd": numcodecs.Zstd(),
     "gzip": numcodecs.GZip(),
     "zlib": numcodecs.Zlib(),
+    "bz2": numcodecs.BZ2(),
+    "lz4": numcodecs.LZ4(),
+    "lzma": numcodecs.LZMA(preset=0),  # others have a dictionary of megabytes
 }
 
 

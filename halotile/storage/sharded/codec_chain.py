@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -74,6 +76,8 @@ class Chain:
             self._refuse_blosc_lengths(data)
         if self.compressor.codec_id == "zstd":
             self._refuse_zstd_length(data)
+        if self.compressor.codec_id == "lz4":
+            self._refuse_lz4_length(data)
         try:
             return np.frombuffer(self._decompress_bounded(data), np.uint8)
         except Exception as error:  # every codec raises different types
@@ -84,8 +88,7 @@ class Chain:
         if self.compressor.codec_id == "gzip":
             with gzip.GzipFile(fileobj=io.BytesIO(data.data)) as file:
                 return file.read(self.nbytes + 1)
-        if self.compressor.codec_id == "zlib":
-            stream = zlib.decompressobj()
+        if (stream := _stream_of(self.compressor)) is not None:
             inflated = stream.decompress(data.data, self.nbytes + 1)
             if len(inflated) <= self.nbytes and not stream.eof:
                 raise ValueError("it is cut short")
@@ -98,6 +101,11 @@ class Chain:
         if length is not None and length != self.nbytes:
             raise DamagedData(f"its header names {length} bytes of pixels instead of {self.nbytes}")
 
+    def _refuse_lz4_length(self, data: Bytes) -> None:
+        length = int.from_bytes(data[:4].tobytes(), "little")
+        if length != self.nbytes:
+            raise DamagedData(f"its header names {length} bytes of pixels instead of {self.nbytes}")
+
     def _refuse_blosc_lengths(self, data: Bytes) -> None:
         # Blosc trusts the lengths in its header: wrong ones would make it read past the buffer.
         if len(data) < _BLOSC_HEADER_BYTES:
@@ -107,6 +115,17 @@ class Chain:
             raise DamagedData(
                 f"its header names {packed} bytes for {pixels} of pixels, but it has {len(data)} for {self.nbytes}"
             )
+
+
+def _stream_of(compressor: Any) -> Any:
+    """A decompressor that stops at a length; None where the library cannot."""
+    if compressor.codec_id == "zlib":
+        return zlib.decompressobj()
+    if compressor.codec_id == "bz2":
+        return bz2.BZ2Decompressor()
+    if compressor.codec_id == "lzma":
+        return lzma.LZMADecompressor(compressor.format, filters=compressor.filters)
+    return None
 
 
 def _zstd_length(header: bytes) -> int | None:

@@ -43,7 +43,7 @@ from halotile.storage.sharded.codec_chain import (
     verify_checksum,
 )
 
-_V2_COMPRESSORS = (*COMPRESSORS, "zlib")
+_V2_COMPRESSORS = (*COMPRESSORS, "bz2", "lz4", "lzma", "zlib")
 _ABSENT = 2**64 - 1
 _ENTRY_BYTES = 16
 
@@ -281,7 +281,7 @@ def _parse_v2(
         return None
     if compressor is not None and compressor.get("id") not in _V2_COMPRESSORS:
         return None
-    codec = None if compressor is None else numcodecs.get_codec({"id": compressor["id"]})
+    codec = None if compressor is None else numcodecs.get_codec(dict(compressor))
     chain = Chain(tuple(map(int, metadata["chunks"])), np.dtype(metadata["dtype"]), codec)
     key = _key_of("v2", metadata.get("dimension_separator"))
     return LocalArray(document, native, fill, chain, key) if key else None
