@@ -19,6 +19,8 @@ import zarr
 from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter
 
+from tests.support import read_zarr
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "examples/plugin/local_deviation"
 RADIUS = 5
@@ -67,7 +69,7 @@ class Place:
 
     def pixels(self, name: str) -> NDArray[Any]:
         """Return an output."""
-        return np.asarray(zarr.open_array(self.folder / name, mode="r")[...])
+        return read_zarr(self.folder / name)
 
     def done(self, name: str) -> int:
         """Return how many blocks of an output are in its journal."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData, InputError, MissingPackage
-from halotile.storage.formats._kept_chunk import KeptChunkReader
 from halotile.storage.formats.base import Header, Reader, Source, file_identity, make_header, refuse_option
+from halotile.storage.formats.parts.kept_chunk import KeptChunkReader
 from halotile.storage.sharded.ome_metadata import OmeImage
 from halotile.storage.spacing import known_unit
 from halotile.storage.stored_array import StoredArray

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, InputError, MissingPackage
-from halotile.storage.formats._hdf5_files import check_raw_files, other_files
 from halotile.storage.formats.base import Source, file_identity, make_header, refuse_option, starts_with
+from halotile.storage.formats.parts.hdf5_files import check_raw_files, other_files
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.stored_array import StoredArray

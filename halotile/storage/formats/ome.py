@@ -10,8 +10,8 @@ from typing import Any
 from halotile.errors import InputError
 from halotile.storage.axes import letters, remarks_on_axes
 from halotile.storage.formats import zarr as plain
-from halotile.storage.formats._ome_scale import coordinates, known_sizes
 from halotile.storage.formats.base import Header, Source, make_header
+from halotile.storage.formats.parts.ome_scale import coordinates, known_sizes
 from halotile.storage.run_directory.checksummed_lines import digest
 from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero
 from halotile.storage.stored_array import StoredArray

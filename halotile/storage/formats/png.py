@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from halotile.errors import DamagedData, MissingPackage
-from halotile.storage.formats._kept_chunk import whole_image
 from halotile.storage.formats.base import Reader, Source, refuse_option, starts_with
+from halotile.storage.formats.parts.kept_chunk import whole_image
 from halotile.storage.rim import Pixels
 from halotile.storage.stored_array import StoredArray
 

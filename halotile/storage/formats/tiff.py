@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData, InputError, MissingPackage
-from halotile.storage.formats._tiff_channels import channels_of
-from halotile.storage.formats._tiff_check import check_tiff
-from halotile.storage.formats._tiff_scale import pixel_sizes
 from halotile.storage.formats.base import Header, Source, file_identity, make_header, starts_with
+from halotile.storage.formats.parts.tiff_channels import channels_of
+from halotile.storage.formats.parts.tiff_check import check_tiff
+from halotile.storage.formats.parts.tiff_scale import pixel_sizes
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.sharded.ome_metadata import OmeImage, order
