@@ -161,7 +161,7 @@ def test_it_runs_is_killed_resumed_verified_and_repaired(place: Place) -> None:
     assert np.array_equal(place.pixels(SECOND), place.pixels(FIRST)[::2, ::2])
     assert "finished" in place.call("status", SECOND)
     assert not (place.folder / f"{FIRST}.run/state").exists()
-    (shard,) = list(place.folder.glob(f"{SECOND}/c/2/2"))
+    (shard,) = list(place.folder.glob(f"{SECOND}/0/c/2/2"))
     shard.write_bytes(shard.read_bytes()[:-9])
     assert f"{SECOND} block" in place.call("verify", FIRST, code=4)
     place.call("verify", SECOND, "--repair")
