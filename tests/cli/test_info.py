@@ -42,7 +42,7 @@ def test_the_configuration_for_an_image_from_a_camera_can_be_planned(tmp_path: P
     (tmp_path / "config.yaml").write_text(facts["config"])
     job = load_denoising(tmp_path / "config.yaml")
     assert job.output.path == str(tmp_path / "a.denoised.zarr")
-    assert make_plan(job).layout.shape == (40, 60, 3)
+    assert make_plan(job).layout.shape == (3, 40, 60)
 
 
 def test_the_facts_are_given_to_people_and_programs(tmp_path: Path) -> None:

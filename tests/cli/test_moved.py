@@ -34,7 +34,7 @@ def move(folder: Path, before: str, after: str) -> Path:
     for name in (f"{before}.zarr", f"{before}.zarr.run"):
         (folder / name).rename(folder / name.replace(before, after))
     output = folder / f"{after}.zarr"
-    (output / "c/0/0").unlink()
+    (output / "0/c/0/0").unlink()
     return output
 
 
@@ -43,12 +43,12 @@ def test_a_moved_run_is_resumed_and_repaired_where_it_is(tmp_path: Path) -> None
     np.save(tmp_path / "noisy.npy", np.random.default_rng(0).random((64, 64), np.float32))
     (tmp_path / "config.yaml").write_text(CONFIG)
     go("run", str(tmp_path / "config.yaml"), "--no-dashboard", "-q")
-    whole = (tmp_path / "clean.zarr/c/0/0").read_bytes()
+    whole = (tmp_path / "clean.zarr/0/c/0/0").read_bytes()
     moved = move(tmp_path, "clean", "moved")
     go("resume", f"{moved}.run", "--no-dashboard", "-q")
     assert verify(moved).problems == ()
     again = move(tmp_path, "moved", "again")
     go("verify", str(again), "--repair", "-q")
     assert verify(again).problems == ()
-    assert (again / "c/0/0").read_bytes() == whole
+    assert (again / "0/c/0/0").read_bytes() == whole
     assert sorted(path.name for path in tmp_path.glob("*.zarr*")) == ["again.zarr", "again.zarr.run"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import halotile
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise import call as main_job
-from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice
 from halotile.graphs.kinds.finder import kinds
@@ -83,7 +84,7 @@ def test_every_check_is_of_a_key_that_there_is() -> None:
     operator = OperatorChoice(name="mask", data="y.npy")
     solved = Reconstruction(output=Output(path="b.zarr"), operators=(operator,))
     places = vars(job("tile", Tile())) | vars(solved) | {"": solved, "operators": operator}
-    places["noise"] = NoiseChoice()
+    places["noise"] = SimpleNamespace(**vars(NoiseChoice()), **vars(NoiseModel()))
     checked = {place for kind in kinds().values() for place in checks_of(kind)}
     assert [key for section, key in checked if not hasattr(places[section], key)] == []
 

@@ -186,7 +186,7 @@ def test_damage_to_an_output_is_mended_with_the_iterations_it_was_made_with(
         (note,) = make_plan(with_iterations(job, 3)).notes
         assert note.startswith("1 iteration is done; goes on from there to 3 iterations")
     before = files(job)
-    next(Path(job.output.path).glob("c/*/*")).unlink()
+    next(Path(job.output.path).glob("0/c/*/*")).unlink()
     assert verify(job.output.path).iterates != keep_state
     done = go(job, cluster)
     said = [str(event.get("text")) for event in directory(job).read_events()]

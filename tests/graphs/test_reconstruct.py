@@ -244,7 +244,7 @@ def test_a_run_ends_where_a_measurement_or_its_output_is_changed(
 
 def test_damage_is_found_and_mended_by_iterating_again(undisturbed: Scene) -> None:
     scene, before = undisturbed, undisturbed.files()
-    flip_bit(scene.output / "c" / "1" / "2", -50)
+    flip_bit(scene.output / "0" / "c" / "1" / "2", -50)
     found = call("verify", scene.output)
     assert (found.exit_code, "block 6: " in found.stdout) == (4, True)
     assert "does all passes again, from the start" in found.stderr

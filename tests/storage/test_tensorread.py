@@ -261,8 +261,8 @@ def test_fill_values_of_zarr_v2(tmp_path: Path, fill: Any) -> None:
     "options",
     [
         {"filters": [numcodecs.Delta(dtype="<f4")]},
-        {"compressors": numcodecs.LZMA()},
-        {"compressors": numcodecs.BZ2(level=1)},
+        {"compressors": numcodecs.LZMA(), "order": "F"},
+        {"compressors": numcodecs.BZ2(level=1), "order": "F"},
         {"compressors": numcodecs.Zlib(level=1), "order": "F"},
         {"compressors": numcodecs.GZip(level=1), "order": "F"},
     ],
