@@ -84,7 +84,7 @@ def test_every_check_is_of_a_key_that_there_is() -> None:
     operator = OperatorChoice(name="mask", data="y.npy")
     solved = Reconstruction(output=Output(path="b.zarr"), operators=(operator,))
     places = vars(job("tile", Tile())) | vars(solved) | {"": solved, "operators": operator}
-    places["noise"] = SimpleNamespace(**vars(NoiseChoice()), **vars(NoiseModel()))
+    places["noise"] = SimpleNamespace(**(vars(NoiseChoice()) | vars(NoiseModel())))
     checked = {place for kind in kinds().values() for place in checks_of(kind)}
     assert [key for section, key in checked if not hasattr(places[section], key)] == []
 
