@@ -8,16 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import zarr
 
 from halotile.errors import BlockFailed, ConfigError
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.denoise.image import display
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.outputs.claim import kept_of
 from halotile.graphs.runs.verify import verify
 from halotile.storage.arrays import open_source
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded import levels
 from tests.faults import BLOCK, BLOCKS, Scene, flip_bit
-from tests.support import job_of, noisy_image, read_zarr, run_inline, write_zarr
+from tests.support import job_of, load_denoising, noisy_image, read_zarr, run_inline, write_zarr
 
 OME = {"output": {"format": "ome-zarr"}}
 
@@ -101,3 +105,33 @@ def test_without_a_denoiser_pixels_are_stored_as_they_are(tmp_path: Path, dtype:
         pixels[5, 5:9] = np.nan, np.inf, -np.inf, np.finfo(dtype).max
     source = write_zarr(tmp_path / "in.zarr", pixels)
     np.testing.assert_array_equal(run_inline(job_of(source, tmp_path / "out.zarr", "none")), pixels)
+
+
+def test_a_run_that_goes_on_keeps_the_contrast_of_its_channels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples that could not be read when it began may be readable by now."""
+    words = {"axes": "CYX", "Channel": {"Name": ["DAPI", "GFP"]}}
+    tifffile.imwrite(tmp_path / "in.tif", noisy_image((2, 90, 80), "uint16"), ome=True, metadata=words)
+    job = job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0})
+    first = make_plan(job)
+    run = RunDirectory(first.run_directory)
+    run.create()
+    run.write_plan(kept_of(first))
+    monkeypatch.setattr(display, "TAILS", (10, 90))
+    again = make_plan(job)
+    assert again.resumes
+    assert again.layout == first.layout
+    assert make_plan(job, fresh=True).layout != first.layout
+
+
+@pytest.mark.parametrize("wanted", [0, -2])
+def test_fewer_levels_than_one_are_refused(tmp_path: Path, wanted: int) -> None:
+    config = tmp_path / "job.yaml"
+    config.write_text(
+        "version: 1\njob: denoise\ninput: {path: in.npy}\n"
+        f"output: {{path: o.zarr, levels: {wanted}}}\ndenoiser: {{name: none}}\n"
+    )
+    np.save(tmp_path / "in.npy", noisy_image((40, 40)))
+    with pytest.raises(ConfigError, match=f"output.levels: {wanted} is too small; write at least 1"):
+        load_denoising(config)

@@ -65,7 +65,7 @@ def common_checks(sections: Mapping[str, Any]) -> Mapping[tuple[str, str], Check
     --------
     >>> from halotile.graphs.kinds.sections import Output
     >>> sorted(common_checks({"target": Output}))
-    [('target', 'chunk'), ('target', 'dtype'), ('target', 'path'), ('target', 'shard')]
+    [('target', 'chunk'), ('target', 'dtype'), ('target', 'levels'), ('target', 'path'), ('target', 'shard')]
     """
     return {
         (name, key): check

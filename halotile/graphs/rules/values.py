@@ -220,6 +220,7 @@ COMMON: Mapping[tuple[type, str], Check] = {
     (Input, "spacing"): _spacing,
     (Input, "range"): _range,
     (Output, "path"): output_path,
+    (Output, "levels"): AtLeast(1),
     (Output, "shard"): AtLeast(1),
     (Output, "chunk"): AtLeast(1),
     (Output, "dtype"): _dtype,

@@ -62,7 +62,7 @@ def layout_of(
     count = geometry.output_shape[roles.axes.index("c")] if "c" in roles.axes else None
     ome = source.ome or OmeImage()
     if ome.omero is None and channels:
-        ome = replace(ome, omero={"channels": channels})
+        ome = replace(ome, omero={"channels": list(channels)})  # as it comes back from JSON
     return Layout(
         shape=geometry.output_shape,
         dtype=dtype,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,10 @@ TAILS = (0.1, 99.9)
 WHITE = "FFFFFF"
 
 
-def display_channels(source: Source, pixels: Readable) -> Channels:
+def display_channels(source: Source, pixels: Readable, previous: Mapping[str, Any] | None) -> Channels:
     """Return the channels as the ``omero`` metadata of OME-Zarr have them; none where the file does not describe them.
 
-    The contrast that a file leaves open is that of samples of the image.
+    The contrast that a file leaves open is that of samples of the image; a resumed run keeps the one that it began with.
 
     Parameters
     ----------
@@ -30,7 +31,11 @@ def display_channels(source: Source, pixels: Readable) -> Channels:
         The image.
     pixels : Readable
         Its pixels, with NaN in its holes.
+    previous : mapping, optional
+        The stored plan of the run that is resumed.
     """
+    if previous and (kept := previous["outputs"][0]["layout"].get("omero")):
+        return tuple(kept["channels"])
     count = source.shape[source.axes.index("c")] if "c" in source.axes else 1
     if len(source.channels) != count:
         return ()
