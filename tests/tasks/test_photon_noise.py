@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from skimage.data import retina
 
-from halotile.storage.grid import Region
 from halotile.tasks.denoisers.common.anscombe import SHARES, exact_inverse
 from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS
 from halotile.tasks.noise.photon_noise import estimate_photon_noise, fit_photon_noise, shows_photon_noise
+from tests.tasks.denoising import Stored
 
 Image = NDArray[np.float64]
-
-
-@dataclass
-class Stored:
-    """An array as a readable."""
-
-    pixels: NDArray[Any]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.pixels.shape)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self.pixels.dtype)
-
-    def read(self, region: Region) -> NDArray[Any]:
-        return self.pixels[region.slices]
 
 
 def clean() -> Image:

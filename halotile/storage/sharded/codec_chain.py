@@ -77,7 +77,7 @@ class Chain:
         if self.compressor.codec_id == "zstd":
             self._refuse_zstd_length(data)
         if self.compressor.codec_id == "lz4":
-            self._refuse_lz4_length(data)
+            self._refuse_length(int.from_bytes(data[:4].tobytes(), "little"))
         try:
             return np.frombuffer(self._decompress_bounded(data), np.uint8)
         except Exception as error:  # every codec raises different types
@@ -98,11 +98,10 @@ class Chain:
     def _refuse_zstd_length(self, data: Bytes) -> None:
         # If the content is shorter than the buffer, numcodecs leaves the rest uninitialized.
         length = _zstd_length(data.tobytes()[:_ZSTD_HEADER_BYTES])
-        if length is not None and length != self.nbytes:
-            raise DamagedData(f"its header names {length} bytes of pixels instead of {self.nbytes}")
+        if length is not None:
+            self._refuse_length(length)
 
-    def _refuse_lz4_length(self, data: Bytes) -> None:
-        length = int.from_bytes(data[:4].tobytes(), "little")
+    def _refuse_length(self, length: int) -> None:
         if length != self.nbytes:
             raise DamagedData(f"its header names {length} bytes of pixels instead of {self.nbytes}")
 
