@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 
 import numpy as np
 import psutil
 import pytest
+from numpy.typing import NDArray
 
 from halotile.cli import exits
+from halotile.errors import MemoryRefused
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.kinds.sections import Run, Tile
+from halotile.graphs.plans.trials.denoiser_trials import tried
+from halotile.graphs.waiting import no_report
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.function import Function, GivenFunction
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone keeps to it")
 
@@ -65,27 +73,6 @@ with size_limited(2**20):
 print(take(2**29))
 """
 
-WHILE_TRIED = """
-import numpy as np, psutil, resource
-from halotile.errors import MemoryRefused
-from halotile.graphs.kinds.sections import Run, Tile
-from halotile.graphs.waiting import no_report
-from halotile.graphs.plans.trials.denoiser_trials import tried
-from halotile.tasks.denoisers.function import GivenFunction
-
-class Free:
-    available = 2**28
-
-psutil.virtual_memory = Free
-def hungry(image):
-    return image + np.ones(2**26)[:1]  # 512 MiB
-try:
-    tried(GivenFunction(call=hungry, depth=0), Tile(), (500, 500), None, run=Run(), report=no_report)
-except MemoryRefused as error:
-    print("needs more memory than is free for an image of shape" in str(error))
-print(resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY, hungry(0).nbytes)
-"""
-
 COMMAND = """
 import resource, sys
 from halotile.cli.main import main
@@ -113,8 +100,23 @@ def test_a_process_is_limited_for_a_while_if_it_is_a_worker_of_ours() -> None:
     assert printed(FOR_A_WHILE) == [str(2**28), "refused", str(2**29)]
 
 
-def test_a_function_takes_no_more_than_is_free_while_it_is_tried() -> None:
-    assert printed(WHILE_TRIED) == ["True", "True", "8"]
+def hungry(image: NDArray[np.float32]) -> NDArray[np.float32]:
+    """It uses 3 GiB, if it gets them."""
+    return image + np.ones(3 * GIB // 8)[:1].astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "denoiser", [GivenFunction(call=hungry, depth=0), Function(import_=f"{__name__}:hungry", depth=0)]
+)
+def test_a_function_is_tried_with_the_memory_of_a_worker(denoiser: Denoiser) -> None:
+    run = Run(memory_per_worker="2GiB")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(
+        MemoryRefused,
+        match="memory_per_worker is 2 GiB, and .*hungry needs more than that to be tried",
+    ):
+        tried(denoiser, Tile(), (500, 500), None, run=run, report=no_report)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB; it would be 3 GiB here
 
 
 def test_a_command_takes_no_more_than_was_free() -> None:

@@ -65,7 +65,7 @@ class Denoiser(Protocol):
     """True if the model leaves out the holes of an image by itself: it takes ``valid``, 1 where a pixel was measured and 0 elsewhere,
     of the shape of the batch, in which holes are 0. Others get an image whose holes are filled."""
     tried_apart: ClassVar[bool] = False
-    """Checked and tried in a separate process: a user's network may take any amount of memory."""
+    """Checked and tried in a separate process: a user's own code may take any amount of memory."""
 
     @property
     def title(self) -> str:

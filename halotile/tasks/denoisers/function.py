@@ -32,6 +32,7 @@ class ArrayDenoiser(Pixelwise, ABC):
     dims: ClassVar[tuple[int, ...]] = (2, 3)
     boundary: ClassVar[str] = "cut"
     convolutional: ClassVar[bool] = False
+    tried_apart: ClassVar[bool] = True
 
     depth: int
     """Receptive field of the function, in pixels."""

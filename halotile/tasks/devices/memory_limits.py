@@ -6,16 +6,9 @@ All writable memory counts, in use or not; mapped files do not count, nor inacce
 from __future__ import annotations
 
 import resource
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import psutil
-
-_guard = threading.Lock()
-_entered: list[tuple[int, int]] = []
-"""For each thread inside :func:`no_more_than_free`, the limit before the first of them entered."""
 
 
 def limit_memory(limit_bytes: int) -> None:
@@ -52,25 +45,6 @@ def size_limited(total_bytes: int | None) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-@contextmanager
-def no_more_than_free() -> Iterator[None]:
-    """Make allocations of more memory than the machine has free fail, for the length of the context.
-
-    A limit that is already set stays.
-    """
-    with _guard:
-        _entered.append(_entered[0] if _entered else resource.getrlimit(resource.RLIMIT_DATA))
-        if len(_entered) == 1 and _entered[0][0] == resource.RLIM_INFINITY:
-            allow_memory(psutil.virtual_memory().available)
-    try:
-        yield
-    finally:
-        with _guard:
-            before = _entered.pop()
-            if not _entered:
-                resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def _memory_bytes(column: int) -> int:

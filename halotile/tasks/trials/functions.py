@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from halotile.errors import ConfigError, MemoryRefused
+from halotile.errors import ConfigError
 from halotile.storage.grid import Depth, Region, valid_part
 from halotile.tasks.denoisers.base import NARROW, ROUNDING
 from halotile.tasks.denoisers.function import ArrayDenoiser, Image, checked_result
@@ -59,9 +59,7 @@ def check_depth(
     Raises
     ------
     ConfigError
-        When results differ at this depth in a window, or the function fails.
-    MemoryRefused
-        When there is not enough memory for such an image.
+        When results differ at this depth in a window, the function fails, or such an image exceeds the memory.
     """
     frame = NARROW[len(depth)] // 2
     sides = tuple(max(2 * frame, -(-(a + b + frame // 2) // frame) * frame) for a, b in depth)
@@ -137,11 +135,11 @@ def _trial_image(
         # Few of its pixels stand out, as in real images: a threshold at a multiple of the noise keeps some.
         image[inside] = 0.5 * draw.random(sides) ** 4
         image = 1 - image if is_bright else image
-    except MemoryError as error:
-        raise MemoryRefused(
-            f"{denoiser.title} has a depth of {denoiser.depth}: an image to check that on, of {list(sides)} pixels, needs more memory than is free. "
+    except MemoryError:
+        raise ConfigError(
+            f"{denoiser.title} has a depth of {denoiser.depth}: an image to check that on, of {list(sides)} pixels, needs more memory than a worker has. "
             "Write a smaller depth, nearer to what the function needs."
-        ) from error
+        ) from None
     return image
 
 
@@ -176,13 +174,8 @@ def _compare(denoiser: ArrayDenoiser, image: Image, whole: Image, window: Region
 def _call(denoiser: ArrayDenoiser, image: Image) -> Image:
     try:
         return checked_result(denoiser.function(image), image)
-    except ConfigError:
+    except (ConfigError, MemoryError):
         raise
-    except MemoryError as error:
-        raise MemoryRefused(
-            f"{denoiser.title} needs more memory than is free for an image of shape {image.shape}: {error}. Write a function "
-            "that needs less, or close other programs."
-        ) from error
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{denoiser.title} failed on an image of shape {image.shape}: {type(error).__name__}: {error}. "

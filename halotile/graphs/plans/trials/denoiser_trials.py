@@ -31,7 +31,6 @@ from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import ROUNDING, Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory, torch_threads
-from halotile.tasks.devices.memory_limits import no_more_than_free
 from halotile.tasks.noise.draws import RandomImage
 from halotile.tasks.trials import functions
 from halotile.tasks.trials.bits import ReferenceFailed, tile_difference
@@ -79,7 +78,7 @@ def tried(
     report: Report,
     sides: Collection[str] = (),
 ) -> DenoiserTrial:
-    """Check a denoiser, and try what it does not declare; a user's own network in a process with a worker's memory.
+    """Check a denoiser, and try what it does not declare; a user's own code in a process with a worker's memory.
 
     Parameters
     ----------
@@ -105,8 +104,7 @@ def tried(
     on_trial = sides_as_channels(denoiser, sides)
     call = partial(_try_code, on_trial, tile, image, before and before.get("probed"), is_new=previous is None)
     if not denoiser.tried_apart:
-        with no_more_than_free():
-            return call()
+        return call()
     with report_if_slow(report, f"trying {denoiser.title} on small images, in tiles and whole"):
         return bounded(call, denoiser.title, run)
 
