@@ -102,7 +102,8 @@ def test_an_example_runs_as_it_is_written(
 def make_file(name: str, folder: Path) -> None:
     rng = np.random.default_rng(0)
     pixels = np.clip(0.5 + 0.1 * rng.standard_normal((300, 420)), 0, 1)
-    if name == "scan.tif":
+    if name.endswith(("scan.tif", "/a.tif", "/b.tif")):
+        (folder / name).parent.mkdir(exist_ok=True)
         tifffile.imwrite(folder / name, (pixels * 65535).astype("uint16"), tile=(128, 128))
     elif name == "photons.tif":
         counts = 100 + 2.1 * rng.poisson(np.linspace(5, 500, 420), pixels.shape)

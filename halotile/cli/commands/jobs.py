@@ -69,10 +69,14 @@ def run(
     no_tls: NoTls = False,
 ) -> None:
     """Run a job; one that was interrupted goes on where it was."""
+    from halotile.cli import many
     from halotile.cli.config.loading import load_job
     from halotile.cli.running import go, show
+    from halotile.graphs.kinds.patterns import takes_many
 
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
+    if takes_many(job):
+        go, show = many.go, many.show
     if dry_run:
         show(job, fresh=fresh, same_input=same_input, as_json=as_json)
         return
@@ -100,14 +104,19 @@ def plan(
 ) -> None:
     """Show what a run would do and cost, or why it is refused."""
     from halotile.cli.config.loading import load_job
+    from halotile.cli.many import show as show_many
     from halotile.graphs.clusters.base import AUTO, DEFAULT
     from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
     from halotile.graphs.clusters.workers.fork_server import expect_no_workers
+    from halotile.graphs.kinds.patterns import takes_many
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.runs.outputs.claim import look
 
     expect_no_workers()
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
+    if takes_many(job):
+        show_many(job, fresh=fresh, same_input=same_input, as_json=as_json)
+        return
     job_plan = make_plan(job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, report=complain)
     kind = cluster_kind_of(job_plan.cluster)
     is_shown = kind.name != DEFAULT or job_plan.cluster.kind == AUTO

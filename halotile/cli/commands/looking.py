@@ -19,10 +19,19 @@ def status(
     follow: Annotated[bool, typer.Option("--watch", help="Go on showing until the run is over.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show how a run stands, from its directory alone."""
+    """Show how a run stands, from its directory alone; that of a configuration, also of one for many images."""
+    from halotile.cli import many
+    from halotile.cli.config.loading import is_config, load_job
     from halotile.cli.screens.progress_report import make_report
     from halotile.cli.status import advice, find_run, read_status, status_rows, watch
+    from halotile.graphs.kinds.patterns import takes_many
 
+    if is_config(run_path):
+        job = load_job(run_path)
+        if takes_many(job):
+            many.status(job, follow=follow, as_json=as_json)
+            return
+        run_path = Path(job.place)
     directory = find_run(run_path)
     try:
         now = watch(directory, make_report(quiet=as_json)) if follow else read_status(directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from halotile.cli.config.problems import ConfigProblem, KeyPath
 from halotile.cli.config.yaml_source import Document
 from halotile.errors import ConfigError, HalotileError, InputError
+from halotile.graphs.kinds.patterns import is_pattern
+from halotile.graphs.kinds.sections import STEM
 from halotile.storage.disk.place import broken_link
 
 
@@ -61,9 +64,16 @@ class Findings:
         """Return all faults, with missing files, in the order of the document; the command line comes last."""
         outputs = {file for path, file in self._files.items() if self.makes_data and path[-1] == "data"}
         for path, file in self._files.items():
-            if "://" not in file and file not in outputs and not os.path.exists(file):
+            if "://" not in file and file not in outputs and not _exists(file):
                 self.fault(path, missing(file), InputError)
         return sorted(self._problems, key=_line)
+
+
+def _exists(file: str) -> bool:
+    """Return True for a file, for a pattern that matches one, and for a path that depends on it."""
+    return (
+        STEM in file or os.path.exists(file) or (is_pattern(file) and any(glob.iglob(file, recursive=True)))
+    )
 
 
 def missing(file: str | os.PathLike[str]) -> str:

@@ -19,6 +19,7 @@ from halotile.cli.config.problems import KeyPath, raise_problems
 from halotile.cli.config.sections import check_cluster, check_config
 from halotile.cli.config.yaml_source import Document, read_file, read_text
 from halotile.errors import ConfigError
+from halotile.graphs.kinds.patterns import for_its_image, takes_many
 from halotile.graphs.kinds.sections import Cluster, Job
 
 
@@ -129,6 +130,11 @@ def _key_path(key: str) -> KeyPath | None:
     return tuple(path)
 
 
+def is_config(path: Path) -> bool:
+    """Return True for a configuration file, by its suffix."""
+    return path.suffix.lower() in (".yaml", ".yml") and path.is_file()
+
+
 def load_job(
     path: Path,
     overrides: Iterable[str] = (),
@@ -221,4 +227,5 @@ def _finish(document: Document, base: Path, name: str, flags: Flags, makes_data:
     job, problems = check_config(document, base, makes_data=makes_data)
     raise_problems(name, problems)
     assert job is not None
-    return dataclasses.replace(job, allow_import=flags.allow_import)
+    job = dataclasses.replace(job, allow_import=flags.allow_import)
+    return job if takes_many(job) else for_its_image(job)

@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from halotile import registry
 from halotile.tasks.options import Auto
@@ -24,6 +24,8 @@ ReadPath = Annotated[str, READ]
 """Path of a file that is read: it has to exist when a job is checked."""
 OwnPath = Annotated[str, OWN]
 """Path that need not exist when a job is checked."""
+STEM = "{stem}"
+"""Stands for the name of each image, without its suffix."""
 Size = int | tuple[int, ...]
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -56,7 +58,7 @@ class Input:
     __pydantic_config__ = STRICT
 
     path: ReadPath
-    """Zarr array or OME-Zarr group; TIFF, .npy, HDF5, PNG or JPEG file, or a microscope's."""
+    """Zarr array or OME-Zarr group; TIFF, .npy, HDF5, PNG or JPEG file, or a microscope's. A pattern such as "scans/*.tif": each of these images."""
     level: int = 0
     """Resolution level of an OME-Zarr or pyramidal TIFF; 0 is the finest."""
     dataset: str | int | None = None
@@ -292,6 +294,9 @@ class Job(ABC):
     @abstractmethod
     def moved_to(self, place: str) -> Self:
         """Return the same job with its first output at another path."""
+
+
+AJob = TypeVar("AJob", bound=Job)
 
 
 @dataclass(frozen=True, kw_only=True)

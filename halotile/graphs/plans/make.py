@@ -9,6 +9,7 @@ from pathlib import Path
 from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.kinds.base import PlanRequest
 from halotile.graphs.kinds.finder import kind_of
+from halotile.graphs.kinds.patterns import takes_many
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.rules.check import check_job
@@ -54,6 +55,11 @@ def make_plan(
         When two outputs are at one place.
     """
     check_job(job)
+    if takes_many(job):
+        raise ConfigError(
+            "input.path is a pattern, which `recon-cli run` and `recon-cli plan` take image by image, on one cluster. For a batch job write "
+            "`recon-cli run` into its script; in Python call halotile.denoise for each of glob.glob."
+        )
     kind = kind_of(job)
     if same_input and not kind.inputs:
         raise ConfigError(

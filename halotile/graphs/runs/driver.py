@@ -17,7 +17,7 @@ from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.runs.passes.block_pass import BlockPass
 from halotile.graphs.runs.passes.books import open_books
 from halotile.graphs.runs.passes.gather_pass import ONE_BLOCK, GatherPass
-from halotile.graphs.runs.session import ClusterPass, Session
+from halotile.graphs.runs.session import ClusterPass, Session, SharedCluster
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import Status
 from halotile.graphs.watching.progress import Observer, Progress
@@ -27,7 +27,9 @@ from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.tasks.block import BadBlock
 
 
-def run(plan: Plan, *, observer: Observer | None = None, cluster: RunningCluster | None = None) -> Outcome:
+def run(
+    plan: Plan, *, observer: Observer | None = None, cluster: RunningCluster | SharedCluster | None = None
+) -> Outcome:
     """Run a plan to its end, or resume an interrupted run.
 
     Parameters
@@ -36,8 +38,8 @@ def run(plan: Plan, *, observer: Observer | None = None, cluster: RunningCluster
         Result of :func:`halotile.graphs.plans.make.make_plan`.
     observer : callable, optional
         Called with a :class:`Progress` about twice a second.
-    cluster : RunningCluster, optional
-        A running cluster to use; by default the cluster of the job is started, and ended.
+    cluster : RunningCluster or SharedCluster, optional
+        A running cluster to use, or one of several runs; by default the cluster of the job is started, and ended.
 
     Raises
     ------
@@ -81,7 +83,7 @@ class _Place:
 class _Driver:
     """Takes the passes of one run through a cluster."""
 
-    def __init__(self, context: RunContext, cluster: RunningCluster | None) -> None:
+    def __init__(self, context: RunContext, cluster: RunningCluster | SharedCluster | None) -> None:
         self.context = context
         self.cluster = cluster
         self.plan, self.outputs, self.status = context.plan, context.outputs, context.status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from types import TracebackType
@@ -51,6 +52,38 @@ class ClusterPass(Protocol):
         ...
 
 
+class SharedCluster:
+    """A cluster for several runs, one after the other; started when the first needs it, and anew where it was lost.
+
+    Parameters
+    ----------
+    workers : int
+        The largest number of workers that one of the runs asks for.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._running: RunningCluster | None = None
+        self._held = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def lend(self, start: Callable[[int], AbstractContextManager[RunningCluster]]) -> RunningCluster:
+        """Return the cluster, started with the number of workers unless it is running."""
+        if self._running is None:
+            self._running = self._held.enter_context(start(self.workers))
+        return self._running
+
+    def close(self) -> None:
+        """End the cluster."""
+        self._running = None
+        self._held.close()
+
+
 class Session:
     """Takes passes through a cluster.
 
@@ -62,12 +95,16 @@ class Session:
         The cluster section of the job.
     status : Status
         Receiver of reports.
-    given : RunningCluster, optional
-        A running cluster, which is used instead, and left running.
+    given : RunningCluster or SharedCluster, optional
+        A running cluster, or one of several runs, which is used instead, and left running.
     """
 
     def __init__(
-        self, run: Run, choice: ClusterChoice, status: Status, given: RunningCluster | None = None
+        self,
+        run: Run,
+        choice: ClusterChoice,
+        status: Status,
+        given: RunningCluster | SharedCluster | None = None,
     ) -> None:
         self.run = run
         self.choice = choice
@@ -113,6 +150,8 @@ class Session:
             except (Stalled, ConnectionError, TimeoutError) as error:
                 wanted.untidy = True
                 self._end(report=not isinstance(error, Stalled))  # a worker that hangs answers nobody
+                if isinstance(self.given, SharedCluster):
+                    self.given.close()
                 restarts = 0 if len(wanted.journal.done) > before else restarts + 1
                 if restarts >= RESTARTS:
                     raise
@@ -140,8 +179,11 @@ class Session:
         self._held.close()
 
     def _start(self) -> AbstractContextManager[RunningCluster]:
-        if self.given is not None:
-            return nullcontext(self.given)
+        if isinstance(self.given, SharedCluster):
+            return nullcontext(self.given.lend(self._started))
+        return self._started() if self.given is None else nullcontext(self.given)
+
+    def _started(self, workers: int = 0) -> AbstractContextManager[RunningCluster]:
         kind = cluster_kind_of(self.choice)
         if kind.name != DEFAULT or self.choice.kind == AUTO:
             self.status.report(f"cluster: {kind.name}, {kind.why}")
@@ -149,7 +191,7 @@ class Session:
         start: Start = find("clusters", kind.name).start
         return start(
             Order(
-                workers=self.run.count,
+                workers=max(self.run.count, workers),
                 memory_bytes=parse_bytes(self.run.memory_per_worker),
                 choice=self.choice,
                 folder=self.directory.path,

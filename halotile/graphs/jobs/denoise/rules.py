@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from halotile.graphs.jobs.denoise.job import NoiseModel
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.sections import Input, Output, Tile
-from halotile.graphs.rules.combinations import Faults, check_depth, check_sizes
+from halotile.graphs.rules.combinations import Faults, check_depth, check_pattern, check_sizes
 from halotile.graphs.rules.values import Above, AtLeast
 from halotile.tasks.denoisers.base import Denoiser, Leveled
 
@@ -70,4 +70,4 @@ def noise_of_denoiser(
         )
 
 
-RULES = (sizes_of_input, check_depth, noise_of_camera, noise_of_denoiser)
+RULES = (check_pattern, sizes_of_input, check_depth, noise_of_camera, noise_of_denoiser)

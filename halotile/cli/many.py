@@ -1,0 +1,228 @@
+"""One job for many images on the command line: its plan, its run, its status."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from halotile.cli import exits
+from halotile.cli.screens.screen import complain, print_json, print_rows
+from halotile.errors import ConfigError, HalotileError
+from halotile.graphs.amounts import bytes_text, counted, first_line
+from halotile.graphs.kinds.patterns import jobs_of
+from halotile.graphs.units import percent, rate_text, seconds_text
+
+if TYPE_CHECKING:
+    from halotile.cli.status import RunStatus
+    from halotile.graphs.kinds.base import Row
+    from halotile.graphs.kinds.sections import Job
+    from halotile.graphs.runs.many_images import ManyOutcomes, ManyPlans
+
+MOST_ROWS = 20
+"""Images that are listed one by one."""
+
+
+def show(job: Job, *, fresh: bool, same_input: bool, as_json: bool) -> None:
+    """Print what a run would do for each image; nothing is started or written."""
+    from halotile.graphs.clusters.workers.fork_server import expect_no_workers
+
+    expect_no_workers()
+    many = _plan(job, fresh=fresh, same_input=same_input, quiet=as_json)
+    if as_json:
+        images = {path: plan.summary() for path, plan in many.plans.items()}
+        print_json({"images": images, "failed": _errors(many.failed)})
+    else:
+        print_rows("plan", _plan_rows(many))
+    many.check_disk()
+    _end(many.failed, len(many.plans))
+
+
+def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -> None:
+    """Run a job for each image; interrupted ones are resumed, and those that fail are named at the end."""
+    began = time.perf_counter()
+    from halotile.cli.screens.outcome_rows import outcome_json
+    from halotile.cli.screens.progress_report import make_report
+    from halotile.graphs.runs.many_images import run_many
+
+    many = _plan(job, fresh=fresh, same_input=same_input, quiet=quiet)
+    many.check_disk()
+    planned = time.perf_counter()
+    if not quiet:
+        for note in _notes(many):
+            complain(f"note: {note}")
+    numbers = {path: number for number, path in enumerate(many.plans, 1)}
+    with make_report(quiet=quiet) as report:
+        ended = run_many(
+            many,
+            observer=report,
+            introduce=lambda path, plan: (
+                f"image {numbers[path]} of {len(numbers)}, {_name(path)}: {plan.kind.headline(plan.summary())}"
+            ),
+        )
+    times = planned - began, time.perf_counter() - began
+    if as_json:
+        images = {path: outcome_json(outcome, *times) for path, outcome in ended.outcomes.items()}
+        print_json({"images": images, "failed": _errors(ended.failed)})
+    elif not quiet:
+        print_rows(
+            "finished" if not ended.failed else "finished, but for the images below", _rows(ended, *times)
+        )
+    bad = {path: outcome.quarantined for path, outcome in ended.outcomes.items() if outcome.quarantined}
+    for path, blocks in bad.items():
+        complain(f"quarantined: {counted(len(blocks), 'block')} of {path}: {first_line(blocks[0].error)}")
+    _end(ended.failed, len(ended.outcomes), is_bad=bool(bad))
+
+
+def status(job: Job, *, follow: bool, as_json: bool) -> None:
+    """Show how the run of each image stands."""
+    from halotile.cli.screens.progress_report import make_report
+    from halotile.cli.status import watch
+
+    stand = _stand(job)
+    while follow and (active := next((one for one in stand.values() if one and not one.over), None)):
+        watch(active.directory, make_report(quiet=as_json))
+        time.sleep(1)  # the next image begins
+        stand = _stand(job)
+    states = {path: "not begun" if one is None else one.state for path, one in stand.items()}
+    if as_json:
+        print_json(
+            {
+                "images": {
+                    path: one.to_json() if one else {"state": "not begun"} for path, one in stand.items()
+                }
+            }
+        )
+        return
+    counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
+    rows = [("images", ", ".join(f"{count:,} {state}" for state, count in counts.items()))]
+    rows += [
+        (_done(stand[path]), f"{_name(path)}: {state}")
+        for path, state in states.items()
+        if state != "finished"
+    ][:MOST_ROWS]
+    print_rows(f"{counts.get('finished', 0):,} of {counted(len(stand), 'image')} finished", rows)
+
+
+def _stand(job: Job) -> dict[str, RunStatus | None]:
+    """Return the status of the run of each image; None where it has not begun."""
+    from halotile.cli.status import find_run, read_status
+
+    stand: dict[str, RunStatus | None] = {}
+    for path, one in jobs_of(job).items():
+        try:
+            stand[path] = read_status(find_run(Path(one.place)))
+        except ConfigError:
+            stand[path] = None
+    return stand
+
+
+def _name(path: str) -> str:
+    return PurePath(path).name
+
+
+def _done(one: RunStatus | None) -> str:
+    return f"{percent(one.progress.done, one.progress.total):.0f} %" if one and one.progress.total else ""
+
+
+def _plan(job: Job, *, fresh: bool, same_input: bool, quiet: bool) -> ManyPlans:
+    from halotile.graphs.clusters.detection.launchers import copy_of
+    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.plans.plan import Plan
+    from halotile.graphs.runs.many_images import plan_many
+    from halotile.graphs.runs.outputs.replacing import check_outputs
+    from halotile.graphs.waiting import no_report
+
+    if copy_of() is not None:
+        raise ConfigError(
+            "input.path is a pattern, which one copy of the command takes. Start it without mpirun and srun."
+        )
+
+    def planned(one: Job) -> Plan:
+        plan = make_plan(one, fresh=fresh, same_input=same_input, report=no_report if quiet else complain)
+        check_outputs(plan)
+        return plan
+
+    return plan_many(jobs_of(job), planned)
+
+
+def _plan_rows(many: ManyPlans) -> list[Row]:
+    plans = many.plans
+    listed = [
+        (_name(path), plan.kind.headline(plan.summary())) for path, plan in list(plans.items())[:MOST_ROWS]
+    ]
+    unlisted = [("", f"and {len(plans) - MOST_ROWS:,} more")] if len(plans) > MOST_ROWS else []
+    sizes = bytes_text(sum(plan.output_bytes for plan in plans.values()))
+    memory = bytes_text(max(plan.memory_bytes for plan in plans.values()))
+    return [
+        *listed,
+        *unlisted,
+        ("", ""),
+        (
+            "images",
+            f"{len(plans):,}, one after the other on {counted(max(plan.run.count for plan in plans.values()), 'worker')}",
+        ),
+        ("blocks", f"{sum(plan.blocks for plan in plans.values()):,}"),
+        ("outputs", f"{sizes} at most"),
+        ("memory", f"{memory} in one worker at most"),
+        *(("note", note) for note in _notes(many)),
+    ]
+
+
+def _notes(many: ManyPlans) -> list[str]:
+    """Return the notes of the plans, one of each form: with other numbers it is about other images."""
+    notes: dict[str, list[tuple[str, str]]] = {}
+    for path, plan in many.plans.items():
+        for note in plan.notes:
+            notes.setdefault(re.sub(r"[0-9.]+", "", note), []).append((path, note))
+    return [_of_images(alike, len(many.plans)) for alike in notes.values()]
+
+
+def _of_images(alike: Sequence[tuple[str, str]], count: int) -> str:
+    path, note = alike[0]
+    if len(alike) == count and len({text for _, text in alike}) == 1:
+        return note
+    return f"{_name(path)}: {note}" + (
+        f"; in {counted(len(alike) - 1, 'other image')} as well, each by itself" if len(alike) > 1 else ""
+    )
+
+
+def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> list[Row]:
+    outcomes = ended.outcomes.values()
+    done, total, resumed = (
+        sum(getattr(one, name) for one in outcomes) for name in ("done", "total", "resumed")
+    )
+    rows = [
+        ("images", f"{len(outcomes):,} of {len(outcomes) + len(ended.failed):,}"),
+        (
+            "blocks",
+            f"{done:,} of {total:,} done{f', {resumed:,} of them by an earlier run' if resumed else ''}",
+        ),
+    ]
+    seconds = sum(one.seconds for one in outcomes)
+    if done > resumed:
+        pixels = sum(one.megapixels_per_second * one.seconds for one in outcomes)
+        rows += [
+            ("throughput", f"{rate_text(pixels / seconds)} over {seconds_text(seconds)}"),
+            ("time", f"{seconds_text(total_seconds)} in all, of which {seconds_text(plan_seconds)} to plan"),
+            ("peak memory", f"{bytes_text(max(one.peak_memory_bytes for one in outcomes))} in one worker"),
+        ]
+    return rows
+
+
+def _errors(failed: Mapping[str, HalotileError]) -> list[dict[str, Any]]:
+    return [{"image": path, "error": str(error)} for path, error in failed.items()]
+
+
+def _end(failed: Mapping[str, HalotileError], finished: int, *, is_bad: bool = False) -> None:
+    """Name the images that failed, and end with the exit code for them: that of the only error, where none was finished."""
+    for path, error in failed.items():
+        complain(f"failed: {path}: {str(error).removeprefix(f'{path}: ')}")
+    if failed and not finished:
+        raise typer.Exit(exits.exit_code(next(iter(failed.values()))))
+    if failed or is_bad:
+        raise typer.Exit(exits.QUARANTINED)

@@ -1,0 +1,88 @@
+"""A job for each image that a pattern such as ``scans/*.tif`` matches."""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from halotile.errors import ConfigError, InputError
+from halotile.graphs.kinds.sections import STEM, AJob, Job
+from halotile.storage.run_directory.directory import RunDirectory
+
+
+def is_pattern(path: str) -> bool:
+    """Return True for a path with ``*``, ``?`` or ``[``, unless it is the name of a file.
+
+    Examples
+    --------
+    >>> is_pattern("scans/*.tif"), is_pattern("scans/a.tif"), is_pattern("s3://scans/*.zarr")
+    (True, False, False)
+    """
+    return "://" not in path and glob.has_magic(path) and not os.path.lexists(path)
+
+
+def takes_many(job: Job) -> bool:
+    """Return True where the input of a job is a pattern."""
+    section = getattr(job, "input", None)
+    return section is not None and is_pattern(section.path)
+
+
+def jobs_of(job: AJob) -> dict[str, AJob]:
+    """Return a job for each image that the pattern matches, by its path, in the order of the paths.
+
+    Outputs of these jobs and their run directories are left out, so that they may lie beside the images.
+
+    Raises
+    ------
+    InputError
+        When nothing matches.
+    ConfigError
+        When two images would have one output.
+    """
+    section: Any = job.input  # type: ignore[attr-defined]
+    pattern = section.path
+    jobs = {
+        path: for_its_image(replace(job, input=replace(section, path=path)))  # type: ignore[call-arg]
+        for path in sorted(glob.glob(pattern, recursive=True))
+    }
+    places = {path: one.place for path, one in jobs.items()}
+    made: dict[str, set[str]] = {}
+    for path, place in places.items():
+        for name in (place, str(RunDirectory.beside(place).path)):
+            made.setdefault(name, set()).add(path)
+    jobs = {path: one for path, one in jobs.items() if made.get(path, set()) <= {path}}
+    if not jobs:
+        raise InputError(f"input.path is {pattern}: no image matches. Write a pattern of names that exist.")
+    first: dict[str, str] = {}
+    for path in jobs:
+        if (other := first.setdefault(places[path], path)) != path:
+            raise ConfigError(
+                f"{other} and {path} would both be written to {places[path]}: {STEM} is the name without its suffix. "
+                "Write a pattern that matches one of them."
+            )
+    return jobs
+
+
+def for_its_image(job: AJob) -> AJob:
+    """Return a job with the stem of its image in place of ``{stem}``, in the paths of its output and of side inputs."""
+    section: Any = getattr(job, "input", None)
+    if section is None:
+        return job
+    word = stem(section.path)
+    sides = {name: side.replace(STEM, word) for name, side in section.sides.items()}
+    moved: AJob = job.moved_to(job.place.replace(STEM, word))
+    return replace(moved, input=replace(section, sides=sides))  # type: ignore[call-arg]
+
+
+def stem(path: str) -> str:
+    """Return the name of an image without its suffix.
+
+    Examples
+    --------
+    >>> stem("scans/a.tif"), stem("scans/a.b.ome.zarr")
+    ('a', 'a.b')
+    """
+    return PurePath(path).stem.removesuffix(".ome")

@@ -1,0 +1,161 @@
+"""One job for many images: planned together, run one after the other on one cluster, each with a run of its own."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from halotile.errors import ClusterFailed, DiskRefused, HalotileError, Stalled, Stopped
+from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.kinds.sections import Job
+from halotile.graphs.plans.plan import Plan, check_inodes, existing_parent
+from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.outcome import Outcome
+from halotile.graphs.runs.session import SharedCluster
+from halotile.graphs.watching.progress import Observer, Progress
+
+_OF_ALL = (DiskRefused, ClusterFailed, Stalled, Stopped)
+"""Errors that the next image would meet as well."""
+
+
+_SUMMED = (
+    "done", "resumed", "pixels_done", "seconds", "read_bytes", "written_bytes", "compute_seconds", "retried", "failed", "holes",
+)  # fmt: skip
+_LARGEST = ("peak_memory_bytes", "device_peak_bytes", "start_seconds")
+
+
+@dataclass(frozen=True)
+class ManyPlans:
+    """The plans of the images by their paths, and the errors of those that cannot be planned."""
+
+    plans: Mapping[str, Plan]
+    failed: Mapping[str, HalotileError]
+
+    def check_disk(self) -> None:
+        """Refuse outputs that together need more disk than there is.
+
+        Raises
+        ------
+        DiskRefused
+            With the figures, and what to write instead.
+        """
+        disks: dict[int, list[Plan]] = {}
+        for plan in self.plans.values():
+            if not plan.resumes:
+                disks.setdefault(os.stat(existing_parent(plan.output)).st_dev, []).append(plan)
+        for plans in disks.values():
+            folder = existing_parent(plans[0].output)
+            needed, free = sum(plan.output_bytes for plan in plans), shutil.disk_usage(folder).free
+            check_inodes(sum(plan.inodes for plan in plans), folder)
+            if needed > free:
+                raise DiskRefused(
+                    f"the outputs of {counted(len(plans), 'image')} take up to {bytes_text(needed)}, and {folder} has {bytes_text(free)} free. "
+                    "Write output.path on a larger disk, or a pattern of fewer images."
+                )
+
+
+@dataclass(frozen=True)
+class ManyOutcomes:
+    """The outcomes of the images by their paths, and the errors of those that failed."""
+
+    outcomes: Mapping[str, Outcome]
+    failed: Mapping[str, HalotileError]
+
+
+def plan_many(jobs: Mapping[str, Job], make_plan: Callable[[Job], Plan]) -> ManyPlans:
+    """Plan the job of each image.
+
+    Raises
+    ------
+    HalotileError
+        That of the first image, where none can be planned: then it may be the job's own.
+    """
+    plans, failed = {}, {}
+    for path, job in jobs.items():
+        try:
+            plans[path] = make_plan(job)
+        except HalotileError as error:
+            failed[path] = error
+    if not plans:
+        raise next(iter(failed.values()))
+    return ManyPlans(plans, failed)
+
+
+def run_many(
+    many: ManyPlans,
+    *,
+    observer: Observer | None = None,
+    introduce: Callable[[str, Plan], str] = lambda path, _: path,
+) -> ManyOutcomes:
+    """Run the plans one after the other; an image that fails does not keep the others from being finished.
+
+    Parameters
+    ----------
+    many : ManyPlans
+        The plans.
+    observer : callable, optional
+        Called with the progress of all of them together.
+    introduce : callable
+        Returns the message at the beginning of an image.
+
+    Raises
+    ------
+    DiskRefused, ClusterFailed, Stalled, Stopped
+        Where the next image would fail as well; what is done stays done.
+    """
+    outcomes, failed = {}, dict(many.failed)
+    together = _Together(many.plans, observer)
+    with SharedCluster(max(plan.run.count for plan in many.plans.values())) as cluster:
+        for path, plan in many.plans.items():
+            together.begin(introduce(path, plan))
+            try:
+                outcomes[path] = run(plan, observer=together, cluster=cluster)
+            except _OF_ALL:
+                raise
+            except HalotileError as error:
+                failed[path] = error
+            together.end()
+    return ManyOutcomes(outcomes, failed)
+
+
+class _Together:
+    """Adds the progress of an image to that of the images before it: one start, one end, and each message once."""
+
+    def __init__(self, plans: Mapping[str, Plan], observer: Observer | None) -> None:
+        self.observer = observer
+        phases = [phase for plan in plans.values() for phase in plan.work.passes]
+        self.total = sum(len(phase.grid) * phase.times for phase in phases)
+        self.pixels = sum(math.prod(phase.grid.shape) * phase.times for phase in phases)
+        self.left = len(plans)
+        self.before = self.now = Progress("start", 0, 0, self.total, 0, self.pixels, 0.0)
+        self.lines: list[str] = []
+        """Lines that the observer has not been given yet."""
+        self.seen: set[str] = set()
+
+    def begin(self, line: str) -> None:
+        """Begin an image with a line, which goes with its first progress."""
+        self.left -= 1
+        self.lines = [line]
+
+    def end(self) -> None:
+        """Keep what the image has added."""
+        self.before = self.now
+
+    def __call__(self, progress: Progress) -> None:
+        """Pass the progress on, with that of the images before."""
+        lines = [line for line in progress.message.splitlines() if line not in self.seen]
+        self.seen.update(lines)
+        message, self.lines = "\n".join([*self.lines, *lines]), []
+        is_between = progress.phase == "start" if self.before.seconds else False
+        is_between |= progress.phase == "stop" and self.left > 0
+        values = {name: getattr(self.before, name) + getattr(progress, name) for name in _SUMMED}
+        values |= {name: max(getattr(self.before, name), getattr(progress, name)) for name in _LARGEST}
+        phase = self.now.phase if is_between else progress.phase
+        self.now = replace(
+            progress, phase=phase, total=self.total, pixels_total=self.pixels, message="", **values
+        )
+        if self.observer is not None:
+            self.observer(replace(self.now, message=message))

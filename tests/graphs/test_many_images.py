@@ -1,0 +1,182 @@
+"""One job for many images: each as by itself, on one cluster; those that fail are named, and the others are finished."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from halotile.cli import exits
+from halotile.cli.main import app
+from halotile.errors import ConfigError, DiskRefused, InputError
+from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import Order, RunningCluster
+from halotile.graphs.kinds.patterns import jobs_of
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.many_images import plan_many
+from halotile.graphs.runs.session import SharedCluster
+from tests.support import load_denoising, noisy_image, read_zarr, run_inline
+
+CONFIG = """\
+version: 1
+job: denoise
+input:    {path: "scans/*.npy", sides: {mask: "masks/{stem}.npy"}}
+output:   {path: "clean/{stem}.zarr", shard: 32, chunk: 16}
+denoiser: {name: tv, sigma: auto, strength: 1}
+tile:     {block: 32}
+run:      {workers: 2}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Two images with masks, and a file that is none."""
+    for folder in ("scans", "masks", "clean"):
+        (tmp_path / folder).mkdir()
+    for seed, name in enumerate(("a", "b.c")):
+        np.save(tmp_path / f"scans/{name}.npy", noisy_image((70, 50 + seed), seed=seed))
+        np.save(tmp_path / f"masks/{name}.npy", np.ones((70, 50 + seed), bool))
+    (tmp_path / "scans/none.npy").write_text("none")
+    path = tmp_path / "job.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch, cluster: RunningCluster) -> list[Order]:
+    """The orders of local clusters, which are given the one that runs."""
+    orders: list[Order] = []
+
+    @contextmanager
+    def start(order: Order) -> Iterator[RunningCluster]:
+        orders.append(order)
+        yield cluster
+
+    monkeypatch.setattr(local, "start", start)
+    return orders
+
+
+def command(*words: Any) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.cluster
+def test_each_image_is_as_by_itself_and_a_bad_one_is_named(config: Path, starts: list[Order]) -> None:
+    code, out, told = command("run", config)
+    assert (code, len(starts)) == (exits.QUARANTINED, 1)
+    assert "2 of 3" in out
+    assert "none.npy: " in told.splitlines()[-1]
+    assert "image 2 of 2, b.c.npy: tv: 70 × 51 float32" in told
+    for name in ("a", "b.c"):
+        alone = load_denoising(
+            config, [f"input.path={config.parent}/scans/{name}.npy", f"output.path={name}-alone.zarr"]
+        )
+        np.testing.assert_array_equal(read_zarr(config.parent / f"clean/{name}.zarr"), run_inline(alone))
+
+
+@pytest.mark.cluster
+def test_the_same_command_does_what_is_left(config: Path, starts: list[Order]) -> None:
+    command("run", config)
+    for name in ("scans", "masks"):
+        shutil.copy(config.parent / f"{name}/a.npy", config.parent / f"{name}/d.npy")
+    (config.parent / "scans/none.npy").unlink()
+    assert "2 finished" in command("status", config)[1]
+    code, out, _ = command("run", config, "--json")
+    images = json.loads(out)["images"]
+    assert (code, [(one["done"], one["resumed"]) for one in images.values()]) == (
+        exits.OK,
+        [(6, 6), (6, 6), (6, 0)],
+    )
+    assert "3 of 3 images finished" in command("status", config)[1]
+
+
+def test_the_plan_lists_images_and_failures(config: Path) -> None:
+    code, out, told = command("plan", config)
+    assert code == exits.QUARANTINED
+    assert [line.split()[0] for line in out.splitlines()[1:3]] == ["a.npy", "b.c.npy"]
+    assert "12" in next(line for line in out.splitlines() if "blocks " in line)
+    assert "noise level" in out
+    assert "in 1 other image as well" in out
+    assert "failed: " in told
+
+
+def test_where_all_fail_the_fault_is_the_first_one(config: Path) -> None:
+    code, _, told = command("run", config, "--set", "input.axes=zyx")
+    assert (code, "axes" in told) == (exits.BAD_DATA, True)
+
+
+def test_outputs_may_lie_beside_the_images(config: Path) -> None:
+    words = ["input.path=scans/*", "output.path=scans/{stem}.zarr"]
+    job = load_denoising(config, words)
+    for path in ("scans/a.zarr", "scans/a.zarr.run", "scans/b.c.zarr"):
+        (config.parent / path).mkdir()
+    assert [Path(path).name for path in jobs_of(job)] == ["a.npy", "b.c.npy", "none.npy"]
+
+
+def test_two_images_with_one_output_are_refused(config: Path) -> None:
+    (config.parent / "scans/a.tif").write_text("")
+    with pytest.raises(ConfigError, match=r"a\.npy and .*a\.tif would both be written to .*clean/a\.zarr"):
+        jobs_of(load_denoising(config, ["input.path=scans/*"]))
+
+
+def test_the_stem_is_that_of_a_single_image_too(config: Path) -> None:
+    job = load_denoising(config, ["input.path=scans/a.npy"])
+    assert (job.output.path, job.input.sides["mask"]) == (
+        f"{config.parent}/clean/a.zarr",
+        f"{config.parent}/masks/a.npy",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (
+            "output.path=clean/all.zarr",
+            ConfigError,
+            r"write \{stem\} for the name of each image, such as .*clean/\{stem\}\.zarr",
+        ),
+        ("input.path=scans/*.tif", InputError, r"scans/\*\.tif does not exist"),
+    ],
+)
+def test_a_pattern_that_cannot_be_is_refused(
+    config: Path, change: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        load_denoising(config, [change])
+
+
+def test_other_commands_say_what_takes_a_pattern(config: Path) -> None:
+    with pytest.raises(ConfigError, match=r"input\.path is a pattern, which `recon-cli run`.*glob\.glob"):
+        make_plan(load_denoising(config))
+
+
+def test_disk_is_reckoned_for_all_together(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (config.parent / "scans/none.npy").unlink()
+    many = plan_many(jobs_of(load_denoising(config)), make_plan)
+    one = max(plan.output_bytes for plan in many.plans.values())
+    usage = shutil.disk_usage(config)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=one))
+    with pytest.raises(DiskRefused, match="the outputs of 2 images take up to"):
+        many.check_disk()
+
+
+def test_a_shared_cluster_is_started_once_and_again_after_its_loss() -> None:
+    started: list[int] = []
+
+    def start(workers: int) -> Any:
+        started.append(workers)
+        return nullcontext(cast(RunningCluster, f"cluster {len(started)}"))
+
+    with SharedCluster(3) as shared:
+        assert cast(Any, [shared.lend(start), shared.lend(start)]) == ["cluster 1"] * 2
+        shared.close()
+        assert cast(Any, shared.lend(start)) == "cluster 2"
+    assert started == [3, 3]
