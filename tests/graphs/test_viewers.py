@@ -1,6 +1,6 @@
 """Outputs in the libraries that viewers open images with: calibrated, named, in levels.
 
-ome-zarr and napari-ome-zarr need another version of fsspec than the tested set has: their tests run where they are installed.
+requirements-viewers.txt installs them.
 """
 
 from __future__ import annotations
@@ -128,6 +128,18 @@ def test_ngff_zarr_reads_and_validates_it(case: tuple[Path, Image, dict[str, Any
     assert [images[0].scale[axis] for axis in expected["axes"]] == expected["scale"]
     assert images[1].translation["x"] == expected["scale"][-1] / 2
     np.testing.assert_array_equal(np.asarray(images[0].data), pixels)
+
+
+def test_bioio_reads_it(case: tuple[Path, Image, dict[str, Any]]) -> None:
+    bioio = pytest.importorskip("bioio_ome_zarr")
+    path, pixels, expected = case
+    image = bioio.Reader(str(path))
+    np.testing.assert_array_equal(image.data, pixels)
+    assert list(image.resolution_levels) == [0, 1, 2]
+    assert image.channel_names == expected["names"]
+    sizes = dict(zip(expected["axes"], expected["scale"], strict=True))
+    assert (image.physical_pixel_sizes.Y, image.physical_pixel_sizes.X) == (sizes["y"], sizes["x"])
+    assert image.time_interval == sizes.get("t")
 
 
 def test_napari_shows_it_with_sizes_names_and_contrast(case: tuple[Path, Image, dict[str, Any]]) -> None:
