@@ -24,7 +24,7 @@ help:  ## list the commands
 demo: $(VENV)/stamp-demo  ## denoise a real image, show what it did (output: demo/)
 	$(PY) examples/retina.py --out demo --workers $(WORKERS) $(ARGS)
 
-test: $(VENV)/stamp-viewers  ## run the whole suite; JOBS=2: two files at once
+test: $(VENV)/stamp-oracles  ## run the whole suite; JOBS=2: two files at once
 	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(VENV)/stamp-test  ## ruff, mypy --strict, import-linter, doctests
@@ -58,7 +58,7 @@ wheels:  ## fetch what a machine with a GPU and no package index needs (docs/gpu
 	  -c constraints.txt -r requirements-gpu-wheels.txt -d wheels
 	$(PYTHON) -m pip wheel --no-deps -w wheels .
 
-venv: $(VENV)/stamp-viewers  ## make .venv with everything the tests need
+venv: $(VENV)/stamp-oracles  ## make .venv with everything the tests need
 
 clean:  ## remove .venv, caches and demo output
 	rm -rf $(VENV) demo site bench-results wheels .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
@@ -79,6 +79,6 @@ $(VENV)/stamp-%: $(VENV)/stamp-created pyproject.toml constraints.txt
 	@$(INSTALL) --editable ".[$*]"
 	@touch $@
 
-$(VENV)/stamp-viewers: $(VENV)/stamp-test requirements-viewers.txt
-	@$(INSTALL) --no-deps --requirement requirements-viewers.txt
+$(VENV)/stamp-oracles: $(VENV)/stamp-test requirements-oracles.txt
+	@$(INSTALL) --no-deps --requirement requirements-oracles.txt
 	@touch $@

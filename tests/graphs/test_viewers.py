@@ -1,6 +1,6 @@
 """Outputs in the libraries that viewers open images with: calibrated, named, in levels.
 
-requirements-viewers.txt installs them.
+requirements-oracles.txt installs them.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def test_bioio_reads_it(case: tuple[Path, Image, dict[str, Any]]) -> None:
     assert list(image.resolution_levels) == [0, 1, 2]
     assert image.channel_names == expected["names"]
     sizes = dict(zip(expected["axes"], expected["scale"], strict=True))
-    assert (image.physical_pixel_sizes.Y, image.physical_pixel_sizes.X) == (sizes["y"], sizes["x"])
+    assert (sizes["y"], sizes["x"]) == (image.physical_pixel_sizes.Y, image.physical_pixel_sizes.X)
     assert image.time_interval == sizes.get("t")
 
 

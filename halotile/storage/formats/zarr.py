@@ -18,9 +18,10 @@ import numpy as np
 import zarr
 import zarr.storage
 
-from halotile.errors import DamagedData, InputError, InputUnreadable, MissingPackage
+from halotile.errors import DamagedData, InputError, InputUnreadable
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
 from halotile.storage.formats.base import Header, Source, file_identity, make_header, refuse_option
+from halotile.storage.formats.parts.urls import is_from_url, object_tags, open_url
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.run_directory.checksummed_lines import digest
@@ -92,7 +93,9 @@ class ArrayReader:
                 if file.exists():
                     values["mtime_ns"] = file.stat().st_mtime_ns
             return values | {"chunks_changed": digest(list(_chunk_times(self._folder, self.array)))}
-        return values if "://" in self._path else values | file_identity(self._path)
+        if "://" in self._path:
+            return values | {"objects": digest(object_tags(self.array, self._path, _MOST_FILES))}
+        return values | file_identity(self._path)
 
 
 class ZarrReader(ArrayReader):
@@ -197,7 +200,7 @@ def open_node(path: str) -> Any:
             f"zarr cannot open it: {error}. Write it again with a supported type and codec."
         ) from error
     except Exception as error:
-        if not _is_from_store(error):
+        if not is_from_url(error):
             raise
         reason = " ".join(str(error).partition("Debug source")[0].split())
         raise InputUnreadable(
@@ -205,24 +208,10 @@ def open_node(path: str) -> Any:
         ) from error
 
 
-def _is_from_store(error: Exception) -> bool:
-    """Return True when the exception is from obstore, which need not be installed."""
-    return any(kind.__module__.partition(".")[0] == "obstore" for kind in type(error).__mro__)
-
-
 def _store(path: str) -> Any:
     """The store at a path or URL."""
     if "://" in path:
-        try:
-            from obstore.store import from_url
-        except ImportError as error:
-            raise MissingPackage(
-                'a Zarr at a URL is read with obstore, which is not installed. Write: pip install "halotile[s3]"'
-            ) from error
-        options: dict[str, Any] = (
-            {"client_options": {"allow_http": True}} if path.startswith("http://") else {}
-        )
-        return zarr.storage.ObjectStore(from_url(path, **options), read_only=True)
+        return open_url(path)
     if os.path.isdir(path):
         return zarr.storage.LocalStore(path, read_only=True)
     return zarr.storage.ZipStore(path, mode="r")

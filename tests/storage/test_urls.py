@@ -1,0 +1,113 @@
+"""Zarr images at URLs: read as from a disk, and changes of their objects are noticed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from halotile.errors import InputError
+from halotile.storage.arrays import open_source
+from halotile.storage.formats import zarr as zarr_format
+from tests.support import job_of, noisy_image, read_zarr, run_inline
+
+pytest.importorskip("obstore")
+PIXELS = noisy_image((150, 130), "uint16")
+BUCKET = "scans"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A web server without a log."""
+
+    def log_message(self, *_: Any) -> None:
+        return None
+
+
+@pytest.fixture(scope="module")
+def object_store() -> Iterator[None]:
+    """A local server of S3, which the environment names."""
+    server = pytest.importorskip("moto.server")
+    boto3 = pytest.importorskip("boto3")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    s3 = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    s3.start()
+    endpoint = f"http://127.0.0.1:{s3.get_host_and_port()[1]}"
+    words = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "us-east-1", "ALLOW_HTTP": "true"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**words, "ENDPOINT_URL": endpoint}.items():
+            patch.setenv(f"AWS_{name}", value)
+        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket=BUCKET)
+        yield
+    s3.stop()
+
+
+@pytest.fixture(params=["s3", "http"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Any]]:
+    """The URL of an array of nine chunks, and the array as it can be written."""
+    if request.param == "s3":
+        from obstore.store import from_url
+
+        request.getfixturevalue("object_store")
+        url = f"s3://{BUCKET}/{tmp_path.name}/a.zarr"
+        store = zarr.storage.ObjectStore(from_url(url))
+        yield url, zarr.create_array(store, data=PIXELS, chunks=(64, 64))
+        return
+    handler = partial(Quiet, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        array = zarr.create_array(tmp_path / "a.zarr", data=PIXELS, chunks=(64, 64))
+        yield f"http://127.0.0.1:{server.server_port}/a.zarr", array
+        server.shutdown()
+
+
+def test_a_job_reads_it_as_from_a_disk(place: tuple[str, Any], tmp_path: Path) -> None:
+    url, array = place
+    np.save(tmp_path / "a.npy", PIXELS)
+    options = {"strength": 0.1}
+    expected = run_inline(job_of(tmp_path / "a.npy", tmp_path / "expected.zarr", "tv", options))
+    np.testing.assert_array_equal(
+        run_inline(job_of(url, tmp_path / "out.zarr", "tv", options)),  # type: ignore[arg-type]  # a path or a URL
+        expected,
+    )
+    assert read_zarr(tmp_path / "out.zarr").shape == array.shape
+
+
+def test_a_chunk_that_is_written_to_is_noticed(place: tuple[str, Any]) -> None:
+    url, array = place
+    source = open_source(url)
+    before = source.fingerprint()
+    assert source.change() == ""
+    array[70, 70] = array[70, 70] + 1
+    if chunk := getattr(array.store, "root", None):  # a web server gives times in whole seconds
+        os.utime(chunk / "c/1/1", (0, 0))
+    assert source.change() == "was written to"
+    assert open_source(url).fingerprint() != before
+
+
+def test_of_many_objects_some_are_looked_at(place: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zarr_format, "_MOST_FILES", 4)
+    test_a_chunk_that_is_written_to_is_noticed(place)
+
+
+def test_chunks_that_are_not_stored_are_allowed(
+    place: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zarr_format, "_MOST_FILES", 0)
+    url, array = place
+    array[:64, :64] = 0  # the fill value, which zarr does not write
+    assert not open_source(url)[:64, :64].any()
+    assert open_source(url).change() == ""
+
+
+def test_a_bucket_that_is_missing_is_told(object_store: None) -> None:
+    with pytest.raises(InputError, match=r"^s3://nothing/a\.zarr: no Zarr array or group is there"):
+        open_source("s3://nothing/a.zarr")
