@@ -220,8 +220,10 @@ def _errors(failed: Mapping[str, HalotileError]) -> list[dict[str, Any]]:
 
 def _end(failed: Mapping[str, HalotileError], finished: int, *, is_bad: bool = False) -> None:
     """Name the images that failed, and end with the exit code for them: that of the only error, where none was finished."""
-    for path, error in failed.items():
+    for path, error in list(failed.items())[:MOST_ROWS]:
         complain(f"failed: {path}: {str(error).removeprefix(f'{path}: ')}")
+    if len(failed) > MOST_ROWS:
+        complain(f"failed: {len(failed) - MOST_ROWS:,} more, all of which --json lists")
     if failed and not finished:
         raise typer.Exit(exits.exit_code(next(iter(failed.values()))))
     if failed or is_bad:

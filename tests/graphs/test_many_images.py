@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -15,13 +17,14 @@ from typer.testing import CliRunner
 
 from halotile.cli import exits
 from halotile.cli.main import app
-from halotile.errors import ConfigError, DiskRefused, InputError
+from halotile.errors import ConfigError, DiskRefused, InputError, Stopped
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.kinds.patterns import jobs_of
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.runs.many_images import plan_many
+from halotile.graphs.runs.many_images import plan_many, run_many
 from halotile.graphs.runs.session import SharedCluster
+from halotile.graphs.watching.progress import Progress
 from tests.support import load_denoising, noisy_image, read_zarr, run_inline
 
 CONFIG = """\
@@ -96,6 +99,20 @@ def test_the_same_command_does_what_is_left(config: Path, starts: list[Order]) -
         [(6, 6), (6, 6), (6, 0)],
     )
     assert "3 of 3 images finished" in command("status", config)[1]
+
+
+@pytest.mark.cluster
+def test_a_signal_after_the_last_block_of_an_image_is_heeded(config: Path, starts: list[Order]) -> None:
+    (config.parent / "scans/none.npy").unlink()
+    many = plan_many(jobs_of(load_denoising(config)), make_plan)
+
+    def ask(progress: Progress) -> None:
+        if progress.done == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match=r"stopped on SIGTERM before .*b\.c\.npy"):
+        run_many(many, observer=ask)
+    assert [path.name for path in (config.parent / "clean").glob("*.zarr")] == ["a.zarr"]
 
 
 def test_the_plan_lists_images_and_failures(config: Path) -> None:

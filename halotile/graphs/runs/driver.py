@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 
 from halotile.errors import DiskRefused, Stopped
@@ -28,7 +28,11 @@ from halotile.tasks.block import BadBlock
 
 
 def run(
-    plan: Plan, *, observer: Observer | None = None, cluster: RunningCluster | SharedCluster | None = None
+    plan: Plan,
+    *,
+    observer: Observer | None = None,
+    cluster: RunningCluster | SharedCluster | None = None,
+    signals: Signals | None = None,
 ) -> Outcome:
     """Run a plan to its end, or resume an interrupted run.
 
@@ -40,6 +44,8 @@ def run(
         Called with a :class:`Progress` about twice a second.
     cluster : RunningCluster or SharedCluster, optional
         A running cluster to use, or one of several runs; by default the cluster of the job is started, and ended.
+    signals : Signals, optional
+        Signals that are heeded for several runs.
 
     Raises
     ------
@@ -58,7 +64,7 @@ def run(
         When SIGTERM or SIGUSR1 asked the run to drain.
     """
     directory = RunDirectory(plan.run_directory)
-    with Signals() as signals, claim(plan, signals) as outputs:
+    with Signals() if signals is None else nullcontext(signals) as signals, claim(plan, signals) as outputs:
         context = RunContext(plan, outputs, directory, signals, Status(directory, plan, observer))
         return _Driver(context, cluster).run()
 

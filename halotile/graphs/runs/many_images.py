@@ -15,6 +15,7 @@ from halotile.graphs.plans.plan import Plan, check_inodes, existing_parent
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.runs.session import SharedCluster
+from halotile.graphs.runs.signals import Signals
 from halotile.graphs.watching.progress import Observer, Progress
 
 _OF_ALL = (DiskRefused, ClusterFailed, Stalled, Stopped)
@@ -108,11 +109,13 @@ def run_many(
     """
     outcomes, failed = {}, dict(many.failed)
     together = _Together(many.plans, observer)
-    with SharedCluster(max(plan.run.count for plan in many.plans.values())) as cluster:
+    with Signals() as signals, SharedCluster(max(plan.run.count for plan in many.plans.values())) as cluster:
         for path, plan in many.plans.items():
+            if signals.requested:  # by a signal that came when the image before had no block left
+                raise Stopped(f"stopped on {signals.name} before {path}. Run again to go on.", signals.name)
             together.begin(introduce(path, plan))
             try:
-                outcomes[path] = run(plan, observer=together, cluster=cluster)
+                outcomes[path] = run(plan, observer=together, cluster=cluster, signals=signals)
             except _OF_ALL:
                 raise
             except HalotileError as error:
