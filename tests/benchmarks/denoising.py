@@ -38,6 +38,7 @@ def run_job(
     *,
     workers: int = 2,
     watch: bool = False,
+    levels: bool = False,
     before: Callable[[Any], Any] = lambda client: None,
     after: Callable[[Any], Any] = lambda client: None,
 ) -> Result:
@@ -54,7 +55,8 @@ def run_job(
 
     job = Denoising(
         input=Input(path=str(source)),
-        output=Output(path=str(output), format="zarr"),  # as the peers: full resolution alone
+        # Peers write full resolution alone.
+        output=Output(path=str(output), format="ome-zarr" if levels else "zarr"),
         denoiser=denoiser,
         tile=Tile() if block is None else Tile(block=block),
         run=Run(workers=workers),
@@ -81,13 +83,13 @@ def ours_box(folder: Path, edge: int) -> Result:
     return run_job(image(folder, edge), fresh(folder / "ours-box.zarr"), choice)
 
 
-def ours_cnn(folder: Path, edge: int, workers: int = 2, squares: int = 1) -> Result:
+def ours_cnn(folder: Path, edge: int, workers: int = 2, squares: int = 1, *, levels: bool = False) -> Result:
     """The network as a job."""
     from halotile.graphs.kinds.sections import DenoiserChoice
 
     choice = DenoiserChoice(name="dncnn", options={"weights": str(weights(folder)), **CNN})
     source = image(folder, edge, squares=squares)
-    return run_job(source, fresh(folder / "ours-cnn.zarr"), choice, workers=workers)
+    return run_job(source, fresh(folder / "ours-cnn.zarr"), choice, workers=workers, levels=levels)
 
 
 def ours_cnn_one_worker(folder: Path, edge: int) -> Result:
@@ -98,6 +100,24 @@ def ours_cnn_one_worker(folder: Path, edge: int) -> Result:
 def ours_cnn_two_squares(folder: Path, edge: int) -> Result:
     """Twice the pixels by two workers."""
     return ours_cnn(folder, edge, squares=2)
+
+
+def copied(folder: Path, edge: int, *, levels: bool = False) -> Result:
+    """A copy as a job: no denoiser."""
+    from halotile.graphs.kinds.sections import DenoiserChoice
+
+    output = fresh(folder / "copied.zarr")
+    return run_job(image(folder, edge), output, DenoiserChoice(name="none"), levels=levels)
+
+
+def copied_in_levels(folder: Path, edge: int) -> Result:
+    """The same in resolution levels."""
+    return copied(folder, edge, levels=True)
+
+
+def ours_cnn_in_levels(folder: Path, edge: int) -> Result:
+    """The network as a job, its output in resolution levels."""
+    return ours_cnn(folder, edge, levels=True)
 
 
 def ours_gaussian(folder: Path, edge: int) -> Result:

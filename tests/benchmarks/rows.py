@@ -217,6 +217,24 @@ RATIOS = [
         0.62,
     ),
     Ratio(
+        "levels",
+        "copy of 16384² as a job, in resolution levels / at full resolution alone",
+        "denoising.copied_in_levels",
+        "denoising.copied",
+        16384,
+        1.35,
+        repeats=5,
+    ),
+    Ratio(
+        "levels",
+        "7-layer 32-channel CNN 4096², in resolution levels / at full resolution alone",
+        "denoising.ours_cnn_in_levels",
+        "denoising.ours_cnn",
+        4096,
+        1.10,
+        repeats=5,
+    ),
+    Ratio(
         "scaling",
         "the same network, weak scaling: 2 · 4096² pixels with 2 workers / 4096² with 1 (efficiency ≥ 0.9)",
         "denoising.ours_cnn_two_squares",
@@ -373,7 +391,7 @@ FIGURES = [
 ]
 
 GROUPS = {
-    "denoise": ("box", "cnn", "scaling", "memory", "noop", "checks", "trials", "start"),
+    "denoise": ("box", "cnn", "levels", "scaling", "memory", "noop", "checks", "trials", "start"),
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables of the page, and the cases of each."""
