@@ -110,7 +110,7 @@ def info(path: str | Path, *, level: int = 0, dataset: str | None = None) -> dic
     Returns
     -------
     dict
-        ``shape`` in pixels, ``axes``, ``dtype``, ``chunks``, ``scale`` and ``units`` for each axis, ``levels``,
+        ``shape`` in pixels, ``axes``, ``dtype``, ``chunks``, ``scale`` and ``units`` for each axis, ``georeference``, ``levels``,
         and ``config``, a job file to start from.
 
     Raises
@@ -145,14 +145,14 @@ def preview(
     dataset: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Draw an image of any size as a small PNG, or write it as a TIFF of every pixel.
+    """Draw an image of any size as a small PNG, or a part of it pixel by pixel.
 
     Parameters
     ----------
     path : path
         The image.
     file : path
-        File to write; its name ends in ``.png``, ``.tif`` or ``.tiff``.
+        File to write; its name ends in ``.png``.
     size : int, optional
         Longest side of a PNG in pixels; 1024 by default.
     region : str, optional
@@ -204,6 +204,72 @@ def preview(
         is_call=True,
     )
     draw(request, quiet=True)
+    return Path(file)
+
+
+def export(
+    path: str | Path,
+    file: str | Path,
+    *,
+    region: str | None = None,
+    plane: str | None = None,
+    level: int = 0,
+    dataset: str | None = None,
+    cog: bool = False,
+    overwrite: bool = False,
+) -> Path:
+    """Write an image of any size as one TIFF with every pixel and resolution levels.
+
+    Each pixel of a level is the mean of 2 x 2 of the one before, without holes (NaN, or the value that the image has for them);
+    integers are rounded. Levels that a run wrote are taken as they are.
+
+    Parameters
+    ----------
+    path : path
+        The image.
+    file : path
+        File to write; its name ends in ``.tif`` or ``.tiff``.
+    region : str, optional
+        Rows and columns, such as ``"0:500,100:600"``, in pixels; all when left out.
+    plane : str, optional
+        The planes to write, such as ``"t=0,c=1"``; all when left out.
+    level : int
+        Resolution level of the image that becomes the finest; 0 is the finest of the image.
+    dataset : str, optional
+        Dataset inside an HDF5 file or a Zarr group, or scene of a microscope's file.
+    cog : bool
+        Write a Cloud Optimized GeoTIFF, with planes as bands; else an OME-TIFF, with levels in SubIFDs.
+    overwrite : bool
+        Replace an existing file.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    ConfigError, InputError
+        When an argument is not valid, the image cannot be read, its pixels are complex, or a Cloud Optimized GeoTIFF is asked for of
+        an image without a georeference.
+
+    Examples
+    --------
+    >>> import halotile, numpy, pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> numpy.save(folder / "scan.npy", numpy.zeros((1500, 700), "uint16"))
+    >>> halotile.export(folder / "scan.npy", folder / "scan.tif").name
+    'scan.tif'
+    >>> halotile.info(folder / "scan.tif")["levels"]
+    [[1500, 700], [750, 350], [375, 175]]
+    """
+    from halotile.cli.export import ExportRequest
+    from halotile.cli.export import export as write
+
+    request = ExportRequest(
+        os.fspath(path), Path(file), region, plane, level, dataset, cog, overwrite, is_call=True
+    )
+    write(request, quiet=True)
     return Path(file)
 
 

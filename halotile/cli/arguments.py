@@ -36,6 +36,14 @@ Workers = Annotated[
 Level = Annotated[
     int, typer.Option(metavar="N", parser=whole, help="Resolution level of PATH; 0 is the finest.")
 ]
+Dataset = Annotated[
+    str | None,
+    typer.Option(help="Dataset inside an HDF5 file or a Zarr group, or scene of a microscope's file."),
+]
+RegionText = Annotated[
+    str | None, typer.Option(metavar="Y0:Y1,X0:X1", help="Only these rows and columns, pixel by pixel.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(

@@ -40,6 +40,7 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         "scale": list(source.scale),
         "units": list(source.units),
         "nodata": source.nodata,
+        "georeference": _georeference(source),
         "remarks": list(source.remarks),
         "bytes": math.prod(source.shape) * source.dtype.itemsize,
         "level": level,
@@ -48,6 +49,12 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         "series": [list(shape) for shape in _series(source)],
         "config": None if source.dtype.kind == "c" else suggest(path, source, level=level, dataset=dataset),
     }
+
+
+def _georeference(source: Source) -> dict[str, Any] | None:
+    """Return the coordinate reference system and the transform of the pixels; None where the image has no place on Earth."""
+    place = source.georeference
+    return None if place is None else {**place.crs, "spatial:transform": list(place.transform)}
 
 
 def _levels(path: str, dataset: str | None) -> list[tuple[int, ...]]:
@@ -146,6 +153,11 @@ def info_rows(facts: dict[str, Any]) -> list[Row]:
     ]
     if facts["nodata"] is not None:
         rows.append(("holes", f"pixels of {facts['nodata']:g}, by the file: they stay as they are"))
+    if place := facts["georeference"]:
+        x, y = place["spatial:transform"][2], place["spatial:transform"][5]
+        rows.append(
+            ("georeference", f"{place.get('proj:code', 'no EPSG code')}, from x {x:.10g}, y {y:.10g}")
+        )
     rows += [("note", remark) for remark in facts["remarks"]]
     if len(facts["series"]) > 1:
         for number, shape in enumerate(facts["series"]):

@@ -1,20 +1,18 @@
-"""Views of an image: a PNG of the whole or of a part, or a TIFF at full resolution."""
+"""Views of an image: a PNG of the whole or of a part."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halotile.errors import ConfigError, OutputRefused
-from halotile.graphs.amounts import bytes_text
-from halotile.graphs.units import shape_text, size_text
+from halotile.graphs.units import size_text
 from halotile.storage.grid import Region
 
 if TYPE_CHECKING:
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
 
 SIZE = 1024
 _TIFF = (".tif", ".tiff")
+"""Names of files that another command writes."""
 
 
 @dataclass(frozen=True)
@@ -61,32 +60,25 @@ def preview(request: PreviewRequest, *, quiet: bool = False) -> str:
     check(request)
     region = parse_region(request.region, request.option("region"))
     at = parse_plane(request.plane, request.option("plane"))
-    images = [_opened(request.path, at, region, request.level, request.dataset)]
+    images = [opened_planes(request.path, at, region, request.level, request.dataset)]
     if request.against is not None:
-        images.append(_opened(request.against, at, region))
+        images.append(opened_planes(request.against, at, region))
         _refuse_other_shape(request, *images)
     images = [part for image in images for part in _components(image)]
-    with _progress(request.file.name, quiet) as tick:
-        if _suffix(request) == ".png":
-            return _png(request, images, tick)
-        if images[0].component is not None:
-            raise ConfigError(
-                f"{request.file}: the pixels of {request.path} are complex, which few programs read from a TIFF. "
-                "Write a name that ends in .png, which shows modulus and phase."
-            )
-        return _tiff(request, images[0], tick)
+    with progress(request.file.name, quiet) as tick:
+        return _png(request, images, tick)
 
 
 def check(request: PreviewRequest) -> None:
     """Refuse options that are wrong for every image, before the image is opened."""
     option = request.option
-    if _suffix(request) not in (".png", *_TIFF):
-        raise ConfigError(
-            f"{request.file}: {f'nothing is written as {_suffix(request)}' if _suffix(request) else 'no suffix says what to write'}. "
-            "Write a name that ends in .png (small), .tif or .tiff (full resolution)."
+    if request.file.suffix.lower() in _TIFF:
+        export = (
+            "halotile.export(...)" if request.is_call else f"recon-cli export {request.path} {request.file}"
         )
-    if _suffix(request) in _TIFF:
-        _refuse_for_tiff(request)
+        raise ConfigError(f"{request.file}: a preview is a PNG. For a TIFF of every pixel write: {export}")
+    if request.file.suffix.lower() != ".png":
+        raise ConfigError(f"{request.file}: a preview is a PNG. Write a name that ends in .png.")
     if request.size is not None and request.size < 1:
         raise ConfigError(
             f"{option('size')} {request.size}: an image needs a pixel. Write 1 or more, such as {SIZE}."
@@ -100,43 +92,27 @@ def check(request: PreviewRequest) -> None:
         raise ConfigError(
             f"{option('range')} {low:g} {high:g}: what is black must be less than what is white."
         )
-    _check_file(request)
+    images = [path for path in (request.path, request.against) if path is not None]
+    check_file(request.file, images, None if request.overwrite else request.option("overwrite"))
 
 
-def _refuse_for_tiff(request: PreviewRequest) -> None:
-    options = {"size": request.size, "against": request.against, "range": request.values}
-    for name, value in options.items():
-        if value is not None:
-            option = request.option(name)
-            raise ConfigError(
-                f"{option} with {request.file}: a TIFF keeps every pixel and value of one image. "
-                f"Leave {option} out, or write a name that ends in .png."
-            )
-
-
-def _check_file(request: PreviewRequest) -> None:
-    """Refuse a path that a file must not be written to."""
-    file, folder = request.file, request.file.parent
+def check_file(file: Path, images: Iterable[str], to_replace: str | None) -> None:
+    """Refuse a path that a file must not be written to; ``to_replace`` is the option with which one there is replaced."""
+    folder = file.parent
     if not folder.is_dir():
         raise OutputRefused(f"{file}: there is no directory {folder}. Make it first.")
-    for image in filter(None, (request.path, request.against)):
+    for image in images:
         if "://" not in image and _is_within(file, Path(image)):
             raise OutputRefused(f"{file}: it is the image {image}, or inside it. Write a name elsewhere.")
     if file.is_dir():
         raise OutputRefused(f"{file}: a directory stands there. Write another name.")
-    if os.path.lexists(file) and not request.overwrite:
-        raise OutputRefused(
-            f"{file}: something stands there. Write another name, or {request.option('overwrite')}."
-        )
+    if os.path.lexists(file) and to_replace:
+        raise OutputRefused(f"{file}: something stands there. Write another name, or {to_replace}.")
 
 
 def _is_within(path: Path, image: Path) -> bool:
     resolved = path.resolve()
     return image.resolve() in (resolved, *resolved.parents)
-
-
-def _suffix(request: PreviewRequest) -> str:
-    return request.file.suffix.lower()
 
 
 def parse_region(text: str | None, option: str = "--region") -> Region | None:
@@ -178,9 +154,10 @@ def parse_plane(text: str | None, option: str = "--plane") -> Mapping[str, int]:
     return positions
 
 
-def _opened(
+def opened_planes(
     path: str, at: Mapping[str, int], region: Region | None, level: int = 0, dataset: str | None = None
 ) -> Planes:
+    """Open the planes of an image, or of a part of it; pixels may be complex."""
     from halotile.storage.arrays import open_source
     from halotile.storage.images.planes import choose_planes
 
@@ -225,16 +202,8 @@ def _plane_text(planes: Planes) -> str:
     return f"; plane {places}" if places else ""
 
 
-def _tiff(request: PreviewRequest, planes: Planes, tick: Callable[[float], None]) -> str:
-    from halotile.storage.images.tiff_export import write_tiff
-
-    nbytes = write_tiff(request.file, planes, tick=tick)
-    stack = f"{shape_text(planes.counts)} planes of " if math.prod(planes.counts) > 1 else ""
-    return f"{request.file}: {stack}{size_text(planes.shape)}, {bytes_text(nbytes)}"
-
-
 @contextmanager
-def _progress(name: str, quiet: bool) -> Iterator[Callable[[float], None]]:
+def progress(name: str, quiet: bool) -> Iterator[Callable[[float], None]]:
     """Show a progress bar on a terminal, nothing elsewhere."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None

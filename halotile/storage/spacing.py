@@ -20,9 +20,9 @@ _METERS = {f"{prefix}meter": 10.0**power for prefix, power in _EXPONENTS.items()
 """Units of length in meters."""
 
 OME_UNITS = frozenset(f"{prefix}{unit}" for prefix in _EXPONENTS for unit in ("meter", "second")) | frozenset(
-    ("angstrom", "foot", "inch", "mile", "parsec", "yard", "day", "hour", "minute")
+    ("angstrom", "foot", "inch", "mile", "parsec", "yard", "day", "hour", "minute", "degree")
 )
-"""Units of space and time in OME-Zarr."""
+"""Units of space and time in OME-Zarr; its list lacks the degree, which maps have and viewers read."""
 
 ALIKE = 0.01
 """Relative difference of two sizes that counts as none."""
@@ -111,3 +111,15 @@ def voxel_shape(
     sizes = [size * _METERS.get(unit or "", 1.0) for size, unit in zip(scale, units, strict=True)]
     ratios = (size / min(sizes) for size in sizes)
     return tuple(1.0 if ratio < 1 + ALIKE else round(ratio, 6) for ratio in ratios)
+
+
+def downsampling(finest: int, coarse: int) -> float:
+    """The downsampling factor of a level: a whole number where the lengths permit it.
+
+    Examples
+    --------
+    >>> downsampling(1001, 251), downsampling(1001, 250), downsampling(10, 7)
+    (4, 4, 1.4285714285714286)
+    """
+    whole = max(1, round(finest / coarse))
+    return whole if abs(finest / whole - coarse) <= 1 else finest / coarse

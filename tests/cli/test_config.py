@@ -217,11 +217,11 @@ def test_a_section_without_entries_is_left_at_its_defaults(config: Path) -> None
     [
         (
             "scans/out.tif",
-            r"write scans/out\.zarr, and `recon-cli preview scans/out\.zarr scans/out\.tif` makes a TIFF",
+            r"write scans/out\.zarr, and `recon-cli export scans/out\.zarr scans/out\.tif` makes a TIFF",
         ),
         ("out.OME.TIFF", "makes a TIFF"),
         ("out.png", r"`recon-cli preview out\.zarr out\.png` makes a PNG"),
-        ("out.npy", r"`recon-cli preview out\.zarr out\.tif` makes a TIFF"),
+        ("out.npy", r"`recon-cli export out\.zarr out\.tif` makes a TIFF"),
         ("out.h5", r"write out\.zarr"),
         ("x" * 300, "a name of 300 bytes; write one of at most 230"),
     ],

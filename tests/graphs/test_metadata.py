@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import zarr
 from ome_zarr_models.common.omero import Omero
 from ome_zarr_models.v05.image import Image
 
+import halotile
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source
 from halotile.storage.sharded.output import create_output
@@ -147,6 +149,42 @@ def test_finer_pixels_have_their_centres_elsewhere(tmp_path: Path) -> None:
     plan = make_plan(job_of(source, tmp_path / "o.zarr", "torch", options))
     # A pixel of 2 around 1 goes from 0 to 2; its halves lie around 0.5 and 1.5.
     assert (plan.layout.scale, plan.layout.translation) == ((1.0, 1.0), (0.5, 0.5))
+
+
+GEOKEYS = (1, 1, 0, 4, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 32632, 3076, 0, 1, 9001)
+GEOTIFF = [
+    (33550, "d", 3, (10.0, 10.0, 0.0), True),
+    (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 5e6, 0.0), True),
+    (34735, "H", len(GEOKEYS), GEOKEYS, True),
+    (42113, "s", 0, "7", True),
+]
+
+
+@pytest.mark.parametrize("form", ["ome-zarr", "zarr"])
+def test_a_georeference_is_kept_from_a_geotiff_to_a_cloud_optimized_one(tmp_path: Path, form: str) -> None:
+    pixels = noisy_image((64, 48), "uint8")
+    pixels[:9, :9] = 7
+    tifffile.imwrite(tmp_path / "a.tif", pixels, extratags=GEOTIFF)
+    for source, output in (("a.tif", "b.zarr"), ("b.zarr", "c.zarr")):
+        job = gaussian(tmp_path / source, tmp_path / output)
+        last = run_inline(replace(job, output=replace(job.output, format=form)))
+    attributes = zarr.open(tmp_path / "c.zarr", mode="r").attrs
+    assert (attributes["proj:code"], attributes["spatial:shape"]) == ("EPSG:32632", [64, 48])
+    assert attributes["spatial:transform"] == [10, 0, 500_000, 0, -10, 5_000_000]
+    assert len(attributes["zarr_conventions"]) == 2
+    halotile.export(tmp_path / "c.zarr", tmp_path / "c.tif", cog=True)
+    before, after = open_source(tmp_path / "a.tif"), open_source(tmp_path / "c.tif")
+    assert (after.georeference, after.nodata) == (before.georeference, 7)
+    assert (last[:9, :9] == 7).all()
+
+
+def test_a_georeference_has_the_pixels_of_a_larger_image(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", noisy_image((64, 48)), extratags=GEOTIFF[:3])
+    options = {"import": "tests.networks:doubler", "scale": 2}
+    plan = make_plan(job_of(tmp_path / "a.tif", tmp_path / "o.zarr", "torch", options))
+    assert plan.layout.georeference is not None
+    assert plan.layout.georeference.transform == (5, 0, 500_000, 0, -5, 5_000_000)
+    assert (plan.layout.scale, plan.layout.units) == ((5, 5), ("meter", "meter"))
 
 
 def test_names_of_channels_that_are_no_longer_there_are_left_out(tmp_path: Path) -> None:

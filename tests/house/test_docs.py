@@ -112,6 +112,11 @@ def make_file(name: str, folder: Path) -> None:
         pixels[100:150, 200:260] = -9999
         tag = (42113, "s", 0, "-9999", True)
         tifffile.imwrite(folder / name, pixels.astype("float32"), tile=(128, 128), extratags=[tag])
+    elif name == "map.tif":
+        scale, tie = (33550, "d", 3, (10.0, 10.0, 0.0), True), (33922, "d", 6, (0, 0, 0, 5e5, 5e6, 0), True)
+        keys = (1, 1, 0, 3, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 32632)
+        tags = [scale, tie, (34735, "H", len(keys), keys, True)]
+        tifffile.imwrite(folder / name, pixels.astype("float32"), tile=(128, 128), extratags=tags)
     elif name == "noisy.zarr":
         array = zarr.create_array(folder / name, shape=pixels.shape, chunks=(128, 128), dtype="float32")
         array[...] = pixels

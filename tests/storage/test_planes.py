@@ -71,6 +71,7 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
         axes, chunks, dtype, path, format = ("y", "x"), array.chunks, np.dtype("u1"), "", ""
         scale, units, mapped, ome, shards = (1.0, 1.0), (None, None), False, None, None
         remarks, nodata, channels, order, keeps_chunk = (), None, (), (0, 1), False
+        georeference = None
 
         def __init__(self) -> None:
             self.shape = shape

@@ -1,4 +1,4 @@
-"""Commands that inspect runs and images: status, verify, info, preview, schema."""
+"""Commands that inspect runs and images: status, verify, info, preview, export, schema."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ import typer
 
 from halotile.cli import exits
 from halotile.cli.app import command
-from halotile.cli.arguments import AllowImport, Json, Level, Quiet, RunPath, whole
+from halotile.cli.arguments import (
+    AllowImport,
+    Dataset,
+    Json,
+    Level,
+    Overwrite,
+    Quiet,
+    RegionText,
+    RunPath,
+    whole,
+)
 from halotile.cli.screens.screen import complain, echo, print_json, print_rows
 
 
@@ -85,10 +95,7 @@ def verify(
 def info(
     path: Annotated[str, typer.Argument(metavar="PATH", help="An image.", show_default=False)],
     level: Level = 0,
-    dataset: Annotated[
-        str | None,
-        typer.Option(help="Dataset inside an HDF5 file or a Zarr group, or scene of a microscope's file."),
-    ] = None,
+    dataset: Dataset = None,
     as_json: Json = False,
 ) -> None:
     """Show what an image is, and a configuration to begin with."""
@@ -113,7 +120,7 @@ def preview(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="What to write: .png (small), .tif or .tiff (full resolution).",
+            help="The PNG to write.",
             show_default=False,
         ),
     ],
@@ -121,9 +128,7 @@ def preview(
         int | None,
         typer.Option(metavar="N", parser=whole, help="Longest side of a PNG in pixels; 1024 when left out."),
     ] = None,
-    region: Annotated[
-        str | None, typer.Option(metavar="Y0:Y1,X0:X1", help="Only these rows and columns, pixel by pixel.")
-    ] = None,
+    region: RegionText = None,
     plane: Annotated[
         str | None, typer.Option(metavar="AXIS=N,...", help="Which plane, such as t=0,c=1.")
     ] = None,
@@ -135,19 +140,42 @@ def preview(
         typer.Option("--range", metavar="LOW HIGH", help="Values that are black and white in a PNG."),
     ] = None,
     level: Level = 0,
-    dataset: Annotated[
-        str | None,
-        typer.Option(help="Dataset inside an HDF5 file or a Zarr group, or scene of a microscope's file."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")] = False,
+    dataset: Dataset = None,
+    overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make an image viewable: a small PNG, or a TIFF of every pixel."""
+    """Draw an image as a small PNG, or a part of it pixel by pixel."""
     from halotile.cli.preview import PreviewRequest
     from halotile.cli.preview import preview as write_preview
 
     request = PreviewRequest(path, file, size, region, plane, against, values, level, dataset, overwrite)
     description = write_preview(request, quiet=quiet)
+    if not quiet:
+        echo(description)
+
+
+@command()
+def export(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="An image.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The TIFF to write.", show_default=False)],
+    cog: Annotated[
+        bool, typer.Option("--cog", help="Write a Cloud Optimized GeoTIFF; PATH has a georeference.")
+    ] = False,
+    region: RegionText = None,
+    plane: Annotated[
+        str | None, typer.Option(metavar="AXIS=N,...", help="Only these planes, such as t=0,c=1.")
+    ] = None,
+    level: Level = 0,
+    dataset: Dataset = None,
+    overwrite: Overwrite = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write an image as one TIFF with every pixel and resolution levels, for QuPath, Fiji and the like."""
+    from halotile.cli.export import ExportRequest
+    from halotile.cli.export import export as write_export
+
+    request = ExportRequest(path, file, region, plane, level, dataset, cog, overwrite)
+    description = write_export(request, quiet=quiet)
     if not quiet:
         echo(description)
 

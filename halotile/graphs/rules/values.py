@@ -27,7 +27,8 @@ _DTYPES = ("auto", "uint8", "uint16", "int8", "int16", "uint32", "int32", "float
 
 _LONGEST_NAME = 230
 """Longest name of an output, in bytes. File systems allow 255, and the names beside an output are longer."""
-_PREVIEWS = {".tif": "a TIFF", ".tiff": "a TIFF", ".png": "a PNG"}
+_COMMANDS = {".tif": ("export", "a TIFF"), ".tiff": ("export", "a TIFF"), ".png": ("preview", "a PNG")}
+"""Command that writes a file of each name, and what it is."""
 _OTHER_FORMATS = re.compile(r"\.(tiff?|png|jpe?g|bmp|gif|np[yz]|h5|hdf5?|nc|mat|zip)", re.IGNORECASE)
 
 
@@ -167,18 +168,18 @@ def _output_name(path: PurePath) -> str | None:
     Examples
     --------
     >>> _output_name(PurePath("scans/out.tif"))
-    'scans/out.tif is no name for the Zarr that a run writes; write scans/out.zarr, and `recon-cli preview scans/out.zarr scans/out.tif` makes a TIFF of it'
+    'scans/out.tif is no name for the Zarr that a run writes; write scans/out.zarr, and `recon-cli export scans/out.zarr scans/out.tif` makes a TIFF of it'
     """
     if len(os.fsencode(path.name)) > _LONGEST_NAME:
         return f"{shown(path.name)} is a name of {len(os.fsencode(path.name))} bytes; write one of at most {_LONGEST_NAME}"
     if not _OTHER_FORMATS.fullmatch(path.suffix):
         return None
     zarr = path.with_suffix(".zarr")
-    image = path if path.suffix.lower() in _PREVIEWS else path.with_suffix(".tif")
-    kind = _PREVIEWS[image.suffix.lower()]
+    image = path if path.suffix.lower() in _COMMANDS else path.with_suffix(".tif")
+    command, kind = _COMMANDS[image.suffix.lower()]
     return (
         f"{path} is no name for the Zarr that a run writes; write {zarr}, and "
-        f"`recon-cli preview {zarr} {image}` makes {kind} of it"
+        f"`recon-cli {command} {zarr} {image}` makes {kind} of it"
     )
 
 

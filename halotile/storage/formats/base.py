@@ -22,6 +22,7 @@ import numpy as np
 
 from halotile.errors import InputError
 from halotile.storage.axes import choose_axes, letters, remarks_on_axes
+from halotile.storage.georeference import Georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.sharded.ome_metadata import Channels, OmeImage
@@ -86,6 +87,10 @@ class Source(Readable, Protocol):
         """Some of label, color (six hexadecimal digits) and window (lowest and highest value shown) of each channel; empty: unknown."""
 
     @property
+    def georeference(self) -> Georeference | None:
+        """Place on Earth of the pixels along y and x; None if the file states none."""
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """Assumptions about the file where it leaves room for others, each with what to write instead."""
 
@@ -134,6 +139,12 @@ class Header:
     remarks: tuple[str, ...] = ()
     nodata: float | None = None
     channels: Channels = ()
+    georeference: Georeference | None = None
+
+    @property
+    def rows_and_columns(self) -> tuple[int, int]:
+        """Length along y and x."""
+        return self.shape[self.axes.index("y")], self.shape[self.axes.index("x")]
 
 
 def make_header(

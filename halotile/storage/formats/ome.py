@@ -12,6 +12,7 @@ from halotile.storage.axes import letters, remarks_on_axes
 from halotile.storage.formats import zarr as plain
 from halotile.storage.formats.base import Header, Source, make_header
 from halotile.storage.formats.parts.ome_scale import coordinates, known_sizes
+from halotile.storage.georeference import read_georeference
 from halotile.storage.run_directory.checksummed_lines import digest
 from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero
 from halotile.storage.stored_array import StoredArray
@@ -62,7 +63,10 @@ class OmeReader(plain.ArrayReader):
         )
         sizes, known, on_sizes = known_sizes(header.axes, stated, units or (None,) * len(header.axes))
         on_axes = _remarks_on_axes(image.get("axes"), named, header, requested=axes)
-        self.header: Header = replace(header, scale=sizes, units=known, remarks=(*on_axes, *on_sizes))
+        place = read_georeference({**group.attrs, **array.attrs}, header.rows_and_columns)
+        self.header: Header = replace(
+            header, scale=sizes, units=known, remarks=(*on_axes, *on_sizes), georeference=place
+        )
 
 
 def _first_image(multiscales: Any) -> Mapping[str, Any]:

@@ -14,18 +14,19 @@ import numpy as np
 
 from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.storage.formats.base import Header, Source, file_identity, make_header, starts_with
+from halotile.storage.formats.parts import geotiff
 from halotile.storage.formats.parts.tiff_channels import channels_of
 from halotile.storage.formats.parts.tiff_check import check_tiff
 from halotile.storage.formats.parts.tiff_scale import pixel_sizes
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.sharded.ome_metadata import OmeImage, order
+from halotile.storage.spacing import downsampling
 from halotile.storage.stored_array import StoredArray
 
 ALL = "all"
 """Dataset of the series of equal shape as one image."""
 _PALETTE = 3
-_GDAL_NODATA = 42113
 MOST_LISTED = 4
 """Series that are listed one by one."""
 _MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -187,13 +188,16 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
     )
     finest = file.series[number].shape
     header = replace(header, channels=channels_of(file, number))
-    header = _with_scale(header, pixel_sizes(file, number), (len(chosen), *finest) if is_stack else finest)
+    finest = (len(chosen), *finest) if is_stack else finest
+    header = _with_place(
+        _with_scale(header, pixel_sizes(file, number), finest), file.series[number].keyframe, finest
+    )
     return header if is_stack else replace(header, remarks=(*_series_remark(file, number), *header.remarks))
 
 
 def _nodata(page: Any) -> str | None:
     """The text of GDAL's tag for pixels without a measurement."""
-    tag = page.tags.get(_GDAL_NODATA)
+    tag = page.tags.get(geotiff.NODATA)
     return None if tag is None else str(tag.value).strip("\0 ")
 
 
@@ -223,15 +227,25 @@ def _with_scale(
     finest = finest if len(finest) == len(header.shape) else header.shape
     for axis, length, finest_length in zip(header.axes, header.shape, finest, strict=True):
         size, unit = sizes.get(axis, (1.0, None))
-        scale.append(size * _downsampling(finest_length, length))
+        scale.append(size * downsampling(finest_length, length))
         units.append(unit)
     return replace(header, scale=tuple(scale), units=tuple(units))
 
 
-def _downsampling(finest: int, coarse: int) -> float:
-    """The downsampling factor of a level: a whole number where the lengths permit it."""
-    whole = max(1, round(finest / coarse))
-    return whole if abs(finest / whole - coarse) <= 1 else finest / coarse
+def _with_place(header: Header, page: Any, finest: tuple[int, ...]) -> Header:
+    """The header with the georeference, which is that of the finest level in the file, and the pixel sizes by it."""
+    place = geotiff.georeference_of(page)
+    header = replace(header, remarks=(*header.remarks, *geotiff.remarks_of(page, place)))
+    at = [header.axes.index("y"), header.axes.index("x")]
+    if place is None or len(finest) != len(header.shape) or at[0] > at[1]:
+        return header
+    place = place.resampled(*(downsampling(finest[axis], header.shape[axis]) for axis in at))
+    unit, known = geotiff.unit_of(place), zip(header.axes, header.scale, header.units, strict=True)
+    if unit is None or any(header.units[axis] for axis in at):
+        return replace(header, georeference=place)
+    sizes = [(place.pixel_size[axis], unit) if axis in "yx" else (size, u) for axis, size, u in known]
+    scale, units = zip(*sizes, strict=True)
+    return replace(header, scale=scale, units=units, georeference=place)
 
 
 def _refuse_missing_codec(tifffile: Any, page: Any) -> None:

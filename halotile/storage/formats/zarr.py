@@ -10,6 +10,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from halotile.errors import DamagedData, InputError, InputUnreadable
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
 from halotile.storage.formats.base import Header, Source, file_identity, make_header, refuse_option
 from halotile.storage.formats.parts.urls import is_from_url, object_tags, open_url
+from halotile.storage.georeference import read_georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.run_directory.checksummed_lines import digest
@@ -104,7 +106,7 @@ class ZarrReader(ArrayReader):
     def __init__(self, path: str, *, dataset: str | None, axes: str | None, image: bool = True) -> None:
         array = choose_array(open_node(path), dataset)
         super().__init__(path, array)
-        self.header: Header = make_header(
+        header = make_header(
             array.shape,
             array.dtype,
             requested=axes,
@@ -117,6 +119,8 @@ class ZarrReader(ArrayReader):
             image=image,
             nodata=nodata_of(array),
         )
+        place = read_georeference(array.attrs.asdict(), header.rows_and_columns) if image else None
+        self.header: Header = replace(header, georeference=place)
 
 
 def _pixel_sizes(array: Any) -> dict[str, Any]:

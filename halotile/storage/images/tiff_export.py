@@ -1,7 +1,7 @@
-"""Export of images of any size as tiled TIFF files that common viewers open.
+"""Export of images of any size as tiled TIFF files with resolution levels that common viewers open.
 
-Pixel values are preserved. The file is compressed with deflate, which needs no package besides
-tifffile; its metadata are OME-XML, with the resolution in the plain TIFF tags as well.
+Pixel values are preserved, and each pixel of a level is the mean of 2 x 2 of the one before. The file is compressed with deflate,
+which needs no package besides tifffile; its metadata are OME-XML, with the resolution in the plain TIFF tags as well.
 """
 
 from __future__ import annotations
@@ -11,17 +11,23 @@ import math
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from halotile.errors import ConfigError
 from halotile.storage.disk.durable import DISK, PARTIAL
+from halotile.storage.formats.parts import geotiff
 from halotile.storage.grid import Region
+from halotile.storage.images.cog import put_directories_first
 from halotile.storage.images.planes import WINDOW_BYTES, Planes
 from halotile.storage.images.png import Tick
+from halotile.storage.images.pyramid import NextLevel, level_shapes, stored_levels
 from halotile.storage.rim import Pixels
+from halotile.storage.sharded.ome_metadata import Channels
 
 TILE = 256
 """Edge of a tile in pixels; TIFF requires a multiple of 16."""
@@ -34,10 +40,11 @@ _UNITS = {
     "millimeter": ("mm", 0.1), "centimeter": ("cm", 1.0), "meter": ("m", 100.0),
 }  # fmt: skip
 """Symbol and length in centimeters of each unit."""
+_TIMES = {"millisecond": "ms", "second": "s", "minute": "min"}
 
 
-def write_tiff(path: Path, planes: Planes, *, tick: Tick = lambda _: None) -> int:
-    """Write every plane at full resolution; an existing file at ``path`` is replaced at the end.
+def write_tiff(path: Path, planes: Planes, *, cog: bool = False, tick: Tick = lambda _: None) -> int:
+    """Write every plane with its resolution levels; an existing file at ``path`` is replaced at the end.
 
     Parameters
     ----------
@@ -45,6 +52,8 @@ def write_tiff(path: Path, planes: Planes, *, tick: Tick = lambda _: None) -> in
         The TIFF; a BigTIFF when it may exceed 4 GB.
     planes : Planes
         The image. float16 is written as float32 and bool as 0 and 255, which viewers support.
+    cog : bool
+        False: an OME-TIFF, with the levels of a page in its SubIFDs. True: a Cloud Optimized GeoTIFF, with the planes as bands.
     tick : callable
         Progress callback, called with the finished fraction, 0 to 1.
 
@@ -52,35 +61,34 @@ def write_tiff(path: Path, planes: Planes, *, tick: Tick = lambda _: None) -> in
     -------
     int
         Bytes written.
+
+    Raises
+    ------
+    ConfigError
+        When a GeoTIFF cannot name the image's coordinate reference system.
     """
     import tifffile
 
-    dtype = _viewable(planes.source.dtype)
-    shape = (*planes.counts, *planes.shape, *((planes.samples,) if planes.colour else ()))
+    dtype, levels = _viewable(planes.source.dtype), len(level_shapes(planes.shape))
     letters = "".join(planes.loops) + ("yxs" if planes.colour else "yx")
-    with (
-        _replacing(path) as partial,
-        tifffile.TiffWriter(
-            partial,
-            bigtiff=math.prod(shape) * dtype.itemsize > _CLASSIC_BYTES,
-            ome=set(letters) <= set("tczyxs"),
-        ) as file,
-    ):
-        file.write(
-            _tiles(planes, dtype, tick),
-            shape=shape,
-            dtype=dtype,
-            tile=(TILE, TILE),
-            photometric="rgb" if planes.colour else "minisblack",
-            planarconfig="contig" if planes.colour else None,
-            compression="zlib",
-            # Without imagecodecs, tifffile supports this predictor for integers only.
-            predictor=dtype.kind in "iu",
-            maxworkers=_THREADS,
-            buffersize=_BUFFER_BYTES,
-            metadata={"axes": letters.upper(), **_physical_sizes(planes)},
-            **_resolution(planes),
-        )
+    is_ome = not cog and set(letters) <= set("tczyxs")
+    first: dict[str, Any] = {
+        "metadata": None,
+        "extratags": [*_place_tags(planes, cog=cog), *_nodata_tags(planes)],
+    }
+    if not cog:
+        first |= {"metadata": {"axes": letters.upper(), **_calibration(planes)}, **_resolution(planes)}
+        first |= {"subifds": levels - 1}
+    reduced = {"metadata": None, "extratags": _nodata_tags(planes), "subfiletype": 1}
+    with _replacing(path) as partial, _scratch_folder(path) as scratch:
+        written = scratch / "levels.tif" if cog else partial
+        is_big = cog or _most_bytes(planes, dtype) > _CLASSIC_BYTES
+        with tifffile.TiffWriter(written, bigtiff=is_big, ome=is_ome, byteorder="<") as file:
+            for number, (level, tiles) in enumerate(_levels(planes, dtype, scratch, tick)):
+                options = reduced if number else first
+                file.write(tiles, dtype=dtype, **_layout(level, dtype, cog=cog), **options)
+        if cog:
+            put_directories_first(written, partial)
     return path.stat().st_size
 
 
@@ -88,16 +96,69 @@ def _viewable(dtype: np.dtype[np.generic]) -> np.dtype[Any]:
     return np.dtype({"float16": "float32", "bool": "uint8"}.get(dtype.name, dtype))
 
 
-def _tiles(planes: Planes, dtype: np.dtype[Any], tick: Tick) -> Iterator[Pixels]:
+def _most_bytes(planes: Planes, dtype: np.dtype[Any]) -> float:
+    """Size of all levels without compression, and a little more, which it may add to noise."""
+    pixels = sum(math.prod(shape) for shape in level_shapes(planes.shape))
+    return 1.01 * pixels * math.prod(planes.counts) * planes.samples * dtype.itemsize
+
+
+def _layout(planes: Planes, dtype: np.dtype[Any], *, cog: bool) -> dict[str, Any]:
+    """Shape and encoding of a level, as tifffile takes them."""
+    bands = math.prod(planes.counts)
+    counts = planes.counts if not cog else (bands,) if bands > 1 else ()
+    arrangement = "contig" if planes.colour else "separate" if cog and bands > 1 else None
+    # Bands of a map may be any: four are hardly colours and opacity.
+    is_rgb = planes.colour and (not cog or dtype == np.uint8)
+    unnamed = planes.samples - 3 if is_rgb and cog else 0
+    return {
+        "shape": (*counts, *planes.shape, *((planes.samples,) if planes.colour else ())),
+        "tile": (TILE, TILE),
+        "photometric": "rgb" if is_rgb else "minisblack",
+        "extrasamples": ("unspecified",) * unnamed or None,
+        "planarconfig": arrangement,
+        "compression": "zlib",
+        # Without imagecodecs, tifffile supports this predictor for integers only.
+        "predictor": dtype.kind in "iu",
+        "maxworkers": _THREADS,
+        "buffersize": _BUFFER_BYTES,
+    }
+
+
+def _levels(
+    planes: Planes, dtype: np.dtype[Any], scratch: Path, tick: Tick
+) -> Iterator[tuple[Planes, Iterator[Pixels]]]:
+    """Every level, finest first, with its tiles in the order of the file; all are to be taken before the next level."""
+    shapes, stored, nodata = level_shapes(planes.shape), stored_levels(planes), planes.source.nodata
+    pixels = [math.prod(shape) for shape in shapes]
+    for number in range(len(shapes)):
+        following = None
+        if len(stored) <= number < len(shapes) - 1:
+            following = NextLevel(scratch / f"{number}.npy", planes, dtype, nodata)
+            following.make()
+
+        def tick_of_all(done: float, number: int = number) -> None:
+            tick((sum(pixels[:number]) + done * pixels[number]) / sum(pixels))
+
+        yield planes, _tiles(planes, dtype, following, tick_of_all)
+        if number < len(stored):
+            planes = stored[number]
+        elif following is not None:
+            planes = following.read()
+
+
+def _tiles(planes: Planes, dtype: np.dtype[Any], following: NextLevel | None, tick: Tick) -> Iterator[Pixels]:
     """Every tile of every plane, in the order of the file."""
     highest = 255 if planes.source.dtype == np.bool_ else 1
     total = math.prod(planes.counts)
     for number, index in enumerate(itertools.product(*map(range, planes.counts))):
         for part in _bands(planes):
             pixels = planes.read(index, part).astype(dtype, copy=False)
+            pixels = pixels * dtype.type(highest) if highest > 1 else pixels
             # Before the yield, because tifffile does not resume the generator after the last tile.
+            if following is not None:
+                following.add(index, part, pixels)
             tick((number + part.stop[0] / planes.shape[0]) / total)
-            yield from _cut_tiles(pixels * dtype.type(highest) if highest > 1 else pixels)
+            yield from _cut_tiles(pixels)
 
 
 def _bands(planes: Planes) -> Iterator[Region]:
@@ -125,13 +186,58 @@ def _known_sizes(planes: Planes) -> dict[str, tuple[float, str]]:
     return {a: (size, unit) for a, size, unit in entries if a in "zyx" and unit in _UNITS and size > 0}
 
 
-def _physical_sizes(planes: Planes) -> dict[str, Any]:
-    """Pixel sizes as OME-XML attributes."""
+def _calibration(planes: Planes) -> dict[str, Any]:
+    """Pixel sizes, time step, names and colours of the channels as OME-XML attributes."""
+    source = planes.source
     attributes: dict[str, Any] = {}
     for axis, (size, unit) in _known_sizes(planes).items():
         name = f"PhysicalSize{axis.upper()}"
         attributes |= {name: size, f"{name}Unit": _UNITS[unit][0]}
+    for axis, step, time in zip(source.axes, source.scale, source.units, strict=True):
+        if axis == "t" and time in _TIMES:
+            attributes |= {"TimeIncrement": step, "TimeIncrementUnit": _TIMES[time]}
+    if source.ome is not None and source.ome.name:
+        attributes["Name"] = source.ome.name
+    if channels := _channels(planes):
+        attributes["Channel"] = {
+            "Name": [str(channel.get("label", number)) for number, channel in enumerate(channels)],
+            "Color": [_ome_colour(channel.get("color", "FFFFFF")) for channel in channels],
+        }
     return attributes
+
+
+def _channels(planes: Planes) -> Channels:
+    """The channels that are written as planes; none in colour, or where the file does not describe all of them."""
+    source = planes.source
+    omero = source.ome.omero if source.ome else None
+    known = source.channels or tuple(omero["channels"] if omero else ())
+    count = source.shape[source.axes.index("c")] if "c" in source.axes else 1
+    if planes.colour or len(known) != count:
+        return ()
+    return (known[planes.at["c"]],) if "c" in planes.at else known
+
+
+def _ome_colour(colour: str) -> int:
+    """Red, green, blue and opacity as a signed number of 32 bits."""
+    return int.from_bytes(bytes.fromhex(f"{colour}FF"), signed=True)
+
+
+def _place_tags(planes: Planes, *, cog: bool) -> list[geotiff.Tag]:
+    """The georeference, which another TIFF than a COG need not have."""
+    place = planes.source.georeference
+    with nullcontext() if cog else suppress(ConfigError):
+        return geotiff.geotiff_tags(place.cropped(*planes.window.start)) if place else []
+    return []
+
+
+def _nodata_tags(planes: Planes) -> list[geotiff.Tag]:
+    """The value of holes; in floats with a georeference they are NaN, which programs for maps want to be told."""
+    nodata, is_float = planes.source.nodata, planes.source.dtype.kind == "f"
+    if nodata is None and is_float and planes.source.georeference:
+        nodata = math.nan
+    if nodata is None:
+        return []
+    return [(geotiff.NODATA, "s", 0, repr(nodata if is_float else int(nodata)), True)]
 
 
 def _resolution(planes: Planes) -> dict[str, Any]:
@@ -154,3 +260,10 @@ def _replacing(path: Path) -> Iterator[Path]:
         DISK.sync_directory(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _scratch_folder(path: Path) -> Iterator[Path]:
+    """Yield a folder beside ``path``, which is removed at the end."""
+    with TemporaryDirectory(prefix=f"{path.name}.", suffix=PARTIAL, dir=path.parent) as folder:
+        yield Path(folder)

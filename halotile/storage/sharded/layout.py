@@ -15,6 +15,7 @@ import numpy as np
 from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.storage.disk.durable import GONE
 from halotile.storage.disk.place import ZARR_JSON
+from halotile.storage.georeference import Georeference, read_georeference
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded import ome_metadata
 from halotile.storage.sharded.levels import (
@@ -68,6 +69,8 @@ class Layout:
         Display settings of its channels.
     nodata : float or None
         Value of pixels without a measurement, besides NaN.
+    georeference : Georeference or None
+        Place on Earth of the pixels along y and x.
     levels : int
         Number of resolution levels of an OME-Zarr.
     factor : tuple of int
@@ -94,6 +97,7 @@ class Layout:
     name: str | None = None
     omero: Mapping[str, Any] | None = None
     nodata: float | None = None
+    georeference: Georeference | None = None
     levels: int = 1
     factor: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
@@ -204,15 +208,30 @@ class Layout:
             attributes = ome_metadata.group_attributes(
                 self.axes, self.scale, self.units, image, self.levels, self.factor
             )
-            if self.levels > 1:
-                attributes["halotile"] = {"block": list(self.block)}
+            own = {"block": list(self.block)} if self.levels > 1 else {}
+            attributes |= self._place(self.arrays[0], own)
             group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-            arrays = {f"{array.name}/{ZARR_JSON}": self._array_document(array, hole) for array in self.arrays}
+            arrays = {
+                f"{array.name}/{ZARR_JSON}": self._array_document(array, hole | self._place(array))
+                for array in self.arrays
+            }
             documents = {ZARR_JSON: group, **arrays}
         else:
-            sizes = {"scale": list(self.scale), "units": list(self.units)}
-            documents = {ZARR_JSON: self._array_document(self.arrays[0], {"halotile": sizes, **hole})}
+            array, sizes = self.arrays[0], {"scale": list(self.scale), "units": list(self.units)}
+            documents = {ZARR_JSON: self._array_document(array, hole | self._place(array, sizes))}
         return {name: json.dumps(document, indent=2).encode() for name, document in documents.items()}
+
+    def _place(self, array: LevelArray, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The georeference of a level as attributes, with those of halotile at the root of the output."""
+        place = self.georeference
+        attributes: dict[str, Any] = {}
+        if place is not None:
+            at, level = (self.axes.index("y"), self.axes.index("x")), int(array.name or 0)
+            covered = (self.factor[i] ** level if level else 1 for i in at)
+            attributes |= place.resampled(*covered).attributes([array.shape[i] for i in at])
+            if own is not None and place.geokeys:
+                own = {**own, "geokeys": dict(place.geokeys)}
+        return attributes | ({"halotile": dict(own)} if own else {})
 
     def to_json(self) -> dict[str, Any]:
         """The layout as JSON values."""
@@ -229,6 +248,8 @@ class Layout:
         True
         """
         fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        if place := fields.get("georeference"):
+            fields["georeference"] = Georeference(**{**place, "transform": tuple(place["transform"])})
         return cls(**fields)
 
     def _array_document(self, array: LevelArray, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -305,8 +326,16 @@ def _from_documents(top: dict[str, Any], array: dict[str, Any], ome: bool) -> La
         axes=tuple(array["dimension_names"]),
         ome=ome,
         nodata=array.get("attributes", {}).get(NODATA),
+        georeference=_place_in(top, array),
         **fields,
     )
+
+
+def _place_in(top: dict[str, Any], array: dict[str, Any]) -> Georeference | None:
+    """The georeference of the finest level."""
+    sizes = dict(zip(array["dimension_names"], array["shape"], strict=True))
+    attributes = {**top.get("attributes", {}), **array.get("attributes", {})}
+    return read_georeference(attributes, [sizes.get("y", 0), sizes.get("x", 0)])
 
 
 def _read_document(path: Path) -> dict[str, Any]:

@@ -60,6 +60,8 @@ def layout_of(
     factor = roles.per_axis(geometry.scale, 1)
     scale = (1.0,) * added + tuple(source.scale)
     count = geometry.output_shape[roles.axes.index("c")] if "c" in roles.axes else None
+    by_axis = dict(zip(roles.axes, factor, strict=True))
+    place = source.georeference
     ome = source.ome or OmeImage()
     if ome.omero is None and channels:
         ome = replace(ome, omero={"channels": list(channels)})  # as it comes back from JSON
@@ -80,6 +82,7 @@ def layout_of(
         scale=tuple(s / f for s, f in zip(scale, factor, strict=True)),
         units=(None,) * added + tuple(source.units),
         nodata=nodata,
+        georeference=place.resampled(1 / by_axis["y"], 1 / by_axis["x"]) if place else None,
         **output_fields(ome, roles.axes, job.output.format, scale=scale, factor=factor, channels=count),
     )
 

@@ -1,0 +1,80 @@
+"""Export of an image of any size as one TIFF with resolution levels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from halotile.cli.preview import check_file, opened_planes, parse_plane, parse_region, progress
+from halotile.errors import ConfigError
+from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.units import shape_text, size_text
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """The options of the command line, or the arguments of the call."""
+
+    path: str
+    file: Path
+    region: str | None = None
+    plane: str | None = None
+    level: int = 0
+    dataset: str | None = None
+    cog: bool = False
+    overwrite: bool = False
+    is_call: bool = False
+    """True where a script asks, whose messages name arguments, not options."""
+
+    def option(self, name: str) -> str:
+        """Return an option as whoever asks writes it."""
+        return (
+            {"overwrite": "overwrite=True", "cog": "cog=True"}.get(name, name)
+            if self.is_call
+            else f"--{name}"
+        )
+
+
+def export(request: ExportRequest, *, quiet: bool = False) -> str:
+    """Write the file; return a description of it in one line.
+
+    Raises
+    ------
+    ConfigError
+        When an option is not valid, or the image is of a kind that no such TIFF holds.
+    InputError
+        When the image cannot be read.
+    """
+    from halotile.storage.images.pyramid import level_shapes
+    from halotile.storage.images.tiff_export import write_tiff
+
+    if request.file.suffix.lower() not in (".tif", ".tiff"):
+        raise ConfigError(
+            f"{request.file}: what is written is a TIFF. Write a name that ends in .tif or .tiff."
+        )
+    region = parse_region(request.region, request.option("region"))
+    at = parse_plane(request.plane, request.option("plane"))
+    check_file(request.file, [request.path], None if request.overwrite else request.option("overwrite"))
+    planes = opened_planes(request.path, at, region, request.level, request.dataset)
+    source = planes.source
+    if source.dtype.kind == "c":
+        raise ConfigError(
+            f"{request.file}: the pixels of {request.path} are complex, which few programs read from a TIFF. "
+            "`recon-cli preview` shows modulus and phase in a PNG."
+        )
+    if request.cog and source.georeference is None:
+        raise ConfigError(
+            f"{request.option('cog')}: {request.path} says nothing of its place on Earth, which a Cloud Optimized GeoTIFF has. "
+            f"Leave {request.option('cog')} out for a TIFF with levels."
+        )
+    if request.cog and sum(count > 1 for count in planes.counts) > 1:
+        raise ConfigError(
+            f"{request.option('cog')}: {request.path} has planes along {', '.join(planes.loops)}, and a GeoTIFF has one row of bands. "
+            f"Write {request.option('plane')} {planes.loops[0]}=0, or another of them."
+        )
+    with progress(request.file.name, quiet) as tick:
+        nbytes = write_tiff(request.file, planes, cog=request.cog, tick=tick)
+    stack = f"{shape_text(planes.counts)} planes of " if math.prod(planes.counts) > 1 else ""
+    levels = counted(len(level_shapes(planes.shape)), "level")
+    return f"{request.file}: {stack}{size_text(planes.shape)}, {levels}, {bytes_text(nbytes)}"

@@ -1,0 +1,85 @@
+"""`recon-cli export` writes any image as one TIFF with levels, and refuses what cannot be in plain words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import zarr
+from typer.testing import CliRunner
+
+import halotile
+from halotile.cli.main import app
+from halotile.errors import ConfigError, OutputRefused
+
+RUNNER = CliRunner()
+PIXELS = np.random.default_rng(0).integers(0, 4000, (2, 3, 600, 90), "u2")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    array = zarr.create_array(tmp_path / "a.zarr", data=PIXELS, dimension_names=("t", "c", "y", "x"))
+    array.attrs["spatial:transform"] = [10, 0, 500, 0, -10, 900]
+    np.save(tmp_path / "b.npy", PIXELS)
+    np.save(tmp_path / "wave.npy", np.zeros((9, 9), "complex64"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*words: str) -> Any:
+    return RUNNER.invoke(app, ["export", *words])
+
+
+def test_every_plane_and_level_is_written(folder: Path) -> None:
+    result = invoke("a.zarr", "a.ome.tif")
+    assert result.stdout.startswith(
+        "a.ome.tif: 2 × 3 planes of 90 × 600 pixels (width × height), 2 levels, "
+    ), result.stderr
+    with tifffile.TiffFile(folder / "a.ome.tif") as file:
+        assert [level.shape for level in file.series[0].levels] == [(2, 3, 600, 90), (2, 3, 300, 45)]
+        assert np.array_equal(file.asarray(), PIXELS)
+
+
+def test_a_part_of_some_planes_is_written(folder: Path) -> None:
+    assert invoke("a.zarr", "a.tif", "--region", "10:500,20:90", "--plane", "c=1", "--quiet").stdout == ""
+    assert np.array_equal(tifffile.imread(folder / "a.tif"), PIXELS[:, 1, 10:500, 20:])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a.zarr", "a.png"], "a.png: what is written is a TIFF. Write a name that ends in .tif or .tiff."),
+        (["a.zarr", "no/a.tif"], "there is no directory no"),
+        (["a.zarr", "a.zarr/a.tif"], "it is the image a.zarr, or inside it"),
+        (["a.zarr", "there.tif"], "something stands there. Write another name, or --overwrite."),
+        (["a.zarr", "a.tif", "--plane", "z=1"], "the image's axes are tcyx"),
+        (["a.zarr", "a.tif", "--region", "0:601,0:5"], "the image has 600 rows and 90 columns"),
+        (["wave.npy", "a.tif"], "a.tif: the pixels of wave.npy are complex"),
+        (["b.npy", "a.tif", "--cog"], "--cog: b.npy says nothing of its place on Earth"),
+        (
+            ["a.zarr", "a.tif", "--cog"],
+            "--cog: a.zarr has planes along t, c, and a GeoTIFF has one row of bands",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(folder: Path, words: list[str], said: str) -> None:
+    (folder / "there.tif").write_text("mine")
+    before = sorted(folder.rglob("*"))
+    result = invoke(*words)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+    assert (sorted(folder.rglob("*")), (folder / "there.tif").read_text()) == (before, "mine")
+    assert invoke("a.zarr", "there.tif", "--overwrite").exit_code == 0
+
+
+def test_a_script_is_told_of_arguments_not_of_options(folder: Path) -> None:
+    assert halotile.export("a.zarr", "a.tif", plane="t=0", cog=True) == Path("a.tif")
+    assert tifffile.imread("a.tif").shape == (3, 600, 90)
+    with pytest.raises(OutputRefused, match=r"Write another name, or overwrite=True\.$"):
+        halotile.export("a.zarr", folder / "a.tif")
+    with pytest.raises(ConfigError, match=r"^cog=True: b\.npy says nothing .* Leave cog=True out"):
+        halotile.export("b.npy", "b.tif", cog=True)

@@ -1,0 +1,264 @@
+"""Georeferences of GeoTIFFs and GeoZarrs, as rasterio reads and writes them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+import zarr
+
+from halotile.errors import ConfigError
+from halotile.storage.arrays import Source, open_source
+from halotile.storage.georeference import Georeference, read_georeference
+from halotile.storage.grid import Region
+from halotile.storage.images.planes import choose_planes
+from halotile.storage.images.tiff_export import write_tiff
+from halotile.storage.sharded.output import Layout, create_output, open_output
+from tests.support import noisy_image
+
+rasterio = pytest.importorskip("rasterio")
+
+UTM, DEGREES = (10, 0, 500_000, 0, -10, 5_000_000), (0.001, 0, 8.5, 0, -0.002, 47.5)
+ROTATED, SOUTH_UP = (8, 6, 500_000, 6, -8, 5_000_000), (10, 0, 500_000, 0, 10, 5_000_000)
+OWN = "+proj=laea +lat_0=10 +lon_0=20 +x_0=5 +y_0=7 +ellps=GRS80 +units=m"
+
+
+def geotiff(path: Path, crs: str | None, transform: Any, pixels: Any = None, **options: Any) -> Path:
+    pixels = noisy_image((60, 90), "uint16") if pixels is None else pixels
+    bands = pixels.reshape(-1, *pixels.shape[-2:])
+    with rasterio.open(
+        path,
+        "w",
+        driver="GTiff",
+        count=len(bands),
+        height=bands.shape[1],
+        width=bands.shape[2],
+        dtype=bands.dtype,
+        crs=crs,
+        transform=rasterio.Affine(*transform),
+        nodata=options.pop("nodata", None),
+    ) as file:
+        file.write(bands)
+        file.update_tags(**options)
+    return path
+
+
+def place_of(source: Source) -> Georeference:
+    assert source.georeference is not None
+    return source.georeference
+
+
+CASES = pytest.mark.parametrize(
+    ("crs", "transform", "options"),
+    [
+        ("EPSG:32632", UTM, {}),
+        ("EPSG:4326", DEGREES, {}),
+        ("EPSG:7844", DEGREES, {"AREA_OR_POINT": "Point"}),
+        ("EPSG:2056", ROTATED, {}),
+        ("EPSG:3857", SOUTH_UP, {"AREA_OR_POINT": "Point"}),
+        (OWN, UTM, {}),
+        (None, UTM, {}),
+    ],
+)
+
+
+def said_by_rasterio(path: Path) -> tuple[Any, ...]:
+    with rasterio.open(path) as file:
+        place = file.tags().get("AREA_OR_POINT", "Area")
+        return file.crs, np.round(file.transform[:6], 7).tolist(), file.nodata, place
+
+
+@CASES
+def test_a_geotiff_is_read_and_written_as_rasterio_does(
+    tmp_path: Path, crs: str | None, transform: Any, options: dict[str, str]
+) -> None:
+    path = geotiff(tmp_path / "a.tif", crs, transform, nodata=0, **options)
+    source = open_source(path)
+    assert place_of(source).transform == pytest.approx(transform, rel=1e-12)
+    code = crs if crs and crs.startswith("EPSG") else None
+    assert place_of(source).crs.get("proj:code") == code
+    assert sum("no EPSG code" in remark for remark in source.remarks) == (crs == OWN)
+    for cog in (False, True):
+        write_tiff(tmp_path / "b.tif", choose_planes(source, {}, None), cog=cog)
+        assert said_by_rasterio(tmp_path / "b.tif") == said_by_rasterio(path)
+    write_tiff(tmp_path / "b.tif", choose_planes(source, {}, Region((20, 30), (60, 90))), cog=True)
+    with rasterio.open(tmp_path / "b.tif") as file:
+        a, b, c, d, e, f = transform
+        corner = (a * 30 + b * 20 + c, d * 30 + e * 20 + f)
+        assert (file.transform.c, file.transform.f) == pytest.approx(corner, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("crs", "transform", "size", "unit"),
+    [
+        ("EPSG:32632", UTM, (10, 10), "meter"),
+        ("EPSG:2056", ROTATED, (10, 10), "meter"),
+        ("EPSG:4326", DEGREES, (0.002, 0.001), "degree"),
+        ("EPSG:2263", UTM, (10, 10), "foot"),
+        (None, UTM, (1, 1), None),
+    ],
+)
+def test_pixels_have_the_size_and_the_unit_of_the_coordinates(
+    tmp_path: Path, crs: str | None, transform: Any, size: tuple[float, float], unit: str | None
+) -> None:
+    source = open_source(geotiff(tmp_path / "a.tif", crs, transform, np.zeros((2, 60, 90), "uint8")))
+    at = [source.axes.index("y"), source.axes.index("x")]
+    assert [source.scale[axis] for axis in at] == pytest.approx(size)
+    assert [source.units[axis] for axis in at] == [unit, unit]
+
+
+def test_a_level_has_larger_pixels_at_the_same_corner(tmp_path: Path) -> None:
+    path = geotiff(tmp_path / "a.tif", "EPSG:32632", UTM, noisy_image((1300, 901), "uint8"))
+    write_tiff(tmp_path / "b.tif", choose_planes(open_source(path), {}, None), cog=True)
+    coarse = open_source(tmp_path / "b.tif", level=2)
+    assert coarse.shape == (325, 226)
+    assert place_of(coarse).transform == (40, 0, 500_000, 0, -40, 5_000_000)
+    assert (coarse.scale, coarse.units) == ((40, 40), ("meter", "meter"))
+
+
+def test_what_is_not_kept_is_said(tmp_path: Path) -> None:
+    points = [
+        rasterio.control.GroundControlPoint(row, col, col * 2, row * 3)
+        for row, col in ((0, 0), (0, 9), (9, 0))
+    ]
+    path = tmp_path / "a.tif"
+    options: Any = {"driver": "GTiff", "height": 20, "width": 20, "count": 1, "dtype": "uint8"}
+    with rasterio.open(path, "w", gcps=points, crs="EPSG:4326", **options) as file:
+        file.write(np.zeros((1, 20, 20), "uint8"))
+    source = open_source(path)
+    assert source.georeference is None
+    assert any("ground control points are not kept" in remark for remark in source.remarks)
+
+
+def georeferenced(place: Georeference, *, ome: bool) -> Layout:
+    axes, scale = ("y", "x"), (1.0, 1.0)
+    layout = Layout((130, 70), "uint8", (16, 16), (8, 8), "lz4", axes, scale, (None, None), ome)
+    layout = replace(layout, georeference=place)
+    return replace(layout, levels=3, factor=(2, 2), block=(64, 64)) if ome else layout
+
+
+@pytest.mark.parametrize("ome", [True, False], ids=["ome-zarr", "zarr"])
+@CASES
+def test_an_output_keeps_it_at_every_level(
+    tmp_path: Path, crs: str | None, transform: Any, options: dict[str, str], ome: bool
+) -> None:
+    path = geotiff(tmp_path / "a.tif", crs, transform, **options)
+    place = place_of(open_source(path))
+    layout = georeferenced(place, ome=ome)
+    create_output(tmp_path / "a.zarr", layout)
+    assert open_output(tmp_path / "a.zarr").georeference == place
+    assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+    for level in range(3 if ome else 1):
+        source = open_source(tmp_path / "a.zarr", level=level)
+        assert place_of(source) == place.resampled(2**level, 2**level)
+    write_tiff(tmp_path / "b.tif", choose_planes(open_source(tmp_path / "a.zarr"), {}, None), cog=True)
+    (crs_before, *before), (crs_after, *after) = map(said_by_rasterio, (path, tmp_path / "b.tif"))
+    assert (crs_after, after) == (crs_before, before)
+
+
+@pytest.mark.parametrize(
+    ("crs", "transform"), [("EPSG:32632", UTM), ("EPSG:4326", DEGREES), ("EPSG:7844", DEGREES)]
+)
+def test_a_geozarr_of_another_program_becomes_a_geotiff(tmp_path: Path, crs: str, transform: Any) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group.create_array("b", data=noisy_image((3, 60, 90)), dimension_names=("band", "y", "x"))
+    place = Georeference(tuple(map(float, transform)), {"proj:code": crs})
+    group["b"].attrs.update(place.attributes((60, 90)))
+    source = open_source(tmp_path / "a.zarr", axes="cyx")
+    write_tiff(tmp_path / "b.tif", choose_planes(source, {}, None), cog=True)
+    with rasterio.open(tmp_path / "b.tif") as file:
+        assert (file.crs.to_string(), file.count, file.transform[:6]) == (crs, 3, pytest.approx(transform))
+        assert np.isnan(file.nodata)
+        assert np.array_equal(file.read(), source[...])
+
+
+def test_coordinates_of_pixel_centres_are_moved_to_the_corner() -> None:
+    attributes = {"spatial:transform": [2, 0, 10, 0, -2, 50], "spatial:registration": "node"}
+    place = read_georeference(attributes, (5, 5))
+    assert place is not None
+    assert place.transform == (2, 0, 9, 0, -2, 51)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {},
+        {"spatial:transform": None},
+        {"spatial:transform": [1, 0, 0, 0, "a", 0]},
+        {"spatial:transform": [1, 0, 0, 0, -1]},
+        {"spatial:transform": [0, 0, 0, 0, -1, 0]},
+        {"spatial:transform": [float("nan"), 0, 0, 0, -1, 0]},
+        {"spatial:transform": UTM, "spatial:transform_type": "rpc"},
+        {"spatial:transform": UTM, "spatial:shape": [0, 9]},
+        {"spatial:transform": UTM, "spatial:shape": [9]},
+        {"spatial:transform": UTM, "halotile": {"geokeys": 3}},
+    ],
+)
+def test_attributes_that_say_nothing_are_left_alone(attributes: dict[str, Any]) -> None:
+    assert read_georeference(attributes, (9, 9)) is None
+
+
+@pytest.mark.parametrize("crs", [{"proj:code": "IAU_2015:30100"}, {"proj:wkt2": "PROJCRS[]"}])
+def test_a_crs_without_an_epsg_code_is_not_written_to_a_geotiff(tmp_path: Path, crs: dict[str, str]) -> None:
+    array = zarr.create_array(tmp_path / "a.zarr", data=noisy_image((60, 90)))
+    array.attrs.update(Georeference(tuple(map(float, UTM)), crs).attributes((60, 90)))
+    with pytest.raises(ConfigError, match="a GeoTIFF names it by an EPSG code"):
+        write_tiff(tmp_path / "b.tif", choose_planes(open_source(tmp_path / "a.zarr"), {}, None), cog=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.zarr"]
+    write_tiff(tmp_path / "b.tif", choose_planes(open_source(tmp_path / "a.zarr"), {}, None))
+    assert open_source(tmp_path / "b.tif").georeference is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((1300, 901), "uint16"), ((4, 700, 800), "float32"), ((3, 30, 20), "uint8")]
+)
+def test_a_cog_is_laid_out_as_one(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
+    pixels = noisy_image(shape, dtype)
+    path = geotiff(tmp_path / "a.tif", "EPSG:32632", UTM, pixels)
+    write_tiff(tmp_path / "b.tif", choose_planes(open_source(path), {}, None), cog=True)
+    assert layout_problems(tmp_path / "b.tif") == []
+    with rasterio.open(tmp_path / "b.tif") as file:
+        assert np.array_equal(file.read(), pixels.reshape(-1, *shape[-2:]))
+        counts = {(1300, 901): [2, 4], (4, 700, 800): [2], (3, 30, 20): []}
+        assert file.overviews(1) == counts[shape]
+        for level in range(len(file.overviews(1))):
+            with rasterio.open(tmp_path / "b.tif", overview_level=level) as overview:
+                ours = open_source(tmp_path / "b.tif", level=level + 1)[...]
+                assert np.array_equal(np.moveaxis(overview.read(), 0, -1).squeeze(), ours)
+    write_tiff(tmp_path / "c.tif", choose_planes(open_source(path), {}, None))
+    assert layout_problems(tmp_path / "c.tif") or max(shape) < 512, "the check tells other TIFFs apart"
+
+
+def test_a_fourth_band_is_no_opacity(tmp_path: Path) -> None:
+    for dtype in ("uint8", "uint16"):
+        path = geotiff(tmp_path / "a.tif", "EPSG:32632", UTM, noisy_image((4, 60, 90), dtype))
+        write_tiff(tmp_path / "b.tif", choose_planes(open_source(path), {}, None), cog=True)
+        with rasterio.open(tmp_path / "b.tif") as file:
+            assert "alpha" not in [band.name for band in file.colorinterp]
+            assert (file.dataset_mask() == 255).all()
+
+
+def layout_problems(path: Path) -> list[str]:
+    """The rules by which GDAL calls a GeoTIFF cloud optimized."""
+    problems = []
+    with tifffile.TiffFile(path) as file:
+        pages: list[Any] = list(file.pages)
+    directories, pixels = [page.offset for page in pages], [page.dataoffsets[0] for page in pages]
+    if directories[0] not in (8, 16) or directories != sorted(directories):
+        problems.append(f"directories at {directories}: not the finest first, from the start of the file")
+    if pixels != sorted(pixels, reverse=True):
+        problems.append(f"pixels at {pixels}: not the coarsest first")
+    if min(pixels) < max(directories):
+        problems.append("pixels before directories")
+    if not all(page.is_tiled for page in pages):
+        problems.append("not tiled")
+    if max(pages[-1].shape[-2:]) > 512:
+        problems.append("levels are missing")
+    if any(page.subfiletype != (number > 0) for number, page in enumerate(pages)):
+        problems.append("levels are not marked")
+    return problems
