@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from halotile.graphs.kinds.sections import Job
 if TYPE_CHECKING:
     from halotile.cli.config.problems import ConfigProblem
     from halotile.cli.status import RunStatus
+    from halotile.graphs.jobs.denoise.compare import Comparison
     from halotile.graphs.plans.plan import Plan
     from halotile.graphs.runs.verify import Verdict
     from halotile.graphs.watching.progress import Observer
@@ -205,6 +206,68 @@ def preview(
     )
     draw(request, quiet=True)
     return Path(file)
+
+
+def try_settings(
+    job: str | Path,
+    settings: Mapping[str, Sequence[Any]],
+    file: str | Path | None = None,
+    *,
+    region: str | None = None,
+    plane: str | None = None,
+    overwrite: bool = False,
+    allow_import: bool = False,
+) -> Comparison:
+    """Denoise one crop of an image with several settings, as a run of the job would, and compare the results.
+
+    Parameters
+    ----------
+    job : path
+        The file of a job that denoises.
+    settings : mapping of str to sequence
+        Values of keys, such as ``{"denoiser.strength": [0.5, 1, 2]}``; of several keys every combination is tried.
+    file : path, optional
+        A PNG to draw the results on, side by side.
+    region : str, optional
+        Rows and columns of the crop in pixels, such as ``"0:512,1000:1512"``; by default the 512 x 512 with most structure of a
+        few places.
+    plane : str, optional
+        The plane, such as ``"t=0,c=1"``.
+    overwrite : bool
+        Replace an existing file.
+    allow_import : bool
+        Allow the job to import code of your own.
+
+    Returns
+    -------
+    Comparison
+        ``best`` is the setting with the smallest estimated error; ``tried`` has for each setting ``denoised`` (shape (channels, rows,
+        columns), in the units of the file), ``residual`` (in noise levels), its ``statistics``, and ``error``; ``failed`` has the reasons
+        why others could not be used.
+
+    Raises
+    ------
+    ConfigError
+        When an argument is not valid, or no setting can be used.
+    InputError
+        When the image cannot be read, or has no noise.
+    MissingPackage
+        When a file is to be drawn without Pillow.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> halotile.try_settings("job.yaml", {"denoiser.strength": [0.5, 1, 2]}, "try.png").best.setting  # doctest: +SKIP
+    ('denoiser.strength=1',)
+    """
+    from halotile.cli import trying
+
+    overrides = [f"{key}={trying.listed(values)}" for key, values in settings.items()]
+    sheet = None if file is None else Path(file)
+    request = trying.TryRequest(
+        Path(job), overrides, sheet, region, plane, overwrite, allow_import, is_call=True
+    )
+    return trying.try_settings(request)
 
 
 def verify(

@@ -100,7 +100,7 @@ def check(request: PreviewRequest) -> None:
         raise ConfigError(
             f"{option('range')} {low:g} {high:g}: what is black must be less than what is white."
         )
-    _check_file(request)
+    check_file(request)
 
 
 def _refuse_for_tiff(request: PreviewRequest) -> None:
@@ -114,7 +114,7 @@ def _refuse_for_tiff(request: PreviewRequest) -> None:
             )
 
 
-def _check_file(request: PreviewRequest) -> None:
+def check_file(request: PreviewRequest) -> None:
     """Refuse a path that a file must not be written to."""
     file, folder = request.file, request.file.parent
     if not folder.is_dir():
