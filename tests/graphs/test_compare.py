@@ -87,6 +87,48 @@ def test_a_crop_of_one_plane_has_the_bits_of_a_run(tmp_path: Path, model: str) -
     assert 0.8 < found.best.statistics.ratio < 1.1
 
 
+@pytest.mark.parametrize(
+    ("axes", "name", "options", "dtype"),
+    [
+        ("zyx", "tv", {"strength": 1.0, "sigma": "auto", "iterations": 5}, "float32"),
+        ("zyx", "nlm", {"strength": 0.8, "sigma": "auto", "distance": 2, "patch": 3}, "uint32"),
+        (
+            "cyx",
+            "torch",
+            {"import": "tests.networks:convolutions", "options": {"channels": 3}, "channels": [3, 3]},
+            "uint8",
+        ),
+        ("yxc", "tv", {"strength": 1.0, "sigma": "auto"}, "uint8"),
+        ("qyx", "torch", {"import": "tests.networks:unet"}, ">f4"),
+        ("cyx", "gaussian", {"sigma": 1.0}, "float16"),
+    ],
+)
+def test_a_crop_of_a_stack_or_volume_has_the_bits_of_a_run(
+    tmp_path: Path, axes: str, name: str, options: dict[str, Any], dtype: str
+) -> None:
+    planes = np.stack(
+        [noisy_retina(edge=96, sigma=s)[1] for s in (0.05, 0.1, 0.2)], axis=axes.index(axes.strip("yx"))
+    )
+    scale = 200 if np.dtype(dtype).kind == "u" else 1
+    np.save(tmp_path / "a.npy", (planes.clip(0, 1) * scale).astype(dtype))
+    given = {"axes": axes} if "q" not in axes else {}
+    job = job_of(
+        tmp_path / "a.npy",
+        tmp_path / "o.zarr",
+        name,
+        options,
+        input=given,
+        tile={"axes": "zyx"} if "z" in axes else {},
+    )
+    crop = Region((13, 29), (60, 90))
+    result = run_inline(job)  # c before y and x, as OME-Zarr has it
+    for index in (0, 2):
+        plane = {axes.strip("yx"): index}
+        np.testing.assert_array_equal(only(job, plane, crop).best.denoised[0], result[index][crop.slices])
+    if "c" in axes and dtype == "uint8":
+        np.testing.assert_array_equal(only(job, {}, crop).best.denoised, result[:, *crop.slices])
+
+
 def test_noise_maps_and_masks_are_those_of_the_job(tmp_path: Path) -> None:
     clean, _ = noisy_retina(edge=320)
     sigma = np.linspace(0.02, 0.2, 320, dtype=np.float32)[:, None].repeat(320, 1)

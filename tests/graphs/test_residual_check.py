@@ -16,7 +16,7 @@ from halotile.cli.screens.outcome_rows import outcome_json, outcome_rows
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.residual_check import inspect_residual
-from halotile.graphs.kinds.base import Finding
+from halotile.graphs.kinds.base import Inspection
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.progress import Progress
@@ -48,24 +48,26 @@ def noisy(name: str, sigma: float) -> NDArray[Any]:
     return np.asarray(clean + noise, np.float32)
 
 
-def inspected(job: Denoising) -> Finding:
-    """The finding of a job that was done in this process."""
+def inspected(job: Denoising) -> Inspection:
+    """The inspection of a job that was done in this process."""
     run_inline(job)
     plan = make_plan(job)
     return work_of(plan).inspect()  # type: ignore[no-any-return]
 
 
-def residuals(finding: Finding) -> list[dict[str, Any]]:
-    return list(finding.figures["residual"])
+def residuals(inspection: Inspection) -> list[dict[str, Any]]:
+    return list(inspection.figures["residual"])
 
 
 @pytest.mark.parametrize("image", IMAGES)
 @pytest.mark.parametrize("denoiser", TOO_MUCH)
 def test_too_much_is_warned_of(tmp_path: Path, image: str, denoiser: str) -> None:
     source = write_zarr(tmp_path / "a.zarr", noisy(image, 0.02))
-    finding = inspected(job_of(source, tmp_path / "o.zarr", denoiser, TOO_MUCH[denoiser]))
-    assert [entry["holds_structure"] for entry in residuals(finding)] == [True]
-    assert finding.warnings[0].startswith("the residual, what was taken away, holds structure of the image: ")
+    inspection = inspected(job_of(source, tmp_path / "o.zarr", denoiser, TOO_MUCH[denoiser]))
+    assert [entry["holds_structure"] for entry in residuals(inspection)] == [True]
+    assert inspection.warnings[0].startswith(
+        "the residual, what was taken away, holds structure of the image: "
+    )
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -73,21 +75,21 @@ def test_too_much_is_warned_of(tmp_path: Path, image: str, denoiser: str) -> Non
 @pytest.mark.parametrize("sigma", [0.02, 0.1, 0.2])
 def test_sensible_settings_are_not(tmp_path: Path, image: str, denoiser: str, sigma: float) -> None:
     source = write_zarr(tmp_path / "a.zarr", noisy(image, sigma))
-    finding = inspected(job_of(source, tmp_path / "o.zarr", denoiser, SENSIBLE[denoiser]))
-    assert finding.warnings == []
-    assert 0.25 < residuals(finding)[0]["ratio"] < 1.15
+    inspection = inspected(job_of(source, tmp_path / "o.zarr", denoiser, SENSIBLE[denoiser]))
+    assert inspection.warnings == []
+    assert 0.25 < residuals(inspection)[0]["ratio"] < 1.15
 
 
 def test_each_of_few_planes_has_its_figures(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     planes = [camera() + 5 * rng.standard_normal((512, 512)), 100 + 20 * rng.standard_normal((512, 512))]
     source = write_zarr(tmp_path / "a.zarr", np.stack(planes).astype(np.float32), axes="cyx")
-    finding = inspected(job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 4.0}))
-    assert [(entry["plane"], entry["holds_structure"]) for entry in residuals(finding)] == [
+    inspection = inspected(job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 4.0}))
+    assert [(entry["plane"], entry["holds_structure"]) for entry in residuals(inspection)] == [
         ("c=0", True),
         ("c=1", False),
     ]
-    assert "in plane c=0: denoised too much" in finding.warnings[0]
+    assert "in plane c=0: denoised too much" in inspection.warnings[0]
 
 
 def test_photons_holes_and_masks_are_those_of_the_job(tmp_path: Path) -> None:
@@ -104,9 +106,9 @@ def test_photons_holes_and_masks_are_those_of_the_job(tmp_path: Path) -> None:
         noise={"model": "poisson-gaussian", "gain": 4.0, "offset": 100.0},
         input={"nodata": 1e6, "range": (0.0, 1e3), "sides": {"mask": str(tmp_path / "mask.npy")}},
     )
-    finding = inspected(job)
-    assert finding.warnings == []
-    assert 0.85 < residuals(finding)[0]["ratio"] < 1.05
+    inspection = inspected(job)
+    assert inspection.warnings == []
+    assert 0.85 < residuals(inspection)[0]["ratio"] < 1.05
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_where_there_is_nothing_to_compare_nothing_is_found(
     tmp_path: Path, pixels: NDArray[Any], denoiser: str, options: dict[str, Any]
 ) -> None:
     source = write_zarr(tmp_path / "a.zarr", pixels)
-    assert inspected(job_of(source, tmp_path / "o.zarr", denoiser, options)) == Finding()
+    assert inspected(job_of(source, tmp_path / "o.zarr", denoiser, options)) == Inspection()
 
 
 @dataclass
@@ -173,7 +175,7 @@ def test_a_run_ends_with_its_figures_whatever_becomes_of_the_image(
     assert [line for line in lines if line.startswith("warning: the residual")]
     assert outcome_json(outcome, 0.0, 0.0)["residual"][0]["holds_structure"] is True
     assert dict(outcome_rows(outcome, 0.0, 0.0))["residual"].endswith(
-        f"{outcome.finding.figures['residual'][0]['correlation']:.2f}"
+        f"{outcome.inspection.figures['residual'][0]['correlation']:.2f}"
     )
     monkeypatch.setattr(type(work_of(make_plan(job))), "inspect", lambda _: (tmp_path / "gone").stat())
-    assert run(make_plan(job), cluster=cluster).finding == Finding()
+    assert run(make_plan(job), cluster=cluster).inspection == Inspection()

@@ -46,7 +46,7 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
         rows.append(("iterations", iteration_text(outcome.figures)))
     return [
         *rows,
-        *outcome.finding.rows,
+        *outcome.inspection.rows,
         ("journal", outcome.run_directory),
         ("look at it", f"recon-cli preview {_quoted(outcome.output)} {_quoted(_image_of(outcome.output))}"),
         ("", f"napari {_quoted(outcome.output)}"),
@@ -96,7 +96,7 @@ def outcome_json(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
         plainly
         | times
         | {"quarantined": quarantined, "figures": dict(outcome.figures)}
-        | dict(outcome.finding.figures)
+        | dict(outcome.inspection.figures)
     )
 
 

@@ -328,7 +328,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Inspection:
     """Figures of a finished result, from a few places of it.
 
     Parameters
@@ -368,9 +368,9 @@ class Work(ABC):
         """Return True where the outputs hold an earlier result of this job that has to be computed again."""
         return False
 
-    def inspect(self) -> Finding:
+    def inspect(self) -> Inspection:
         """Look at a few places of outputs of which every block is done; it costs little beside a run."""
-        return Finding()
+        return Inspection()
 
     @abstractmethod
     def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:

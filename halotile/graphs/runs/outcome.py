@@ -9,7 +9,7 @@ from pathlib import Path
 
 from halotile.errors import BlockFailed, BlockInputFailed
 from halotile.graphs.amounts import IMAGE, bytes_text, counted, faulty_input, first_line
-from halotile.graphs.kinds.base import Finding
+from halotile.graphs.kinds.base import Inspection
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Grid
@@ -39,7 +39,7 @@ class Outcome:
     """Pixels of this run's blocks that were left as they are: without a measurement, or masked."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Figures of the last iteration of a solver."""
-    finding: Finding = field(default_factory=Finding)
+    inspection: Inspection = field(default_factory=Inspection)
     """Figures of the result."""
 
     @classmethod
@@ -48,7 +48,7 @@ class Outcome:
         plan: Plan,
         progress: Progress,
         quarantined: tuple[BadBlock, ...] = (),
-        finding: Finding | None = None,
+        inspection: Inspection | None = None,
     ) -> Outcome:
         """Return the outcome of a plan with this final progress."""
         return cls(
@@ -66,7 +66,7 @@ class Outcome:
             start_seconds=progress.start_seconds,
             holes=progress.holes,
             figures=progress.figures,
-            finding=finding or Finding(),
+            inspection=inspection or Inspection(),
         )
 
 

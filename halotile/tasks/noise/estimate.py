@@ -14,6 +14,8 @@ from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 
+Values = NDArray[np.float64]
+
 NORMAL_MAD = 0.6744897501960817
 """Median of |z| for a standard normal z."""
 SAMPLES, LEAST_SAMPLES, ALL_SAMPLES = 64, 4, 4096

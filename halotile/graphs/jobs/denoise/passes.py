@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from halotile.graphs.jobs.denoise.residual_check import inspect_residual
-from halotile.graphs.kinds.base import Finding, Gather, OutputArray, Pass, PassCount, Place, Sums, Work
+from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, Place, Sums, Work
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned
 
@@ -33,7 +33,7 @@ class DenoiseWork(Work):
         """One pass over every block."""
         return (PassCount(PHASE, self.task.grid),)
 
-    def inspect(self) -> Finding:
+    def inspect(self) -> Inspection:
         """Compare a few places of the result with the image."""
         return inspect_residual(self.task, self.output.path)
 

@@ -9,28 +9,28 @@ from pathlib import Path
 import numpy as np
 
 from halotile.graphs.jobs.denoise.words import residual_row, residual_warning
-from halotile.graphs.kinds.base import Finding
+from halotile.graphs.kinds.base import Inspection
 from halotile.storage.arrays import open_array
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
-from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
-from halotile.tasks.noise.known import measured_at, noise_at
-from halotile.tasks.noise.residual import Residual, Values, local_mean
+from halotile.tasks.noise.estimate import Values, as_square, plane_level, plane_regions
+from halotile.tasks.noise.known import has_photons, measured_at, noise_at
+from halotile.tasks.noise.residual import Residual, local_mean
 from halotile.tasks.roles import Roles
 
 PLANES, PLACES = 4, 16
 """Planes that are looked at, at most, and squares of all of them together."""
 
 
-def inspect_residual(task: DenoiseTask, output: Path) -> Finding:
+def inspect_residual(task: DenoiseTask, output: Path) -> Inspection:
     """Measure the residual of an image that was denoised; nothing is found where there is no noise, or no common shape."""
     if task.denoiser.scale != 1 or task.source.dtype.kind == "b":
-        return Finding()
+        return Inspection()
     result = open_array(output)
     if result.shape != task.source.shape:
-        return Finding()
+        return Inspection()
     found = {}
     places = _planes(task)
     for place in places:
@@ -38,7 +38,7 @@ def inspect_residual(task: DenoiseTask, output: Path) -> Finding:
         if residual and residual.ratio > 0:
             found[place] = residual
     if not found:
-        return Finding()
+        return Inspection()
     names = [_name(task.roles, place) for place in found]
     figures = [
         {"plane": name, "ratio": r.ratio, "correlation": r.correlation, "holds_structure": r.is_structured}
@@ -46,7 +46,7 @@ def inspect_residual(task: DenoiseTask, output: Path) -> Finding:
     ]
     warning = residual_warning(names, list(found.values()))
     row = residual_row(names, list(found.values()))
-    return Finding({"residual": figures}, [row], [warning] if warning else [])
+    return Inspection({"residual": figures}, [row], [warning] if warning else [])
 
 
 def _planes(task: DenoiseTask) -> list[tuple[int, ...]]:
@@ -84,7 +84,7 @@ def _any_finite(squares: Sequence[tuple[Region, Values, Values]]) -> bool:
 def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values, level: float) -> Values:
     """Return the residual relative to the noise."""
     square = task.roles.spatial[-2:]
-    brightness = local_mean(noisy)
+    brightness = local_mean(noisy) if has_photons(task) else noisy
     shaped = (brightness if square[0] < square[1] else brightness.T).reshape(region.shape)
     noise = as_square(noise_at(task, region, shaped, level), square)
     return (noisy - denoised) / noise
