@@ -26,7 +26,7 @@ from halotile import errors
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from halotile.cli.api import export, info, plan, preview, status, validate, verify
+    from halotile.cli.api import export, info, plan, preview, status, try_settings, validate, verify
     from halotile.graphs.distributed.context import DistributedContext
     from halotile.graphs.distributed.distribute import distribute
     from halotile.graphs.jobs.denoise.call import denoise
@@ -50,13 +50,15 @@ __all__ = [
     "reconstruct",
     "simulate",
     "status",
+    "try_settings",
     "validate",
     "verify",
 ]
 
 _PUBLIC = {
     **dict.fromkeys(
-        ("export", "info", "plan", "preview", "status", "validate", "verify"), "halotile.cli.api"
+        ("export", "info", "plan", "preview", "status", "try_settings", "validate", "verify"),
+        "halotile.cli.api",
     ),
     "DistributedContext": "halotile.graphs.distributed.context",
     "distribute": "halotile.graphs.distributed.distribute",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from halotile.graphs.kinds.sections import Job
 if TYPE_CHECKING:
     from halotile.cli.config.problems import ConfigProblem
     from halotile.cli.status import RunStatus
+    from halotile.graphs.jobs.denoise.compare import Comparison
     from halotile.graphs.plans.plan import Plan
     from halotile.graphs.runs.verify import Verdict
     from halotile.graphs.watching.progress import Observer
@@ -218,10 +219,7 @@ def export(
     cog: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """Write an image of any size as one TIFF with every pixel and resolution levels.
-
-    Each pixel of a level is the mean of 2 x 2 of the one before, without holes (NaN, or the value that the image has for them);
-    integers are rounded. Levels that a run wrote are taken as they are.
+    """Write an image of any size as one TIFF with every pixel and resolution levels, by means over 2 x 2 pixels without holes.
 
     Parameters
     ----------
@@ -238,7 +236,7 @@ def export(
     dataset : str, optional
         Dataset inside an HDF5 file or a Zarr group, or scene of a microscope's file.
     cog : bool
-        Write a Cloud Optimized GeoTIFF, with planes as bands; else an OME-TIFF, with levels in SubIFDs.
+        Write a Cloud Optimized GeoTIFF with planes as bands, not an OME-TIFF.
     overwrite : bool
         Replace an existing file.
 
@@ -250,17 +248,14 @@ def export(
     Raises
     ------
     ConfigError, InputError
-        When an argument is not valid, the image cannot be read, its pixels are complex, or a Cloud Optimized GeoTIFF is asked for of
-        an image without a georeference.
+        When an argument is not valid, or the image cannot be read, is complex, or has no georeference for a COG.
 
     Examples
     --------
     >>> import halotile, numpy, pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> numpy.save(folder / "scan.npy", numpy.zeros((1500, 700), "uint16"))
-    >>> halotile.export(folder / "scan.npy", folder / "scan.tif").name
-    'scan.tif'
-    >>> halotile.info(folder / "scan.tif")["levels"]
+    >>> halotile.info(halotile.export(folder / "scan.npy", folder / "scan.tif"))["levels"]
     [[1500, 700], [750, 350], [375, 175]]
     """
     from halotile.cli.export import ExportRequest
@@ -271,6 +266,62 @@ def export(
     )
     write(request, quiet=True)
     return Path(file)
+
+
+def try_settings(
+    job: str | Path,
+    settings: Mapping[str, Sequence[Any]],
+    file: str | Path | None = None,
+    *,
+    region: str | None = None,
+    plane: str | None = None,
+    overwrite: bool = False,
+    allow_import: bool = False,
+) -> Comparison:
+    """Denoise one crop of an image with several settings, as a run of the job would, and compare the results.
+
+    Parameters
+    ----------
+    job : path
+        The file of a job that denoises.
+    settings : mapping of str to sequence
+        Values of keys, such as ``{"denoiser.strength": [0.5, 1, 2]}``; of several keys every combination is tried.
+    file : path, optional
+        A PNG to draw the results on, side by side.
+    region : str, optional
+        Rows and columns of the crop, such as ``"0:512,1000:1512"``; by default 512 x 512 pixels with much structure.
+    plane : str, optional
+        The plane, such as ``"t=0,c=1"``.
+    overwrite : bool
+        Replace an existing file.
+    allow_import : bool
+        Allow the job to import code of your own.
+
+    Returns
+    -------
+    Comparison
+        ``best`` is the setting with the smallest estimated error; ``tried`` has ``denoised`` (shape (channels, rows, columns)),
+        ``residual`` (in noise levels), its ``statistics``, and ``error`` of each; ``failed`` has why others could not be used.
+
+    Raises
+    ------
+    ConfigError, InputError
+        When no setting can be used, an argument is not valid, or the image cannot be read or has no noise.
+    MissingPackage
+        When a file is to be drawn without Pillow.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> halotile.try_settings("job.yaml", {"denoiser.strength": [0.5, 1, 2]}, "try.png").best.setting  # doctest: +SKIP
+    ('denoiser.strength=1',)
+    """
+    from halotile.cli import trying
+
+    values = [f"{key}={trying.listed(values)}" for key, values in settings.items()]
+    sheet = None if file is None else Path(file)
+    options = (values, sheet, region, plane, overwrite, allow_import)
+    return trying.try_settings(trying.TryRequest(Path(job), *options, is_call=True))
 
 
 def verify(

@@ -11,7 +11,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.kinds.base import JobKind
+from halotile.graphs.kinds.base import Inspection, JobKind
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.watching.progress import Progress
@@ -55,6 +55,7 @@ class Ending:
     start_seconds: float = 5.0
     holes: int = 0
     figures: dict[str, float] = field(default_factory=dict)
+    inspection: Inspection = field(default_factory=Inspection)
 
 
 @dataclass(frozen=True)

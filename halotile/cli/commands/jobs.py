@@ -1,7 +1,8 @@
-"""Commands that take a job: run, plan, validate, simulate, resume."""
+"""Commands that take a job: run, plan, validate, try, simulate, resume."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -149,6 +150,46 @@ def validate(config: Config, overrides: Overrides = None, as_json: Json = False)
     raise_problems(str(config), problems)
     if job is not None and not as_json:
         echo(f"{config}: ok, {kind_of(job).title(job)}")
+
+
+@command("try")
+def try_settings(
+    config: Config,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="The sheet to draw, a .png.", show_default=False),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE,...",
+            help="Values to compare, such as denoiser.strength=0.5,1,2; of several lists every combination.",
+        ),
+    ] = None,
+    region: Annotated[
+        str | None,
+        typer.Option(metavar="Y0:Y1,X0:X1", help="The crop; auto: 512 x 512 pixels with most structure."),
+    ] = None,
+    plane: Annotated[
+        str | None, typer.Option(metavar="AXIS=N,...", help="Which plane, such as t=0,c=1.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")] = False,
+    allow_import: AllowImport = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Denoise a crop with several settings, as a run would, and lay the results side by side."""
+    from halotile.cli import trying
+
+    request = trying.TryRequest(config, overrides or (), file, region, plane, overwrite, allow_import)
+    comparison = trying.try_settings(request, report=complain)
+    for failure in trying.failures_of(comparison):
+        complain(f"not shown: {failure}")
+    if as_json:
+        print_json(trying.comparison_json(comparison, file))
+    elif not quiet:
+        print_rows(str(file) if file else "settings", trying.rows_of(comparison))
 
 
 @command()

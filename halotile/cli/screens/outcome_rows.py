@@ -46,6 +46,7 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
         rows.append(("iterations", iteration_text(outcome.figures)))
     return [
         *rows,
+        *outcome.inspection.rows,
         ("journal", outcome.run_directory),
         ("look at it", f"recon-cli preview {_quoted(outcome.output)} {_quoted(_image_of(outcome.output))}"),
         ("", f"napari {_quoted(outcome.output)}"),
@@ -91,7 +92,12 @@ def outcome_json(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
     ]
     plainly = {name: getattr(outcome, name) for name in plain}
     times = {"plan_seconds": plan_seconds, "total_seconds": total_seconds}
-    return plainly | times | {"quarantined": quarantined, "figures": dict(outcome.figures)}
+    return (
+        plainly
+        | times
+        | {"quarantined": quarantined, "figures": dict(outcome.figures)}
+        | dict(outcome.inspection.figures)
+    )
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:

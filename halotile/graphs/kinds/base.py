@@ -327,6 +327,25 @@ class Place(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Inspection:
+    """Figures of a finished result, from a few places of it.
+
+    Parameters
+    ----------
+    figures : mapping
+        By name, for programs.
+    rows : sequence of (str, str)
+        The same as a table shows them.
+    warnings : sequence of str
+        Sentences about what the user may not have wanted.
+    """
+
+    figures: Figures = field(default_factory=dict)
+    rows: Sequence[Row] = ()
+    warnings: Sequence[str] = ()
+
+
 class Work(ABC):
     """A planned job: its outputs, its passes, and the generator that yields them."""
 
@@ -348,6 +367,10 @@ class Work(ABC):
     def is_outdated(self, directory: RunDirectory) -> bool:
         """Return True where the outputs hold an earlier result of this job that has to be computed again."""
         return False
+
+    def inspect(self) -> Inspection:
+        """Look at a few places of outputs of which every block is done; it costs little beside a run."""
+        return Inspection()
 
     @abstractmethod
     def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:

@@ -6,10 +6,10 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 
-from halotile.errors import DiskRefused, Stopped
+from halotile.errors import DiskRefused, InputError, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.kinds.base import Books, Gather, OutputArray, Pass, Sums
+from halotile.graphs.kinds.base import Books, Gather, Inspection, OutputArray, Pass, Sums
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of
@@ -220,9 +220,22 @@ class _Driver:
     def _conclude(self) -> Outcome:
         bad = tuple(block for blocks in self.bad.values() for _, block in sorted(blocks.items()))
         self.status.all_passes_are_over()
+        inspection = self._inspect() if not bad else Inspection()
         progress = self.status.progress("stop", done=self.outputs.done, failed=len(bad))
         self.status.end("finished", progress, "")
-        return Outcome.of(self.plan, progress, bad)
+        return Outcome.of(self.plan, progress, bad, inspection)
+
+    def _inspect(self) -> Inspection:
+        """Look at the result; a run does not fail because that cannot be read any more."""
+        try:
+            inspection = self.plan.work.inspect()
+        except (InputError, OSError) as error:
+            self.status.event("not inspected", error=str(error))
+            return Inspection()
+        self.status.event("inspected", **inspection.figures)
+        for warning in inspection.warnings:
+            self.status.report(f"warning: {warning}")
+        return inspection
 
 
 def _next_of(passes: Generator[Pass | Gather, Sums, None], sums: Sums | None) -> Pass | Gather | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from halotile.errors import BlockFailed, BlockInputFailed
 from halotile.graphs.amounts import IMAGE, bytes_text, counted, faulty_input, first_line
+from halotile.graphs.kinds.base import Inspection
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Grid
@@ -38,9 +39,17 @@ class Outcome:
     """Pixels of this run's blocks that were left as they are: without a measurement, or masked."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Figures of the last iteration of a solver."""
+    inspection: Inspection = field(default_factory=Inspection)
+    """Figures of the result."""
 
     @classmethod
-    def of(cls, plan: Plan, progress: Progress, quarantined: tuple[BadBlock, ...] = ()) -> Outcome:
+    def of(
+        cls,
+        plan: Plan,
+        progress: Progress,
+        quarantined: tuple[BadBlock, ...] = (),
+        inspection: Inspection | None = None,
+    ) -> Outcome:
         """Return the outcome of a plan with this final progress."""
         return cls(
             done=progress.done,
@@ -57,6 +66,7 @@ class Outcome:
             start_seconds=progress.start_seconds,
             holes=progress.holes,
             figures=progress.figures,
+            inspection=inspection or Inspection(),
         )
 
 

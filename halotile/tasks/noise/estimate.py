@@ -14,6 +14,8 @@ from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 
+Values = NDArray[np.float64]
+
 NORMAL_MAD = 0.6744897501960817
 """Median of |z| for a standard normal z."""
 SAMPLES, LEAST_SAMPLES, ALL_SAMPLES = 64, 4, 4096
@@ -59,7 +61,7 @@ def estimate_noise_levels(
     """
     levels = np.full(tuple(source.shape[axis] for axis in looped), math.nan)
     for place, squares in sampled_planes(source, spatial, looped):
-        levels[place] = _plane_level(squares)
+        levels[place] = plane_level(squares)
     if not (levels > 0).any():
         why = "its pixels are equal wherever it was sampled"
         if np.isnan(levels).all():
@@ -89,14 +91,18 @@ def sampled_planes(
         )
     lengths = tuple(source.shape[axis] for axis in looped)
     samples = max(LEAST_SAMPLES, min(SAMPLES, ALL_SAMPLES // max(1, math.prod(lengths))))
-    # Samples lie where they would in an image of this plane alone.
-    inside = [axis for axis in range(len(source.shape)) if axis not in looped]
-    regions = sample_regions(
-        tuple(source.shape[axis] for axis in inside), samples, tuple(map(inside.index, square))
-    )
     for place in itertools.product(*map(range, lengths)):
-        at = dict(zip(looped, place, strict=True))
-        yield place, [_square(source.read(_in_plane(region, inside, at)), square) for region in regions]
+        regions = plane_regions(source.shape, square, dict(zip(looped, place, strict=True)), samples)
+        yield place, [as_square(source.read(region), square) for region in regions]
+
+
+def plane_regions(
+    shape: tuple[int, ...], square: tuple[int, ...], at: Mapping[int, int], samples: int
+) -> list[Region]:
+    """Squares of one plane, at these places on the other axes; they lie where they would in an image of this plane alone."""
+    inside = [axis for axis in range(len(shape)) if axis not in at]
+    regions = sample_regions(tuple(shape[axis] for axis in inside), samples, tuple(map(inside.index, square)))
+    return [_in_plane(region, inside, at) for region in regions]
 
 
 def _in_plane(region: Region, inside: Sequence[int], at: Mapping[int, int]) -> Region:
@@ -109,14 +115,14 @@ def _in_plane(region: Region, inside: Sequence[int], at: Mapping[int, int]) -> R
     )
 
 
-def _square(pixels: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.float64]:
+def as_square(pixels: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.float64]:
     """A sample as rows and columns, with infinity as NaN."""
     square = np.squeeze(pixels, tuple(i for i in range(pixels.ndim) if i not in axes)).astype(np.float64)
     square[~np.isfinite(square)] = math.nan
     return square if axes[0] < axes[1] else square.T
 
 
-def _plane_level(squares: list[NDArray[np.float64]]) -> float:
+def plane_level(squares: list[NDArray[np.float64]]) -> float:
     """Noise level of a plane; NaN if nothing in it is finite, 0 if nothing in it varies."""
     levels = [square_level(square) for square in _without_saturated(squares)]
     if not any(level > 0 for level in levels):

@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.rim import Readable
-from halotile.tasks.noise.estimate import SATURATED, sampled_planes
-
-Values = NDArray[np.float64]
+from halotile.tasks.noise.estimate import SATURATED, Values, sampled_planes
 
 BLOCK = 16
 """Edge of the blocks whose mean and variance are compared, in pixels."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, Place, Sums, Work
+from halotile.graphs.jobs.denoise.residual_check import inspect_residual
+from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, Place, Sums, Work
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned
 
@@ -31,6 +32,10 @@ class DenoiseWork(Work):
     def passes(self) -> tuple[PassCount, ...]:
         """One pass over every block."""
         return (PassCount(PHASE, self.task.grid),)
+
+    def inspect(self) -> Inspection:
+        """Compare a few places of the result with the image."""
+        return inspect_residual(self.task, self.output.path)
 
     def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
         """Yield the one pass."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.denoise.job import Denoising
@@ -10,6 +11,9 @@ from halotile.graphs.kinds.base import Figures, Row
 from halotile.graphs.plans.probe_rows import probe_rows
 from halotile.graphs.plans.rows import cost_rows, device_text, output_rows, tiles_text
 from halotile.graphs.units import shape_text
+
+if TYPE_CHECKING:
+    from halotile.tasks.noise.residual import Residual
 
 
 def title(job: Denoising) -> str:
@@ -36,6 +40,35 @@ def plan_rows(figures: Figures) -> list[Row]:
         *cost_rows(figures),
         *probe_rows(figures),
     ]
+
+
+def residual_row(planes: Sequence[str], residuals: Sequence[Residual]) -> Row:
+    """Return the size of the residual in each plane, with its correlation.
+
+    Examples
+    --------
+    >>> from halotile.tasks.noise.residual import Residual
+    >>> residual_row(["c=0", "c=1"], [Residual(0.97, -0.01), Residual(1.2, 0.31)])
+    ('residual', '0.97 (c=0), 1.20 (c=1) of the noise level, correlation of neighbours -0.01, 0.31')
+    """
+    ratios = ", ".join(
+        f"{r.ratio:.2f} ({plane})" if plane else f"{r.ratio:.2f}"
+        for plane, r in zip(planes, residuals, strict=True)
+    )
+    correlations = ", ".join(f"{round(r.correlation, 2) + 0.0:.2f}" for r in residuals)
+    return "residual", f"{ratios} of the noise level, correlation of neighbours {correlations}"
+
+
+def residual_warning(planes: Sequence[str], residuals: Sequence[Residual]) -> str:
+    """Return a warning where more than noise was taken away; empty where not."""
+    named = [plane for plane, residual in zip(planes, residuals, strict=True) if residual.is_structured]
+    if not named:
+        return ""
+    where = f" in plane {'; '.join(named)}" if any(named) else ""
+    return (
+        f"the residual, what was taken away, holds structure of the image{where}: denoised too much, unless the noise itself is correlated. "
+        "`recon-cli try` compares settings on a crop"
+    )
 
 
 def headline(figures: Figures) -> str:

@@ -1,0 +1,282 @@
+"""Settings of a denoising job tried on one crop: the lists of the command line, the figures, and the sheet."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halotile.cli.config.loading import Flags, load_job
+from halotile.cli.preview import PreviewRequest, check_file, parse_plane, parse_region
+from halotile.errors import ConfigError
+from halotile.graphs.kinds.base import Row
+from halotile.graphs.kinds.sections import Job
+from halotile.graphs.waiting import Report, no_report
+
+if TYPE_CHECKING:
+    from halotile.graphs.jobs.denoise.compare import Comparison, Setting, TriedSetting
+
+MOST = 32
+"""Settings of one sheet at most."""
+TAILS = (0.5, 99.5)
+"""Percentiles of the noisy crop that are black and white."""
+NOISE_LEVELS = 3
+"""Residual that is black or white, in noise levels."""
+GREY = 128
+"""Holes in a residual."""
+
+
+@dataclass(frozen=True)
+class TryRequest:
+    """The options of the command line, or the arguments of the call."""
+
+    config: Path
+    overrides: Sequence[str] = ()
+    file: Path | None = None
+    region: str | None = None
+    plane: str | None = None
+    overwrite: bool = False
+    allow_import: bool = False
+    is_call: bool = False
+    """True where a script asks, whose messages name arguments, not options."""
+
+    def option(self, name: str) -> str:
+        """Return an option as whoever asks writes it."""
+        return PreviewRequest("", Path(), is_call=self.is_call).option(name)
+
+
+def try_settings(request: TryRequest, report: Report = no_report) -> Comparison:
+    """Denoise a crop with every setting, and draw the sheet if there is one.
+
+    Raises
+    ------
+    ConfigError
+        When an option is not valid, or no setting can be used.
+    InputError
+        When the image cannot be read.
+    """
+    from halotile.graphs.jobs.denoise.compare import compare
+    from halotile.storage.images.sheet import check_drawing
+
+    option = request.option
+    region = None if request.region in (None, "auto") else parse_region(request.region, option("region"))
+    at = parse_plane(request.plane, option("plane"))
+    settings = settings_of(request.overrides)
+    if request.file is not None:
+        if request.file.suffix.lower() != ".png":
+            raise ConfigError(f"{request.file}: a sheet is written as PNG. Write a name that ends in .png.")
+        check_drawing()
+    comparison = compare(settings, _loader(request), at=at, region=region, report=report)
+    if request.file is not None:
+        draw(request.file, comparison)
+    return comparison
+
+
+def _loader(request: TryRequest) -> Callable[[Setting], Job]:
+    def load(setting: Setting) -> Job:
+        job = load_job(request.config, setting, Flags(allow_import=request.allow_import))
+        if request.file is not None:
+            source = getattr(job, "input", None)
+            to_replace = None if request.overwrite else request.option("overwrite")
+            check_file(request.file, [source.path if source else "", job.place], to_replace)
+        return job
+
+    return load
+
+
+def settings_of(overrides: Sequence[str]) -> list[Setting]:
+    """Return every combination of values that are listed for keys.
+
+    Raises
+    ------
+    ConfigError
+        When there are too many.
+
+    Examples
+    --------
+    >>> settings_of(["denoiser.name=tv,nlm", "tile.size=[64, 64]"])
+    [('denoiser.name=tv', 'tile.size=[64, 64]'), ('denoiser.name=nlm', 'tile.size=[64, 64]')]
+    """
+    values: dict[str, list[str]] = {}
+    for override in overrides:
+        key, equals, listed = override.partition("=")
+        values[key.strip()] = [f"{key.strip()}{equals}{value}" for value in _split(listed)]
+    if (count := math.prod(map(len, values.values()))) > MOST:
+        raise ConfigError(
+            f"--set: the lists of {', '.join(values)} make {count:,} settings, and a sheet shows {MOST}. Write fewer values."
+        )
+    return list(itertools.product(*values.values()))
+
+
+def listed(values: Sequence[Any]) -> str:
+    """Return values as a list of the command line.
+
+    Examples
+    --------
+    >>> listed(["tv", 0.5, [64, 64]]), list(_split(listed(["a,b", "c"])))
+    ('tv,0.5,[64, 64]', ['"a,b"', 'c'])
+    """
+    return ",".join(
+        value if isinstance(value, str) and len(list(_split(value))) == 1 else json.dumps(value, default=str)
+        for value in values
+    )
+
+
+def _split(text: str) -> Iterator[str]:
+    """Split a text at commas outside of brackets and quotes."""
+    depth, quote, part = 0, "", ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        depth += 0 if quote else (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth and not quote:
+            yield part.strip()
+            part = ""
+        else:
+            part += letter
+    yield part.strip()
+
+
+def labels_of(settings: Sequence[Setting]) -> dict[Setting, str]:
+    """Return what tells each setting from the others.
+
+    Examples
+    --------
+    >>> labels_of([("a.b=1", "c.d=2"), ("a.b=3", "c.d=2")])
+    {('a.b=1', 'c.d=2'): 'b=1', ('a.b=3', 'c.d=2'): 'b=3'}
+    """
+    differing = [len(set(values)) > 1 for values in zip(*settings, strict=True)]
+    differing = differing if any(differing) else [True] * len(differing)
+    keys = [part.partition("=")[0] for part, differs in zip(settings[0], differing, strict=True) if differs]
+    ends = [key.rpartition(".")[2] for key in keys]
+    shown = ends if len(set(ends)) == len(ends) else keys
+
+    def label(setting: Setting) -> str:
+        parts = itertools.compress(setting, differing)
+        pairs = (f"{name}={part.partition('=')[2]}" for name, part in zip(shown, parts, strict=True))
+        return ", ".join(pairs) or "the job as it is"
+
+    return {setting: label(setting) for setting in settings}
+
+
+def written(setting: Setting) -> str:
+    """Return a setting as options of a command.
+
+    Examples
+    --------
+    >>> written(("denoiser.strength=2", "tile.size=[64, 64]"))
+    "--set denoiser.strength=2 --set 'tile.size=[64, 64]'"
+    """
+    return " ".join(f"--set {shlex.quote(part)}" for part in setting)
+
+
+def rows_of(comparison: Comparison) -> list[Row]:
+    """Return the figures of all settings as a table."""
+    labels = labels_of([*(tried.setting for tried in comparison.tried), *comparison.failed])
+    rows = [("crop", _place_text(comparison)), ("noise level", f"{comparison.noise:.4g}"), ("", "")]
+    for tried in comparison.tried:
+        structure = "; the residual holds structure" if tried.statistics.is_structured else ""
+        rows.append((labels[tried.setting], ", ".join(_lines(tried, comparison)) + structure))
+    return [*rows, ("", ""), ("suggested", _suggestion(comparison))] if len(comparison.tried) > 1 else rows
+
+
+def failures_of(comparison: Comparison) -> Iterator[str]:
+    """Yield the settings that cannot be used, by their reasons."""
+    labels = labels_of([*(tried.setting for tried in comparison.tried), *comparison.failed])
+    settings: dict[str, list[str]] = {}
+    for setting, why in comparison.failed.items():
+        settings.setdefault(why, []).append(labels[setting])
+    for why, alike in settings.items():
+        first, *others = why.splitlines()
+        more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        yield f"{alike[0]}{more}: {'; '.join(others) or first}"
+
+
+def comparison_json(comparison: Comparison, file: Path | None) -> dict[str, Any]:
+    """Return the figures of all settings, for programs."""
+    return {
+        "file": None if file is None else str(file),
+        "place": {axis: list(span) for axis, span in comparison.place.items()},
+        "noise_level": comparison.noise,
+        "score": comparison.score,
+        "settings": [
+            {
+                "set": list(tried.setting),
+                "residual": tried.statistics.ratio,
+                "correlation": tried.statistics.correlation,
+                "holds_structure": tried.statistics.is_structured,
+                "error": tried.error,
+            }
+            for tried in comparison.tried
+        ],
+        "failed": [{"set": list(setting), "error": why} for setting, why in comparison.failed.items()],
+        "suggested": list(comparison.best.setting),
+    }
+
+
+def draw(file: Path, comparison: Comparison) -> None:
+    """Draw the sheet: the noisy crop, and each setting's result above its residual."""
+    import numpy as np
+
+    from halotile.storage.images.sheet import Cell, draw_sheet, grey
+
+    measured = comparison.noisy[np.isfinite(comparison.noisy)]
+    low, high = np.percentile(measured, TAILS) if measured.size else (0.0, 1.0)
+    labels = labels_of([*(tried.setting for tried in comparison.tried), *comparison.failed])
+    cells = [Cell("noisy", [grey(comparison.noisy, low, high)])]
+    has_others = len(comparison.tried) > 1
+    for tried in comparison.tried:
+        is_best, is_structured = tried is comparison.best, tried.statistics.is_structured
+        cells.append(
+            Cell(
+                labels[tried.setting],
+                [
+                    grey(tried.denoised, low, high),
+                    grey(tried.residual, -NOISE_LEVELS, NOISE_LEVELS, GREY),
+                ],
+                _lines(tried, comparison),
+                is_best and has_others,
+                "the residual holds structure" if is_structured else "",
+            )
+        )
+    draw_sheet(
+        file, cells, [*_notes(comparison), *(f"Not shown: {failure}" for failure in failures_of(comparison))]
+    )
+
+
+def _suggestion(comparison: Comparison) -> str:
+    return written(comparison.best.setting) or "the job as it is"
+
+
+def _lines(tried: TriedSetting, comparison: Comparison) -> list[str]:
+    found = tried.statistics
+    return [
+        f"residual {found.ratio:.2f} of the noise",
+        f"correlation {round(found.correlation, 2) + 0.0:.2f}",
+        f"error {tried.error:.3f} ({comparison.score})",
+    ]
+
+
+def _place_text(comparison: Comparison) -> str:
+    spans = comparison.place
+    others = [f"{a}={first}" for a, (first, last) in spans.items() if a not in "yx" and last - first == 1]
+    rows, columns = spans["y"], spans["x"]
+    plane = f"; plane {', '.join(others)}" if others else ""
+    return f"{rows[0]}:{rows[1]},{columns[0]}:{columns[1]} (rows, columns){plane}"
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    notes = [
+        f"Crop {_place_text(comparison)}. Noise level {comparison.noise:.4g}.",
+        f"Below each result: what it took away, the residual. Grey is 0, black and white are -{NOISE_LEVELS} and +{NOISE_LEVELS} noise levels.",
+        "residual: its standard deviation relative to the noise. correlation: of its neighbouring pixels, about 0 for noise alone, larger "
+        "where it holds structure of the image. error: estimated squared error of the result; that of the noisy crop is 1.",
+    ]
+    return [*notes, f"Smallest error: {_suggestion(comparison)}"] if len(comparison.tried) > 1 else notes

@@ -1,0 +1,223 @@
+"""Several settings of a denoising job, compared on one crop of its image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import ConfigError, HalotileError, InputError, TaskFailed
+from halotile.graphs.amounts import first_line
+from halotile.graphs.jobs.denoise.image.crop import choose_crop, levels_at
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.passes import DenoiseWork
+from halotile.graphs.kinds.sections import Cluster, Job
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import Plan
+from halotile.graphs.waiting import Report, no_report
+from halotile.storage.grid import Region
+from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.noise.estimate import Values
+from halotile.tasks.noise.known import has_noise_map, has_photons
+from halotile.tasks.noise.residual import Residual
+from halotile.tasks.noise.scores import blind_loss, unbiased_risk
+from halotile.tasks.trials.place import DenoisedPlace, Spans
+
+Setting = tuple[str, ...]
+"""Overrides of a job file, such as ``("denoiser.strength=0.5",)``."""
+Score = Literal["SURE", "Noise2Self"]
+
+
+@dataclass(frozen=True)
+class TriedSetting:
+    """A setting with the crop that it denoised.
+
+    Parameters
+    ----------
+    setting : tuple of str
+        Overrides of the job file.
+    denoised : ndarray, shape (channels, rows, columns)
+        The pixels that a run writes there.
+    residual : ndarray, shape (channels, rows, columns)
+        The noisy crop less the denoised one, relative to the standard deviation of the noise; NaN in holes.
+    statistics : Residual
+        Its size relative to the noise, and the correlation of its neighbouring pixels.
+    error : float
+        Estimate of the squared error relative to that of the noisy crop; it may be below 0.
+    """
+
+    setting: Setting
+    denoised: NDArray[Any]
+    residual: Values
+    statistics: Residual
+    error: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Settings compared on one crop.
+
+    Parameters
+    ----------
+    place : mapping of str to (int, int)
+        The crop: first and last pixel, excluding that, along each axis of the image.
+    noisy : ndarray, shape (channels, rows, columns)
+        The crop; NaN in holes.
+    noise : float
+        Mean standard deviation of the noise there, in the units of the file.
+    score : str
+        ``SURE`` or ``Noise2Self``: the estimate of the error.
+    tried : tuple of TriedSetting
+        The settings that could be used, as they were listed.
+    failed : mapping of tuple to str
+        The others, with the reason.
+    """
+
+    place: Spans
+    noisy: Values
+    noise: float
+    score: Score
+    tried: tuple[TriedSetting, ...]
+    failed: Mapping[Setting, str]
+
+    @property
+    def best(self) -> TriedSetting:
+        """The setting with the smallest estimated error."""
+        return min(self.tried, key=lambda tried: tried.error)
+
+
+def compare(
+    settings: Sequence[Setting],
+    job_of: Callable[[Setting], Job],
+    *,
+    at: Mapping[str, int] | None = None,
+    region: Region | None = None,
+    report: Report = no_report,
+) -> Comparison:
+    """Denoise one crop with each setting, as a run of the job would.
+
+    Parameters
+    ----------
+    settings : sequence of tuple of str
+        Overrides of the job file.
+    job_of : callable
+        Returns the job with these overrides.
+    at : mapping of str to int, optional
+        Index along axes other than y and x.
+    region : Region, optional
+        Rows and columns of the crop; by default those with most structure.
+    report : callable
+        Called with a line about each slow operation.
+
+    Raises
+    ------
+    ConfigError
+        When no setting can be used, or there is no such place.
+    InputError
+        When no noise can be estimated there.
+    """
+    failed: dict[Setting, HalotileError] = {}
+    plans: dict[Setting, Plan] = {}
+    for setting in settings:
+        with _noted(failed, setting):
+            plans[setting] = _planned(job_of(setting), report)
+    if not plans:
+        raise _none_left(failed)
+    first, tasks = next(iter(plans.values())), {setting: _task_of(plan) for setting, plan in plans.items()}
+    place = choose_crop(first.sources[0], _task_of(first), at or {}, region)
+    # One description of the noise for all, or their figures could not be compared.
+    known = next((task for task in tasks.values() if has_photons(task)), None)
+    described = known or next((task for task in tasks.values() if has_noise_map(task)), _task_of(first))
+    noise = _noise_of(first, described, place)
+    score: Score = "Noise2Self" if known else "SURE"
+    tried = []
+    for setting, task in tasks.items():
+        with _noted(failed, setting):
+            _check_shape(task, _task_of(first))
+            tried.append(_evaluated(setting, DenoisedPlace(task, place), noise, score))
+    if not tried:
+        raise _none_left(failed)
+    noisy = DenoisedPlace(described, place).noisy
+    reasons = {setting: str(error) for setting, error in failed.items()}
+    return Comparison(place, noisy, float(np.nanmean(noise)), score, tuple(tried), reasons)
+
+
+@contextmanager
+def _noted(failed: dict[Setting, HalotileError], setting: Setting) -> Iterator[None]:
+    """Note the reason where work on a setting fails."""
+    try:
+        yield
+    except HalotileError as error:
+        failed[setting] = error
+    except Exception as error:  # of a network or function of the user's own
+        failed[setting] = TaskFailed(f"{type(error).__name__}: {first_line(str(error))}")
+
+
+def _none_left(failed: Mapping[Setting, HalotileError]) -> HalotileError:
+    """Return the error of all settings, or one that names each."""
+    if len({str(error) for error in failed.values()}) == 1:
+        return next(iter(failed.values()))
+    lines = "\n".join(f"{' '.join(setting)}: {error}" for setting, error in failed.items())
+    return ConfigError(f"none of {len(failed)} settings can be used.\n{lines}")
+
+
+def _planned(job: Job, report: Report) -> Plan:
+    """Plan a run from its beginning on this machine; nothing is claimed or written."""
+    if not isinstance(job, Denoising):
+        raise ConfigError(f"job is {job.kind}, and only the settings of job: denoise are compared on a crop.")
+    plan = make_plan(replace(job, cluster=Cluster(kind="local")), fresh=True, refuse=False, report=report)
+    if plan.layout.shape != plan.sources[0].shape:
+        raise ConfigError(
+            f"{job.denoiser.name} changes the shape of the image, so there is no residual to compare it by. "
+            "Use a denoiser that keeps it."
+        )
+    return plan
+
+
+def _check_shape(task: DenoiseTask, first: DenoiseTask) -> None:
+    """Refuse a setting that denoises another image than the first one."""
+    if task.source.shape != first.source.shape:
+        raise ConfigError("its image has another shape, so there is no common crop. Compare it apart.")
+
+
+def _task_of(plan: Plan) -> DenoiseTask:
+    assert isinstance(plan.work, DenoiseWork)
+    return plan.work.task
+
+
+def _noise_of(plan: Plan, task: DenoiseTask, place: Spans) -> Values:
+    """Return the standard deviation of the noise of each pixel of a place.
+
+    Raises
+    ------
+    InputError
+        When there is none.
+    """
+    crop = DenoisedPlace(task, place)
+    needs_level = not has_photons(task) and not has_noise_map(task)
+    levels = levels_at(plan.sources[0], task, place) if needs_level else np.ones(len(crop.noisy))
+    noise = crop.noise(levels)
+    of_measured = noise[np.isfinite(crop.noisy)]
+    if not of_measured.size or not (of_measured > 0).all():
+        raise InputError(
+            f"{plan.sources[0].path}: no noise can be estimated in the plane of the crop, and settings are compared by it. "
+            "Choose another plane or region."
+        )
+    return noise
+
+
+def _evaluated(setting: Setting, crop: DenoisedPlace, noise: Values, score: Score) -> TriedSetting:
+    noisy, denoised = crop.noisy, crop.denoised
+    values = denoised.astype(np.float64)
+    residual = (noisy - values) / noise
+    if score == "SURE":
+        is_exact = denoised.dtype.kind == "f" and denoised.dtype.itemsize >= 4
+        unrounded = values if is_exact else crop.denoise(noisy)
+        error = unbiased_risk(noisy, unrounded, noise, crop.denoise)
+    else:
+        error = blind_loss(noisy, noise, crop.denoise)
+    return TriedSetting(setting, denoised, residual, Residual.of(residual), error)

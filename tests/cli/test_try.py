@@ -1,0 +1,135 @@
+"""`recon-cli try` lays the results of settings side by side, names the best, and refuses in plain words."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from skimage.data import camera
+from typer.testing import CliRunner
+
+import halotile
+from halotile.cli.main import app
+from halotile.errors import ConfigError, OutputRefused
+
+RUNNER = CliRunner()
+JOB = """\
+version: 1
+job: denoise
+input: {path: a.npy}
+output: {path: o.zarr}
+denoiser: {name: tv, strength: 1.0, sigma: auto}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    noise = 15 * np.random.default_rng(0).standard_normal((200, 160))
+    np.save(tmp_path / "a.npy", (camera()[60:260, 150:310] + noise).astype("f4"))
+    (tmp_path / "job.yaml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*words: str) -> Any:
+    return RUNNER.invoke(app, ["try", *words])
+
+
+def test_every_combination_is_drawn_and_the_best_is_named(folder: Path) -> None:
+    lists = ("--set", "denoiser.name=tv,nlm", "--set", "denoiser.strength=0.2,0.8,8")
+    result = invoke("job.yaml", "sheet.png", *lists)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("(SURE)") == 6
+    assert result.stdout.count("strength=8") == result.stdout.count("; the residual holds structure") == 2
+    suggested = result.stdout.partition("suggested")[2]
+    assert "--set denoiser.strength=0.8" in suggested
+    sheet = np.asarray(Image.open(folder / "sheet.png")).astype(int)
+    assert (sheet.shape > np.array([2 * 200, 4 * 160, 0])).all()
+    assert sorted(path.name for path in folder.iterdir()) == ["a.npy", "job.yaml", "sheet.png"]
+
+
+def test_the_sheet_shows_the_pixels_with_one_contrast(folder: Path) -> None:
+    found = halotile.try_settings("job.yaml", {"denoiser.strength": [0.5, 1]}, "s.png", region="10:90,20:100")
+    assert found.best.denoised.shape == (1, 80, 80)
+    low, high = np.percentile(found.noisy, (0.5, 99.5))
+    sheet = np.asarray(Image.open("s.png"))[..., 0]
+    for image, (dark, bright) in ((found.noisy, (low, high)), (found.tried[1].denoised, (low, high)),
+                                  (found.tried[0].residual, (-3, 3))):  # fmt: skip
+        drawn = (np.clip((image[0] - dark) / (bright - dark), 0, 1) * 255).round().repeat(5, 0).repeat(5, 1)
+        windows = np.argwhere((sheet[:-400, :-400] == drawn[0, 0]) & (sheet[399:-1, 399:-1] == drawn[-1, -1]))
+        assert any(np.array_equal(sheet[y : y + 400, x : x + 400], drawn) for y, x in windows)
+
+
+def test_figures_for_programs(folder: Path) -> None:
+    result = invoke("job.yaml", "--json", "--set", "denoiser.strength=1,-1", "--region", "0:64,0:64")
+    found = json.loads(result.stdout)
+    assert found["place"] == {"y": [0, 64], "x": [0, 64]}
+    assert [entry["set"] for entry in found["settings"]] == [["denoiser.strength=1"]] == [found["suggested"]]
+    assert [entry["set"] for entry in found["failed"]] == [["denoiser.strength=-1"]]
+    assert result.stderr.startswith("not shown: strength=-1: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "denoiser.name=tw,tx"], "no denoiser is called"),
+        (["--set", "denoiser.strength=-1,-2"], "none of 2 settings can be used"),
+        (["--set", "denoiser.name=median", "--set", "denoiser.size=3,5"], "the name is median"),
+        (["--set", "denoiser.strength"], "not a key and a value"),
+        (["--set", f"denoiser.strength={','.join(map(str, range(1, 60)))}"], "make 59 settings"),
+        (["--region", "5:9"], "not rows and columns"),
+        (["--plane", "t=3"], "the image's axes are yx"),
+        (["sheet.jpg"], "a name that ends in .png"),
+        (["a.npy.png", "--set", "input.path=nothing.npy"], "nothing.npy"),
+        (["nowhere/sheet.png"], "no directory nowhere"),
+    ],
+)
+def test_mistakes_are_named(folder: Path, words: list[str], message: str) -> None:
+    result = invoke("job.yaml", *words)
+    assert result.exit_code in (2, 4)
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_other_jobs_are_refused(reconstruction: Path) -> None:
+    result = invoke(str(reconstruction))
+    assert (result.exit_code, "only the settings of job: denoise" in result.stderr) == (2, True)
+
+
+def test_a_sheet_replaces_nothing_unasked_and_the_image_never(folder: Path) -> None:
+    noisy = np.random.default_rng(0).integers(0, 255, (64, 64), "u1")
+    Image.fromarray(noisy).save("scan.png")
+    Path("sheet.png").write_text("mine")
+    assert invoke("job.yaml", "sheet.png").exit_code == 2
+    assert Path("sheet.png").read_text() == "mine"
+    assert invoke("job.yaml", "sheet.png", "--overwrite").exit_code == 0
+    before = Path("scan.png").read_bytes()
+    result = invoke("job.yaml", "scan.png", "--overwrite", "--set", "input.path=scan.png")
+    assert (result.exit_code, "it is the image" in result.stderr) == (2, True)
+    assert Path("scan.png").read_bytes() == before
+
+
+def test_a_script_lists_values_of_any_kind(folder: Path) -> None:
+    kinds = [{"name": "gaussian", "sigma": 1.0}, {"name": "median", "size": 3}]
+    found = halotile.try_settings("job.yaml", {"denoiser": kinds})
+    assert [tried.setting[0] for tried in found.tried] == [
+        'denoiser={"name": "gaussian", "sigma": 1.0}',
+        'denoiser={"name": "median", "size": 3}',
+    ]
+    Path("mine.png").touch()
+    with pytest.raises(OutputRefused, match="overwrite=True"):
+        halotile.try_settings("job.yaml", {}, "mine.png")
+    with pytest.raises(ConfigError, match=r"^region 5:9"):
+        halotile.try_settings("job.yaml", {}, region="5:9")
+
+
+def test_without_pillow_the_figures_remain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL.ImageFont", None)
+    result = invoke("job.yaml", "sheet.png")
+    assert (result.exit_code, 'pip install "halotile[images]"' in result.stderr) == (2, True)
+    assert invoke("job.yaml").exit_code == 0

@@ -1,0 +1,181 @@
+"""A run ends with the figures of its residual, and a warning where it holds structure of the image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from skimage.data import camera, coins, retina
+
+from halotile.cli.screens.outcome_rows import outcome_json, outcome_rows
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.residual_check import inspect_residual
+from halotile.graphs.kinds.base import Inspection
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
+from halotile.graphs.watching.progress import Progress
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels
+from tests.support import job_of, run_inline, work_of, write_zarr
+
+IMAGES: dict[str, Callable[[], NDArray[Any]]] = {
+    "camera": lambda: camera() / 255.0,
+    "coins": lambda: coins() / 255.0,
+    "retina": lambda: retina()[300:812, 300:812, 1] / 255.0,
+}
+TOO_MUCH: dict[str, dict[str, Any]] = {
+    "tv": {"strength": 6.0, "sigma": "auto"},
+    "nlm": {"strength": 6.0, "sigma": "auto"},
+    "gaussian": {"sigma": 6.0},
+    "median": {"size": 13},
+}
+SENSIBLE: dict[str, dict[str, Any]] = {
+    "tv": {"strength": 0.8, "sigma": "auto"},
+    "nlm": {"strength": 0.6, "sigma": "auto", "distance": 3},
+    "gaussian": {"sigma": 0.5},
+}
+
+
+def noisy(name: str, sigma: float) -> NDArray[Any]:
+    clean = IMAGES[name]()
+    noise = sigma * np.random.default_rng(0).standard_normal(clean.shape)
+    return np.asarray(clean + noise, np.float32)
+
+
+def inspected(job: Denoising) -> Inspection:
+    """The inspection of a job that was done in this process."""
+    run_inline(job)
+    plan = make_plan(job)
+    return work_of(plan).inspect()  # type: ignore[no-any-return]
+
+
+def residuals(inspection: Inspection) -> list[dict[str, Any]]:
+    return list(inspection.figures["residual"])
+
+
+@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("denoiser", TOO_MUCH)
+def test_too_much_is_warned_of(tmp_path: Path, image: str, denoiser: str) -> None:
+    source = write_zarr(tmp_path / "a.zarr", noisy(image, 0.02))
+    inspection = inspected(job_of(source, tmp_path / "o.zarr", denoiser, TOO_MUCH[denoiser]))
+    assert [entry["holds_structure"] for entry in residuals(inspection)] == [True]
+    assert inspection.warnings[0].startswith(
+        "the residual, what was taken away, holds structure of the image: "
+    )
+
+
+@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("denoiser", SENSIBLE)
+@pytest.mark.parametrize("sigma", [0.02, 0.1, 0.2])
+def test_sensible_settings_are_not(tmp_path: Path, image: str, denoiser: str, sigma: float) -> None:
+    source = write_zarr(tmp_path / "a.zarr", noisy(image, sigma))
+    inspection = inspected(job_of(source, tmp_path / "o.zarr", denoiser, SENSIBLE[denoiser]))
+    assert inspection.warnings == []
+    assert 0.25 < residuals(inspection)[0]["ratio"] < 1.15
+
+
+def test_each_of_few_planes_has_its_figures(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    planes = [camera() + 5 * rng.standard_normal((512, 512)), 100 + 20 * rng.standard_normal((512, 512))]
+    source = write_zarr(tmp_path / "a.zarr", np.stack(planes).astype(np.float32), axes="cyx")
+    inspection = inspected(job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 4.0}))
+    assert [(entry["plane"], entry["holds_structure"]) for entry in residuals(inspection)] == [
+        ("c=0", True),
+        ("c=1", False),
+    ]
+    assert "in plane c=0: denoised too much" in inspection.warnings[0]
+
+
+def test_photons_holes_and_masks_are_those_of_the_job(tmp_path: Path) -> None:
+    clean = retina()[300:812, 300:812, 1].astype(float)
+    counts = 4.0 * np.random.default_rng(0).poisson(clean / 4) + 100
+    counts[50:200, 100:300] = 1e6
+    np.save(tmp_path / "mask.npy", np.arange(512)[:, None].repeat(512, 1) < 400)
+    source = write_zarr(tmp_path / "a.zarr", counts.astype(np.float32))
+    job = job_of(
+        source,
+        tmp_path / "o.zarr",
+        "tv",
+        {"strength": 1.0, "sigma": "auto"},
+        noise={"model": "poisson-gaussian", "gain": 4.0, "offset": 100.0},
+        input={"nodata": 1e6, "range": (0.0, 1e3), "sides": {"mask": str(tmp_path / "mask.npy")}},
+    )
+    inspection = inspected(job)
+    assert inspection.warnings == []
+    assert 0.85 < residuals(inspection)[0]["ratio"] < 1.05
+
+
+@pytest.mark.parametrize(
+    ("pixels", "denoiser", "options"),
+    [
+        (noisy("coins", 0.1), "none", {}),
+        (noisy("coins", 0.1)[:128, :128], "torch", {"import": "tests.networks:doubler", "scale": 2}),
+        (np.ones((64, 64), np.float32), "gaussian", {"sigma": 1.0}),
+        (np.full((64, 64), np.nan, np.float32), "gaussian", {"sigma": 1.0}),
+        (np.arange(9, dtype=np.float32)[None], "gaussian", {"sigma": 1.0}),
+        (np.eye(64, dtype=bool), "gaussian", {"sigma": 1.0}),
+    ],
+    ids=["none", "larger", "constant", "nothing", "one row", "a mask"],
+)
+def test_where_there_is_nothing_to_compare_nothing_is_found(
+    tmp_path: Path, pixels: NDArray[Any], denoiser: str, options: dict[str, Any]
+) -> None:
+    source = write_zarr(tmp_path / "a.zarr", pixels)
+    assert inspected(job_of(source, tmp_path / "o.zarr", denoiser, options)) == Inspection()
+
+
+@dataclass
+class Counting:
+    """An image that counts the pixels that are read of it."""
+
+    shape: tuple[int, ...]
+    pixels: list[int] = field(default_factory=list)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype("float32")
+
+    def read(self, region: Region) -> Pixels:
+        self.pixels.append(region.size)
+        return np.random.default_rng(region.start[-1]).standard_normal(region.shape).astype(self.dtype)
+
+
+@pytest.mark.parametrize("shape", [(70000, 70000), (1000, 3000, 3000), (2, 70000, 70000)])
+def test_a_large_image_is_read_at_a_few_places(
+    tmp_path: Path, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = write_zarr(
+        tmp_path / "a.zarr", np.zeros((4,) * len(shape), np.float32), axes="tyx"[-len(shape) :]
+    )
+    task = work_of(make_plan(job_of(small, tmp_path / "o.zarr", "gaussian", {"sigma": 1.0}))).task
+    source, result = Counting(shape), Counting(shape)
+    monkeypatch.setattr("halotile.graphs.jobs.denoise.residual_check.open_array", lambda _: result)
+    inspect_residual(replace(task, source=source), tmp_path / "o.zarr")
+    assert source.pixels == result.pixels == [256 * 256] * 16
+
+
+@pytest.mark.cluster
+def test_a_run_ends_with_its_figures_whatever_becomes_of_the_image(
+    tmp_path: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+
+    def watch(progress: Progress) -> None:
+        lines.extend(progress.message.splitlines())
+
+    source = write_zarr(tmp_path / "a.zarr", noisy("coins", 0.02))
+    job = job_of(source, tmp_path / "o.zarr", "tv", TOO_MUCH["tv"], run={"workers": 2})
+    outcome = run(make_plan(job), cluster=cluster, observer=watch)
+    assert [line for line in lines if line.startswith("warning: the residual")]
+    assert outcome_json(outcome, 0.0, 0.0)["residual"][0]["holds_structure"] is True
+    assert dict(outcome_rows(outcome, 0.0, 0.0))["residual"].endswith(
+        f"{outcome.inspection.figures['residual'][0]['correlation']:.2f}"
+    )
+    monkeypatch.setattr(type(work_of(make_plan(job))), "inspect", lambda _: (tmp_path / "gone").stat())
+    assert run(make_plan(job), cluster=cluster).inspection == Inspection()
