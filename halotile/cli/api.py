@@ -319,8 +319,7 @@ def try_settings(
     from halotile.cli import trying
 
     values = [f"{key}={trying.listed(values)}" for key, values in settings.items()]
-    sheet = None if file is None else Path(file)
-    options = (values, sheet, region, plane, overwrite, allow_import)
+    options = (values, Path(file) if file else None, region, plane, overwrite, allow_import)
     return trying.try_settings(trying.TryRequest(Path(job), *options, is_call=True))
 
 
