@@ -218,10 +218,10 @@ RATIOS = [
     ),
     Ratio(
         "levels",
-        "copy of 16384² as a job, in resolution levels / at full resolution alone",
+        "copy of 8192² as a job, in resolution levels / at full resolution alone",
         "denoising.copied_in_levels",
         "denoising.copied",
-        16384,
+        8192,
         1.35,
         repeats=5,
     ),
