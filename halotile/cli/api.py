@@ -318,7 +318,7 @@ def try_settings(
     """
     from halotile.cli import trying
 
-    values = [f"{key}={trying.listed(values)}" for key, values in settings.items()]
+    values = [f"{key}={trying.listed(trying.several(values))}" for key, values in settings.items()]
     options = (values, Path(file) if file else None, region, plane, overwrite, allow_import)
     return trying.try_settings(trying.TryRequest(Path(job), *options, is_call=True))
 

@@ -39,6 +39,7 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         "chunks": list(source.chunks),
         "scale": list(source.scale),
         "units": list(source.units),
+        "channels": _channels(source),
         "nodata": source.nodata,
         "georeference": _georeference(source),
         "remarks": list(source.remarks),
@@ -49,6 +50,13 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         "series": [list(shape) for shape in _series(source)],
         "config": None if source.dtype.kind == "c" else suggest(path, source, level=level, dataset=dataset),
     }
+
+
+def _channels(source: Source) -> list[str]:
+    """Return the names of the channels; none where the file does not name them."""
+    omero = source.ome.omero if source.ome else None
+    channels = source.channels or (omero["channels"] if omero else ())
+    return [str(channel["label"]) for channel in channels if "label" in channel]
 
 
 def _georeference(source: Source) -> dict[str, Any] | None:
@@ -151,6 +159,8 @@ def info_rows(facts: dict[str, Any]) -> list[Row]:
         ),
         ("pixel size", _pixel_size(facts)),
     ]
+    if facts["channels"]:
+        rows.append(("channels", ", ".join(facts["channels"])))
     if facts["nodata"] is not None:
         rows.append(("holes", f"pixels of {facts['nodata']:g}, by the file: they stay as they are"))
     if place := facts["georeference"]:

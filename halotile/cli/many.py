@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 20
 """Images that are listed one by one."""
+IDLE_SECONDS = 30
+"""Time without a run after which no other is expected."""
 
 
 def show(job: Job, *, fresh: bool, same_input: bool, as_json: bool) -> None:
@@ -39,6 +41,7 @@ def show(job: Job, *, fresh: bool, same_input: bool, as_json: bool) -> None:
     else:
         print_rows("plan", _plan_rows(many))
     many.check_disk()
+    _name_failures(many.failed)
     _end(many.failed, len(many.plans))
 
 
@@ -55,6 +58,7 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
     if not quiet:
         for note in _notes(many):
             complain(f"note: {note}")
+    _name_failures(many.failed)
     numbers = {path: number for number, path in enumerate(many.plans, 1)}
     with make_report(quiet=quiet) as report:
         ended = run_many(
@@ -75,37 +79,58 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
     bad = {path: outcome.quarantined for path, outcome in ended.outcomes.items() if outcome.quarantined}
     for path, blocks in bad.items():
         complain(f"quarantined: {counted(len(blocks), 'block')} of {path}: {first_line(blocks[0].error)}")
+    if as_json or quiet:
+        _name_failures({path: error for path, error in ended.failed.items() if path not in many.failed})
     _end(ended.failed, len(ended.outcomes), is_bad=bool(bad))
 
 
 def status(job: Job, *, follow: bool, as_json: bool) -> None:
     """Show how the run of each image stands."""
-    from halotile.cli.screens.progress_report import make_report
-    from halotile.cli.status import watch
-
-    stand = _stand(job)
-    while follow and (active := next((one for one in stand.values() if one and not one.over), None)):
-        watch(active.directory, make_report(quiet=as_json))
-        time.sleep(1)  # the next image begins
-        stand = _stand(job)
-    states = {path: "not begun" if one is None else one.state for path, one in stand.items()}
+    stand = _followed(job, quiet=as_json) if follow else _stand(job)
+    faults = {path: _fault(path) for path, one in stand.items() if one is None}
+    states = {
+        path: one.state if one else "cannot be read" if faults[path] else "not begun"
+        for path, one in stand.items()
+    }
     if as_json:
-        print_json(
-            {
-                "images": {
-                    path: one.to_json() if one else {"state": "not begun"} for path, one in stand.items()
-                }
-            }
-        )
+        unbegun = {path: {"state": states[path], "reason": fault} for path, fault in faults.items()}
+        print_json({"images": {path: one.to_json() if one else unbegun[path] for path, one in stand.items()}})
         return
     counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
     rows = [("images", ", ".join(f"{count:,} {state}" for state, count in counts.items()))]
-    rows += [
-        (_done(stand[path]), f"{_name(path)}: {state}")
-        for path, state in states.items()
-        if state != "finished"
-    ][:MOST_ROWS]
+    others = [path for path, state in states.items() if state != "finished"][:MOST_ROWS]
+    rows += [(_done(stand[path]), f"{_name(path)}: {faults.get(path) or states[path]}") for path in others]
     print_rows(f"{counts.get('finished', 0):,} of {counted(len(stand), 'image')} finished", rows)
+
+
+def _followed(job: Job, *, quiet: bool) -> dict[str, RunStatus | None]:
+    """Show the progress of one image after the other, until none has begun for a while."""
+    from halotile.cli.screens.progress_report import make_report
+    from halotile.cli.status import watch
+
+    idle = 0
+    while idle <= IDLE_SECONDS:
+        stand = _stand(job)
+        if active := next((one for one in stand.values() if one and not one.over), None):
+            watch(active.directory, make_report(quiet=quiet))
+            idle = 0
+        elif all(stand.values()):
+            break
+        else:
+            time.sleep(1)
+            idle += 1
+    return stand
+
+
+def _fault(path: str) -> str:
+    """Return why an image cannot be opened; empty where it can."""
+    from halotile.storage.arrays import open_source
+
+    try:
+        open_source(path)
+    except HalotileError as error:
+        return first_line(str(error)).removeprefix(f"{path}: ")
+    return ""
 
 
 def _stand(job: Job) -> dict[str, RunStatus | None]:
@@ -196,8 +221,11 @@ def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> lis
     done, total, resumed = (
         sum(getattr(one, name) for one in outcomes) for name in ("done", "total", "resumed")
     )
+    failed = [(name, first_line(str(error))) for name, error in list(ended.failed.items())[:MOST_ROWS]]
+    structured = [path for path, one in ended.outcomes.items() if one.inspection.warnings]
     rows = [
         ("images", f"{len(outcomes):,} of {len(outcomes) + len(ended.failed):,}"),
+        *(("failed", f"{_name(path)}: {reason.removeprefix(f'{path}: ')}") for path, reason in failed),
         (
             "blocks",
             f"{done:,} of {total:,} done{f', {resumed:,} of them by an earlier run' if resumed else ''}",
@@ -211,6 +239,14 @@ def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> lis
             ("time", f"{seconds_text(total_seconds)} in all, of which {seconds_text(plan_seconds)} to plan"),
             ("peak memory", f"{bytes_text(max(one.peak_memory_bytes for one in outcomes))} in one worker"),
         ]
+    if structured:
+        names = ", ".join(map(_name, structured[:MOST_ROWS]))
+        rows.append(
+            (
+                "residual",
+                f"holds structure in {counted(len(structured), 'image')}, denoised too much perhaps: {names}",
+            )
+        )
     return rows
 
 
@@ -218,12 +254,15 @@ def _errors(failed: Mapping[str, HalotileError]) -> list[dict[str, Any]]:
     return [{"image": path, "error": str(error)} for path, error in failed.items()]
 
 
-def _end(failed: Mapping[str, HalotileError], finished: int, *, is_bad: bool = False) -> None:
-    """Name the images that failed, and end with the exit code for them: that of the only error, where none was finished."""
+def _name_failures(failed: Mapping[str, HalotileError]) -> None:
     for path, error in list(failed.items())[:MOST_ROWS]:
         complain(f"failed: {path}: {str(error).removeprefix(f'{path}: ')}")
     if len(failed) > MOST_ROWS:
         complain(f"failed: {len(failed) - MOST_ROWS:,} more, all of which --json lists")
+
+
+def _end(failed: Mapping[str, HalotileError], finished: int, *, is_bad: bool = False) -> None:
+    """End with the exit code for the images that failed: that of the first error, where none was finished."""
     if failed and not finished:
         raise typer.Exit(exits.exit_code(next(iter(failed.values()))))
     if failed or is_bad:

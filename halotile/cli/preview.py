@@ -125,6 +125,7 @@ def parse_region(text: str | None, option: str = "--region") -> Region | None:
     """
     if text is None:
         return None
+    _check_text(text, option, "0:512,1000:1512")
     match = re.fullmatch(r"\s*(\d+):(\d+)\s*,\s*(\d+):(\d+)\s*", text)
     if match is None:
         raise ConfigError(
@@ -144,6 +145,7 @@ def parse_plane(text: str | None, option: str = "--plane") -> Mapping[str, int]:
     {'t': 0, 'c': 1}
     """
     positions: dict[str, int] = {}
+    _check_text(text or "", option, "t=0,c=1")
     for entry in (text or "").split(",") if text else ():
         match = re.fullmatch(r"\s*([A-Za-z])\s*=\s*(\d+)\s*", entry)
         if match is None or match[1].lower() in positions:
@@ -152,6 +154,12 @@ def parse_plane(text: str | None, option: str = "--plane") -> Mapping[str, int]:
             )
         positions[match[1].lower()] = int(match[2])
     return positions
+
+
+def _check_text(text: object, option: str, instead: str) -> None:
+    """Refuse what a script passes in place of a text."""
+    if not isinstance(text, str):
+        raise ConfigError(f'{option} is {text!r}: it is written as on the command line, such as "{instead}".')
 
 
 def opened_planes(

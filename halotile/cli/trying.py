@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from halotile.cli.config.loading import Flags, load_job
 from halotile.cli.preview import PreviewRequest, check_file, parse_plane, parse_region
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.base import Row
+from halotile.graphs.kinds.patterns import jobs_of, takes_many
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.waiting import Report, no_report
 
@@ -80,10 +81,12 @@ def try_settings(request: TryRequest, report: Report = no_report) -> Comparison:
 def _loader(request: TryRequest) -> Callable[[Setting], Job]:
     def load(setting: Setting) -> Job:
         job = load_job(request.config, setting, Flags(allow_import=request.allow_import))
+        if takes_many(job):
+            job = next(iter(jobs_of(job).values()))  # of many images the first; a setting may name another
         if request.file is not None:
             source = getattr(job, "input", None)
             to_replace = None if request.overwrite else request.option("overwrite")
-            check_file(request.file, [source.path if source else "", job.place], to_replace)
+            check_file(request.file, [*([source.path] if source else []), job.place], to_replace)
         return job
 
     return load
@@ -113,6 +116,11 @@ def settings_of(overrides: Sequence[str]) -> list[Setting]:
     return list(itertools.product(*values.values()))
 
 
+def several(values: Any) -> list[Any]:
+    """Return the values of a key as a list; a text or a number is one value."""
+    return [values] if isinstance(values, str) or not isinstance(values, Iterable) else list(values)
+
+
 def listed(values: Sequence[Any]) -> str:
     """Return values as a list of the command line.
 
@@ -122,9 +130,16 @@ def listed(values: Sequence[Any]) -> str:
     ('tv,0.5,[64, 64]', ['"a,b"', 'c'])
     """
     return ",".join(
-        value if isinstance(value, str) and len(list(_split(value))) == 1 else json.dumps(value, default=str)
+        value
+        if isinstance(value, str) and len(list(_split(value))) == 1
+        else json.dumps(value, default=_plain)
         for value in values
     )
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy as one of Python."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _split(text: str) -> Iterator[str]:

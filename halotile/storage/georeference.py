@@ -48,7 +48,7 @@ class Georeference:
     crs: Mapping[str, Any] = field(default_factory=dict)
     """Some of the attributes :data:`CRS_NAMES`."""
     geokeys: Mapping[str, Any] = field(default_factory=dict)
-    """GeoKeys of the GeoTIFF that the image comes from, by the number of their tag."""
+    """GeoKeys and GDAL's metadata of the GeoTIFF that the image comes from, by the number of their tag."""
 
     @property
     def pixel_size(self) -> dict[str, float]:

@@ -133,3 +133,30 @@ def test_without_pillow_the_figures_remain(folder: Path, monkeypatch: pytest.Mon
     result = invoke("job.yaml", "sheet.png")
     assert (result.exit_code, 'pip install "halotile[images]"' in result.stderr) == (2, True)
     assert invoke("job.yaml").exit_code == 0
+
+
+def test_a_job_for_many_images_is_tried_on_the_first(folder: Path) -> None:
+    np.save(folder / "b.npy", np.load(folder / "a.npy"))
+    job = JOB.replace("a.npy", '"*.npy"').replace("o.zarr", '"{stem}.zarr"')
+    (folder / "many.yaml").write_text(job)
+    many, one = (
+        invoke(name, "--set", "denoiser.strength=1,2", "--json") for name in ("many.yaml", "job.yaml")
+    )
+    assert (many.exit_code, json.loads(many.stdout)) == (0, json.loads(one.stdout))
+
+
+def test_a_narrow_crop_has_a_sheet_of_usual_size(folder: Path) -> None:
+    assert invoke("job.yaml", "s.png", "--region", "0:200,0:4").exit_code == 0
+    with Image.open(folder / "s.png") as sheet:
+        assert max(sheet.size) < 3000
+
+
+def test_numbers_of_numpy_and_single_values_are_taken(folder: Path) -> None:
+    settings: dict[str, Any] = {
+        "denoiser.name": "tv",
+        "denoiser.strength": np.array([0.5, 1], "f4"),
+        "denoiser.iterations": np.int64(9),
+    }
+    assert len(halotile.try_settings("job.yaml", settings).tried) == 2
+    with pytest.raises(ConfigError, match=r"region is \(slice.*0:512,1000:1512"):
+        halotile.try_settings("job.yaml", {}, region=(slice(0, 9),))  # type: ignore[arg-type]

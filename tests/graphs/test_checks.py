@@ -18,6 +18,7 @@ from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice
 from halotile.graphs.kinds.finder import kinds
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
+from halotile.graphs.plans.identity import fingerprint
 from halotile.graphs.rules.check import check_job, checks_of
 
 
@@ -133,3 +134,10 @@ def test_a_tilde_is_the_home_in_every_path(tmp_path: Path, monkeypatch: pytest.M
     assert plan.job.input.path == str(tmp_path / "in.npy")
     assert plan.job.input.sides == {"mask": str(tmp_path / "mask.npy")}
     assert plan.output == tmp_path / "out.zarr"
+
+
+def test_one_is_one_however_it_is_written() -> None:
+    assert fingerprint({"strength": 1, "range": [0, 0.5]}) == fingerprint(
+        {"strength": 1.0, "range": [0.0, 0.5]}
+    )
+    assert fingerprint({"strength": 1}) != fingerprint({"strength": 1.5})

@@ -15,12 +15,13 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.compare import Comparison, Setting, compare
 from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.jobs.denoise.residual_check import inspect_residual
 from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.grid import Region
 from tests.graphs.test_holes import scene, with_tag
-from tests.support import job_of, read_zarr, run_inline, write_zarr
+from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
 
 CROP = Region((37, 101), (150, 230))
 CASES: dict[str, dict[str, Any]] = {
@@ -231,3 +232,25 @@ def test_a_crop_outside_of_the_image_or_too_large_is_refused(
     source = write_zarr(tmp_path / "a.zarr", noisy_retina(edge=128)[1])
     with pytest.raises(ConfigError, match=words):
         only(job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 1.0}), region=region)
+
+
+def test_a_noise_map_may_be_zero_in_places(tmp_path: Path) -> None:
+    clean, noisy = noisy_retina(edge=320)
+    noise = np.full(noisy.shape, 0.1, np.float32)
+    noise[:60] = 0
+    np.save(tmp_path / "a.npy", np.where(noise > 0, noisy, clean))
+    np.save(tmp_path / "s.npy", noise)
+    job = job_of(
+        tmp_path / "a.npy",
+        tmp_path / "o.zarr",
+        "tv",
+        {"strength": 1.0},
+        input={"sides": {"sigma": str(tmp_path / "s.npy")}},
+    )
+    tried = only(job).best
+    assert 0 < tried.error < 0.5
+    assert np.isnan(tried.residual[0, :23]).all()
+    run_inline(job)
+    assert inspect_residual(work_of(make_plan(job)).task, tmp_path / "o.zarr").figures["residual"][0][
+        "ratio"
+    ] == pytest.approx(0.9, abs=0.15)

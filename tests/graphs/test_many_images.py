@@ -76,7 +76,8 @@ def test_each_image_is_as_by_itself_and_a_bad_one_is_named(config: Path, starts:
     code, out, told = command("run", config)
     assert (code, len(starts)) == (exits.QUARANTINED, 1)
     assert "2 of 3" in out
-    assert "none.npy: " in told.splitlines()[-1]
+    assert "none.npy: a file that begins with" in out
+    assert told.splitlines()[1].startswith(f"failed: {config.parent}/scans/none.npy: a file")
     assert "image 2 of 2, b.c.npy: tv: 70 × 51 float32" in told
     for name in ("a", "b.c"):
         alone = load_denoising(
@@ -197,3 +198,42 @@ def test_a_shared_cluster_is_started_once_and_again_after_its_loss() -> None:
         shared.close()
         assert cast(Any, shared.lend(start)) == "cluster 2"
     assert started == [3, 3]
+
+
+@pytest.mark.cluster
+def test_every_image_that_was_denoised_too_much_is_named(config: Path, starts: list[Order]) -> None:
+    (config.parent / "scans/none.npy").unlink()
+    for name in ("a", "b.c"):
+        waves = np.sin(np.arange(300) / 4) + np.zeros((300, 1))
+        np.save(config.parent / f"scans/{name}.npy", (waves + noisy_image((300, 300))).astype("float32"))
+    words = ["--set", "denoiser={name: gaussian, sigma: 6.0}", "--set", "input.sides={}"]
+    code, out, told = command("run", config, *words)
+    assert (code, told.count("warning: the residual")) == (exits.OK, 2)
+    assert "holds structure in 2 images, denoised too much perhaps: a.npy, b.c.npy" in out
+
+
+def test_status_says_which_image_cannot_be_read(config: Path) -> None:
+    code, out, _ = command("status", config)
+    assert (code, "2 not begun, 1 cannot be read" in out) == (exits.OK, True)
+    assert "none.npy: a file that begins with" in out
+
+
+def test_brackets_in_the_name_of_a_folder_are_no_pattern(config: Path) -> None:
+    odd = config.parent / "exp [2024]"
+    odd.mkdir()
+    for name in ("scans", "masks", "clean", "job.yaml"):
+        (config.parent / name).rename(odd / name)
+    assert len(jobs_of(load_denoising(odd / "job.yaml"))) == 3
+    with pytest.raises(InputError, match=r"scans/x\.npy does not exist"):
+        load_denoising(odd / "job.yaml", ["input.path=scans/x.npy"])
+
+
+def test_outputs_behind_a_link_are_left_out(config: Path) -> None:
+    (config.parent / "linked").symlink_to(config.parent / "scans")
+    (config.parent / "scans/a.zarr").mkdir()
+    words = ["input.path=linked/*", "output.path=scans/{stem}.zarr"]
+    assert [Path(path).name for path in jobs_of(load_denoising(config, words))] == [
+        "a.npy",
+        "b.c.npy",
+        "none.npy",
+    ]

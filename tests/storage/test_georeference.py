@@ -262,3 +262,39 @@ def layout_problems(path: Path) -> list[str]:
     if any(page.subfiletype != (number > 0) for number, page in enumerate(pages)):
         problems.append("levels are not marked")
     return problems
+
+
+def test_scale_offset_and_names_of_bands_are_written_back(tmp_path: Path) -> None:
+    path = geotiff(
+        tmp_path / "a.tif", "EPSG:32632", UTM, noisy_image((2, 60, 90), "int16"), MISSION="Sentinel"
+    )
+    with rasterio.open(path, "r+") as file:
+        file.scales, file.offsets, file.units = (0.1, 0.2), (-273.15, 5.0), ("°C", "m")
+        file.descriptions = ("B2", "B3")
+        file.update_tags(1, STATISTICS_MEAN="7")
+    source = open_source(path)
+    for at, bands in (({}, [0, 1]), ({"c": 1}, [1])):
+        write_tiff(tmp_path / "b.tif", choose_planes(source, at, None), cog=True)
+        with rasterio.open(path) as expected, rasterio.open(tmp_path / "b.tif") as found:
+            for name in ("scales", "offsets", "units", "descriptions"):
+                assert getattr(found, name) == tuple(getattr(expected, name)[band] for band in bands)
+            assert found.tags()["MISSION"] == "Sentinel"
+            assert "STATISTICS_MEAN" not in found.tags(1)
+
+
+@pytest.mark.parametrize("text", [b"Syst\xe8me 5\xb0|", "Système 5°|".encode(), b"bad\x81\x8d|"])
+def test_texts_of_any_bytes_are_carried(tmp_path: Path, text: bytes) -> None:
+    geokeys = (1, 1, 0, 3, 1024, 0, 1, 1, 1026, 34737, len(text), 0, 3072, 0, 1, 32632)
+    tags = [
+        (33550, "d", 3, (10.0, 10.0, 0.0), True),
+        (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 5e6, 0.0), True),
+        (34735, "H", len(geokeys), geokeys, True),
+        (34737, 2, len(text) + 1, text + b"\0", True),
+    ]
+    tifffile.imwrite(tmp_path / "a.tif", noisy_image((60, 90), "uint16"), extratags=tags)
+    source = open_source(tmp_path / "a.tif")
+    assert json.loads(json.dumps(place_of(source).geokeys)) == place_of(source).geokeys
+    for cog in (False, True):
+        write_tiff(tmp_path / "b.tif", choose_planes(source, {}, None), cog=cog)
+        with rasterio.open(tmp_path / "b.tif") as found:
+            assert found.crs.to_epsg() == 32632

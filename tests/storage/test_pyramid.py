@@ -228,3 +228,14 @@ def test_an_image_far_larger_than_the_memory_is_written(tmp_path: Path) -> None:
     with tifffile.TiffFile(tmp_path / "large.tif") as file:
         assert [level.shape for level in file.series[0].levels][:2] == [(27_000, 30_000), (13_500, 15_000)]
         assert len(file.series[0].levels) == 7
+
+
+def test_holes_of_bool_are_written_as_the_pixels_are(tmp_path: Path) -> None:
+    array = zarr.create_array(
+        tmp_path / "a.zarr", data=np.random.default_rng(0).random((600, 700)) > 0.5, chunks=(64, 64)
+    )
+    array.attrs["_FillValue"] = True
+    write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "a.zarr"), {}, None))
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        assert file.pages[0].tags[42113].value.strip("\0") == "255"
+        assert file.series[0].levels[1].asarray().max() == 255

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import zarr
 
-from halotile.errors import InputError
+from halotile.errors import InputError, InputUnreadable
 from halotile.storage.arrays import open_source
 from halotile.storage.formats import zarr as zarr_format
 from tests.support import job_of, noisy_image, read_zarr, run_inline
@@ -111,3 +111,23 @@ def test_chunks_that_are_not_stored_are_allowed(
 def test_a_bucket_that_is_missing_is_told(object_store: None) -> None:
     with pytest.raises(InputError, match=r"^s3://nothing/a\.zarr: no Zarr array or group is there"):
         open_source("s3://nothing/a.zarr")
+
+
+@pytest.mark.parametrize(("denied", "words"), [(403, None), (503, "does not answer")])
+def test_a_store_that_only_lets_read_is_read_and_one_that_fails_is_no_damage(
+    tmp_path: Path, denied: int, words: str | None
+) -> None:
+    class OnlyGet(Quiet):
+        def do_HEAD(self) -> None:
+            self.send_error(denied)
+
+    zarr.create_array(tmp_path / "a.zarr", data=PIXELS, chunks=(64, 64))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(OnlyGet, directory=str(tmp_path))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/a.zarr"
+        if words is None:
+            np.testing.assert_array_equal(open_source(url)[:9, :9], PIXELS[:9, :9])
+        else:
+            with pytest.raises(InputUnreadable, match=words):
+                open_source(url)
+        server.shutdown()

@@ -25,7 +25,7 @@ from halotile.cli.arguments import (
     whole,
 )
 from halotile.cli.screens.screen import complain, echo, print_json, print_rows
-from halotile.errors import HalotileError
+from halotile.errors import ConfigError, HalotileError
 
 if TYPE_CHECKING:
     from halotile.cli.config.loading import Flags
@@ -116,6 +116,8 @@ def plan(
     expect_no_workers()
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
     if takes_many(job):
+        if probe:
+            raise ConfigError("--probe tries one image. Write one of those that match: --set input.path=FILE")
         show_many(job, fresh=fresh, same_input=same_input, as_json=as_json)
         return
     job_plan = make_plan(job, fresh=fresh, same_input=same_input, probe=probe, refuse=False, report=complain)

@@ -50,6 +50,8 @@ class Findings:
         if not isinstance(file, str):
             return file
         self._files[path] = self.absolute(file)
+        if is_pattern(pattern := os.path.join(glob.escape(str(self.base)), os.path.expanduser(file))):
+            self._files[path] = pattern  # brackets in the name of the folder are none of it
         return self._files[path]
 
     def absolute(self, path: str) -> str:
@@ -71,9 +73,7 @@ class Findings:
 
 def _exists(file: str) -> bool:
     """Return True for a file, for a pattern that matches one, and for a path that depends on it."""
-    return (
-        STEM in file or os.path.exists(file) or (is_pattern(file) and any(glob.iglob(file, recursive=True)))
-    )
+    return STEM in file or os.path.exists(file) or is_pattern(file)
 
 
 def missing(file: str | os.PathLike[str]) -> str:

@@ -14,14 +14,16 @@ from halotile.storage.run_directory.directory import RunDirectory
 
 
 def is_pattern(path: str) -> bool:
-    """Return True for a path with ``*``, ``?`` or ``[``, unless it is the name of a file.
+    """Return True for a path with ``*``, ``?`` or ``[`` that is no file's name, and matches some.
 
     Examples
     --------
-    >>> is_pattern("scans/*.tif"), is_pattern("scans/a.tif"), is_pattern("s3://scans/*.zarr")
+    >>> is_pattern("/*"), is_pattern("/"), is_pattern("s3://scans/*.zarr")
     (True, False, False)
     """
-    return "://" not in path and glob.has_magic(path) and not os.path.lexists(path)
+    if "://" in path or not glob.has_magic(path) or os.path.lexists(path):
+        return False
+    return any(glob.iglob(path, recursive=True))
 
 
 def takes_many(job: Job) -> bool:
@@ -52,8 +54,8 @@ def jobs_of(job: AJob) -> dict[str, AJob]:
     made: dict[str, set[str]] = {}
     for path, place in places.items():
         for name in (place, str(RunDirectory.beside(place).path)):
-            made.setdefault(name, set()).add(path)
-    jobs = {path: one for path, one in jobs.items() if made.get(path, set()) <= {path}}
+            made.setdefault(os.path.realpath(name), set()).add(path)
+    jobs = {path: one for path, one in jobs.items() if made.get(os.path.realpath(path), set()) <= {path}}
     if not jobs:
         raise InputError(f"input.path is {pattern}: no image matches. Write a pattern of names that exist.")
     first: dict[str, str] = {}

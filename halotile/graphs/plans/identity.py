@@ -43,8 +43,23 @@ def fingerprint(identity: Mapping[str, Any]) -> str:
     """
     free = {name for name, _, _ in HARMLESS}
     strict = {key: value for key, value in identity.items() if key not in free}
-    text = json.dumps(strict, sort_keys=True, separators=(",", ":"), default=str)
+    text = json.dumps(_plain(strict), sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with 1 for 1.0, which mean the same in a job.
+
+    Examples
+    --------
+    >>> _plain({"strength": 1.0, "range": [0, 0.5]})
+    {'strength': 1, 'range': [0, 0.5]}
+    """
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 KEYS = {

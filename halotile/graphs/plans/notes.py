@@ -36,12 +36,14 @@ def notes_of(
     grid: Grid,
     reach: Reach,
     levels: NDArray[np.float64] | None,
+    values: tuple[float, float] | None = None,
     of_trial: str = "",
 ) -> tuple[str, ...]:
-    """The notes of a plan, one sentence each; ``dtype`` is that of the pixels as they are read."""
+    """The notes of a plan, one sentence each; ``dtype`` is that of the pixels as they are read, ``values`` are those of 0 and 1."""
     return (
         *((of_trial,) if of_trial else ()),
-        *_trial_notes(levels, roles, reach),
+        *(() if levels is None else (levels_text(levels, roles, values),)),
+        *reach.remarks,
         *_metadata(layout),
         *_narrowing(dtype, np.dtype(layout.dtype)),
         *_decoding(original, roles, grid),
@@ -77,20 +79,19 @@ def note_of_files(layout: Layout, wanted: Output, roles: Roles) -> tuple[str, ..
     return (f"{sentence}: {'; and '.join(reasons)}",)
 
 
-def _trial_notes(levels: NDArray[np.float64] | None, roles: Roles, reach: Reach) -> tuple[str, ...]:
-    """Return notes on the estimated noise levels and the receptive field."""
-    return (*(() if levels is None else (levels_text(levels, roles),)), *reach.remarks)
-
-
-def levels_text(levels: NDArray[np.float64], roles: Roles) -> str:
-    """Return the noise levels of the planes of an image as a sentence.
+def levels_text(levels: NDArray[np.float64], roles: Roles, values: tuple[float, float] | None = None) -> str:
+    """Return the noise levels of the planes of an image as a sentence, in the units of the file as well where ``values`` are 0 and 1.
 
     Examples
     --------
     >>> levels_text(np.array([0.02, 0.2]), Roles(("c", "y", "x"), (1, 2), None))
     'noise level 0.02, 0.2 of c 0 to 1, estimated plane by plane'
+    >>> levels_text(np.array([0.02]), Roles(("y", "x"), (0, 1), None), (0, 255))
+    'noise level 0.02 (5.1 in the file), estimated from the whole image'
     """
-    return f"noise level {values_text(levels)}{planes_text(levels, roles)}"
+    width = values[1] - values[0] if values else 1
+    in_file = f" ({values_text(levels * width)} in the file)" if width != 1 else ""
+    return f"noise level {values_text(levels)}{in_file}{planes_text(levels, roles)}"
 
 
 def values_text(values: NDArray[np.float64]) -> str:

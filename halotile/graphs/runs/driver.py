@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 
-from halotile.errors import DiskRefused, InputError, Stopped
+from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.kinds.base import Books, Gather, Inspection, OutputArray, Pass, Sums
@@ -226,11 +226,11 @@ class _Driver:
         return Outcome.of(self.plan, progress, bad, inspection)
 
     def _inspect(self) -> Inspection:
-        """Look at the result; a run does not fail because that cannot be read any more."""
+        """Look at the result; a run that has finished does not fail because of that."""
         try:
             inspection = self.plan.work.inspect()
-        except (InputError, OSError) as error:
-            self.status.event("not inspected", error=str(error))
+        except Exception as error:
+            self.status.event("not inspected", error=f"{type(error).__name__}: {error}")
             return Inspection()
         self.status.event("inspected", **inspection.figures)
         for warning in inspection.warnings:

@@ -25,6 +25,8 @@ _OF_ALL = (DiskRefused, ClusterFailed, Stalled, Stopped)
 _SUMMED = (
     "done", "resumed", "pixels_done", "seconds", "read_bytes", "written_bytes", "compute_seconds", "retried", "failed", "holes",
 )  # fmt: skip
+_OF_THE_CLUSTER = ("cluster: ", "dashboard: ")
+"""Beginnings of messages that are the same for every image."""
 _LARGEST = ("peak_memory_bytes", "device_peak_bytes", "start_seconds")
 
 
@@ -125,7 +127,7 @@ def run_many(
 
 
 class _Together:
-    """Adds the progress of an image to that of the images before it: one start, one end, and each message once."""
+    """Adds the progress of an image to that of the images before it: one start, one end, and its cluster told once."""
 
     def __init__(self, plans: Mapping[str, Plan], observer: Observer | None) -> None:
         self.observer = observer
@@ -150,7 +152,7 @@ class _Together:
     def __call__(self, progress: Progress) -> None:
         """Pass the progress on, with that of the images before."""
         lines = [line for line in progress.message.splitlines() if line not in self.seen]
-        self.seen.update(lines)
+        self.seen.update(line for line in lines if line.startswith(_OF_THE_CLUSTER))
         message, self.lines = "\n".join([*self.lines, *lines]), []
         is_between = progress.phase == "start" if self.before.seconds else False
         is_between |= progress.phase == "stop" and self.left > 0

@@ -22,7 +22,7 @@ import zarr.storage
 from halotile.errors import DamagedData, InputError, InputUnreadable
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
 from halotile.storage.formats.base import Header, Source, file_identity, make_header, refuse_option
-from halotile.storage.formats.parts.urls import is_from_url, object_tags, open_url
+from halotile.storage.formats.parts.urls import first_words, is_from_url, object_tags, open_url
 from halotile.storage.georeference import read_georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
@@ -206,9 +206,8 @@ def open_node(path: str) -> Any:
     except Exception as error:
         if not is_from_url(error):
             raise
-        reason = " ".join(str(error).partition("Debug source")[0].split())
         raise InputUnreadable(
-            f"the store cannot be read: {reason}. Check the address, and its credentials in the environment."
+            f"the store cannot be read: {first_words(error)}. Check the address, and its credentials in the environment."
         ) from error
 
 

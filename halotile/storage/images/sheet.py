@@ -113,8 +113,8 @@ def draw_sheet(path: Path, cells: Sequence[Cell], notes: Sequence[str] = ()) -> 
     from PIL import Image, ImageDraw
 
     rows, columns = cells[0].images[0].shape[:2]
-    step = max(1, round(USUAL_WIDTH / columns))
-    width, height = columns * step, rows * step
+    step = max(1, min(round(USUAL_WIDTH / columns), 2 * USUAL_WIDTH // rows))
+    width, height = max(columns * step, USUAL_WIDTH // 2), rows * step
     most = max(len(cell.images) for cell in cells)
     head = max(len(_wrapped(cell.label, width, LABEL)) for cell in cells)
     foot = max(len(_foot(cell, width)) for cell in cells)

@@ -128,7 +128,7 @@ def _levels(
     planes: Planes, dtype: np.dtype[Any], scratch: Path, tick: Tick
 ) -> Iterator[tuple[Planes, Iterator[Pixels]]]:
     """Every level, finest first, with its tiles in the order of the file; all are to be taken before the next level."""
-    shapes, stored, nodata = level_shapes(planes.shape), stored_levels(planes), planes.source.nodata
+    shapes, stored, nodata = level_shapes(planes.shape), stored_levels(planes), _nodata(planes)
     pixels = [math.prod(shape) for shape in shapes]
     for number in range(len(shapes)):
         following = None
@@ -226,13 +226,19 @@ def _place_tags(planes: Planes, *, cog: bool) -> list[geotiff.Tag]:
     """The georeference, which another TIFF than a COG need not have."""
     place = planes.source.georeference
     with nullcontext() if cog else suppress(ConfigError):
-        return geotiff.geotiff_tags(place.cropped(*planes.window.start)) if place else []
+        return geotiff.geotiff_tags(place.cropped(*planes.window.start), planes.at.get("c")) if place else []
     return []
+
+
+def _nodata(planes: Planes) -> float | None:
+    """The value of holes as it is written: of bool 0 or 255."""
+    nodata = planes.source.nodata
+    return nodata if nodata is None or planes.source.dtype != np.bool_ else 255 * nodata
 
 
 def _nodata_tags(planes: Planes) -> list[geotiff.Tag]:
     """The value of holes; in floats with a georeference they are NaN, which programs for maps want to be told."""
-    nodata, is_float = planes.source.nodata, planes.source.dtype.kind == "f"
+    nodata, is_float = _nodata(planes), planes.source.dtype.kind == "f"
     if nodata is None and is_float and planes.source.georeference:
         nodata = math.nan
     if nodata is None:

@@ -124,6 +124,8 @@ def as_square(pixels: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.float64
 
 def plane_level(squares: list[NDArray[np.float64]]) -> float:
     """Noise level of a plane; NaN if nothing in it is finite, 0 if nothing in it varies."""
+    if not any(np.isfinite(square).any() for square in squares):
+        return math.nan
     levels = [square_level(square) for square in _without_saturated(squares)]
     if not any(level > 0 for level in levels):
         levels = [square_level(square) for square in squares]

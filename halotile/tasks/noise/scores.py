@@ -29,7 +29,7 @@ def unbiased_risk(noisy: Values, denoised: Values, sigma: Values, denoise: Denoi
     noisy, denoised : ndarray
         ``y`` and ``f(y)``, of shape (..., rows, columns); NaN in holes, which do not count.
     sigma : ndarray
-        Standard deviation of the noise of each pixel.
+        Standard deviation of the noise of each pixel; NaN where there is none, which does not count.
     denoise : callable
         ``f``.
     seed : int
@@ -47,7 +47,7 @@ def unbiased_risk(noisy: Values, denoised: Values, sigma: Values, denoise: Denoi
     0.2
     """
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], noisy.shape)
-    step = STEP * sigma
+    step = STEP * np.nan_to_num(sigma, nan=float(np.nanmean(sigma)))
     slopes = signs * (denoise(noisy + step * signs) - denoised) / step
     errors = np.square(denoised - noisy) + np.square(sigma) * (2 * slopes - 1)
     return _relative(errors, sigma)

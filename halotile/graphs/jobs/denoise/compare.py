@@ -201,8 +201,8 @@ def _noise_of(plan: Plan, task: DenoiseTask, place: Spans) -> Values:
     needs_level = not has_photons(task) and not has_noise_map(task)
     levels = levels_at(plan.sources[0], task, place) if needs_level else np.ones(len(crop.noisy))
     noise = crop.noise(levels)
-    of_measured = noise[np.isfinite(crop.noisy)]
-    if not of_measured.size or not (of_measured > 0).all():
+    noise = np.where(noise > 0, noise, np.nan)  # a map may be 0 where nothing is to be done
+    if not (noise[np.isfinite(crop.noisy)] > 0).any():
         raise InputError(
             f"{plan.sources[0].path}: no noise can be estimated in the plane of the crop, and settings are compared by it. "
             "Choose another plane or region."

@@ -356,6 +356,7 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
             grid=task.grid,
             reach=settled.reach,
             levels=opened.levels,
+            values=opened.values,
             of_trial=settled.note,
         ),
         *opened.remarks,

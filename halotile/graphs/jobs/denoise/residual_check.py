@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -71,14 +70,10 @@ def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count
         measured = np.where(measured_at(task, region, pixels), pixels, np.nan)
         denoised = as_square(result.read(region), square)
         squares.append((region, as_square(measured, square), denoised))
-    level = plane_level([noisy for _, noisy, _ in squares]) if _any_finite(squares) else math.nan
+    level = plane_level([noisy for _, noisy, _ in squares])
     if not level > 0:
         return None
     return Residual.of(_relative(task, *parts, level) for parts in squares)
-
-
-def _any_finite(squares: Sequence[tuple[Region, Values, Values]]) -> bool:
-    return any(np.isfinite(noisy).any() for _, noisy, _ in squares)
 
 
 def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values, level: float) -> Values:
@@ -87,7 +82,7 @@ def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values
     brightness = local_mean(noisy) if has_photons(task) else noisy
     shaped = (brightness if square[0] < square[1] else brightness.T).reshape(region.shape)
     noise = as_square(noise_at(task, region, shaped, level), square)
-    return (noisy - denoised) / noise
+    return (noisy - denoised) / np.where(noise > 0, noise, np.nan)
 
 
 def _name(roles: Roles, place: tuple[int, ...]) -> str:

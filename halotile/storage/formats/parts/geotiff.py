@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from typing import Any
+from xml.etree import ElementTree
 
 from halotile.errors import ConfigError
 from halotile.storage.georeference import Georeference
 
-PIXEL_SCALE, TIEPOINT, MATRIX, DIRECTORY, DOUBLES, ASCII, NODATA = (
+PIXEL_SCALE, TIEPOINT, MATRIX, DIRECTORY, DOUBLES, ASCII, METADATA, NODATA = (
     33550,
     33922,
     34264,
     34735,
     34736,
     34737,
+    42112,
     42113,
 )
 _RPC = 50844
@@ -35,9 +37,13 @@ def georeference_of(page: Any) -> Georeference | None:
         number: page.tags[number].value for number in (PIXEL_SCALE, TIEPOINT, MATRIX) if number in page.tags
     }
     geokeys = {
-        str(number): value if isinstance(value := page.tags[number].value, str) else list(_several(value))
-        for number in (DIRECTORY, DOUBLES, ASCII)
-        if number in page.tags
+        str(number): _ascii(value)
+        if number == ASCII
+        else str(value)
+        if number == METADATA
+        else list(_several(value))
+        for number in (DIRECTORY, DOUBLES, ASCII, METADATA)
+        if number in page.tags and (value := page.tags[number].value) is not None
     }
     try:
         transform = _transform(tags)
@@ -71,8 +77,15 @@ def remarks_of(page: Any, place: Georeference | None) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-def geotiff_tags(place: Georeference) -> list[Tag]:
-    """The tags of a GeoTIFF: the GeoKeys that the image came with, or else made from the EPSG code.
+def geotiff_tags(place: Georeference, band: int | None = None) -> list[Tag]:
+    """The tags of a GeoTIFF: the GeoKeys that the image came with, or else made from the EPSG code, and GDAL's own.
+
+    Parameters
+    ----------
+    place : Georeference
+        With the tags that the image came with.
+    band : int, optional
+        The only band that is written; by default all.
 
     Raises
     ------
@@ -86,6 +99,8 @@ def geotiff_tags(place: Georeference) -> list[Tag]:
     types = ((DIRECTORY, "H"), (DOUBLES, "d"), (ASCII, "s"))
     found = [(number, kind, keys[str(number)]) for number, kind in types if keys.get(str(number))]
     tags: list[Tag] = [(number, kind, 0 if kind == "s" else len(v), v, True) for number, kind, v in found]
+    if metadata := _band_metadata(place.geokeys.get(str(METADATA)), band):
+        tags.append((METADATA, "s", 0, metadata, True))
     a, b, _, d, e, _ = place.transform
     shift = 0.5 if _is_point(keys) else 0.0
     x, y = place.position(shift, shift)
@@ -96,6 +111,23 @@ def geotiff_tags(place: Georeference) -> list[Tag]:
             *tags,
         ]
     return [(MATRIX, "d", 16, (a, b, 0, x, d, e, 0, y, 0, 0, 0, 0, 0, 0, 0, 1), True), *tags]
+
+
+def _band_metadata(text: Any, band: int | None) -> str:
+    """GDAL's metadata, such as scale, offset, unit and name of each band, without statistics, which are of the noisy pixels."""
+    try:
+        root = ElementTree.fromstring(str(text).strip("\0"))
+    except ElementTree.ParseError:
+        return ""
+    for item in list(root):
+        number = item.get("sample")
+        if item.get("name", "").startswith("STATISTICS_") or (
+            band is not None and number not in (None, str(band))
+        ):
+            root.remove(item)
+        elif band is not None and number is not None:
+            item.set("sample", "0")
+    return ElementTree.tostring(root, encoding="us-ascii").decode() if len(root) else ""
 
 
 def _transform(tags: Mapping[int, Any]) -> tuple[float, ...] | None:
@@ -110,6 +142,12 @@ def _transform(tags: Mapping[int, Any]) -> tuple[float, ...] | None:
     else:
         return None
     return transform if transform and all(map(math.isfinite, transform)) else None
+
+
+def _ascii(value: Any) -> str:
+    """A text of one byte each, in which places are counted, as a TIFF may hold it."""
+    stored = value if isinstance(value, bytes) else str(value).encode()
+    return "".join(chr(byte) if byte < 128 else "?" for byte in stored)
 
 
 def _several(value: Any) -> Any:

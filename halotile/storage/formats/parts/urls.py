@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import zarr.storage
 
-from halotile.errors import MissingPackage
+from halotile.errors import InputUnreadable, MissingPackage
 from halotile.storage.disk.place import ZARR_JSON
 from halotile.storage.io_threads import IO_THREADS
 
@@ -41,29 +41,65 @@ def is_from_url(error: Exception) -> bool:
 
 
 def object_tags(array: Any, url: str, most: int) -> list[list[Any]]:
-    """Names, sizes and tags of the objects of an array at a URL: all of them, or some where there are more than ``most``, or on a
-    web server, which cannot list them."""
-    import obstore
+    """Names, sizes and tags of the objects of an array at a URL: all of them, or some where there are more than ``most``, or where
+    they cannot be listed, as on a web server; none where only reading is allowed.
 
-    store, top = array.store.store, f"{array.path}/" if array.path else ""
-    objects: list[Any] = []
-    for page in obstore.list(store, top or None) if not url.startswith("http") else ():
-        objects += page
-        if len(objects) > most:
-            break
-    if not 0 < len(objects) <= most:
-        counts = [-(-n // c) for n, c in zip(array.shape, array.shards or array.chunks, strict=True)]
-        places = np.linspace(0, math.prod(counts) - 1, _SAMPLED_OBJECTS).astype(int)
-        chunks = {
-            array.metadata.encode_chunk_key(tuple(map(int, np.unravel_index(n, counts)))) for n in places
-        }
-        names = (
-            f"{top}{name}" for name in (ZARR_JSON if array.metadata.zarr_format == 3 else ".zarray", *chunks)
-        )
-        objects = [found for found in IO_THREADS.map(partial(_object_at, store), names) if found]
+    Raises
+    ------
+    InputUnreadable
+        When the store does not answer.
+    """
+    try:
+        listed = [] if url.startswith("http") else _listed(array, most)
+        objects = listed if 0 < len(listed) <= most else _sampled(array)
+    except Exception as error:
+        if _is_denied(error):
+            return []
+        if not is_from_url(error) and not isinstance(error, OSError):
+            raise
+        raise InputUnreadable(f"the store does not answer: {first_words(error)}. Try again later.") from error
     return sorted(
         [found["path"], found["size"], found["e_tag"] or str(found["last_modified"])] for found in objects
     )
+
+
+def first_words(error: Exception) -> str:
+    """The message of an error of obstore without what it is debugged with."""
+    return " ".join(str(error).partition("Debug source")[0].split())
+
+
+def _is_denied(error: Exception) -> bool:
+    return type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError", "PermissionError")
+
+
+def _listed(array: Any, most: int) -> list[Any]:
+    """The objects of an array, and one too many where there are more; none where listing is not allowed."""
+    import obstore
+
+    objects: list[Any] = []
+    try:
+        for page in obstore.list(array.store.store, f"{array.path}/" if array.path else None):
+            objects += page
+            if len(objects) > most:
+                break
+    except Exception as error:
+        if not _is_denied(error):
+            raise
+        return []
+    return objects
+
+
+def _sampled(array: Any) -> list[Any]:
+    """The objects of the metadata and of chunks that are spread evenly."""
+    counts = [-(-n // c) for n, c in zip(array.shape, array.shards or array.chunks, strict=True)]
+    places = np.linspace(0, math.prod(counts) - 1, _SAMPLED_OBJECTS).astype(int)
+    chunks = {array.metadata.encode_chunk_key(tuple(map(int, np.unravel_index(n, counts)))) for n in places}
+    top = f"{array.path}/" if array.path else ""
+    names = (
+        f"{top}{name}"
+        for name in (ZARR_JSON if array.metadata.zarr_format == 3 else ".zarray", *sorted(chunks))
+    )
+    return [found for found in IO_THREADS.map(partial(_object_at, array.store.store), names) if found]
 
 
 def _object_at(store: Any, name: str) -> Any:
