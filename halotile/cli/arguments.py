@@ -43,6 +43,7 @@ Dataset = Annotated[
 RegionText = Annotated[
     str | None, typer.Option(metavar="Y0:Y1,X0:X1", help="Only these rows and columns, pixel by pixel.")
 ]
+PlaneText = Annotated[str | None, typer.Option(metavar="AXIS=N,...", help="Which plane, such as t=0,c=1.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")]
 Overrides = Annotated[
     list[str] | None,

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from halotile.cli.preview import check_file, opened_planes, parse_plane, parse_region, progress
+from halotile.cli.preview import check_file, opened_planes, option_text, parse_plane, parse_region, progress
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.units import shape_text, size_text
@@ -29,11 +29,7 @@ class ExportRequest:
 
     def option(self, name: str) -> str:
         """Return an option as whoever asks writes it."""
-        return (
-            {"overwrite": "overwrite=True", "cog": "cog=True"}.get(name, name)
-            if self.is_call
-            else f"--{name}"
-        )
+        return option_text(name, is_call=self.is_call)
 
 
 def export(request: ExportRequest, *, quiet: bool = False) -> str:

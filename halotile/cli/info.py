@@ -28,6 +28,7 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         When it cannot be read.
     """
     from halotile.storage.arrays import open_source
+    from halotile.storage.images.planes import known_channels
 
     source = open_source(path, level=level, dataset=dataset, complex_pixels=True)
     return {
@@ -39,7 +40,7 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         "chunks": list(source.chunks),
         "scale": list(source.scale),
         "units": list(source.units),
-        "channels": _channels(source),
+        "channels": [str(channel["label"]) for channel in known_channels(source) if "label" in channel],
         "nodata": source.nodata,
         "georeference": _georeference(source),
         "remarks": list(source.remarks),
@@ -50,13 +51,6 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         "series": [list(shape) for shape in _series(source)],
         "config": None if source.dtype.kind == "c" else suggest(path, source, level=level, dataset=dataset),
     }
-
-
-def _channels(source: Source) -> list[str]:
-    """Return the names of the channels; none where the file does not name them."""
-    omero = source.ome.omero if source.ome else None
-    channels = source.channels or (omero["channels"] if omero else ())
-    return [str(channel["label"]) for channel in channels if "label" in channel]
 
 
 def _georeference(source: Source) -> dict[str, Any] | None:

@@ -87,7 +87,7 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
 def status(job: Job, *, follow: bool, as_json: bool) -> None:
     """Show how the run of each image stands."""
     stand = _followed(job, quiet=as_json) if follow else _stand(job)
-    faults = {path: _fault(path) for path, one in stand.items() if one is None}
+    faults = {path: _fault(job, path) for path, one in stand.items() if one is None}
     states = {
         path: one.state if one else "cannot be read" if faults[path] else "not begun"
         for path, one in stand.items()
@@ -122,12 +122,13 @@ def _followed(job: Job, *, quiet: bool) -> dict[str, RunStatus | None]:
     return stand
 
 
-def _fault(path: str) -> str:
-    """Return why an image cannot be opened; empty where it can."""
+def _fault(job: Any, path: str) -> str:
+    """Return why an image cannot be opened as the job says; empty where it can."""
     from halotile.storage.arrays import open_source
 
+    chosen = job.input
     try:
-        open_source(path)
+        open_source(path, level=chosen.level, dataset=chosen.dataset, axes=chosen.axes)
     except HalotileError as error:
         return first_line(str(error)).removeprefix(f"{path}: ")
     return ""

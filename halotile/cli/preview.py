@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from halotile.storage.images.planes import Planes
 
 SIZE = 1024
+_ARGUMENTS = {"range": "values", "overwrite": "overwrite=True", "cog": "cog=True"}
+"""Arguments that have another name than the option, or a value."""
 _TIFF = (".tif", ".tiff")
 """Names of files that another command writes."""
 
@@ -42,9 +44,18 @@ class PreviewRequest:
 
     def option(self, name: str) -> str:
         """Return an option as whoever asks writes it."""
-        if self.is_call:
-            return {"range": "values", "overwrite": "overwrite=True"}.get(name, name)
-        return f"--{name}"
+        return option_text(name, is_call=self.is_call)
+
+
+def option_text(name: str, *, is_call: bool) -> str:
+    """Return an option of a command, or the argument of the call in Python.
+
+    Examples
+    --------
+    >>> option_text("overwrite", is_call=False), option_text("overwrite", is_call=True)
+    ('--overwrite', 'overwrite=True')
+    """
+    return _ARGUMENTS.get(name, name) if is_call else f"--{name}"
 
 
 def preview(request: PreviewRequest, *, quiet: bool = False) -> str:

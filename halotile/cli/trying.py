@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halotile.cli.config.loading import Flags, load_job
-from halotile.cli.preview import PreviewRequest, check_file, parse_plane, parse_region
+from halotile.cli.preview import check_file, option_text, parse_plane, parse_region
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.base import Row
 from halotile.graphs.kinds.patterns import jobs_of, takes_many
@@ -48,7 +48,7 @@ class TryRequest:
 
     def option(self, name: str) -> str:
         """Return an option as whoever asks writes it."""
-        return PreviewRequest("", Path(), is_call=self.is_call).option(name)
+        return option_text(name, is_call=self.is_call)
 
 
 def try_settings(request: TryRequest, report: Report = no_report) -> Comparison:

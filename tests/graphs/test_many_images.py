@@ -237,3 +237,14 @@ def test_outputs_behind_a_link_are_left_out(config: Path) -> None:
         "b.c.npy",
         "none.npy",
     ]
+
+
+def test_status_opens_images_as_the_job_does(config: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    for name in ("a", "b"):
+        with h5py.File(config.parent / f"scans/{name}.h5", "w") as file:
+            for dataset in ("raw", "flat"):
+                file[dataset] = noisy_image((70, 50))
+    text = CONFIG.replace('"scans/*.npy"', '"scans/*.h5", dataset: raw')
+    config.write_text(text)
+    assert "2 not begun" in command("status", config)[1]

@@ -79,3 +79,11 @@ def test_constraints_pin_every_line_to_a_public_release() -> None:
     pins = [line for line in lines if not line.startswith("#")]
     assert [pin for pin in pins if not re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", pin)] == []
     assert pins == sorted(pins)
+
+
+def test_no_file_is_large() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is no checkout of git")
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    assert [str(file) for file in files if file.is_file() and file.stat().st_size > 2**20] == []

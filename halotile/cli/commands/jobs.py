@@ -17,6 +17,8 @@ from halotile.cli.arguments import (
     NoDashboard,
     NoTls,
     Overrides,
+    Overwrite,
+    PlaneText,
     Quiet,
     RunPath,
     SameInput,
@@ -70,18 +72,16 @@ def run(
     no_tls: NoTls = False,
 ) -> None:
     """Run a job; one that was interrupted goes on where it was."""
-    from halotile.cli import many
+    from halotile.cli import many, running
     from halotile.cli.config.loading import load_job
-    from halotile.cli.running import go, show
     from halotile.graphs.kinds.patterns import takes_many
 
     job = load_job(config, overrides or (), _flags(workers, cluster, no_dashboard, no_tls, allow_import))
-    if takes_many(job):
-        go, show = many.go, many.show
+    how = many if takes_many(job) else running
     if dry_run:
-        show(job, fresh=fresh, same_input=same_input, as_json=as_json)
+        how.show(job, fresh=fresh, same_input=same_input, as_json=as_json)
         return
-    go(job, fresh=fresh, same_input=same_input, as_json=as_json, quiet=quiet)
+    how.go(job, fresh=fresh, same_input=same_input, as_json=as_json, quiet=quiet)
 
 
 @command()
@@ -173,10 +173,8 @@ def try_settings(
         str | None,
         typer.Option(metavar="Y0:Y1,X0:X1", help="The crop; auto: 512 x 512 pixels with most structure."),
     ] = None,
-    plane: Annotated[
-        str | None, typer.Option(metavar="AXIS=N,...", help="Which plane, such as t=0,c=1.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it is there.")] = False,
+    plane: PlaneText = None,
+    overwrite: Overwrite = False,
     allow_import: AllowImport = False,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -15,6 +15,7 @@ from halotile.cli.arguments import (
     Json,
     Level,
     Overwrite,
+    PlaneText,
     Quiet,
     RegionText,
     RunPath,
@@ -129,9 +130,7 @@ def preview(
         typer.Option(metavar="N", parser=whole, help="Longest side of a PNG in pixels; 1024 when left out."),
     ] = None,
     region: RegionText = None,
-    plane: Annotated[
-        str | None, typer.Option(metavar="AXIS=N,...", help="Which plane, such as t=0,c=1.")
-    ] = None,
+    plane: PlaneText = None,
     against: Annotated[
         str | None, typer.Option(metavar="OTHER", help="A second image, drawn on the right of a PNG.")
     ] = None,

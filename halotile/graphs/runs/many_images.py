@@ -154,8 +154,8 @@ class _Together:
         lines = [line for line in progress.message.splitlines() if line not in self.seen]
         self.seen.update(line for line in lines if line.startswith(_OF_THE_CLUSTER))
         message, self.lines = "\n".join([*self.lines, *lines]), []
-        is_between = progress.phase == "start" if self.before.seconds else False
-        is_between |= progress.phase == "stop" and self.left > 0
+        has_begun, is_last = self.before.seconds > 0, self.left == 0
+        is_between = (progress.phase == "start" and has_begun) or (progress.phase == "stop" and not is_last)
         values = {name: getattr(self.before, name) + getattr(progress, name) for name in _SUMMED}
         values |= {name: max(getattr(self.before, name), getattr(progress, name)) for name in _LARGEST}
         phase = self.now.phase if is_between else progress.phase

@@ -96,7 +96,7 @@ class ArrayReader:
                     values["mtime_ns"] = file.stat().st_mtime_ns
             return values | {"chunks_changed": digest(list(_chunk_times(self._folder, self.array)))}
         if "://" in self._path:
-            return values | {"objects": digest(object_tags(self.array, self._path, _MOST_FILES))}
+            return values | {"objects": digest(object_tags(self.array, self._path))}
         return values | file_identity(self._path)
 
 

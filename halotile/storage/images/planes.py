@@ -13,7 +13,7 @@ from halotile.errors import ConfigError
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
-from halotile.storage.sharded.ome_metadata import RGB
+from halotile.storage.sharded.ome_metadata import RGB, Channels
 
 WINDOW_BYTES = 32 * 2**20
 """Maximum size of one read, unless a single chunk is larger."""
@@ -158,6 +158,12 @@ def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) 
             "Write a part of it, as first row:last row,first column:last column, excluding the last ones."
         )
     return Planes(source, dict(at), region or whole, "c" not in at and _is_colour(source))
+
+
+def known_channels(source: Source) -> Channels:
+    """The channels as the file describes them; none where it does not."""
+    omero = source.ome.omero if source.ome else None
+    return source.channels or tuple(omero["channels"] if omero else ())
 
 
 def _is_colour(source: Source) -> bool:

@@ -23,7 +23,7 @@ from halotile.storage.disk.durable import DISK, PARTIAL
 from halotile.storage.formats.parts import geotiff
 from halotile.storage.grid import Region
 from halotile.storage.images.cog import put_directories_first
-from halotile.storage.images.planes import WINDOW_BYTES, Planes
+from halotile.storage.images.planes import WINDOW_BYTES, Planes, known_channels
 from halotile.storage.images.png import Tick
 from halotile.storage.images.pyramid import NextLevel, level_shapes, stored_levels
 from halotile.storage.rim import Pixels
@@ -209,8 +209,7 @@ def _calibration(planes: Planes) -> dict[str, Any]:
 def _channels(planes: Planes) -> Channels:
     """The channels that are written as planes; none in colour, or where the file does not describe all of them."""
     source = planes.source
-    omero = source.ome.omero if source.ome else None
-    known = source.channels or tuple(omero["channels"] if omero else ())
+    known = known_channels(source)
     count = source.shape[source.axes.index("c")] if "c" in source.axes else 1
     if planes.colour or len(known) != count:
         return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -11,10 +12,11 @@ import zarr.storage
 
 from halotile.errors import InputUnreadable, MissingPackage
 from halotile.storage.disk.place import ZARR_JSON
-from halotile.storage.io_threads import IO_THREADS
 
-_SAMPLED_OBJECTS = 64
-"""Chunks that are checked where not all can be."""
+MOST_OBJECTS = 10_000
+"""Objects that are listed, a thousand with each request: every worker does so."""
+_SAMPLED_OBJECTS, _AT_ONCE = 64, 16
+"""Chunks that are checked where not all can be, and requests at once."""
 
 
 def open_url(url: str) -> Any:
@@ -40,8 +42,8 @@ def is_from_url(error: Exception) -> bool:
     return any(kind.__module__.partition(".")[0] == "obstore" for kind in type(error).__mro__)
 
 
-def object_tags(array: Any, url: str, most: int) -> list[list[Any]]:
-    """Names, sizes and tags of the objects of an array at a URL: all of them, or some where there are more than ``most``, or where
+def object_tags(array: Any, url: str) -> list[list[Any]]:
+    """Names, sizes and tags of the objects of an array at a URL: all of them, or some where there are more than :data:`MOST_OBJECTS`, or where
     they cannot be listed, as on a web server; none where only reading is allowed.
 
     Raises
@@ -50,8 +52,8 @@ def object_tags(array: Any, url: str, most: int) -> list[list[Any]]:
         When the store does not answer.
     """
     try:
-        listed = [] if url.startswith("http") else _listed(array, most)
-        objects = listed if 0 < len(listed) <= most else _sampled(array)
+        listed = [] if url.startswith("http") else _listed(array)
+        objects = listed if 0 < len(listed) <= MOST_OBJECTS else _sampled(array)
     except Exception as error:
         if _is_denied(error):
             return []
@@ -72,7 +74,7 @@ def _is_denied(error: Exception) -> bool:
     return type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError", "PermissionError")
 
 
-def _listed(array: Any, most: int) -> list[Any]:
+def _listed(array: Any) -> list[Any]:
     """The objects of an array, and one too many where there are more; none where listing is not allowed."""
     import obstore
 
@@ -80,7 +82,7 @@ def _listed(array: Any, most: int) -> list[Any]:
     try:
         for page in obstore.list(array.store.store, f"{array.path}/" if array.path else None):
             objects += page
-            if len(objects) > most:
+            if len(objects) > MOST_OBJECTS:
                 break
     except Exception as error:
         if not _is_denied(error):
@@ -99,7 +101,8 @@ def _sampled(array: Any) -> list[Any]:
         f"{top}{name}"
         for name in (ZARR_JSON if array.metadata.zarr_format == 3 else ".zarray", *sorted(chunks))
     )
-    return [found for found in IO_THREADS.map(partial(_object_at, array.store.store), names) if found]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return [found for found in pool.map(partial(_object_at, array.store.store), names) if found]
 
 
 def _object_at(store: Any, name: str) -> Any:
