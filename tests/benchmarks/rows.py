@@ -391,7 +391,8 @@ FIGURES = [
 ]
 
 GROUPS = {
-    "denoise": ("box", "cnn", "levels", "scaling", "memory", "noop", "checks", "trials", "start"),
+    "denoise": ("box", "cnn", "scaling", "memory", "noop", "checks", "trials", "start"),
+    "levels": ("levels",),
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables of the page, and the cases of each."""
