@@ -365,7 +365,7 @@ def verify(
     from halotile.cli.status import output_of
     from halotile.graphs.runs.verify import verify as check
 
-    place = output_of(Path(output))
+    place = output_of(output)
     job = saved_job_of(place, allow_import=allow_import) if repair else None
     return check(place, job=job, repair=repair, observer=observer)
 
@@ -397,4 +397,4 @@ def status(path: str | Path) -> RunStatus:
     """
     from halotile.cli.status import find_run, read_status
 
-    return read_status(find_run(Path(path)))
+    return read_status(find_run(path))

@@ -26,7 +26,7 @@ def number(text: str | float) -> float:
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The job, a YAML file.", show_default=False)]
 RunPath = Annotated[
-    Path,
+    str,
     typer.Argument(metavar="RUN", help="A run directory, or the output it belongs to.", show_default=False),
 ]
 Workers = Annotated[

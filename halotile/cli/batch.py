@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from halotile.cli.screens.batch_state import CANCELLED
 from halotile.cli.screens.screen import echo, print_rows
 from halotile.errors import ClusterFailed, ConfigError
+from halotile.storage.disk.object_path import full_path
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import WORKERS
@@ -91,7 +92,7 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
             "slurm, or start it with `recon-cli run`."
         )
     check_walltime(job.cluster)
-    run = RunDirectory.beside(os.path.abspath(job.place))
+    run = RunDirectory.beside(full_path(job.place))
     if "\\" in str(run.path):
         raise ConfigError(
             f"output.path is {job.place}, and Slurm drops the backslash from the names of its logs. Write a path without."

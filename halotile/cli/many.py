@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -141,7 +141,7 @@ def _stand(job: Job) -> dict[str, RunStatus | None]:
     stand: dict[str, RunStatus | None] = {}
     for path, one in jobs_of(job).items():
         try:
-            stand[path] = read_status(find_run(Path(one.place)))
+            stand[path] = read_status(find_run(one.place))
         except ConfigError:
             stand[path] = None
     return stand

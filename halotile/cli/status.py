@@ -24,9 +24,10 @@ from halotile.graphs.amounts import bytes_text, counted, faulty_input
 from halotile.graphs.kinds.base import Row
 from halotile.graphs.units import percent, rate_text, seconds_text
 from halotile.graphs.watching.progress import Progress
+from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, path_of
 from halotile.storage.disk.place import check_access
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.names import BATCH
+from halotile.storage.run_directory.names import BATCH, output_path
 
 ACTIVE = ("planned", "running", "draining", QUEUED)
 """States of a run whose driver should be alive."""
@@ -110,7 +111,7 @@ _EMPTY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def find_run(path: Path) -> Path:
+def find_run(place: str | OutputPath) -> Path:
     """Return the run directory that a path refers to: itself, or that of an output.
 
     Raises
@@ -118,7 +119,9 @@ def find_run(path: Path) -> Path:
     ConfigError
         When there has been no run.
     """
-    for directory in (path, RunDirectory.beside(os.path.abspath(path)).path):
+    path = path_of(place)
+    here = [path] if isinstance(path, Path) else []
+    for directory in (*here, RunDirectory.beside(full_path(path)).path):
         run = RunDirectory(directory)
         check_access(directory)
         if any(path.is_file() for path in (run.job_path, run.status_path, run.path / BATCH)):
@@ -126,32 +129,53 @@ def find_run(path: Path) -> Path:
         if first := run.read_primary():  # it belongs to a further output
             return Path(first)
     raise ConfigError(
-        f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to."
+        f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to; that of an output in a store is "
+        "looked for in the working directory."
     )
 
 
-def run_of(output: Path) -> Path:
+def run_of(output: OutputPath) -> Path:
     """Return the directory that keeps the run of an output, which may be a further output of it."""
-    return RunDirectory.beside(os.path.abspath(output)).of_run().path
+    return RunDirectory.beside(full_path(output)).of_run().path
 
 
-def output_of(path: Path) -> Path:
+def output_of(place: str | OutputPath) -> OutputPath:
     """Return the output that a path refers to: itself, or that of the run directory.
+
+    Raises
+    ------
+    ConfigError
+        For the run directory of an output in a store, where the working directory is another.
 
     Examples
     --------
-    >>> str(output_of(Path("here/clean.zarr.run")))
+    >>> str(output_of("here/clean.zarr.run"))
     'here/clean.zarr.run'
     """
-    beside = path.with_name(path.name.removesuffix(".run"))
-    run = RunDirectory(path)
-    is_run = run.job_path.is_file() or run.read_primary() is not None
-    return beside if is_run and beside != path else path
+    path = path_of(place)
+    if isinstance(path, ObjectPath):
+        return path
+    output, run = output_path(path), RunDirectory(path)
+    if output == path or not (run.job_path.is_file() or run.read_primary() is not None):
+        return path
+    if isinstance(output, ObjectPath):
+        check_here(path, output)
+    return output
 
 
-def _output_beside(directory: Path) -> Path:
-    """Return the path of the output of a run directory, before the output exists."""
-    return directory.with_name(directory.name.removesuffix(".run"))
+def check_here(directory: Path, output: ObjectPath) -> None:
+    """Refuse the run directory of an output in a store where that is not looked for, which is in the working directory.
+
+    Raises
+    ------
+    ConfigError
+        With the folder to go to.
+    """
+    if os.path.realpath(RunDirectory.beside(output).path) != os.path.realpath(directory):
+        folder = shlex.quote(os.path.dirname(os.path.realpath(directory)))
+        raise ConfigError(
+            f"{directory} keeps the run of {output}, and such a one is looked for in the working directory. Write `cd {folder}` first."
+        )
 
 
 def imports_flag(directory: Path) -> str:
@@ -235,7 +259,7 @@ def status_rows(status: RunStatus) -> list[Row]:
     """Return the status as rows for people."""
     progress, recorded = status.progress, status.recorded
     rows = [
-        ("output", str(recorded.get("output", _output_beside(status.directory)))),
+        ("output", str(recorded.get("output", output_path(status.directory)))),
         *([("batch", status.batch.words)] if status.batch else []),
     ]
     if not status.over and progress.phase == "start":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -105,6 +106,6 @@ def attend(
 
     if as_driver:
         complain(f"attempt at {run_path}")
-        attend_run(run_path)
+        attend_run(Path(run_path))
     else:
-        raise typer.Exit(look_after(run_path))
+        raise typer.Exit(look_after(Path(run_path)))

@@ -37,12 +37,12 @@ def status(
     from halotile.cli.status import advice, find_run, read_status, status_rows, watch
     from halotile.graphs.kinds.patterns import takes_many
 
-    if is_config(run_path):
-        job = load_job(run_path)
+    if is_config(Path(run_path)):
+        job = load_job(Path(run_path))
         if takes_many(job):
             many.status(job, follow=follow, as_json=as_json)
             return
-        run_path = Path(job.place)
+        run_path = job.place
     directory = find_run(run_path)
     try:
         now = watch(directory, make_report(quiet=as_json)) if follow else read_status(directory)
@@ -58,8 +58,8 @@ def status(
 
 @command()
 def verify(
-    output: Annotated[
-        Path, typer.Argument(metavar="OUTPUT", help="A Zarr that a run wrote.", show_default=False)
+    path: Annotated[
+        str, typer.Argument(metavar="OUTPUT", help="A Zarr that a run wrote.", show_default=False)
     ],
     repair: Annotated[
         bool, typer.Option("--repair", help="Do the damaged blocks again, and those that are not done.")
@@ -76,7 +76,7 @@ def verify(
     from halotile.graphs.runs.verify import verify as verify_output
     from halotile.storage.disk.place import check_access
 
-    output = output_of(output)
+    output = output_of(path)
     check_access(run_of(output))
     job = saved_job_of(output, allow_import=allow_import) if repair else None
     at_work = is_at_work(run_of(output))

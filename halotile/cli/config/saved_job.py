@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from halotile.cli.config.loading import NO_FLAGS, Flags, load_saved_job
-from halotile.cli.status import run_of
+from halotile.cli.status import check_here, run_of
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.sections import Job
+from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path
 from halotile.storage.run_directory.directory import RunDirectory
 
 
@@ -25,7 +26,11 @@ def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> Job:
     """
     run = RunDirectory(directory)
     job = load_saved_job(run.job_path, flags, has_begun=run.read_valid_plan() is not None)
-    belongs = RunDirectory.beside(os.path.abspath(job.place)).path
+    place = full_path(job.place)
+    if isinstance(place, ObjectPath):
+        check_here(directory, place)
+        return job
+    belongs = RunDirectory.beside(place).path
     if os.path.realpath(belongs) == os.path.realpath(directory):
         return job
     output = _output_beside(directory)
@@ -77,7 +82,7 @@ def moved(part: Any, before: str, place: str) -> Any:
     return place if part == before else part
 
 
-def saved_job_of(output: Path, *, allow_import: bool = False) -> Job | None:
+def saved_job_of(output: OutputPath, *, allow_import: bool = False) -> Job | None:
     """Return the job that wrote an output; None where it has no run directory."""
     directory = run_of(output)
     if not RunDirectory(directory).job_path.is_file():

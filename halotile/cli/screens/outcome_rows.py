@@ -11,6 +11,8 @@ from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.kinds.base import Row
 from halotile.graphs.units import rate_text, seconds_text
 from halotile.graphs.watching.progress import describe_figures
+from halotile.storage.disk.object_path import OutputPath
+from halotile.storage.run_directory.names import run_path
 
 if TYPE_CHECKING:
     from halotile.graphs.runs.outcome import Outcome
@@ -114,7 +116,7 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def verdict_lines(output: PurePath, verdict: Verdict) -> list[str]:
+def verdict_lines(output: OutputPath, verdict: Verdict) -> list[str]:
     """Return the result of a check, for people."""
     lines = list(verdict.problems)
     if not lines:
@@ -130,12 +132,12 @@ def verdict_lines(output: PurePath, verdict: Verdict) -> list[str]:
         )
     if not verdict.repairable:
         lines.append(
-            f"no run directory {output}.run beside it: checked against its checksums only, not whether each shard is in its place"
+            f"no run directory {run_path(output)}: checked against its checksums only, not whether each shard is in its place"
         )
     return lines
 
 
-def remedy(output: PurePath, verdict: Verdict, *, at_work: bool, imports: str = "") -> str:
+def remedy(output: OutputPath, verdict: Verdict, *, at_work: bool, imports: str = "") -> str:
     """Describe the problem of an output and the remedy, as the end of a sentence; empty where all is well.
 
     Parameters
@@ -151,7 +153,7 @@ def remedy(output: PurePath, verdict: Verdict, *, at_work: bool, imports: str = 
     """
     if not verdict.sound and not verdict.repairable:
         return (
-            f"damaged, and has no run directory {output}.run beside it to repair it from. Copy that here, or run "
+            f"damaged, and has no run directory {run_path(output)} to repair it from. Copy that there, or run "
             "its configuration again with output.overwrite: true."
         )
     if not verdict.sound:
@@ -196,5 +198,5 @@ def _image_of(output: str) -> str:
     return f"{PurePath(output).stem}.png"
 
 
-def _quoted(path: str | PurePath) -> str:
+def _quoted(path: str | OutputPath) -> str:
     return shlex.quote(str(path))

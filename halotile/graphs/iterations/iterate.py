@@ -33,6 +33,7 @@ from halotile.graphs.solvers.base import (
     Step,
     relative_change,
 )
+from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.checkpoints import Checkpoint
@@ -288,7 +289,7 @@ class Iterations:
             stages=(*words.stages, *(("denoise",) if task.denoised else ())),
         )
 
-    def _books(self, stage: str, paths: Sequence[Path]) -> Books:
+    def _books(self, stage: str, paths: Sequence[OutputPath]) -> Books:
         return Books(self.vectors.folder, f"{self.state.iteration}{stage}", tuple(paths), self.vectors.layout)
 
     def _task(self, step: Step, read: Callable[[str, int], Readable]) -> StepTask:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from halotile.graphs.solvers.base import Map, Problem, Staged
 from halotile.storage.arrays import open_source
+from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import ShardWriter, create_metadata
 from halotile.storage.sharded.vectors import Vectors
@@ -34,9 +34,9 @@ class Stage:
     writer: ShardWriter
 
     @property
-    def path(self) -> Path:
+    def path(self) -> OutputPath:
         """Path of the stored image."""
-        return Path(self.writer.path)
+        return path_of(self.writer.path)
 
 
 class StagedStep:

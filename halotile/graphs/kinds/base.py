@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from halotile.graphs.kinds.sections import Job
     from halotile.graphs.plans.plan import Plan
+    from halotile.storage.disk.object_path import OutputPath
     from halotile.storage.grid import Grid
     from halotile.storage.run_directory.directory import RunDirectory
     from halotile.storage.sharded.layout import Layout
@@ -125,7 +126,7 @@ class OutputArray:
 
     Parameters
     ----------
-    path : Path
+    path : Path or ObjectPath
         Path of the array.
     layout : Layout
         Everything about the array except its pixels.
@@ -137,7 +138,7 @@ class OutputArray:
         Key of the path in the job.
     """
 
-    path: Path
+    path: OutputPath
     layout: Layout
     grid: Grid
     overwrite: bool = False
@@ -162,7 +163,7 @@ class Books:
 
     folder: Path
     name: str
-    arrays: Sequence[Path] = ()
+    arrays: Sequence[OutputPath] = ()
     layout: Layout | None = None
 
 

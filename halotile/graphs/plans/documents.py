@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from halotile.graphs.kinds.sections import Job, NamedChoice
 from halotile.graphs.plans.plan import Documents
 from halotile.graphs.plans.resources.worker_count import Requested
+from halotile.storage.disk.object_path import full_path
 
 PRIVATE = ("allow_import", "import_folder")
 """Keys that no file may set: a file must not allow itself to run code."""
@@ -34,7 +34,7 @@ def documents_of(
     resolved : mapping, optional
         Keys of sections whose values were decided, by section; for values outside sections the value itself.
     """
-    job = job.moved_to(os.path.abspath(job.place))
+    job = job.moved_to(str(full_path(job.place)))
     parts: dict[str, Any] = {f.name: _written(getattr(job, f.name)) for f in fields(job)}
     parts["run"]["workers"] = requested.workers
     requested_document = {"version": 1, "job": job.kind, **parts, **(given or {})}

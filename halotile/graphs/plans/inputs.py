@@ -6,21 +6,21 @@ import math
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
 from halotile.errors import DamagedData, InputError, MemoryRefused, OutputRefused, ResumeRefused
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.kinds.sections import Run, parse_bytes
 from halotile.storage.arrays import Source
+from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.stored_array import StoredArray
 
 
-def check_paths(source: Source, output: Path, key: str = "output.path") -> None:
+def check_paths(source: Source, output: OutputPath, key: str = "output.path") -> None:
     """Refuse an output that is the input, lies in it, or contains it."""
     check_whole(source.path)
-    read, written = Path(source.path).resolve(), output.resolve()
+    read, written = path_of(source.path).resolve(), output.resolve()
     if read == written:
         raise OutputRefused(f"{key} is {output}: that is the input. Write another path.")
     if read in written.parents:
@@ -37,7 +37,7 @@ def check_whole(path: str) -> None:
     InputError
         With the progress of that run, and how to resume it.
     """
-    for output in (Path(path), Path(path).parent):  # the input may be a level of an OME-Zarr group
+    for output in (path_of(path), path_of(path).parent):  # the input may be a level of an OME-Zarr group
         if not output.name or not (directory := RunDirectory.beside(output)).journal_path.is_file():
             continue
         with suppress(DamagedData, ResumeRefused):  # damaged or of another version: its state is unknown

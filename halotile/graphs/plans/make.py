@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-from pathlib import Path
 
 from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.kinds.base import PlanRequest
@@ -14,6 +12,7 @@ from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.rules.check import check_job
 from halotile.graphs.waiting import Report, no_report
+from halotile.storage.disk.object_path import lies_in
 
 
 def make_plan(
@@ -76,8 +75,8 @@ def make_plan(
 def _check_apart(plan: Plan) -> None:
     """Refuse outputs at one place, or in one another."""
     for first, second in itertools.combinations(plan.outputs, 2):
-        one, other = Path(os.path.realpath(first.path)), Path(os.path.realpath(second.path))
-        if one == other or one in other.parents or other in one.parents:
+        one, other = first.path.resolve(), second.path.resolve()
+        if lies_in(one, other) or lies_in(other, one):
             raise OutputRefused(
                 f"{second.key} is {second.path}, and {first.key} is {first.path}: one output would lie in the other. "
                 "Write another path."

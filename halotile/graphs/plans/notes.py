@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.storage.arrays import Source
 from halotile.storage.disk.mounts import local_lock_reason
 from halotile.storage.grid import Grid, Region
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.levels import MOST_FILES
 from halotile.storage.sharded.ome_metadata import fits
 from halotile.storage.sharded.output import Layout
@@ -50,9 +50,9 @@ def notes_of(
     )
 
 
-def note_of_locks(output: Path) -> tuple[str, ...]:
-    """Return a note on a file system where a lock does not keep runs on other machines from the output."""
-    why = local_lock_reason(output)
+def note_of_locks(directory: RunDirectory) -> tuple[str, ...]:
+    """Return a note on a file system where the lock of a run directory does not keep runs on other machines from the output."""
+    why = local_lock_reason(directory.path)
     return (
         (f"locks are not seen by other machines, so start one run of this output at a time. {why}",)
         if why

@@ -18,6 +18,7 @@ from halotile.graphs.plans.identity import fingerprint
 from halotile.graphs.plans.resources.memory import check_share
 from halotile.graphs.plans.resources.worker_count import Requested, check_allocation
 from halotile.storage.arrays import Source
+from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import Layout
@@ -146,7 +147,7 @@ class Plan:
         return self.work.outputs
 
     @property
-    def output(self) -> Path:
+    def output(self) -> OutputPath:
         """Path of the first output."""
         return self.outputs[0].path
 
@@ -186,9 +187,16 @@ class Plan:
         return sum(output.layout.size_bytes for output in self.outputs)
 
     @property
+    def disk_bytes(self) -> int:
+        """Space on the disk that the run needs at most: for outputs that are not in a store, and scratch arrays."""
+        outputs = sum(output.layout.size_bytes for output in self.outputs if isinstance(output.path, Path))
+        return outputs + self.resources.scratch_bytes
+
+    @property
     def inodes(self) -> int:
-        """Number of files and folders, those of scratch arrays included."""
-        return sum(output.layout.inodes for output in self.outputs) + self.resources.scratch_inodes
+        """Number of files and folders on the disk, those of scratch arrays included."""
+        outputs = sum(output.layout.inodes for output in self.outputs if isinstance(output.path, Path))
+        return outputs + self.resources.scratch_inodes
 
     @property
     def memory_bytes(self) -> int:
@@ -239,9 +247,9 @@ class Plan:
             self._check_disk()
 
     def _check_disk(self) -> None:
-        folder, scratch = existing_parent(self.output), self.resources.scratch_bytes
+        folder, scratch = existing_parent(self.run_directory), self.resources.scratch_bytes
         check_inodes(self.inodes, folder)
-        if self.output_bytes + scratch <= self.resources.free_disk_bytes:
+        if self.disk_bytes <= self.resources.free_disk_bytes:
             return
         besides = f" and scratch arrays {bytes_text(scratch)}" if scratch else ""
         smaller = f", or {self.resources.smaller_output}" if self.resources.smaller_output else ""
@@ -269,7 +277,7 @@ class Plan:
             "free_disk_bytes": self.resources.free_disk_bytes,
             "files": sum(output.layout.files for output in self.outputs),
             "inodes": self.inodes,
-            "free_inodes": free_inodes(existing_parent(self.output)),
+            "free_inodes": free_inodes(existing_parent(self.run_directory)),
             "workers": self.run.count,
             "workers_from": self.requested.why,
             "resumes": self.resumes,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from halotile.graphs.kinds.base import PlanRequest
@@ -17,6 +15,7 @@ from halotile.graphs.plans.plan import Earlier, existing_parent
 from halotile.graphs.plans.resources.devices import check_device, cluster_for, device_of, is_here
 from halotile.graphs.plans.resources.memory import machine_bytes
 from halotile.graphs.plans.resources.worker_count import Requested, with_workers
+from halotile.storage.disk.object_path import OutputPath, full_path
 from halotile.storage.disk.place import check_dots, check_parents
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.base import Denoiser
@@ -30,8 +29,8 @@ class Begun:
 
     Parameters
     ----------
-    output : Path
-        Its absolute path.
+    output : Path or ObjectPath
+        Its absolute path, or its place in a store.
     directory : RunDirectory
         The directory beside it.
     previous : dict, optional
@@ -40,7 +39,7 @@ class Begun:
         The kind of an earlier run of another job.
     """
 
-    output: Path
+    output: OutputPath
     directory: RunDirectory
     previous: dict[str, Any] | None
     other_kind: str | None = None
@@ -55,7 +54,7 @@ def begin(job: Job, request: PlanRequest) -> Begun:
         When it lies below something that is not a folder, or its ``..`` follows a symlink.
     """
     check_dots(job.place)
-    output = Path(os.path.abspath(job.place))
+    output = full_path(job.place)
     check_parents(output)
     directory = RunDirectory.beside(output)
     previous = None if request.fresh else directory.read_valid_plan()
@@ -145,6 +144,6 @@ def relate(
     return identity, Earlier(not differs, differs, tuple(same_inputs), is_discarded=request.fresh)
 
 
-def free_bytes(output: Path) -> int:
-    """Return the free space on the file system of an output."""
-    return shutil.disk_usage(existing_parent(output)).free
+def free_bytes(directory: RunDirectory) -> int:
+    """Return the free space on the file system of a run directory, and of the output beside it."""
+    return shutil.disk_usage(existing_parent(directory.path)).free

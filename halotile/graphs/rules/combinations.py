@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import PurePath
 from typing import Any
 
 from halotile.graphs.clusters.base import ADDRESS, AUTO, traits_of
@@ -18,6 +17,7 @@ from halotile.graphs.kinds.base import Rule
 from halotile.graphs.kinds.patterns import is_pattern
 from halotile.graphs.kinds.sections import STEM, Cluster, Input, Output, Run, Size, Tile
 from halotile.graphs.words import shown
+from halotile.storage.disk.object_path import path_of
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.options import Auto
 
@@ -38,7 +38,7 @@ def apply_rules(rules: Iterable[Rule], parts: Mapping[str, Any]) -> dict[tuple[s
 def check_pattern(input: Input, output: Output) -> Faults:  # noqa: A002 - the name of the section
     """Yield a pattern of images that would all be written to one place."""
     if is_pattern(input.path) and STEM not in output.path:
-        each = PurePath(output.path).with_name(f"{STEM}.zarr")
+        each = path_of(output.path).with_name(f"{STEM}.zarr")
         yield (
             ("output", "path"),
             f"{output.path} is one place, and input.path is a pattern; write {{stem}} for the name of each image, such as {each}",

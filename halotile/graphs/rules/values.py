@@ -19,6 +19,7 @@ from halotile.graphs.clusters.launches.walltime import is_walltime
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.sections import Cluster, Input, Output, Run, Tile, parse_bytes
 from halotile.graphs.words import nearest, shown
+from halotile.storage.disk.object_path import SCHEMES
 from halotile.storage.spacing import parse_size
 
 LEAST_MEMORY_BYTES = 64 * 2**20
@@ -29,6 +30,8 @@ _LONGEST_NAME = 230
 """Longest name of an output, in bytes. File systems allow 255, and the names beside an output are longer."""
 _COMMANDS = {".tif": ("export", "a TIFF"), ".tiff": ("export", "a TIFF"), ".png": ("preview", "a PNG")}
 """Command that writes a file of each name, and what it is."""
+_ODD_IN_ADDRESS = re.compile(r"[?#%+\\*]|//|(?<![^/])\.\.?(?![^/])")
+"""Characters that a URL escapes, an empty part, and parts that lead elsewhere."""
 _OTHER_FORMATS = re.compile(r"\.(tiff?|png|jpe?g|bmp|gif|np[yz]|h5|hdf5?|nc|mat|zip)", re.IGNORECASE)
 
 
@@ -157,28 +160,56 @@ def filled(value: str) -> str | None:
 def output_path(value: str) -> str | None:
     if not value.isprintable():
         return f"{shown(value)} has characters in it that no screen shows; write a path without"
-    if "://" in value:
-        return f"{shown(value)} is an address, and outputs go to a disk of this machine; write a path"
-    return _output_name(PurePath(value)) or filled(value)
+    return (_address_fault(value) if "://" in value else None) or _output_name(value) or filled(value)
 
 
-def _output_name(path: PurePath) -> str | None:
+def _address_fault(value: str) -> str | None:
+    """Return the fault of an output's place in a store, if it has one.
+
+    Examples
+    --------
+    >>> _address_fault("https://host/clean.zarr")
+    'https://host/clean.zarr can be read at most; write a place in a store, such as s3://bucket/clean.zarr, or a path'
+    >>> _address_fault("s3://me:secret@bucket/clean.zarr")
+    'holds a name or a password; leave out what is before the @: credentials are in the environment, such as AWS_ACCESS_KEY_ID'
+    """
+    scheme, _, rest = value.partition("://")
+    bucket, _, key = rest.partition("/")
+    if "@" in bucket:
+        return (
+            "holds a name or a password; leave out what is before the @: credentials are in the environment, "
+            "such as AWS_ACCESS_KEY_ID"
+        )
+    if scheme not in SCHEMES:
+        return f"{shown(value)} can be read at most; write a place in a store, such as s3://bucket/clean.zarr, or a path"
+    if not bucket or not key.strip("/"):
+        return f"{shown(value)} names no output in a bucket; write one such as {scheme}://{bucket or 'bucket'}/clean.zarr"
+    if odd := _ODD_IN_ADDRESS.search(rest):
+        return f"{shown(value)} has {odd[0]} in it, which addresses and names of files do not take alike; write letters, digits, - and _"
+    if len(os.fsencode(value)) > _LONGEST_NAME:
+        return f"{shown(value)} is of {len(os.fsencode(value))} bytes, and its run directory is named after it; write at most {_LONGEST_NAME}"
+    return None
+
+
+def _output_name(value: str) -> str | None:
     """Return the fault of the last part of an output's path, if it has one.
 
     Examples
     --------
-    >>> _output_name(PurePath("scans/out.tif"))
+    >>> _output_name("scans/out.tif")
     'scans/out.tif is no name for the Zarr that a run writes; write scans/out.zarr, and `recon-cli export scans/out.zarr scans/out.tif` makes a TIFF of it'
     """
+    path = PurePath(value)
     if len(os.fsencode(path.name)) > _LONGEST_NAME:
         return f"{shown(path.name)} is a name of {len(os.fsencode(path.name))} bytes; write one of at most {_LONGEST_NAME}"
     if not _OTHER_FORMATS.fullmatch(path.suffix):
         return None
-    zarr = path.with_suffix(".zarr")
+    zarr = f"{value.removesuffix(path.suffix)}.zarr"
     image = path if path.suffix.lower() in _COMMANDS else path.with_suffix(".tif")
     command, kind = _COMMANDS[image.suffix.lower()]
+    image = PurePath(image.name) if "://" in value else image
     return (
-        f"{path} is no name for the Zarr that a run writes; write {zarr}, and "
+        f"{value} is no name for the Zarr that a run writes; write {zarr}, and "
         f"`recon-cli {command} {zarr} {image}` makes {kind} of it"
     )
 

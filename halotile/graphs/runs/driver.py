@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
@@ -204,7 +205,8 @@ class _Driver:
             self.pace[next_pass.phase] = under_way.seconds_per_block
         if under_way.disk_error:
             books = next_pass.books
-            place = books.path if isinstance(books, OutputArray) else books.folder
+            written = books.path if isinstance(books, OutputArray) else books.folder
+            place = written if isinstance(written, Path) else self.context.directory.path
             raise DiskRefused(describe_full_disk(self.plan, under_way.disk_error, self.outputs.done, place))
         if under_way.untidy:
             for output in self.plan.outputs:

@@ -48,10 +48,10 @@ class ManyPlans:
         disks: dict[int, list[Plan]] = {}
         for plan in self.plans.values():
             if not plan.resumes:
-                disks.setdefault(os.stat(existing_parent(plan.output)).st_dev, []).append(plan)
+                disks.setdefault(os.stat(existing_parent(plan.run_directory)).st_dev, []).append(plan)
         for plans in disks.values():
-            folder = existing_parent(plans[0].output)
-            needed, free = sum(plan.output_bytes for plan in plans), shutil.disk_usage(folder).free
+            folder = existing_parent(plans[0].run_directory)
+            needed, free = sum(plan.disk_bytes for plan in plans), shutil.disk_usage(folder).free
             check_inodes(sum(plan.inodes for plan in plans), folder)
             if needed > free:
                 raise DiskRefused(

@@ -17,9 +17,12 @@ from halotile.graphs.runs.outputs.claim import check_same_job
 from halotile.graphs.runs.outputs.damage import damaged_blocks, written_of
 from halotile.graphs.runs.outputs.replacing import journal_fingerprint
 from halotile.graphs.watching.progress import Observer
+from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path
+from halotile.storage.disk.place import check_reachable
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.names import output_path
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.sharded.output import Layout, open_output
 from halotile.storage.sharded.ownership import metadata_problems, restore_metadata
@@ -48,7 +51,11 @@ class Verdict:
 
 
 def verify(
-    output: str | Path, *, job: Job | None = None, repair: bool = False, observer: Observer | None = None
+    output: str | OutputPath,
+    *,
+    job: Job | None = None,
+    repair: bool = False,
+    observer: Observer | None = None,
 ) -> Verdict:
     """Check every block that the journal records as done, or every shard where there is no journal.
 
@@ -73,7 +80,8 @@ def verify(
     ResumeRefused
         When a repair is asked for and the job is no longer the one that wrote the output.
     """
-    path = Path(os.path.abspath(output))
+    path = full_path(output)
+    check_reachable(path, "the output")
     if not path.name or (path.exists() and not path.is_dir()):
         raise OutputRefused(f"{path} is no Zarr that a run wrote. Give the output.path of a job.")
     directory = RunDirectory.beside(path).of_run()
@@ -113,9 +121,11 @@ def verify(
     return Verdict(_total(after), done, problems, len(problems) - remaining, _undone(after))
 
 
-def _paths_of(directory: RunDirectory, stored: dict[str, Any]) -> list[Path]:
+def _paths_of(directory: RunDirectory, stored: dict[str, Any]) -> list[OutputPath]:
     """Return the paths of all outputs of a run: where they were moved together, the present ones."""
-    first = directory.path.with_name(directory.path.name.removesuffix(".run"))
+    first = output_path(directory.path)
+    if isinstance(first, ObjectPath):
+        return [first]
     before, *others = (output["path"] for output in stored.get("outputs", [{"path": first}]))
     folder = os.path.dirname(before)
     return [
@@ -128,7 +138,7 @@ def _paths_of(directory: RunDirectory, stored: dict[str, Any]) -> list[Path]:
 class _Written:
     """One output of a run in its current state."""
 
-    path: Path
+    path: OutputPath
     layout: Layout
     grid: Grid
     directory: RunDirectory
@@ -194,7 +204,7 @@ def _plan_of(directory: RunDirectory) -> dict[str, Any] | None:
 
 
 def _repair(
-    path: Path,
+    path: OutputPath,
     stored: dict[str, Any],
     written: Sequence[_Written],
     job: Job | None,

@@ -16,6 +16,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.clusters.launches.batch_jobs import NANNY_BYTES
 from halotile.graphs.clusters.launches.walltime import is_walltime, seconds_of
 from halotile.graphs.kinds.sections import Cluster, Job, parse_bytes
+from halotile.storage.disk.object_path import path_of
 from halotile.storage.run_directory.names import LOG
 
 NOTICE_SECONDS = 120
@@ -56,7 +57,7 @@ def batch_script(job: Job, run: Path, umask: int) -> str:
     cluster = with_configured(job.cluster, _configured())
     memory = parse_bytes(job.run.memory_per_worker) + NANNY_BYTES + DRIVER_BYTES
     requested = {
-        "--job-name": Path(job.place).name,
+        "--job-name": path_of(job.place).name,
         "--output": str(run / LOG).replace("%", "%%"),
         "--open-mode": "append",
         "--ntasks": job.run.count,

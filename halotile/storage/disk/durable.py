@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from halotile.storage.disk.object_path import OutputPath, files_below
+
 PARTIAL = ".partial"
 """Suffix of a file that is still being written."""
 
@@ -129,6 +131,18 @@ class Disk:
             self._mkdir(path, mode)
         self.sync_directory(path.parent)
 
+    def make_folders(self, path: Path, top: Path, known: set[Path]) -> None:
+        """Make the directories of a file below ``top``, which exists, durable once for each set of ``known`` ones.
+
+        An existing directory may not survive a power cut yet, because another process may not have fsynced it.
+        """
+        folder = path.parent
+        if folder == top or (folder in known and folder.exists()):
+            return
+        self.make_folders(folder, top, known)
+        self.make_directory(folder, parents=False)
+        known.add(folder)
+
     def remove(self, path: Path) -> None:
         """Remove a file if it exists; durable on return."""
         with suppress(FileNotFoundError):
@@ -239,15 +253,14 @@ DISK = Disk()
 """The default instance."""
 
 
-def remove_partials(root: Path, disk: Disk = DISK) -> int:
-    """Remove the ``*.partial`` files of killed writers under ``root`` and return their number; symlinks are not followed.
+def remove_partials(root: OutputPath, disk: Disk = DISK) -> int:
+    """Remove the ``*.partial`` files of killed writers under ``root`` and return their number; a store has none.
 
-    No process may be writing to the directory.
+    No process may be writing to the directory. Symlinks are not followed.
     """
-    count = 0
-    for folder, _, files in os.walk(root):
-        for name in files:
-            if name.endswith(PARTIAL):
-                disk._unlink(Path(folder, name))
-                count += 1
-    return count
+    if not isinstance(root, Path):
+        return 0
+    partials = [name for name in files_below(root) if name.endswith(PARTIAL)]
+    for name in partials:
+        disk._unlink(root / name)
+    return len(partials)

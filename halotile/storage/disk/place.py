@@ -11,6 +11,7 @@ from tempfile import TemporaryFile
 
 from halotile.errors import OutputRefused
 from halotile.storage.disk.durable import PARTIAL
+from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 
 ZARR_JSON = "zarr.json"
 ZARR_FILES = (ZARR_JSON, ".zgroup", ".zarray")
@@ -39,7 +40,7 @@ def broken_link(path: str | os.PathLike[str]) -> str:
     return ""
 
 
-def check_path(path: str | Path, key: str = "output.path") -> None:
+def check_path(path: str | OutputPath, key: str = "output.path") -> None:
     """Refuse an output path that resolves to another path through a symlink, or that cannot be created.
 
     Parameters
@@ -54,8 +55,8 @@ def check_path(path: str | Path, key: str = "output.path") -> None:
     OutputRefused
         With the obstacle.
     """
-    root = Path(path)
-    if root.is_symlink():
+    root = path_of(path)
+    if isinstance(root, Path) and root.is_symlink():
         raise OutputRefused(f"{key} is {root}, a symlink to {os.readlink(root)}. Write where it leads.")
     check_parents(root, key)
     if array := next(filter(_is_array, root.parents), None):
@@ -66,7 +67,7 @@ def check_path(path: str | Path, key: str = "output.path") -> None:
     check_dots(root, key)
 
 
-def check_dots(path: str | Path, key: str = "output.path") -> None:
+def check_dots(path: str | OutputPath, key: str = "output.path") -> None:
     """Refuse a path whose ``..`` lies behind a symlink: made absolute, it would be another one.
 
     Raises
@@ -74,13 +75,15 @@ def check_dots(path: str | Path, key: str = "output.path") -> None:
     OutputRefused
         Saying where it leads.
     """
+    if isinstance(path := path_of(path), ObjectPath):
+        return
     if os.path.realpath(path) != os.path.realpath(os.path.abspath(path)):
         raise OutputRefused(
             f"{key} is {path}: behind a symlink, its .. leads to {os.path.realpath(path)}. Write that path."
         )
 
 
-def check_parents(path: str | Path, key: str = "output.path") -> None:
+def check_parents(path: str | OutputPath, key: str = "output.path") -> None:
     """Refuse a path that cannot be created, because its parent is no folder, does not exist, or is not writable.
 
     Raises
@@ -88,7 +91,10 @@ def check_parents(path: str | Path, key: str = "output.path") -> None:
     OutputRefused
         With the obstacle.
     """
-    root = Path(path)
+    root = path_of(path)
+    if isinstance(root, ObjectPath):
+        check_reachable(root, key)
+        return
     if not root.name:
         raise OutputRefused(f"{key} is {root}: the path names no output. Write a name in that folder.")
     for parent in root.parents:
@@ -109,6 +115,24 @@ def check_parents(path: str | Path, key: str = "output.path") -> None:
         raise OutputRefused(
             f"{key} is {root}: you may not write in {root.parent}. Write a path in a folder of your own."
         )
+
+
+def check_reachable(place: OutputPath, key: str = "output.path") -> None:
+    """Refuse a place in a store that does not answer, has no such bucket, or does not let this user look.
+
+    Raises
+    ------
+    OutputRefused
+        With what the store says.
+    """
+    try:
+        if isinstance(place, ObjectPath):
+            place.is_dir()
+    except OSError as error:
+        raise OutputRefused(
+            f"{key} is {place}: {error.strerror}. Write a place that exists and that you may list, read and write; credentials, region and "
+            "endpoint are in the environment, such as AWS_ACCESS_KEY_ID, AWS_REGION and AWS_ENDPOINT_URL."
+        ) from error
 
 
 def check_access(directory: Path) -> None:
@@ -146,7 +170,7 @@ def check_owner(directory: Path) -> None:
     )
 
 
-def _is_array(folder: Path) -> bool:
+def _is_array(folder: OutputPath) -> bool:
     """Return True for a Zarr array. A group may contain other files."""
     if (folder / ".zarray").is_file():
         return True
@@ -157,7 +181,7 @@ def _is_array(folder: Path) -> bool:
 
 
 def check_place(
-    path: str | Path,
+    path: str | OutputPath,
     *,
     overwrite: bool,
     key: str = "output.path",
@@ -182,29 +206,42 @@ def check_place(
     OutputRefused
         When the path contains a symlink, or existing data must not be removed.
     """
-    root = Path(path)
+    root = path_of(path)
     check_path(root, key)
-    if not os.path.lexists(root):
+    if not root.exists():
         return
     _check_removable(root, key, may_lack_metadata)
     if not overwrite:
         raise OutputRefused(f"{key} is {root}: something stands there. Write another path, or {remedy}.")
 
 
-def _check_removable(root: Path, key: str, may_lack_metadata: bool) -> None:
+def _check_removable(root: OutputPath, key: str, may_lack_metadata: bool) -> None:
     """Refuse to remove anything but a Zarr without foreign files."""
-    here = root.resolve()
-    for name, path in (("home directory", Path(os.path.expanduser("~"))), ("working directory", Path.cwd())):
-        if path.resolve().is_relative_to(here):
-            raise OutputRefused(f"{key} is {root}: it holds your {name}, and is not removed.")
+    if isinstance(root, Path):
+        _check_apart(root, key)
     if not root.is_dir():
         raise OutputRefused(f"{key} is {root}: it is a file, not a Zarr. Write another path.")
     is_known = may_lack_metadata or any((root / name).is_file() for name in ZARR_FILES)
-    if not is_known and not all(entry.endswith(PARTIAL) for entry in os.listdir(root)):
+    entries = os.listdir(root) if isinstance(root, Path) else root.objects()
+    if not is_known and not all(entry.endswith(PARTIAL) for entry in entries):
         raise OutputRefused(
             f"{key} is {root}: it is no Zarr (none of {', '.join(ZARR_FILES)} in it), and is not removed. "
             "Write another path."
         )
+    if isinstance(root, Path):
+        _check_links(root, key)
+
+
+def _check_apart(root: Path, key: str) -> None:
+    """Refuse to remove a folder that holds the home or the working directory."""
+    here = root.resolve()
+    for name, path in (("home directory", Path(os.path.expanduser("~"))), ("working directory", Path.cwd())):
+        if path.resolve().is_relative_to(here):
+            raise OutputRefused(f"{key} is {root}: it holds your {name}, and is not removed.")
+
+
+def _check_links(root: Path, key: str) -> None:
+    """Refuse to remove a folder with a symlink in it."""
     for folder, folders, files in os.walk(root):
         for entry in (os.path.join(folder, name) for name in (*folders, *files)):
             if os.path.islink(entry):

@@ -20,9 +20,10 @@ import zarr
 import zarr.storage
 
 from halotile.errors import DamagedData, InputError, InputUnreadable
+from halotile.storage.disk.object_path import first_words, is_of_store
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
 from halotile.storage.formats.base import Header, Source, file_identity, make_header, refuse_option
-from halotile.storage.formats.parts.urls import first_words, is_from_url, object_tags, open_url
+from halotile.storage.formats.parts.urls import object_tags, open_url
 from halotile.storage.georeference import read_georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
@@ -204,7 +205,7 @@ def open_node(path: str) -> Any:
             f"zarr cannot open it: {error}. Write it again with a supported type and codec."
         ) from error
     except Exception as error:
-        if not is_from_url(error):
+        if not is_of_store(error):
             raise
         raise InputUnreadable(
             f"the store cannot be read: {first_words(error)}. Check the address, and its credentials in the environment."

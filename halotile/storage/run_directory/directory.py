@@ -17,6 +17,7 @@ from typing import Any
 
 from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefused
 from halotile.storage.disk.durable import DISK, PARTIAL, Disk, is_full, remove_partials
+from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.disk.place import check_access, check_owner
 from halotile.storage.run_directory import names, validation
 from halotile.storage.run_directory.checksummed_lines import digest
@@ -183,10 +184,9 @@ class RunDirectory:
         return None
 
     @classmethod
-    def beside(cls, output: str | os.PathLike[str]) -> RunDirectory:
-        """Return the run directory beside an output: ``clean.zarr.run`` for ``clean.zarr``."""
-        path = Path(output)
-        return cls(path.parent / f"{path.name}.run")
+    def beside(cls, output: str | OutputPath) -> RunDirectory:
+        """Return the run directory of an output: ``clean.zarr.run`` beside ``clean.zarr``; see :func:`names.run_path`."""
+        return cls(names.run_path(path_of(output)))
 
     def of_run(self) -> RunDirectory:
         """Return the directory that keeps the run: this one, or that of the first output of its run."""

@@ -18,11 +18,16 @@
 ``batch.sh``    the batch script, and ``batch.log`` its output
 ``finished``, ``failed``  the end of the run, as a mark for other programs; the second contains the reason
 ``primary.json``  beside a further output of a run: path of the run directory, which lies beside the first
+``claim.json``  the claim on an output in an object store, as it lies beside that
 ``stop``        exists while a run ends early: workers start no further block
 ==============  ===============================================================
 """
 
 from __future__ import annotations
+
+from pathlib import Path
+
+from halotile.storage.disk.object_path import ObjectPath, OutputPath
 
 JOB = "job.json"
 CONFIG = "config.json"
@@ -44,7 +49,28 @@ ITERATIONS = "iterations.jsonl"
 WRITTEN = "written.json"
 REPORT = "performance.html"
 PRIMARY = "primary.json"
+CLAIM = "claim.json"
 NAMES = {
     JOB, CONFIG, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP, STATE,
-    ITERATIONS, WRITTEN, WORKERS, BATCH, SCRIPT, LOG, FINISHED, FAILED, REPORT, PRIMARY,
+    ITERATIONS, WRITTEN, WORKERS, BATCH, SCRIPT, LOG, FINISHED, FAILED, REPORT, PRIMARY, CLAIM,
 }  # fmt: skip
+
+
+def run_path(output: OutputPath) -> Path:
+    """Path of the run directory of an output: beside it, or in the working directory for an output in a store.
+
+    Examples
+    --------
+    >>> run_path(Path("scans/clean.zarr")).as_posix(), run_path(ObjectPath("s3://scans/day/clean.zarr")).name
+    ('scans/clean.zarr.run', 's3+scans+day+clean.zarr.run')
+    """
+    if isinstance(output, ObjectPath):
+        return Path.cwd() / f"{output.as_name}.run"
+    return output.parent / f"{output.name}.run"
+
+
+def output_path(run: Path) -> OutputPath:
+    """Place of the output that a run directory belongs to, the inverse of :func:`run_path`; without ``.run``, the path itself."""
+    name = run.name.removesuffix(".run")
+    place = ObjectPath.from_name(name) if name != run.name else None
+    return place or run.with_name(name)

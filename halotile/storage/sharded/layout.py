@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.storage.disk.durable import GONE
+from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.disk.place import ZARR_JSON
 from halotile.storage.georeference import Georeference, read_georeference
 from halotile.storage.grid import Grid, Region
@@ -284,8 +284,8 @@ class Layout:
         }
 
 
-def read_layout(root: str | Path) -> Layout:
-    """The layout of the output at ``root``.
+def read_layout(place: str | OutputPath) -> Layout:
+    """The layout of the output at ``place``.
 
     Raises
     ------
@@ -294,9 +294,10 @@ def read_layout(root: str | Path) -> Layout:
     DamagedData
         When its metadata cannot be read.
     """
-    top = _read_document(Path(root, ZARR_JSON))
+    root = path_of(place)
+    top = _read_document(root / ZARR_JSON)
     ome = top.get("node_type") == "group"
-    array = _read_document(Path(root, ome_metadata.FINEST, ZARR_JSON)) if ome else top
+    array = _read_document(root / ome_metadata.FINEST / ZARR_JSON) if ome else top
     try:
         layout = _from_documents(top, array, ome)
         ours = layout._array_document(layout.arrays[0], {}) == {**array, "attributes": {}}
@@ -338,7 +339,7 @@ def _place_in(top: dict[str, Any], array: dict[str, Any]) -> Georeference | None
     return read_georeference(attributes, [sizes.get("y", 0), sizes.get("x", 0)])
 
 
-def _read_document(path: Path) -> dict[str, Any]:
+def _read_document(path: OutputPath) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
     except GONE:

@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded.shards import ShardFormat
 from halotile.storage.spacing import voxel_shape
@@ -58,9 +58,9 @@ class LevelArray:
         counts = self.grid.counts
         return 1 + sum(math.prod(counts[:depth]) for depth in range(1, len(counts)))
 
-    def path(self, root: str | Path) -> Path:
+    def path(self, root: str | OutputPath) -> OutputPath:
         """Path of the array in an output at ``root``."""
-        return Path(root, self.name)
+        return path_of(root) / self.name
 
     def shards(self, region: Region) -> Iterator[tuple[str, Region]]:
         """Path relative to the array of each shard that a region overlaps, with the part of the array that it holds."""

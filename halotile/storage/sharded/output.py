@@ -6,19 +6,18 @@ fsyncs; zarr-python, tensorstore and OME-Zarr viewers can read them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
-from halotile.storage.disk.durable import DISK, GONE, Buffers, Disk
+from halotile.storage.disk.durable import GONE, Buffers
+from halotile.storage.disk.object_path import OutputPath, path_of
+from halotile.storage.disk.output_disk import OutputDisk, disk_of, opened
 from halotile.storage.disk.place import ZARR_FILES, check_place
 from halotile.storage.grid import Grid, Region
 from halotile.storage.io_threads import IO_THREADS
@@ -54,17 +53,19 @@ FOREIGN_PIXELS = "whole, but not what the run wrote there: a shard of another pl
 """Problem of intact shards with unexpected pixels."""
 
 
-def create_output(path: str | Path, layout: Layout, disk: Disk = DISK, *, overwrite: bool = False) -> None:
+def create_output(
+    path: str | OutputPath, layout: Layout, disk: OutputDisk | None = None, *, overwrite: bool = False
+) -> None:
     """Create an empty output; durable on return.
 
     Parameters
     ----------
     path : path
-        Path of the Zarr. Missing parents are created.
+        Path of the Zarr, or its place in an object store. Missing parents are created.
     layout : Layout
         Layout of the output.
-    disk : Disk
-        Disk to write with.
+    disk : OutputDisk, optional
+        Disk to write with; by default that of the path.
     overwrite : bool
         Remove an existing Zarr. Anything that is not a Zarr is never removed.
 
@@ -73,16 +74,18 @@ def create_output(path: str | Path, layout: Layout, disk: Disk = DISK, *, overwr
     OutputRefused
         When existing data at ``path`` may not be removed; nothing was changed.
     """
-    root = Path(path)
+    root = path_of(path)
+    disk = disk or disk_of(root)
     check_place(root, overwrite=overwrite)
-    if os.path.lexists(root):
+    if root.exists():
         disk.remove_tree(root, last=ZARR_FILES)
     create_metadata(root, layout, disk)
 
 
-def create_metadata(path: str | Path, layout: Layout, disk: Disk = DISK) -> None:
+def create_metadata(path: str | OutputPath, layout: Layout, disk: OutputDisk | None = None) -> None:
     """Write the metadata of an output, beginning with the file at the root; durable on return."""
-    root = Path(path)
+    root = path_of(path)
+    disk = disk or disk_of(root)
     for name, content in layout.documents().items():
         disk.make_directory((root / name).parent)
         disk.write_file(root / name, [content])
@@ -105,14 +108,14 @@ class ShardWriter:
         The output, as passed to :func:`create_output`.
     layout : Layout
         Its layout.
-    disk : Disk
-        Disk to write with.
+    disk : OutputDisk, optional
+        Disk to write with; by default that of the path.
     """
 
-    path: str | Path
+    path: str | OutputPath
     layout: Layout
-    disk: Disk = field(default=DISK, compare=False)
-    _durable: set[Path] = field(default_factory=set, init=False, repr=False, compare=False)
+    disk: OutputDisk | None = field(default=None, compare=False)
+    _durable: set[OutputPath] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def write(self, region: Region, pixels: NDArray[Any]) -> WrittenBlock:
         """Write a block; durable on return.
@@ -143,16 +146,17 @@ class ShardWriter:
         if pixels.shape != region.shape:
             raise ConfigError(f"pixels of shape {pixels.shape} do not fill {region} of shape {region.shape}.")
         digests: list[bytes] = []
-        with closing(self._encode(region, pixels, digests)) as files:
-            size_bytes = self.disk.write_files(files)
+        disk = self.disk or disk_of(path_of(self.path))
+        with closing(self._encode(region, pixels, digests, disk)) as files:
+            size_bytes = disk.write_files(files)
         return WrittenBlock(size_bytes, digest_of(digests))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_durable": set()}
 
     def _encode(
-        self, region: Region, pixels: NDArray[Any], digests: list[bytes]
-    ) -> Generator[tuple[Path, Buffers], None, None]:
+        self, region: Region, pixels: NDArray[Any], digests: list[bytes], disk: OutputDisk
+    ) -> Generator[tuple[OutputPath, Buffers], None, None]:
         """Encode the shards of a block level by level."""
         for number, array in enumerate(self.layout.arrays):
             if number:
@@ -164,31 +168,25 @@ class ShardWriter:
                 array: LevelArray = array,
                 region: Region = region,
                 pixels: NDArray[Any] = pixels,
-            ) -> tuple[Path, Buffers]:
+            ) -> tuple[OutputPath, Buffers]:
                 name, inside = shard
                 part = to_dtype(pixels[inside.relative_to(region).slices], self.layout.dtype)
                 return array.path(self.path) / name, encode_shard(part, array.form)
 
             top = array.path(self.path)
             for path, buffers in IO_THREADS.map(encode, array.shards(region)):
-                self._make_directory(path.parent, top)
+                disk.make_folders(path, top, self._durable)
                 digests.append(encoded_digest(buffers))
                 yield path, buffers
 
-    def _make_directory(self, path: Path, top: Path) -> None:
-        """Make a directory of shards, and its parents below the array ``top``, durable once per process.
-
-        An existing directory may not survive a power cut yet, because another worker may not have fsynced it.
-        """
-        if path == top or (path in self._durable and path.exists()):
-            return
-        self._make_directory(path.parent, top)
-        self.disk.make_directory(path, parents=False)
-        self._durable.add(path)
-
 
 def check_block(
-    path: str | Path, layout: Layout, region: Region, digest: bytes | None = None, *, thorough: bool = True
+    path: str | OutputPath,
+    layout: Layout,
+    region: Region,
+    digest: bytes | None = None,
+    *,
+    thorough: bool = True,
 ) -> list[str]:
     """Check every shard that a region overlaps; returns one line for each problem.
 
@@ -219,7 +217,7 @@ def check_block(
 
 
 def inspect_block(
-    path: str | Path, layout: Layout, region: Region, *, thorough: bool
+    path: str | OutputPath, layout: Layout, region: Region, *, thorough: bool
 ) -> tuple[list[str], bytes]:
     """The problems of the shards that a region overlaps, and the digest of their contents if there are none."""
     problems, digests = [], []
@@ -309,27 +307,27 @@ def _halved(pixels: NDArray[Any], layout: Layout) -> NDArray[Any]:
 
 
 def _shards_of(
-    path: str | Path, layout: Layout, region: Region
-) -> Iterator[tuple[str, LevelArray, tuple[int, ...]]]:
+    path: str | OutputPath, layout: Layout, region: Region
+) -> Iterator[tuple[OutputPath, LevelArray, tuple[int, ...]]]:
     """Path of each shard that a block writes, with its array and the shape of its part inside."""
     for number, array in enumerate(layout.arrays):
         region = coarser(region, layout.factor) if number else region
         folder = array.path(path)
         for name, inside in array.shards(region):
-            yield f"{folder}/{name}", array, inside.shape
+            yield folder / name, array, inside.shape
 
 
 def _inspect_shard(
-    file: str, form: ShardFormat, shape: tuple[int, ...], thorough: bool
+    file: OutputPath, form: ShardFormat, shape: tuple[int, ...], thorough: bool
 ) -> tuple[list[str], bytes]:
-    """The problems of a shard, and its digest if there are none, for which four bytes of each chunk are read."""
+    """The problems of a shard, and its digest if there are none: it comes with an object; of a file four bytes of each chunk are read."""
     try:
-        with open(file, "rb", buffering=0) as shard:
-            size = os.fstat(shard.fileno()).st_size
+        with opened(file) as shard:
+            size = shard.size
             if not thorough:
-                end = os.pread(shard.fileno(), form.index_bytes, max(0, size - form.index_bytes))
-                return inspect_index(end, size, partial(os.pread, shard.fileno()), form, shape)
-            content = shard.read()
+                end = shard.read(form.index_bytes, max(0, size - form.index_bytes))
+                return inspect_index(end, size, shard.read, form, shape, shard.digest)
+            content = shard.whole()
             if problems := list(find_problems(content, form, shape)):
                 return problems, b""
             return inspect_index(content, size, lambda n, offset: content[offset : offset + n], form, shape)

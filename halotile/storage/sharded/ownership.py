@@ -10,14 +10,14 @@ written, the array is the run's, whatever its metadata describe. Attributes that
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from halotile.errors import OutputRefused
-from halotile.storage.disk.durable import DISK, GONE, PARTIAL, Disk
+from halotile.storage.disk.durable import GONE, PARTIAL
+from halotile.storage.disk.object_path import OutputPath, files_below, path_of
+from halotile.storage.disk.output_disk import OutputDisk, disk_of
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
 from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import FOREIGN_PIXELS
@@ -29,7 +29,7 @@ _IDENTIFYING_KEYS = ("node_type", "shape", "data_type", "chunk_grid", "codecs")
 
 
 def metadata_problems(
-    root: str | Path, layout: Layout, holds_own_pixels: Callable[[], bool] = lambda: False
+    root: str | OutputPath, layout: Layout, holds_own_pixels: Callable[[], bool] = lambda: False
 ) -> list[str]:
     """Describe the damaged metadata files of an output, one line for each.
 
@@ -62,7 +62,7 @@ def metadata_problems(
     return lines
 
 
-def restore_metadata(root: str | Path, layout: Layout, disk: Disk = DISK) -> None:
+def restore_metadata(root: str | OutputPath, layout: Layout, disk: OutputDisk | None = None) -> None:
     """Rewrite damaged metadata, keeping the user's readable attributes; durable on return.
 
     Raises
@@ -72,6 +72,7 @@ def restore_metadata(root: str | Path, layout: Layout, disk: Disk = DISK) -> Non
     InputUnreadable
         When the system cannot read a file.
     """
+    disk = disk or disk_of(path_of(root))
     for file, written, present in _documents(root, layout):
         if _contains(present, written):
             continue
@@ -82,20 +83,19 @@ def restore_metadata(root: str | Path, layout: Layout, disk: Disk = DISK) -> Non
         disk.write_file(file, [json.dumps(written, indent=2).encode()])
 
 
-def find_foreign_entry(root: str | Path, layout: Layout) -> str:
+def find_foreign_entry(root: str | OutputPath, layout: Layout) -> str:
     """Describe something at an output's path that no run wrote, other than pixels; empty when there is nothing."""
     for file, written, present in _documents(root, layout):
         if reason := _foreign_reason(file, written, present):
             return reason
         if attributes := _user_attributes(written, present):
             return f"{file} has attributes that no run wrote ({', '.join(attributes)})"
-    folders = "|".join(re.escape(f"{array.path(root)}/c") for array in layout.arrays)
+    folders = "|".join(f"{array.name}/c".lstrip("/") for array in layout.arrays)
     shard = re.compile(f"({folders})" + r"/\d+" * len(layout.shape))
-    own = {str(Path(root, name)) for name in layout.documents()}
-    for folder, _, names in os.walk(root):
-        for path in (f"{folder}/{name}" for name in names if not name.endswith(PARTIAL)):
-            if path not in own and not shard.fullmatch(path):
-                return f"no run wrote {path}"
+    own = layout.documents()
+    for name in files_below(path_of(root)):
+        if not name.endswith(PARTIAL) and name not in own and not shard.fullmatch(name):
+            return f"no run wrote {root}/{name}"
     return ""
 
 
@@ -122,29 +122,28 @@ def foreign_pixels_reason(problems: Mapping[int, list[str]], done: int) -> str:
     return f"{others:,} of the {done:,} blocks that are done are whole there, with other pixels"
 
 
-def _has_further_shards(root: str | Path, layout: Layout) -> bool:
+def _has_further_shards(root: str | OutputPath, layout: Layout) -> bool:
     """Return True where shards lie outside the array that the run wrote: a user appended them."""
     for array in layout.arrays:
-        folder, counts = array.path(root) / "c", array.grid.counts
-        for place, _, names in os.walk(folder):
-            for name in names:
-                index = Path(place, name).relative_to(folder).parts
-                is_shard = len(index) == len(counts) and all(map(str.isdecimal, index))
-                if is_shard and any(int(i) >= n for i, n in zip(index, counts, strict=True)):
-                    return True
+        counts = array.grid.counts
+        for name in files_below(array.path(root) / "c"):
+            index = name.split("/")
+            is_shard = len(index) == len(counts) and all(map(str.isdecimal, index))
+            if is_shard and any(int(i) >= n for i, n in zip(index, counts, strict=True)):
+                return True
     return False
 
 
 def _documents(
-    root: str | Path, layout: Layout
-) -> Iterator[tuple[Path, dict[str, Any], dict[str, Any] | None]]:
+    root: str | OutputPath, layout: Layout
+) -> Iterator[tuple[OutputPath, dict[str, Any], dict[str, Any] | None]]:
     """Each metadata file with the document that the run wrote and the one that is there; None: missing or damaged."""
     for name, content in layout.documents().items():
-        file = Path(root, name)
+        file = path_of(root) / name
         yield file, json.loads(content), _read_document(file)
 
 
-def _read_document(file: Path) -> dict[str, Any] | None:
+def _read_document(file: OutputPath) -> dict[str, Any] | None:
     try:
         document = json.loads(_read_bytes(file))
     except (*GONE, IsADirectoryError, ValueError):
@@ -154,12 +153,12 @@ def _read_document(file: Path) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _read_bytes(file: Path) -> bytes:
+def _read_bytes(file: OutputPath) -> bytes:
     """Read a file; a function of its own for tests to replace."""
     return file.read_bytes()
 
 
-def _foreign_reason(file: Path, written: Mapping[str, Any], present: Mapping[str, Any] | None) -> str:
+def _foreign_reason(file: OutputPath, written: Mapping[str, Any], present: Mapping[str, Any] | None) -> str:
     """Explain why metadata belong to another array or group; empty when they are the run's own."""
     if present is None:
         v2_files = (file.with_name(name) for name in ZARR_FILES if name != ZARR_JSON)

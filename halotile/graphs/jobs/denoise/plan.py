@@ -332,7 +332,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
             (need_of(task, settled.needed, allowed, machine),),
             SMALLER,
             machine,
-            free_bytes(begun.output),
+            free_bytes(begun.directory),
             smaller_output="a smaller output.dtype",
         ),
         documents=documents_of(job, sized.requested, given_parts, decided),
@@ -364,7 +364,7 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
         *opened.computing.ignored,
         *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
         *note_of_files(task.writer.layout, sized.job.output, opened.roles),
-        *note_of_locks(opened.begun.output),
+        *note_of_locks(opened.begun.directory),
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 
 from halotile.graphs.jobs.denoise.words import residual_row, residual_warning
 from halotile.graphs.kinds.base import Inspection
 from halotile.storage.arrays import open_array
+from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import readable_parts
@@ -23,11 +23,11 @@ PLANES, PLACES = 4, 16
 """Planes that are looked at, at most, and squares of all of them together."""
 
 
-def inspect_residual(task: DenoiseTask, output: Path) -> Inspection:
+def inspect_residual(task: DenoiseTask, output: OutputPath) -> Inspection:
     """Measure the residual of an image that was denoised; nothing is found where there is no noise, or no common shape."""
     if task.denoiser.scale != 1 or task.source.dtype.kind == "b":
         return Inspection()
-    result = open_array(output)
+    result = open_array(str(output))
     if result.shape != task.source.shape:
         return Inspection()
     found = {}

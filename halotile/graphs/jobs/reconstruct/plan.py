@@ -325,7 +325,7 @@ def _notes(settled: _Settled, further: tuple[str, ...]) -> tuple[str, ...]:
         *opened.computing.ignored,
         *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
         *note_of_files(work.output.layout, sized.job.output, sized.geometry.roles),
-        *note_of_locks(opened.begun.output),
+        *note_of_locks(opened.begun.directory),
     )
 
 
@@ -362,7 +362,7 @@ def _resources(settled: _Settled) -> Resources:
         tuple(needs_of(work, kept_bytes(opened.sources))),
         SMALLER,
         opened.computing.machine_bytes,
-        free_bytes(opened.begun.output),
+        free_bytes(opened.begun.directory),
         scratch_bytes=work.scratch_bytes,
         scratch_inodes=work.scratch_inodes,
     )

@@ -102,4 +102,4 @@ def simulate(
     plan = make_plan(job, fresh=fresh)
     with progress_shown(observer) as observe:
         run(plan, observer=observe)
-    return tuple(output.path for output in plan.outputs)
+    return tuple(Path(str(output.path)) for output in plan.outputs)

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from halotile.errors import (
@@ -22,7 +23,7 @@ from halotile.graphs.clusters.detection.cluster_kind import check_startable
 from halotile.graphs.plans.identity import differences, identity_words, may_be_same
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.outputs.damage import holds_own_pixels
-from halotile.graphs.runs.outputs.held_output import HeldOutput, HeldOutputs, repair_command
+from halotile.graphs.runs.outputs.held_output import HeldFolder, HeldOutput, HeldOutputs, repair_command
 from halotile.graphs.runs.outputs.replacing import (
     OutputSlot,
     check_new,
@@ -38,6 +39,7 @@ from halotile.storage.disk.durable import is_full, remove_partials
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import LOCK_SECONDS, RunDirectory
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.object_claim import ObjectClaim
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from halotile.storage.sharded.output import create_output
 from halotile.storage.sharded.ownership import (
@@ -90,12 +92,13 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
                 operation = f"waiting for the workers of an earlier run in {directory.path}"
                 with _wait_for(operation, signals) as cut_short:
                     WorkerLock(directory).wait_for_all(patience_seconds(ORPHAN_SECONDS), cut_short)
+            for slot in slots:
+                if slot.claim:
+                    slot.claim.take(may_replace=slot.may_replace_claim)
             opened = []
-            for output, journal in zip(plan.outputs, _open(slots), strict=True):
+            for slot, journal in zip(slots, _open(slots), strict=True):
                 stack.enter_context(journal)
-                descriptor = os.open(output.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                stack.callback(os.close, descriptor)
-                opened.append(HeldOutput(output, journal, descriptor))
+                opened.append(HeldOutput(slot.output, journal, stack.enter_context(_hold(slot))))
         except OSError as error:
             if not is_full(error):
                 raise
@@ -103,6 +106,20 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
                 f"the disk ran full before the first block: {error}. Free some space near {plan.output} and run again."
             ) from error
         yield HeldOutputs(plan, tuple(opened))
+
+
+@contextmanager
+def _hold(slot: OutputSlot) -> Iterator[HeldFolder | ObjectClaim]:
+    """Hold the folder of an output, or its claim in a store."""
+    if slot.claim:
+        yield slot.claim
+        return
+    folder = Path(str(slot.path))
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield HeldFolder(folder, descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _with_workers(slots: tuple[OutputSlot, ...]) -> list[RunDirectory]:

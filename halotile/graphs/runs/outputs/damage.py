@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from halotile.errors import DamagedData
 from halotile.graphs.clusters.detection.cores import cores_here
+from halotile.storage.disk.object_path import ObjectPath, OutputPath
+from halotile.storage.disk.output_disk import READS_AT_ONCE
 from halotile.storage.grid import Block, Grid
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.sharded.output import Layout, check_block, inspect_block
@@ -57,7 +58,7 @@ def written_of(kept: Mapping[str, Any]) -> list[tuple[Layout, Grid]]:
 
 
 def damaged_blocks(
-    path: Path,
+    path: OutputPath,
     layout: Layout,
     blocks: Iterable[Block],
     digest: Callable[[int], bytes | None] = lambda _: None,
@@ -68,7 +69,7 @@ def damaged_blocks(
 
     Parameters
     ----------
-    path : Path
+    path : Path or ObjectPath
         The output.
     layout : Layout
         Its layout.
@@ -83,7 +84,7 @@ def damaged_blocks(
     def check(block: Block) -> list[str]:
         return check_block(path, layout, block.core, digest(block.number), thorough=thorough)
 
-    threads = _threads_for(layout) if thorough else cores_here()
+    threads = _threads_for(layout) if thorough else _cheap_threads(path)
     checked = _check_in_parallel(check, blocks, threads, at_once=thorough)
     return ((number, problems) for number, problems in checked if problems)
 
@@ -91,7 +92,7 @@ def damaged_blocks(
 def damaged_among(
     numbers: Iterable[int],
     journal: Journal,
-    path: Path,
+    path: OutputPath,
     layout: Layout,
     grid: Grid,
     *,
@@ -104,13 +105,13 @@ def damaged_among(
     return [number for number, _ in damaged_blocks(path, layout, blocks, digest, thorough=thorough)]
 
 
-def holds_own_pixels(journal: Journal, path: Path, layout: Layout, grid: Grid) -> bool:
+def holds_own_pixels(journal: Journal, path: OutputPath, layout: Layout, grid: Grid) -> bool:
     """Return True where more than half of the blocks that are done are stored as written; ``grid`` is that of the run."""
     damaged = damaged_among(journal.done, journal, path, layout, grid, thorough=False)
     return 2 * len(damaged) < len(journal.done)
 
 
-def image_digest(path: Path, layout: Layout, grid: Grid) -> bytes:
+def image_digest(path: OutputPath, layout: Layout, grid: Grid) -> bytes:
     """Return the digest of a complete stored image, from the checksums in its files.
 
     Raises
@@ -124,11 +125,16 @@ def image_digest(path: Path, layout: Layout, grid: Grid) -> bytes:
 
     digests = []
     blocks = output_grid(layout, grid.shape, grid.block)
-    for _, (problems, digest) in _check_in_parallel(inspect, blocks, cores_here()):
+    for _, (problems, digest) in _check_in_parallel(inspect, blocks, _cheap_threads(path)):
         if problems:
             raise DamagedData(problems[0])
         digests.append(digest)
     return digest_of(digests)
+
+
+def _cheap_threads(path: OutputPath) -> int:
+    """Return the number of threads for checks that hold little memory, and of a store mostly wait."""
+    return READS_AT_ONCE if isinstance(path, ObjectPath) else cores_here()
 
 
 def _threads_for(layout: Layout) -> int:

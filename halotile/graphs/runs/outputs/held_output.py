@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused, Stopped
 from halotile.graphs.amounts import counted
@@ -18,6 +19,7 @@ from halotile.graphs.runs.signals import Signals
 from halotile.storage.disk.durable import GONE
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.number_ranges import RangeSet
+from halotile.storage.run_directory.object_claim import ObjectClaim
 from halotile.storage.sharded.output import UNREADABLE
 from halotile.storage.sharded.ownership import REPLACE, foreign_pixels_reason, metadata_problems
 from halotile.storage.stored_array import read_error, unreadable_error
@@ -34,6 +36,27 @@ LISTED = 300
 
 
 @dataclass(frozen=True)
+class HeldFolder:
+    """A folder that is open: as long as it is open, no other folder gets its number.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    descriptor : int
+        Its file descriptor.
+    """
+
+    path: Path
+    descriptor: int
+
+    def change(self) -> str:
+        """Describe another folder in its place; empty where it is there. Raises OSError where none is."""
+        same = os.path.samestat(os.stat(self.path), os.fstat(self.descriptor))
+        return "" if same else "is no longer the directory that the run began to write"
+
+
+@dataclass(frozen=True)
 class HeldOutput:
     """One output while its run holds it.
 
@@ -43,13 +66,13 @@ class HeldOutput:
         The array that is written.
     journal : Journal
         Record of its blocks that are done.
-    directory : int
-        Its directory, open: as long as it is open, no other directory gets its number.
+    hold : HeldFolder or ObjectClaim
+        Its folder, or its claim in a store.
     """
 
     output: OutputArray
     journal: Journal
-    directory: int
+    hold: HeldFolder | ObjectClaim
 
     def check_place(self) -> None:
         """Raise where the directory that was claimed is no longer in its place.
@@ -63,9 +86,9 @@ class HeldOutput:
         """
         path = self.output.path
         try:
-            if os.path.samestat(os.stat(path), os.fstat(self.directory)):
+            change = self.hold.change()
+            if not change:
                 return
-            change = "is no longer the directory that the run began to write"
         except GONE as error:
             change = f"was moved or removed ({error.strerror})"
         except OSError as error:

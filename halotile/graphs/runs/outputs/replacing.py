@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, HalotileError, OutputRefused
 from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.outputs.damage import damaged_blocks, written_of
+from halotile.storage.disk.object_path import ObjectPath, OutputPath, lies_in, path_of
 from halotile.storage.disk.place import check_path, check_place
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.number_ranges import RangeSet
+from halotile.storage.run_directory.object_claim import ObjectClaim
 from halotile.storage.sharded.output import Layout, open_output
 from halotile.storage.sharded.ownership import REPLACE, find_foreign_entry, foreign_pixels_reason
 
@@ -39,7 +39,7 @@ class OutputSlot:
     first: RunDirectory
 
     @property
-    def path(self) -> Path:
+    def path(self) -> OutputPath:
         """Path of the output."""
         return self.output.path
 
@@ -53,6 +53,16 @@ class OutputSlot:
         """True unless the directory keeps, or belongs to, another run."""
         primary = self.directory.read_primary()
         return primary == str(self.first.path) or (self.is_first and primary is None)
+
+    @property
+    def claim(self) -> ObjectClaim | None:
+        """The claim of an output in a store; None on a disk, where the run directory lies beside it."""
+        return ObjectClaim(self.path, self.directory) if isinstance(self.path, ObjectPath) else None
+
+    @property
+    def may_replace_claim(self) -> bool:
+        """True where an output that another run directory has claimed may be replaced."""
+        return self.plan.fresh and self.output.overwrite
 
     @property
     def fingerprint(self) -> str:
@@ -78,14 +88,16 @@ def check_outputs(plan: Plan) -> None:
 
 def check_output(slot: OutputSlot) -> None:
     """Refuse an output that this job may not create or replace, and one that contains files that the job reads."""
+    if slot.claim:
+        slot.claim.check(may_replace=slot.may_replace_claim)
     if not slot.directory.claims_output():
         check_new(slot)
     elif slot.plan.fresh or not slot.is_of_this_run:
         check_replaceable(slot)
     else:
         check_path(str(slot.path), slot.output.key)
-    for file in (*slot.plan.files, *(Path(source.path) for source in slot.plan.sources)):
-        if file.resolve().is_relative_to(slot.path.resolve()):
+    for file in (*slot.plan.files, *(path_of(source.path) for source in slot.plan.sources)):
+        if lies_in(file.resolve(), slot.path.resolve()):
             raise OutputRefused(
                 f"{slot.output.key} is {slot.path}: the job reads {file} there. Write another path."
             )
@@ -118,7 +130,7 @@ def check_replaceable(slot: OutputSlot) -> None:
             f"write {slot.plan.kind.to_replace} to remove all that is there."
         )
     keeps_run = slot.first.plan_path.exists() or slot.directory.plan_path.exists()
-    if not is_own and (keeps_run or os.path.lexists(slot.path)):
+    if not is_own and (keeps_run or slot.path.exists()):
         raise OutputRefused(
             f"{slot.output.key} is {slot.path}: it is another job's, by {slot.directory.path}. --fresh discards only what a run of "
             "the same job did (the same input, denoiser or operators, and output). Write another path, or "

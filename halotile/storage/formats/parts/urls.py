@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import zarr.storage
 
-from halotile.errors import InputUnreadable, MissingPackage
+from halotile.errors import InputUnreadable
+from halotile.storage.disk.object_path import first_words, is_of_store, store_at
 from halotile.storage.disk.place import ZARR_JSON
 
 MOST_OBJECTS = 10_000
@@ -27,19 +28,7 @@ def open_url(url: str) -> Any:
     MissingPackage
         Without obstore.
     """
-    try:
-        from obstore.store import from_url
-    except ImportError as error:
-        raise MissingPackage(
-            'a Zarr at a URL is read with obstore, which is not installed. Write: pip install "halotile[s3]"'
-        ) from error
-    options: dict[str, Any] = {"client_options": {"allow_http": True}} if url.startswith("http://") else {}
-    return zarr.storage.ObjectStore(from_url(url, **options), read_only=True)
-
-
-def is_from_url(error: Exception) -> bool:
-    """Return True when the exception is from obstore, which need not be installed."""
-    return any(kind.__module__.partition(".")[0] == "obstore" for kind in type(error).__mro__)
+    return zarr.storage.ObjectStore(store_at(url), read_only=True)
 
 
 def object_tags(array: Any, url: str) -> list[list[Any]]:
@@ -57,17 +46,12 @@ def object_tags(array: Any, url: str) -> list[list[Any]]:
     except Exception as error:
         if _is_denied(error):
             return []
-        if not is_from_url(error) and not isinstance(error, OSError):
+        if not is_of_store(error) and not isinstance(error, OSError):
             raise
         raise InputUnreadable(f"the store does not answer: {first_words(error)}. Try again later.") from error
     return sorted(
         [found["path"], found["size"], found["e_tag"] or str(found["last_modified"])] for found in objects
     )
-
-
-def first_words(error: Exception) -> str:
-    """The message of an error of obstore without what it is debugged with."""
-    return " ".join(str(error).partition("Debug source")[0].split())
 
 
 def _is_denied(error: Exception) -> bool:

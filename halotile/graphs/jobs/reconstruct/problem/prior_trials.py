@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
+from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import Layout, ShardWriter
@@ -40,7 +40,7 @@ class CutImage:
 
 
 def denoising_of(
-    cut: CutImage, layout: Layout, images: Iterable[Readable], output: Path
+    cut: CutImage, layout: Layout, images: Iterable[Readable], output: OutputPath
 ) -> DenoiseTask | None:
     """Return the denoising of a prior on a block, region by region, as a task; None where it denoises nothing.
 
@@ -52,7 +52,7 @@ def denoising_of(
         Layout of the solver's images.
     images : iterable of Readable
         The first that could be an iterate is denoised, else random numbers.
-    output : Path
+    output : Path or ObjectPath
         Path of the result. Nothing is written there.
     """
     denoised = denoised_of(cut.prior)

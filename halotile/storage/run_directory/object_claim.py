@@ -1,0 +1,150 @@
+"""Claim of an output in an object store by one run directory, wherever that lies: locks of files do not reach there."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import secrets
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from halotile.errors import DamagedData, OutputInUse, OutputRefused
+from halotile.storage.disk.object_path import ObjectPath, store_errors
+from halotile.storage.disk.place import ZARR_JSON
+from halotile.storage.run_directory.directory import FILE_MODE, RunDirectory
+from halotile.storage.run_directory.names import CLAIM
+from halotile.storage.run_directory.validation import is_text, read_object
+
+_TEXTS = dict.fromkeys(("token", "directory", "host", "user"), is_text)
+
+
+@dataclass(frozen=True)
+class ObjectClaim:
+    """The claim on an output: an object beside it, such as ``clean.zarr.run/claim.json``, and the same in the run directory.
+
+    The token in it is what counts: a run directory may be moved, or be seen from several machines.
+
+    Parameters
+    ----------
+    output : ObjectPath
+        The output.
+    run : RunDirectory
+        The run directory that claims it, or is about to.
+    """
+
+    output: ObjectPath
+    run: RunDirectory
+
+    @property
+    def place(self) -> ObjectPath:
+        """Place of the claim."""
+        return self.output.with_name(f"{self.output.name}.run") / CLAIM
+
+    def holder(self) -> dict[str, Any] | None:
+        """The claim that lies in the store; None where there is none. Raises OSError where the store does not answer."""
+        try:
+            holder = json.loads(self.place.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            holder = None
+        if isinstance(holder, dict) and holder.keys() >= _TEXTS.keys():
+            return holder
+        return dict.fromkeys(_TEXTS, "unknown")
+
+    def check(self, *, may_replace: bool) -> None:
+        """Refuse an output that another run directory has claimed.
+
+        Raises
+        ------
+        OutputRefused
+            With where that lies, and what to do; unless the claim may be replaced.
+        """
+        holder = self._held()
+        if holder is not None and not may_replace and not self._is_own(holder):
+            raise OutputRefused(
+                f"{self.output} belongs to {words_of(holder)}, by {self.place}. Run there to go on; or run with --fresh and output.overwrite: true "
+                "to start over from here, once nothing runs there any more."
+            )
+
+    def take(self, *, may_replace: bool) -> None:
+        """Claim the output for the run directory, which is locked; durable on return.
+
+        Raises
+        ------
+        OutputRefused
+            As :meth:`check`, and where the store refuses to be written to.
+        OutputInUse
+            When another run claims it at this moment.
+        """
+        self.check(may_replace=may_replace)
+        holder = self._held()
+        if holder is not None and self._is_own(holder):
+            return
+        claim = {
+            "token": secrets.token_hex(16),
+            "output": str(self.output),
+            "directory": str(self.run.path),
+            "host": socket.gethostname(),
+            "user": getpass.getuser(),
+            "claimed": time.time(),
+        }
+        content = json.dumps(claim, indent=2).encode()
+        self.run.disk.write_file(self.run.path / CLAIM, [content], mode=FILE_MODE)
+        try:
+            with suppress(FileExistsError):
+                self._put(content, mode="overwrite" if holder else "create")
+            is_there = self.place.read_bytes() == content
+        except OSError as error:
+            raise OutputRefused(
+                f"{self.place} cannot be written: {error.strerror}. Write an output.path that you may write to."
+            ) from error
+        if not is_there:
+            raise OutputInUse(
+                f"{self.output} was claimed by another run at this moment. Run again to see by which."
+            )
+
+    def change(self) -> str:
+        """Describe what happened to the output since it was claimed; empty where it is as it was.
+
+        Raises
+        ------
+        FileNotFoundError
+            When it is gone.
+        OSError
+            When the store does not answer.
+        """
+        holder = self.holder()
+        if holder is None or not self._is_own(holder):
+            return f"now belongs to {words_of(holder)}" if holder else "has lost its claim"
+        (self.output / ZARR_JSON).facts()
+        return ""
+
+    def _held(self) -> dict[str, Any] | None:
+        try:
+            return self.holder()
+        except OSError as error:
+            raise OutputRefused(
+                f"{self.place} cannot be read: {error.strerror}. Write an output.path that you may read."
+            ) from error
+
+    def _is_own(self, holder: dict[str, Any]) -> bool:
+        try:
+            own = read_object(self.run.path / CLAIM, "", _TEXTS)
+        except DamagedData:
+            return False
+        return own is not None and own.get("token") == holder["token"]
+
+    def _put(self, content: bytes, mode: str) -> None:
+        import obstore
+
+        with store_errors(self.place):
+            obstore.put(self.place.store, self.place.key, content, mode=mode)
+
+
+def words_of(holder: dict[str, Any]) -> str:
+    """Describe the run directory of a claim."""
+    return f"the run in {holder['directory']} of {holder['user']} on {holder['host']}"
