@@ -28,6 +28,7 @@ from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path,
 from halotile.storage.disk.place import check_access
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import BATCH, output_path
+from halotile.storage.run_directory.object_claim import elsewhere
 
 ACTIVE = ("planned", "running", "draining", QUEUED)
 """States of a run whose driver should be alive."""
@@ -130,7 +131,7 @@ def find_run(place: str | OutputPath) -> Path:
             return Path(first)
     raise ConfigError(
         f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to; that of an output in a store is "
-        "looked for in the working directory."
+        f"looked for in the working directory.{elsewhere(path)}"
     )
 
 

@@ -14,6 +14,7 @@ from halotile.graphs.plans.inputs import kept_bytes
 from halotile.graphs.plans.trials.receptive_field import Reach
 from halotile.storage.arrays import Source
 from halotile.storage.disk.mounts import local_lock_reason
+from halotile.storage.disk.object_path import ObjectPath, OutputPath
 from halotile.storage.grid import Grid, Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.levels import MOST_FILES
@@ -50,9 +51,13 @@ def notes_of(
     )
 
 
-def note_of_locks(directory: RunDirectory) -> tuple[str, ...]:
-    """Return a note on a file system where the lock of a run directory does not keep runs on other machines from the output."""
-    why = local_lock_reason(directory.path)
+def notes_of_place(output: OutputPath, directory: RunDirectory) -> tuple[str, ...]:
+    """Return notes on where an output and its run directory lie: in a store, or where other machines do not see locks."""
+    if isinstance(output, ObjectPath):
+        return (
+            f"the journal goes to {directory.path}: resume, verify and repair from this folder, and give each worker a view of it",
+        )
+    why = local_lock_reason(output)
     return (
         (f"locks are not seen by other machines, so start one run of this output at a time. {why}",)
         if why

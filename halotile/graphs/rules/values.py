@@ -169,7 +169,7 @@ def _address_fault(value: str) -> str | None:
     Examples
     --------
     >>> _address_fault("https://host/clean.zarr")
-    'https://host/clean.zarr can be read at most; write a place in a store, such as s3://bucket/clean.zarr, or a path'
+    '"https://host/clean.zarr" can be read at most; write a place in a store, such as s3://bucket/clean.zarr, or a path'
     >>> _address_fault("s3://me:secret@bucket/clean.zarr")
     'holds a name or a password; leave out what is before the @: credentials are in the environment, such as AWS_ACCESS_KEY_ID'
     """

@@ -24,6 +24,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.names import output_path
 from halotile.storage.run_directory.number_ranges import RangeSet
+from halotile.storage.run_directory.object_claim import elsewhere
 from halotile.storage.sharded.output import Layout, open_output
 from halotile.storage.sharded.ownership import metadata_problems, restore_metadata
 
@@ -95,7 +96,7 @@ def verify(
         if repair:
             raise OutputRefused(
                 f"{path} has no run directory {directory.path}: there is no job to repair it with. "
-                "Leave out --repair to check it."
+                f"Leave out --repair to check it.{elsewhere(path)}"
             )
         layout = open_output(path)
         damaged = dict(damaged_blocks(path, layout, layout.grid))

@@ -224,21 +224,23 @@ def is_of_store(error: BaseException) -> bool:
 
 
 def first_words(error: BaseException) -> str:
-    """Return the message of an error of obstore, without what it is debugged with.
+    """Return the message of an error of obstore, without what it is debugged with, nor anything in an address that may be a key.
 
     Examples
     --------
-    >>> first_words(Exception("GET http://me:key@host/a: 403: <Error><Message>Access Denied</Message></Error>"))
+    >>> first_words(Exception("GET https://me:key@host/a?sig=secret timed out, after 10 retries"))
+    'GET https://host/a timed out, after 10 retries'
+    >>> first_words(Exception("GET https://host/a: <Error><Message>Access Denied</Message></Error>"))
     'Access Denied'
     """
     text = " ".join(str(error).partition("Debug source")[0].split())
     said = re.search("<Message>(.*?)</Message>", text)
-    return re.sub(r"//[^/@\s]*@", "//", said[1] if said else text)
+    return re.sub(r"(?<=//)[^/@\s]*@|\?\S*", "", said[1] if said else text)
 
 
 @contextmanager
 def store_errors(place: ObjectPath) -> Iterator[None]:
-    """Raise errors of the store as the system errors that a disk would give, with its words."""
+    """Raise errors of the store as the system errors that a disk would give, with its words; what it was asked is kept out of tracebacks."""
     try:
         yield
     except Exception as error:
@@ -250,7 +252,7 @@ def store_errors(place: ObjectPath) -> Iterator[None]:
             words = "there is no such bucket"
         if "169.254.169.254" in words:  # where virtual machines in a cloud ask for credentials of theirs
             words = "the environment has no credentials for it"
-        raise kind(number, words, str(place)) from error
+        raise kind(number, words, str(place)) from None
 
 
 _KINDS: dict[str, tuple[type[OSError], int]] = {

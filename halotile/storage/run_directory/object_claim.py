@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import json
+import os
 import secrets
 import socket
 import time
@@ -11,14 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from halotile.errors import DamagedData, OutputInUse, OutputRefused
-from halotile.storage.disk.object_path import ObjectPath, store_errors
+from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefused
+from halotile.storage.disk.object_path import ObjectPath, OutputPath, store_errors
 from halotile.storage.disk.place import ZARR_JSON
 from halotile.storage.run_directory.directory import FILE_MODE, RunDirectory
 from halotile.storage.run_directory.names import CLAIM
 from halotile.storage.run_directory.validation import is_text, read_object
 
-_TEXTS = dict.fromkeys(("token", "directory", "host", "user"), is_text)
+_TEXTS = dict.fromkeys(("token", "directory", "host"), is_text)
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,26 @@ class ObjectClaim:
             return holder
         return dict.fromkeys(_TEXTS, "unknown")
 
-    def check(self, *, may_replace: bool) -> None:
-        """Refuse an output that another run directory has claimed.
+    def check(self, *, may_replace: bool) -> dict[str, Any] | None:
+        """Return the claim that is there, and refuse an output that another run directory has claimed.
 
         Raises
         ------
         OutputRefused
             With where that lies, and what to do; unless the claim may be replaced.
         """
-        holder = self._held()
+        try:
+            holder = self.holder()
+        except OSError as error:
+            raise OutputRefused(
+                f"{self.place} cannot be read: {error.strerror}. Write an output.path that you may read."
+            ) from error
         if holder is not None and not may_replace and not self._is_own(holder):
             raise OutputRefused(
                 f"{self.output} belongs to {words_of(holder)}, by {self.place}. Run there to go on; or run with --fresh and output.overwrite: true "
                 "to start over from here, once nothing runs there any more."
             )
+        return holder
 
     def take(self, *, may_replace: bool) -> None:
         """Claim the output for the run directory, which is locked; durable on return.
@@ -80,8 +86,7 @@ class ObjectClaim:
         OutputInUse
             When another run claims it at this moment.
         """
-        self.check(may_replace=may_replace)
-        holder = self._held()
+        holder = self.check(may_replace=may_replace)
         if holder is not None and self._is_own(holder):
             return
         claim = {
@@ -89,14 +94,14 @@ class ObjectClaim:
             "output": str(self.output),
             "directory": str(self.run.path),
             "host": socket.gethostname(),
-            "user": getpass.getuser(),
+            "user": os.geteuid(),
             "claimed": time.time(),
         }
         content = json.dumps(claim, indent=2).encode()
         self.run.disk.write_file(self.run.path / CLAIM, [content], mode=FILE_MODE)
         try:
             with suppress(FileExistsError):
-                self._put(content, mode="overwrite" if holder else "create")
+                self._put(content, replaced=self.place.facts() if holder else None)
             is_there = self.place.read_bytes() == content
         except OSError as error:
             raise OutputRefused(
@@ -123,14 +128,6 @@ class ObjectClaim:
         (self.output / ZARR_JSON).facts()
         return ""
 
-    def _held(self) -> dict[str, Any] | None:
-        try:
-            return self.holder()
-        except OSError as error:
-            raise OutputRefused(
-                f"{self.place} cannot be read: {error.strerror}. Write an output.path that you may read."
-            ) from error
-
     def _is_own(self, holder: dict[str, Any]) -> bool:
         try:
             own = read_object(self.run.path / CLAIM, "", _TEXTS)
@@ -138,13 +135,24 @@ class ObjectClaim:
             return False
         return own is not None and own.get("token") == holder["token"]
 
-    def _put(self, content: bytes, mode: str) -> None:
+    def _put(self, content: bytes, replaced: Any) -> None:
+        """Put the claim where there is none, or in place of the one with these facts, in one step."""
         import obstore
 
+        mode = {key: replaced[key] for key in ("e_tag", "version")} if replaced else "create"
         with store_errors(self.place):
             obstore.put(self.place.store, self.place.key, content, mode=mode)
 
 
 def words_of(holder: dict[str, Any]) -> str:
     """Describe the run directory of a claim."""
-    return f"the run in {holder['directory']} of {holder['user']} on {holder['host']}"
+    return f"the run in {holder['directory']} on {holder['host']}, of user {holder.get('user')}"
+
+
+def elsewhere(output: OutputPath) -> str:
+    """Describe the run directory that an output in a store belongs to, as a further sentence; empty where it is not known."""
+    if isinstance(output, ObjectPath):
+        with suppress(OSError, HalotileError):
+            if holder := ObjectClaim(output, RunDirectory.beside(output)).holder():
+                return f" It belongs to {words_of(holder)}."
+    return ""

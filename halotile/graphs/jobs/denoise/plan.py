@@ -39,7 +39,7 @@ from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths
-from halotile.graphs.plans.notes import note_of_files, note_of_locks, notes_of
+from halotile.graphs.plans.notes import note_of_files, notes_of, notes_of_place
 from halotile.graphs.plans.plan import Plan, Resources
 from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
 from halotile.graphs.plans.resources.memory import Footprint
@@ -364,7 +364,7 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
         *opened.computing.ignored,
         *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
         *note_of_files(task.writer.layout, sized.job.output, opened.roles),
-        *note_of_locks(opened.begun.directory),
+        *notes_of_place(opened.begun.output, opened.begun.directory),
     )
 
 

@@ -52,7 +52,7 @@ from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
-from halotile.graphs.plans.notes import note_of_files, note_of_locks
+from halotile.graphs.plans.notes import note_of_files, notes_of_place
 from halotile.graphs.plans.plan import Plan, Resources
 from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
 from halotile.graphs.plans.resources.sizes import (
@@ -325,7 +325,7 @@ def _notes(settled: _Settled, further: tuple[str, ...]) -> tuple[str, ...]:
         *opened.computing.ignored,
         *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
         *note_of_files(work.output.layout, sized.job.output, sized.geometry.roles),
-        *note_of_locks(opened.begun.directory),
+        *notes_of_place(opened.begun.output, opened.begun.directory),
     )
 
 
