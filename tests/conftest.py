@@ -12,6 +12,7 @@ import pytest
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from tests.slurm import Slurm, running, why_not
+from tests.stores import ObjectServer, serving, told_by_environment
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As a shell has it for what runs in the background; what tests start would inherit it, and never see Ctrl-C.
@@ -71,6 +72,21 @@ def slurm() -> Iterator[Slurm]:
     # Not among pytest's own: its daemons want a way to their socket that everybody may go.
     with TemporaryDirectory(prefix="halotile-slurm-") as folder, running(Path(folder)) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def object_server() -> Iterator[tuple[ObjectServer, str]]:
+    """A local server of S3 with its address, started once."""
+    with serving() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def object_store(object_server: tuple[ObjectServer, str]) -> Iterator[ObjectServer]:
+    """That server, which the environment names."""
+    server, address = object_server
+    with told_by_environment(address):
+        yield server
 
 
 @pytest.fixture

@@ -150,6 +150,11 @@ class Scene:
     def directory(self) -> RunDirectory:
         return RunDirectory(self.place / "clean.zarr.run")
 
+    @property
+    def cwd(self) -> Path:
+        """Working directory of runs that are started."""
+        return REPOSITORY
+
     def set_pace(self, seconds: float) -> None:
         """How long every block takes."""
         (self.folder / "pace").write_text(str(seconds))
@@ -213,7 +218,7 @@ class Scene:
         ]
         return subprocess.Popen(
             command,
-            cwd=REPOSITORY,
+            cwd=self.cwd,
             env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -21,6 +21,7 @@ from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.plans.resources.memory import Footprint
+from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.sharded.output import create_output, to_dtype
 from halotile.tasks.block import BlockRunner
 
@@ -139,9 +140,9 @@ def run_inline(job: Denoising) -> Image:
     return read_zarr(plan.output)
 
 
-def read_zarr(path: str | Path) -> Image:
+def read_zarr(path: str | OutputPath) -> Image:
     """The pixels of a Zarr array, or of the finest level of an OME-Zarr."""
-    node: Any = zarr.open(path, mode="r")
+    node: Any = zarr.open(str(path), mode="r")
     pixels: Image = (node["0"] if isinstance(node, zarr.Group) else node)[...]
     return pixels
 

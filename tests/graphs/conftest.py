@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 
 from halotile import DistributedContext
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.runs.verify import verify
+from halotile.storage.arrays import open_source
 from tests.faults import BLOCKS, Scene, image, truth
 from tests.graphs.trials import FOUND, TWO, finding
 
@@ -45,7 +45,7 @@ def check_whole(scene: Scene, undisturbed: dict[str, bytes]) -> Callable[[], Non
 
     def check() -> None:
         assert scene.files() == undisturbed
-        np.testing.assert_array_equal(zarr.open_array(scene.output, mode="r")[...], truth(image()))
+        np.testing.assert_array_equal(open_source(str(scene.output))[...], truth(image()))
         assert verify(scene.output).problems == ()
         assert scene.journalled() == set(range(BLOCKS))
         assert scene.status()["state"] == "finished"

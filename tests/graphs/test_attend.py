@@ -239,13 +239,13 @@ def test_every_kind_of_run_hears_signals_while_it_waits(
     told: list[signal.Signals],
 ) -> None:
     plan = make(tmp_path)
-    before = files(plan.output)
+    before = files(Path(str(plan.output)))
     told.append(number)
     with RunDirectory(plan.run_directory).lock(), pytest.raises(Stopped, match="in use") as stopped:
         driver.run(plan)
     assert stopped.value.requested_by == number.name
     assert plan.output.exists() == (make is simulation)
-    assert files(plan.output) == before
+    assert files(Path(str(plan.output))) == before
 
 
 def files(output: Path) -> dict[Path, bytes]:

@@ -110,7 +110,7 @@ def test_an_ome_tiff_whose_axes_ome_zarr_cannot_hold_becomes_a_plain_zarr(tmp_pa
     assert plan.layout.scale[plan.layout.axes.index("x")] == 0.5
     assert any(note.startswith("OME-Zarr has no room for the axes") for note in plan.notes)
     create_output(plan.output, plan.layout)
-    again = open_source(plan.output)
+    again = open_source(str(plan.output))
     assert (again.axes, again.scale, again.units) == (plan.layout.axes, plan.layout.scale, plan.layout.units)
 
 

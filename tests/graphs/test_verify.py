@@ -223,7 +223,7 @@ def test_blocks_of_an_output_of_another_shape_are_told_by_their_own_numbers(
     region = task.roles.output_region(plan.grid.block_at(number).core, task.tiling.scale, task.channels_out)
     finest = plan.layout.arrays[0]
     *_, (last, _) = finest.shards(region)
-    (finest.path(job.output.path) / last).unlink()
+    Path(job.output.path, finest.name, last).unlink()
     (problem,) = verify(job.output.path).problems
     assert problem.startswith(f"block {number}: ")
     verdict = verify(job.output.path, job=job, repair=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Region
 from halotile.storage.sharded.output import Layout, ShardWriter, create_output
 
@@ -30,7 +30,7 @@ def noise(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     return (np.random.default_rng(7).random(shape) * 100).astype(dtype)
 
 
-def written(path: Path, layout: Layout) -> NDArray[Any]:
+def written(path: OutputPath, layout: Layout) -> NDArray[Any]:
     """Write a complete output and return its pixels."""
     pixels = noise(layout.shape, layout.dtype)
     create_output(path, layout)

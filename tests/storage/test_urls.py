@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -18,11 +17,11 @@ import zarr
 from halotile.errors import InputError, InputUnreadable
 from halotile.storage.arrays import open_source
 from halotile.storage.formats.parts import urls
+from tests.stores import BUCKET, ObjectServer
 from tests.support import job_of, noisy_image, read_zarr, run_inline
 
 pytest.importorskip("obstore")
 PIXELS = noisy_image((150, 130), "uint16")
-BUCKET = "scans"
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -30,24 +29,6 @@ class Quiet(SimpleHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         return None
-
-
-@pytest.fixture(scope="module")
-def object_store() -> Iterator[None]:
-    """A local server of S3, which the environment names."""
-    server = pytest.importorskip("moto.server")
-    boto3 = pytest.importorskip("boto3")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    s3 = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    s3.start()
-    endpoint = f"http://127.0.0.1:{s3.get_host_and_port()[1]}"
-    words = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "REGION": "us-east-1", "ALLOW_HTTP": "true"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**words, "ENDPOINT_URL": endpoint}.items():
-            patch.setenv(f"AWS_{name}", value)
-        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket=BUCKET)
-        yield
-    s3.stop()
 
 
 @pytest.fixture(params=["s3", "http"])
@@ -108,7 +89,7 @@ def test_chunks_that_are_not_stored_are_allowed(
     assert open_source(url).change() == ""
 
 
-def test_a_bucket_that_is_missing_is_told(object_store: None) -> None:
+def test_a_bucket_that_is_missing_is_told(object_store: ObjectServer) -> None:
     with pytest.raises(InputError, match=r"^s3://nothing/a\.zarr: no Zarr array or group is there"):
         open_source("s3://nothing/a.zarr")
 

@@ -139,9 +139,9 @@ class ObjectClaim:
         """Put the claim where there is none, or in place of the one with these facts, in one step."""
         import obstore
 
-        mode = {key: replaced[key] for key in ("e_tag", "version")} if replaced else "create"
+        named = {key: replaced[key] for key in ("e_tag", "version") if replaced[key]} if replaced else {}
         with store_errors(self.place):
-            obstore.put(self.place.store, self.place.key, content, mode=mode)
+            obstore.put(self.place.store, self.place.key, content, mode=named or "create")
 
 
 def words_of(holder: dict[str, Any]) -> str:
