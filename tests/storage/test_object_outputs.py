@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from halotile.errors import InputUnreadable, OutputRefused
 from halotile.storage.arrays import open_source
-from halotile.storage.disk.object_path import ObjectPath, files_below
+from halotile.storage.disk.object_path import ObjectPath, files_below, store_errors
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import output_path
@@ -117,6 +118,23 @@ def test_a_put_that_is_refused_is_an_error_of_the_system(
     object_store.trouble = failing(1, DENIED, "PUT", "c/0/1")
     with pytest.raises(PermissionError, match=f"Access Denied: '{place}/c/0/1'"):
         written(place, PLAIN)
+
+
+def test_no_key_is_in_an_error() -> None:
+    class GenericError(Exception):
+        """As obstore raises where a request has its key in the address."""
+
+    GenericError.__module__ = "obstore.exceptions"
+    place, said = (
+        ObjectPath("az://scans/a.zarr"),
+        "error sending PUT https://host/scans/a.zarr?sv=1&sig=KEY to it",
+    )
+    with (
+        pytest.raises(OSError, match=r"https://host/scans/a\.zarr to it: 'az://scans/a\.zarr'") as told,
+        store_errors(place),
+    ):
+        raise GenericError(said)
+    assert "KEY" not in "".join(traceback.format_exception(told.value))
 
 
 def test_metadata_are_restored_and_what_the_user_added_stays(place: ObjectPath) -> None:
