@@ -130,8 +130,7 @@ def find_run(place: str | OutputPath) -> Path:
         if first := run.read_primary():  # it belongs to a further output
             return Path(first)
     raise ConfigError(
-        f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to; that of an output in a store is "
-        f"looked for in the working directory.{elsewhere(path)}"
+        f"{path}: no run here. Write the run directory, such as clean.zarr.run, or the output it belongs to.{elsewhere(path)}"
     )
 
 

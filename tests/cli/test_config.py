@@ -93,7 +93,12 @@ LIES = [
         "is empty; write auto or a whole number, or leave the key out for its default",
     ),
     ("strength: 0.1", "strength: null", 5, "denoiser.strength: is empty; write a number"),
-    ("path: clean.zarr", "path: s3://b/clean.zarr", 4, "outputs go to a disk of this machine"),
+    (
+        "path: clean.zarr",
+        "path: https://b/clean.zarr",
+        4,
+        "write a place in a store, such as s3://bucket/clean.zarr",
+    ),
     ("workers: 2", "<<: {workers: 2}", 7, "run.<<: merge keys are not read; write the keys out"),
     ("size: auto", "size: !pixels [4, 4]", 6, "tile.size: the tag !pixels is not allowed"),
     ("{kind: local}", "!mine {kind: local}", 8, "cluster: the tag !mine is not allowed"),

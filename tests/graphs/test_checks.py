@@ -54,7 +54,21 @@ WRONG: list[tuple[str, Any, str]] = [
         Input(path="a", sides={"mask": 1}),  # type: ignore[dict-item]
         'input.sides: {"mask": 1} is not a mapping of names to texts',
     ),
-    ("output", Output(path="s3://b/c"), "outputs go to a disk of this machine"),
+    (
+        "output",
+        Output(path="https://b/c"),
+        "can be read at most; write a place in a store, such as s3://bucket/clean.zarr",
+    ),
+    ("output", Output(path="s3://b/"), "names no output in a bucket; write one such as s3://b/clean.zarr"),
+    ("output", Output(path="s3://a:secret@b/c"), "output.path: holds a name or a password"),
+    ("output", Output(path="s3://b/c+d.zarr"), "has + in it"),
+    ("output", Output(path="s3://b/../c"), "has .. in it"),
+    (
+        "output",
+        Output(path=f"s3://b/{'c' * 230}"),
+        "is of 237 bytes, and its run directory is named after it",
+    ),
+    ("output", Output(path="s3://b/c.tif"), "`recon-cli export s3://b/c.zarr c.tif` makes a TIFF of it"),
     ("output", Output(path="b", dtype="flot32"), "did you mean float32?"),
     ("cluster", Cluster(kind="locale"), "no cluster is called locale; did you mean local?"),
 ]

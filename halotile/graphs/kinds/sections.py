@@ -83,7 +83,7 @@ class Output:
     __pydantic_config__ = STRICT
 
     path: OwnPath
-    """Path of the Zarr to write."""
+    """Path of the Zarr to write, or its place in an object store, such as s3://bucket/clean.zarr."""
     overwrite: bool = False
     """Replace an existing Zarr at this path."""
     format: Literal["auto", "ome-zarr", "zarr"] = "auto"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
+
+import numpy as np
 
 from halotile.errors import ConfigError, OutputRefused
+from halotile.graphs.amounts import bytes_text
 from halotile.graphs.kinds.base import PlanRequest
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.patterns import takes_many
@@ -12,7 +16,8 @@ from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.rules.check import check_job
 from halotile.graphs.waiting import Report, no_report
-from halotile.storage.disk.object_path import lies_in
+from halotile.storage.disk.object_path import ObjectPath, lies_in
+from halotile.storage.disk.output_disk import MOST_PUT_BYTES
 
 
 def make_plan(
@@ -67,6 +72,7 @@ def make_plan(
         )
     plan = kind.make_plan(job, PlanRequest(fresh, same_input, probe, report))
     _check_apart(plan)
+    _check_puts(plan)
     if refuse:
         plan.check_fits()
     return plan
@@ -80,4 +86,16 @@ def _check_apart(plan: Plan) -> None:
             raise OutputRefused(
                 f"{second.key} is {second.path}, and {first.key} is {first.path}: one output would lie in the other. "
                 "Write another path."
+            )
+
+
+def _check_puts(plan: Plan) -> None:
+    """Refuse shards that cannot be put into a store at once."""
+    for output in plan.outputs:
+        layout = output.layout
+        shard_bytes = math.prod(map(min, layout.shard, layout.shape)) * np.dtype(layout.dtype).itemsize
+        if isinstance(output.path, ObjectPath) and shard_bytes > MOST_PUT_BYTES:
+            raise ConfigError(
+                f"output.shard is {list(layout.shard)}, {bytes_text(shard_bytes)} each, and a store takes {bytes_text(MOST_PUT_BYTES)} "
+                "at once. Write a smaller one."
             )

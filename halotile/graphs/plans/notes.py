@@ -55,7 +55,7 @@ def notes_of_place(output: OutputPath, directory: RunDirectory) -> tuple[str, ..
     """Return notes on where an output and its run directory lie: in a store, or where other machines do not see locks."""
     if isinstance(output, ObjectPath):
         return (
-            f"the journal goes to {directory.path}: resume, verify and repair from this folder, and give each worker a view of it",
+            f"the run directory is {directory.path}: start resume, status and verify in the folder that it lies in",
         )
     why = local_lock_reason(output)
     return (

@@ -150,9 +150,11 @@ def words_of(holder: dict[str, Any]) -> str:
 
 
 def elsewhere(output: OutputPath) -> str:
-    """Describe the run directory that an output in a store belongs to, as a further sentence; empty where it is not known."""
-    if isinstance(output, ObjectPath):
-        with suppress(OSError, HalotileError):
-            if holder := ObjectClaim(output, RunDirectory.beside(output)).holder():
-                return f" It belongs to {words_of(holder)}."
-    return ""
+    """Describe the run directory of an output in a store, as further sentences; empty for other outputs."""
+    if not isinstance(output, ObjectPath):
+        return ""
+    run, owner = RunDirectory.beside(output), ""
+    with suppress(OSError, HalotileError):
+        if holder := ObjectClaim(output, run).holder():
+            owner = f" It belongs to {words_of(holder)}."
+    return f" Of an output in a store that is {run.path.name} in the working directory.{owner}"
