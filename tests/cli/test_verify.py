@@ -124,7 +124,7 @@ def test_verify_without_a_run_directory_says_that_places_are_not_checked(
         find(monkeypatch, verdict)
         assert RUNNER.invoke(app, ["verify", str(output)]).stdout.splitlines() == [
             said,
-            f"no run directory {output}.run beside it: checked against its checksums only, not whether each shard is in its place",
+            f"no run directory {output}.run: checked against its checksums only, not whether each shard is in its place",
         ]
         as_json = RUNNER.invoke(app, ["verify", str(output), "--json"])
         assert json.loads(as_json.stdout)["checked_against"] == "checksums"

@@ -17,7 +17,7 @@ from halotile.graphs.plans.plan import Plan
 from halotile.graphs.rules.check import check_job
 from halotile.graphs.waiting import Report, no_report
 from halotile.storage.disk.object_path import ObjectPath, lies_in
-from halotile.storage.disk.output_disk import MOST_PUT_BYTES
+from halotile.storage.sharded.output_disk import MOST_PUT_BYTES
 
 
 def make_plan(

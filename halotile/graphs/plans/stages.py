@@ -144,6 +144,6 @@ def relate(
     return identity, Earlier(not differs, differs, tuple(same_inputs), is_discarded=request.fresh)
 
 
-def free_bytes(directory: RunDirectory) -> int:
-    """Return the free space on the file system of a run directory, and of the output beside it."""
-    return shutil.disk_usage(existing_parent(directory.path)).free
+def free_bytes(output: OutputPath) -> int:
+    """Return the free space on the file system of an output, or where it is in a store, of its run directory."""
+    return shutil.disk_usage(existing_parent(RunDirectory.beside(output).path)).free

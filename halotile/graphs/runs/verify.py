@@ -17,7 +17,7 @@ from halotile.graphs.runs.outputs.claim import check_same_job
 from halotile.graphs.runs.outputs.damage import damaged_blocks, written_of
 from halotile.graphs.runs.outputs.replacing import journal_fingerprint
 from halotile.graphs.watching.progress import Observer
-from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path
+from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, path_of
 from halotile.storage.disk.place import check_reachable
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
@@ -125,14 +125,15 @@ def verify(
 def _paths_of(directory: RunDirectory, stored: dict[str, Any]) -> list[OutputPath]:
     """Return the paths of all outputs of a run: where they were moved together, the present ones."""
     first = output_path(directory.path)
-    if isinstance(first, ObjectPath):
-        return [first]
     before, *others = (output["path"] for output in stored.get("outputs", [{"path": first}]))
     folder = os.path.dirname(before)
-    return [
-        first,
-        *(Path(os.path.normpath(first.parent / os.path.relpath(path, folder))) for path in others),
-    ]
+
+    def present(place: OutputPath) -> OutputPath:
+        if isinstance(place, ObjectPath) or isinstance(first, ObjectPath):
+            return place
+        return Path(os.path.normpath(first.parent / os.path.relpath(place, folder)))
+
+    return [first, *map(present, map(path_of, others))]
 
 
 @dataclass(frozen=True)

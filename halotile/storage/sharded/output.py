@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError, InputError
 from halotile.storage.disk.durable import GONE, Buffers
 from halotile.storage.disk.object_path import OutputPath, path_of
-from halotile.storage.disk.output_disk import OutputDisk, disk_of, opened
 from halotile.storage.disk.place import ZARR_FILES, check_place
 from halotile.storage.grid import Grid, Region
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.sharded.layout import Layout, read_layout
 from halotile.storage.sharded.levels import LevelArray, coarser, halve
+from halotile.storage.sharded.output_disk import OutputDisk, disk_of, opened
 from halotile.storage.sharded.shards import (
     ShardFormat,
     digest_of,

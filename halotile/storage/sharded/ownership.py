@@ -17,10 +17,10 @@ from typing import Any
 from halotile.errors import OutputRefused
 from halotile.storage.disk.durable import GONE, PARTIAL
 from halotile.storage.disk.object_path import OutputPath, files_below, path_of
-from halotile.storage.disk.output_disk import OutputDisk, disk_of
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
 from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import FOREIGN_PIXELS
+from halotile.storage.sharded.output_disk import OutputDisk, disk_of
 from halotile.storage.stored_array import read_error
 
 REPLACE = "Move it away, or run with --fresh and output.overwrite: true to replace it."

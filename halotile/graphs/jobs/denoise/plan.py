@@ -332,7 +332,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
             (need_of(task, settled.needed, allowed, machine),),
             SMALLER,
             machine,
-            free_bytes(begun.directory),
+            free_bytes(begun.output),
             smaller_output="a smaller output.dtype",
         ),
         documents=documents_of(job, sized.requested, given_parts, decided),

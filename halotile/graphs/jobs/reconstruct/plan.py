@@ -362,7 +362,7 @@ def _resources(settled: _Settled) -> Resources:
         tuple(needs_of(work, kept_bytes(opened.sources))),
         SMALLER,
         opened.computing.machine_bytes,
-        free_bytes(opened.begun.directory),
+        free_bytes(opened.begun.output),
         scratch_bytes=work.scratch_bytes,
         scratch_inodes=work.scratch_inodes,
     )

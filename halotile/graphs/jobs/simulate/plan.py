@@ -109,7 +109,7 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
             tuple(measurement.need for measurement in measurements),
             SMALLER,
             computing.machine_bytes,
-            free_bytes(begun.directory),
+            free_bytes(begun.output),
         ),
         documents=documents_of(
             job,

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from halotile.errors import DamagedData
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.storage.disk.object_path import ObjectPath, OutputPath
-from halotile.storage.disk.output_disk import READS_AT_ONCE
 from halotile.storage.grid import Block, Grid
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.sharded.output import Layout, check_block, inspect_block
+from halotile.storage.sharded.output_disk import READS_AT_ONCE
 from halotile.storage.sharded.shards import digest_of
 
 T = TypeVar("T")
