@@ -135,7 +135,7 @@ def make_file(name: str, folder: Path) -> None:
             text = text.replace(word, ours)
         (folder / name).write_text(text)
     elif name == "train.py":
-        block = re.search(r"```py\n(# train\.py\n.*?)```", (ROOT / "docs/torch.md").read_text(), re.DOTALL)
+        block = re.search(r"```text\n(# train\.py\n.*?)```", (ROOT / "docs/torch.md").read_text(), re.DOTALL)
         assert block
         (folder / name).write_text(block[1])
     else:
