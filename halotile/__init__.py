@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from halotile.graphs.jobs.simulate.call import simulate
     from halotile.graphs.overlap.map_overlap import map_overlap
     from halotile.storage.arrays import open_source
+    from halotile.tasks.groups import torch_group
 
 __all__ = [
     "DistributedContext",
@@ -50,6 +51,7 @@ __all__ = [
     "reconstruct",
     "simulate",
     "status",
+    "torch_group",
     "try_settings",
     "validate",
     "verify",
@@ -69,13 +71,16 @@ _PUBLIC = {
     "reconstruct": "halotile.graphs.jobs.reconstruct.call",
     "simulate": "halotile.graphs.jobs.simulate.call",
 }
+_MODULES = {"torch_group": "halotile.tasks.groups.torch_group"}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used: Dask and torch take seconds to load."""
-    if name in _PUBLIC:
+    if name in _PUBLIC or name in _MODULES:
         if sys.platform == "win32":
             raise ImportError(errors.WINDOWS)
+        if name in _MODULES:
+            return importlib.import_module(_MODULES[name])
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'halotile' has no attribute {name!r}")
 

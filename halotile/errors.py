@@ -20,7 +20,9 @@
     ├── BlockFailed (RuntimeError)    blocks failed after their retries
     │   └── BlockInputFailed          all of them because of their input (an InputError as well)
     ├── TaskFailed (RuntimeError)     an operator or a tile of a distributed object failed on a worker
-    │   └── WorkerDied (ConnectionError) the worker that ran the task died
+    │   ├── WorkerDied (ConnectionError) the worker that ran the task died
+    │   ├── RankFailed                a rank of a torch program failed; the message begins with its traceback
+    │   └── PeerLost (ConnectionError) another rank of a torch program ended, or did not answer in time
     ├── Diverged (ArithmeticError)    a solver's numbers grow without bound; its last good state is kept
     ├── ClusterFailed (RuntimeError)  no worker could be started
     ├── Stalled (TimeoutError)        the cluster stopped making progress
@@ -116,6 +118,18 @@ class TaskFailed(HalotileError, RuntimeError):
 
 class WorkerDied(TaskFailed, ConnectionError):
     """The worker that ran a task died. A run restarts its pass; a distributed object raises this error."""
+
+
+class RankFailed(TaskFailed):
+    """A rank of a torch program failed. ``rank`` is its number."""
+
+    def __init__(self, message: str, rank: int = -1) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class PeerLost(TaskFailed, ConnectionError):
+    """Another rank of a torch program ended, or did not answer in time: its error is the cause."""
 
 
 class Diverged(HalotileError, ArithmeticError):

@@ -156,12 +156,12 @@ def _done(one: RunStatus | None) -> str:
 
 
 def _plan(job: Job, *, fresh: bool, same_input: bool, quiet: bool) -> ManyPlans:
-    from halotile.graphs.clusters.detection.launchers import copy_of
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.plans.plan import Plan
     from halotile.graphs.runs.many_images import plan_many
     from halotile.graphs.runs.outputs.replacing import check_outputs
     from halotile.graphs.waiting import no_report
+    from halotile.tasks.groups.launchers import copy_of
 
     if copy_of() is not None:
         raise ConfigError(

@@ -82,7 +82,7 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
 def _among_copies(job: Job) -> AbstractContextManager[None]:
     """Notify the other copies of the command of its end, if this is the first of several."""
     from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
-    from halotile.graphs.clusters.detection.launchers import copy_of
+    from halotile.tasks.groups.launchers import copy_of
 
     if not cluster_kind_of(job.cluster).traits.of_copies or copy_of() is None:
         return nullcontext()

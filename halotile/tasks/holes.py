@@ -25,13 +25,13 @@ class Holes:
     """Values that stand for a hole."""
 
     value: float | None
-    """A value besides NaN; None if there is none."""
+    """A value besides NaN and infinity; None if there is none."""
     mean: float
     """Mean of the measured pixels: it fills what is deep inside a hole, for a denoiser that needs a value everywhere."""
     share: float = 0.0
     """Share of the pixels that are holes, by samples."""
     nan: bool = True
-    """True if NaN stands for a hole."""
+    """True if NaN or infinity stands for a hole."""
 
     @property
     def are_likely(self) -> bool:
@@ -50,7 +50,7 @@ class Holes:
         if self.value is not None:
             valid = pixels != pixels.dtype.type(self.value)
         if self.nan and pixels.dtype.kind == "f" and not all_finite(pixels):
-            measured = ~np.isnan(pixels)
+            measured = np.isfinite(pixels)
             valid = measured if valid is None else valid & measured
         return None if valid is None or valid.all() else valid
 
@@ -144,9 +144,7 @@ def describe_value(value: float | None, dtype: np.dtype[Any]) -> str:
     Examples
     --------
     >>> describe_value(-9999.0, np.dtype("float32")), describe_value(None, np.dtype("float32"))
-    ('NaN and -9999', 'NaN')
+    ('-9999, NaN or infinity', 'NaN or infinity')
     """
-    names = ["NaN"] if dtype.kind == "f" else []
-    if value is not None and not math.isnan(value):
-        names.append(f"{value:.10g}")
-    return " and ".join(names)
+    names = [] if value is None or math.isnan(value) else [f"{value:.10g}"]
+    return ", ".join([*names, *["NaN or infinity"] * (dtype.kind == "f")])

@@ -79,6 +79,18 @@ def test_holes_stay_and_their_value_reaches_no_other_pixel(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("name", FILTERS)
+def test_infinite_pixels_are_holes_too(tmp_path: Path, name: str) -> None:
+    pixels, holes = scene()
+    infinite = np.where(holes & (np.arange(300) % 2 == 0), np.float32(np.inf), pixels)
+    infinite[np.isnan(infinite) & (np.arange(300) % 3 == 0)] = -np.inf
+    result = cut(tmp_path, write_zarr(tmp_path / "inf.zarr", infinite), name, 64)
+    assert np.array_equal(result[holes], infinite[holes], equal_nan=True)
+    result[holes] = np.nan
+    expected = cut(tmp_path, write_zarr(tmp_path / "nan.zarr", pixels), name, 64)
+    assert np.array_equal(result, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", FILTERS)
 def test_tiles_give_the_bits_of_the_whole_image(tmp_path: Path, name: str) -> None:
     pixels, _ = scene()
     source = write_zarr(tmp_path / "in.zarr", pixels)
@@ -150,7 +162,9 @@ def test_the_job_decides(tmp_path: Path, nodata: str) -> None:
     result = cut(tmp_path, source, "gaussian", 128, input={"nodata": nodata})
     assert not (result[holes] == NODATA).all()
     plan = make_plan(job_of(source, tmp_path / "b.zarr", "gaussian", FILTERS["gaussian"]))
-    assert any(note.startswith("pixels of NaN and -9999 are holes") for note in plan.notes), plan.notes
+    assert any(note.startswith("pixels of -9999, NaN or infinity are holes") for note in plan.notes), (
+        plan.notes
+    )
 
 
 def test_a_number_of_the_job_is_for_integers_too(tmp_path: Path) -> None:
@@ -165,6 +179,40 @@ def test_a_value_in_the_attributes_of_a_zarr_counts(tmp_path: Path) -> None:
     source = write_zarr(tmp_path / "in.zarr", pixels)
     zarr.open_array(source).attrs["_FillValue"] = 0
     assert np.array_equal(cut(tmp_path, source, "median", 64) == 0, holes)
+
+
+@pytest.mark.parametrize("name", ["_FillValue", "missing_value"])
+def test_a_value_in_the_attributes_of_an_hdf5_file_counts(tmp_path: Path, name: str) -> None:
+    h5py = pytest.importorskip("h5py")
+    pixels, holes = scene(NODATA)
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file.create_dataset("image", data=pixels).attrs[name] = np.array([NODATA], "float32")
+    result = cut(tmp_path, tmp_path / "in.h5", "median", 64)
+    zarr_of_it = write_zarr(tmp_path / "in.zarr", pixels)
+    zarr.open_array(zarr_of_it).attrs[name] = NODATA
+    assert np.array_equal(result, cut(tmp_path, zarr_of_it, "median", 64))
+    assert np.array_equal(result == NODATA, holes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "at", "said"),
+    [
+        ((320, 300), None, "({holes:,} of 96,000)"),
+        ((4200, 4200), None, "(about 0.99% of the pixels, by samples)"),
+        ((320, 300), slice(0, 0), "(0 of 96,000)"),
+    ],
+)
+def test_the_plan_says_how_many_holes_there_are(
+    tmp_path: Path, shape: tuple[int, int], at: slice | None, said: str
+) -> None:
+    holes = np.random.default_rng(0).random(shape) < 0.01
+    holes = holes if at is None else np.zeros(shape, bool)
+    pixels = np.where(holes, NODATA, 5 + np.random.default_rng(1).random(shape)).astype("float32")
+    job = job_of(
+        with_tag(tmp_path / "a.tif", pixels, "-9999"), tmp_path / "o.zarr", "median", FILTERS["median"]
+    )
+    notes = make_plan(job).notes
+    assert any(said.format(holes=holes.sum()) in note for note in notes), notes
 
 
 def test_the_output_names_the_value_of_its_holes(tmp_path: Path) -> None:

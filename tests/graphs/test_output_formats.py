@@ -15,6 +15,7 @@ from halotile.errors import BlockFailed, ConfigError
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.image import display
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outputs.claim import kept_of
 from halotile.graphs.runs.verify import verify
 from halotile.storage.arrays import open_source
@@ -50,6 +51,21 @@ def test_levels_are_resumed_verified_and_repaired(scene: Scene, cluster: Running
     assert [problem.split(":")[0] for problem in verdict.problems] == ["block 5"]
     assert verify(scene.output, job=scene.job(parts=OME), repair=True).sound
     assert scene.files() == written
+
+
+@pytest.mark.cluster
+def test_a_georeferenced_run_goes_on_and_is_repaired(tmp_path: Path, cluster: RunningCluster) -> None:
+    rasterio = pytest.importorskip("rasterio")
+    source = tmp_path / "map.tif"
+    place = {"crs": "EPSG:32632", "transform": rasterio.Affine(10, 0, 5e5, 0, -10, 54e5)}
+    with rasterio.open(source, "w", height=300, width=260, count=1, dtype="uint16", **place) as file:
+        file.write(noisy_image((300, 260), "uint16"), 1)
+    job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3})
+    plan = make_plan(job)
+    run(plan, cluster=cluster)
+    assert run(make_plan(job), cluster=cluster).resumed == plan.blocks
+    flip_bit(next((tmp_path / "out.zarr/0/c").glob("*/*")), 0)
+    assert verify(tmp_path / "out.zarr", job=job, repair=True).sound
 
 
 @pytest.mark.usefixtures("small_images_have_levels")

@@ -22,6 +22,8 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, parse_bytes
 from halotile.graphs.plans import make, stages
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import Plan
+from halotile.graphs.runs.outputs.claim import claim
 from halotile.storage.stored_array import StoredArray
 from tests.support import (
     dncnn_weights,
@@ -270,3 +272,21 @@ def test_the_halo_of_a_volume_costs_little(
     plan = make_plan(job)
     assert plan.summary()["compute_redundancy"] <= most
     plan.check_fits()
+
+
+def test_a_deep_halo_gets_larger_blocks_where_memory_allows_it(tmp_path: Path) -> None:
+    np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.uint8, (1024, 1024, 1024))
+
+    def plan_with(memory: str) -> Plan:
+        job = job_of(
+            tmp_path / "a.npy", tmp_path / "out.zarr", "tv", {"strength": 0.1}, shard="auto", chunk="auto",
+            input={"axes": "zyx"}, tile={"axes": "zyx"}, run={"memory_per_worker": memory, "workers": 2},
+        )  # fmt: skip
+        return make_plan(job)
+
+    redundant = {memory: plan_with(memory).summary()["compute_redundancy"] for memory in ("4GiB", "8GiB")}
+    assert redundant["8GiB"] <= 1.3 < redundant["4GiB"] < 1.5
+    with claim(plan_with("8GiB")):
+        pass
+    assert plan_with("8GiB").earlier.resumes
+    assert plan_with("9GiB").earlier.resumes

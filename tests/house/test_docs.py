@@ -134,6 +134,10 @@ def make_file(name: str, folder: Path) -> None:
         for word, ours in SITE.items():
             text = text.replace(word, ours)
         (folder / name).write_text(text)
+    elif name == "train.py":
+        block = re.search(r"```text\n(# train\.py\n.*?)```", (ROOT / "docs/torch.md").read_text(), re.DOTALL)
+        assert block
+        (folder / name).write_text(block[1])
     else:
         raise AssertionError(f"no file called {name} can be made: extend make_file, or correct the comment")
 

@@ -54,6 +54,12 @@ def execute(
     config: Site = None,
     no_dashboard: NoDashboard = False,
     no_tls: NoTls = False,
+    torch: Annotated[
+        bool,
+        typer.Option(
+            "--torch", help="A torchrun script: one rank on each worker, all of them the same script."
+        ),
+    ] = False,
 ) -> None:
     """Run a script of your own with a cluster up, which Client() and DistributedContext() in it join; after -- all is the script's."""
     from halotile.graphs.scripts.execute import execute as execute_script
@@ -63,6 +69,11 @@ def execute(
     _check_spelling(context)
     choice = _choice(config, cluster, dashboard=not no_dashboard, tls=not no_tls)
     order = _order(workers, memory, choice)
+    if torch:
+        from halotile.graphs.scripts.torch_script import execute_torch
+
+        execute_torch(str(script.resolve()), context.args, order, line=lambda text: print(text, flush=True))
+        return
     code = execute_script(
         [sys.executable, str(script), *context.args],
         order,

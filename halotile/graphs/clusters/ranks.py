@@ -27,10 +27,11 @@ from halotile.graphs.clusters.base import (
 )
 from halotile.graphs.clusters.connection.addresses import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.connection.credentials import Credentials, private_base
-from halotile.graphs.clusters.detection.launchers import Copy, copy_of
+from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.kinds import sections
 from halotile.graphs.waiting import log_line, report_if_slow
 from halotile.storage.run_directory.names import WORKERS
+from halotile.tasks.groups.launchers import Copy, copy_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -76,7 +77,7 @@ class Ranks:
 
     def missing(self) -> str | None:
         """Return a message while none has come yet."""
-        if self.client.scheduler_info(n_workers=-1)["workers"]:
+        if present_workers(self.client):
             return None
         return f"the other {self.workers} copies of the command have not come yet"
 

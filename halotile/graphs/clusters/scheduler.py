@@ -21,6 +21,7 @@ from halotile.graphs.clusters.base import (
     RunningCluster,
 )
 from halotile.graphs.clusters.connection.addresses import host_of, is_exposed, is_loopback
+from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
 from halotile.graphs.kinds import sections
 
@@ -72,7 +73,7 @@ class JoinedWorkers:
         """Do nothing: the owner of the scheduler looks after its workers."""
 
     def _count(self) -> int:
-        return len(self.client.scheduler_info(n_workers=-1)["workers"])
+        return len(present_workers(self.client))
 
 
 @contextmanager

@@ -7,9 +7,10 @@ import shutil
 import tempfile
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,12 +21,14 @@ from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.clusters.base import ADDRESS, DEFAULT, ChosenCluster, Order, RunningCluster, Start
 from halotile.graphs.clusters.connection.arrival import await_workers
 from halotile.graphs.clusters.connection.credentials import private_base
+from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.clusters.detection.cluster_kind import check_one_script, cluster_kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.scheduler import joined
 from halotile.graphs.distributed import dask_arrays
 from halotile.graphs.distributed.memory_check import check_memory, task_bytes
 from halotile.graphs.distributed.rank import SingleRank
+from halotile.graphs.distributed.torch_ranks import TorchProgram, call_with_group
 from halotile.graphs.kinds import sections
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.resources.memory import machine_bytes
@@ -292,6 +295,50 @@ class DistributedContext(SingleRank):
         self.most_alive = max([self.most_alive, *(part.alive for part in sums)])
         return {slot: stored for part in sums for slot, stored in part.arrays.items()}
 
+    def run_torch(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        ranks: int | None = None,
+        backend: str = "auto",
+        timeout_seconds: float = 60.0,
+        retries: int = 0,
+    ) -> list[Any]:
+        """Run a function as the ranks of a torch program, one on each worker; return their results in order.
+
+        Parameters
+        ----------
+        function : callable
+            Called on each worker as ``function(group, *args)``, with its :class:`~halotile.tasks.groups.group.TorchGroup`.
+        *args
+            Further arguments, the same for all ranks.
+        ranks : int, optional
+            Number of ranks; left out, one on each worker.
+        backend : str
+            ``gloo``, ``nccl``, or ``auto``: nccl for GPUs.
+        timeout_seconds : float
+            Longest time that a rank waits for the others.
+        retries : int
+            Further attempts after a rank has failed; the function begins anew, from a checkpoint of its own if it wrote one.
+
+        Raises
+        ------
+        RankFailed
+            When a rank failed; the message begins with its traceback. All other ranks are ended within seconds.
+        ConfigError
+            When there are fewer workers than ranks.
+
+        Examples
+        --------
+        >>> import torch
+        >>> with DistributedContext(workers=2, device_mode="cpu") as ctx:
+        ...     ctx.run_torch(lambda group: float(group.all_reduce(torch.tensor(group.rank + 1.0))))
+        [3.0, 3.0]
+        """
+        call = partial(call_with_group, function, args)
+        program = TorchProgram(call, self.folder, backend, self.device_mode, timeout_seconds)
+        return program.run(self.client, ranks, retries)
+
     is_lazy = staticmethod(dask_arrays.is_lazy)
     lazy_blocks = staticmethod(dask_arrays.lazy_blocks)
     lazy_tiles = staticmethod(dask_arrays.lazy_tiles)
@@ -307,4 +354,4 @@ class DistributedContext(SingleRank):
 
 def count_workers(client: Client) -> int:
     """Number of workers that a cluster has now, at least one."""
-    return max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
+    return max(1, len(present_workers(client)))

@@ -8,13 +8,14 @@ from distributed import Client
 
 from halotile.errors import MemoryRefused
 from halotile.graphs.amounts import bytes_text
+from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
 from halotile.tasks.distributed.transport.calls import Call, working_bytes
 
 
 def task_bytes(client: Client) -> int | None:
     """Return the memory of one task: the smallest limit of a worker per thread; None without limits."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    workers = present_workers(client).values()
     shares = [w["memory_limit"] // max(1, w["nthreads"]) for w in workers if w.get("memory_limit")]
     return min(shares, default=None)
 

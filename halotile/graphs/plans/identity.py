@@ -28,6 +28,18 @@ def code_versions() -> dict[str, str]:
     }
 
 
+def as_stored(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an identity as it is read back from a plan, so that the two can be compared.
+
+    Examples
+    --------
+    >>> as_stored({"transform": (10.0, 0.0)})
+    {'transform': [10.0, 0.0]}
+    """
+    stored: dict[str, Any] = json.loads(json.dumps(identity, default=str))
+    return stored
+
+
 HARMLESS = (("on_nan", "fail", "propagate"),)
 """Changes of an identity, from and to, that leave every finished block as it is."""
 

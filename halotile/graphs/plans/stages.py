@@ -10,7 +10,7 @@ from halotile.graphs.kinds.base import PlanRequest
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Cluster, Job
 from halotile.graphs.plans.denoisers import computed_by
-from halotile.graphs.plans.identity import differences, may_be_same
+from halotile.graphs.plans.identity import as_stored, differences, may_be_same
 from halotile.graphs.plans.plan import Earlier, existing_parent
 from halotile.graphs.plans.resources.devices import check_device, cluster_for, device_of, is_here
 from halotile.graphs.plans.resources.memory import machine_bytes
@@ -126,6 +126,7 @@ def relate(
     Where the input was accepted as the same image as that of the earlier run, the identity describes it as
     that run did.
     """
+    identity = as_stored(identity)
     if begun.other_kind is not None:
         return identity, Earlier(differs=(f"job was {begun.other_kind}, is {job.kind}",))
     previous = begun.previous

@@ -20,6 +20,7 @@ import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import DEFAULT, ChosenCluster, Order, Start
+from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.detection.gpus import INSTALL, gpus_here, has_dask_cuda
@@ -107,7 +108,7 @@ def _compare(order: Order) -> Iterator[Finding]:
     start: Start = find("clusters", cluster_kind_of(order.choice).name).start
     with start(order) as cluster:
         await_workers(cluster, order.report)
-        workers = cluster.client.scheduler_info(n_workers=-1)["workers"].values()
+        workers = present_workers(cluster.client).values()
         hosts = sorted({str(worker["host"]) for worker in workers})
         yield Finding(
             "workers", "ok", f"{counted(len(workers), 'worker')} of {order.workers} on {', '.join(hosts)}"

@@ -11,9 +11,11 @@ Most formats define a reader with a ``header`` and ``read(region)``, and leave t
 
 from __future__ import annotations
 
+import base64
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -203,6 +205,18 @@ def number_of_type(value: Any, dtype: np.dtype[np.generic]) -> float | None:
         return number if math.isfinite(number) and dtype.type(number) == number else None
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def nodata_of(attributes: Mapping[str, Any], dtype: np.dtype[Any]) -> Any:
+    """The value of pixels without a measurement in the attributes of the CF conventions; xarray writes it in base64 to Zarr v3."""
+    for name in ("_FillValue", "missing_value"):
+        value = attributes.get(name)
+        if isinstance(value, str) and dtype.kind == "f":
+            with suppress(ValueError):
+                value = np.frombuffer(base64.b64decode(value, validate=True), "<f8")
+        if value is not None:
+            return value
+    return None
 
 
 def _refuse_shape(shape: tuple[int, ...]) -> None:

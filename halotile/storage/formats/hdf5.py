@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, InputError, MissingPackage
-from halotile.storage.formats.base import Source, file_identity, make_header, refuse_option, starts_with
+from halotile.storage.formats.base import (
+    Source,
+    file_identity,
+    make_header,
+    nodata_of,
+    refuse_option,
+    starts_with,
+)
 from halotile.storage.formats.parts.hdf5_files import check_raw_files, other_files
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
@@ -49,6 +56,7 @@ class Hdf5Reader:
             requested=axes,
             named=[dimension.label for dimension in pixels.dims],
             chunks=pixels.chunks,
+            nodata=nodata_of(pixels.attrs, pixels.dtype),
             identity={
                 # Of a link, this is the name of its target.
                 "dataset": os.fsdecode(pixels.name),

@@ -10,7 +10,7 @@ from typing import Any
 from halotile.errors import InputError
 from halotile.storage.axes import letters, remarks_on_axes
 from halotile.storage.formats import zarr as plain
-from halotile.storage.formats.base import Header, Source, make_header
+from halotile.storage.formats.base import Header, Source, make_header, nodata_of
 from halotile.storage.formats.parts.ome_scale import coordinates, known_sizes
 from halotile.storage.georeference import read_georeference
 from halotile.storage.run_directory.checksummed_lines import digest
@@ -58,7 +58,7 @@ class OmeReader(plain.ArrayReader):
             shards=array.shards or array.chunks,
             identity={"level": level, "multiscales": digest(image), **self.identity()},
             mapped=self.mapped,
-            nodata=plain.nodata_of(array),
+            nodata=nodata_of(array.attrs, array.dtype),
             ome=OmeImage(stated.position, _text(image.get("name")), checked_omero(attributes.get("omero"))),
         )
         sizes, known, on_sizes = known_sizes(header.axes, stated, units or (None,) * len(header.axes))

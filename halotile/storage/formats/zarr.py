@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import os
@@ -15,14 +14,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zarr
 import zarr.storage
 
 from halotile.errors import DamagedData, InputError, InputUnreadable
 from halotile.storage.disk.object_path import first_words, is_of_store
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
-from halotile.storage.formats.base import Header, Source, file_identity, make_header, refuse_option
+from halotile.storage.formats.base import Header, Source, file_identity, make_header, nodata_of, refuse_option
 from halotile.storage.formats.parts.urls import object_tags, open_url
 from halotile.storage.georeference import read_georeference
 from halotile.storage.grid import Region
@@ -118,7 +116,7 @@ class ZarrReader(ArrayReader):
             identity=self.identity(),
             mapped=self.mapped,
             image=image,
-            nodata=nodata_of(array),
+            nodata=nodata_of(array.attrs, array.dtype),
         )
         place = read_georeference(array.attrs.asdict(), header.rows_and_columns) if image else None
         self.header: Header = replace(header, georeference=place)
@@ -133,18 +131,6 @@ def _pixel_sizes(array: Any) -> dict[str, Any]:
         return {}
     valid = len(scale) == len(units) == array.ndim and all(0 < size < math.inf for size in scale)
     return {"scale": scale, "units": units} if valid else {}
-
-
-def nodata_of(array: Any) -> Any:
-    """The value of pixels without a measurement in the attributes of the CF conventions; xarray writes it in base64 to Zarr v3."""
-    for name in ("_FillValue", "missing_value"):
-        value = array.attrs.get(name)
-        if isinstance(value, str) and np.dtype(array.dtype).kind == "f":
-            with suppress(ValueError):
-                value = np.frombuffer(base64.b64decode(value, validate=True), "<f8")
-        if value is not None:
-            return value
-    return None
 
 
 def _chunk_times(folder: Path, array: Any) -> Iterator[tuple[Any, ...]]:

@@ -7,16 +7,16 @@ import os
 from halotile import registry
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import AUTO, VARIABLE, ChosenCluster, Environment
-from halotile.graphs.clusters.detection.launchers import copy_of
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.words import nearest
+from halotile.tasks.groups.launchers import copy_of
 
 
 def cluster_kind_of(choice: Cluster, environment: Environment = os.environ) -> ChosenCluster:
     """The kind that a job means in an environment.
 
     The kind in the job comes first; then ``HALOTILE_CLUSTER``, then ``DASK_SCHEDULER_ADDRESS``, then several copies of the command
-    (see :mod:`halotile.graphs.clusters.detection.launchers`), then a Slurm allocation; at last this machine, with its GPUs where it
+    (see :mod:`halotile.tasks.groups.launchers`), then a Slurm allocation; at last this machine, with its GPUs where it
     has any.
 
     Raises

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,6 +15,10 @@ from halotile.graphs.kinds.sections import Size, parse_bytes
 from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
 from halotile.graphs.plans.resources.memory import Footprint
 from halotile.graphs.plans.resources.sizes import (
+    BLOCKS_PER_WORKER,
+    CHUNK,
+    LARGEST_BLOCK,
+    MOST_REDUNDANT,
     Geometry,
     candidate_tiles,
     check_block,
@@ -27,6 +32,7 @@ from halotile.storage.grid import Depth
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.ome_metadata import Channels, OmeImage, output_fields
 from halotile.storage.sharded.output import Layout
+from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.roles import Roles
 
@@ -90,26 +96,59 @@ def layout_of(
 def choose_block(
     job: Denoising,
     geometry: Geometry,
-    unit: tuple[int, ...],
+    cuts: Sequence[tuple[tuple[int, ...], Callable[[tuple[int, ...], Size], tuple[DenoiseTask, Footprint]]]],
     previous: dict[str, Any] | None,
     machine: int | None,
-    with_sizes: Callable[[tuple[int, ...], Size], tuple[T, Footprint]],
     depth: Depth,
     *,
     on_gpu: bool = False,
-) -> tuple[T, Footprint]:
+) -> tuple[DenoiseTask, Footprint]:
     """Choose the largest tile and super-block that fit the memory of a worker, or else the smallest.
 
-    A resumed run keeps its super-block.
+    ``cuts`` are the smallest blocks that come into question, each with a function that returns the task with these sizes, and its
+    memory. A resumed run keeps its super-block.
     """
-    if job.tile.block != "auto":
-        candidates = [check_block(geometry, job.tile.block, unit)]
-    else:
-        earlier = previous["identity"]["block"] if previous else None
-        candidates = blocks_for(geometry, unit, job.run.count, earlier, on_gpu=on_gpu)
     allowed = allowed_bytes(job.run, machine)
-    for size, block in itertools.product(candidate_tiles(geometry, job.tile.size, depth), candidates):
-        task, needed = with_sizes(block, size)
-        if needed.total_bytes <= allowed:
-            return task, needed
-    return task, needed  # the smallest, which Plan.check_fits refuses
+    chosen = []
+    for unit, with_sizes in cuts:
+        if job.tile.block != "auto":
+            candidates = [check_block(geometry, job.tile.block, unit)]
+        else:
+            earlier = previous["identity"]["block"] if previous else None
+            candidates = blocks_for(geometry, unit, job.run.count, earlier, on_gpu=on_gpu)
+        sizes = itertools.product(candidate_tiles(geometry, job.tile.size, depth), candidates)
+        tried = (with_sizes(block, size) for size, block in sizes)
+        chosen.append(_first_or_last(tried, lambda cut: cut[1].total_bytes <= allowed))
+    # What does not fit is refused by Plan.check_fits.
+    fitting = [cut for cut in chosen if cut[1].total_bytes <= allowed] or chosen[:1]
+    frugal = (cut for cut in fitting if _redundancy(cut[0]) <= MOST_REDUNDANT)
+    return next(frugal, min(fitting, key=lambda cut: _redundancy(cut[0])))
+
+
+def _first_or_last(values: Iterable[T], fits: Callable[[T], bool]) -> T:
+    """Return the first value that fits, or the last one if none does."""
+    for value in values:
+        if fits(value):
+            break
+    return value
+
+
+def _redundancy(task: DenoiseTask) -> float:
+    """Return the ratio of computed to written pixels."""
+    pairs = zip(task.tiling.tile, task.tiling.depth, strict=True)
+    return math.prod((edge + before + after) / edge for edge, (before, after) in pairs)
+
+
+def larger_shards(job: Denoising, geometry: Geometry, layout: Layout) -> Iterator[tuple[int, ...]]:
+    """Return larger shards for a volume of which nothing but the memory decides the cuts, as long as they keep all workers busy."""
+    if geometry.dims < 3 or (job.output.shard, job.tile.block, job.tile.size) != ("auto", "auto", "auto"):
+        return
+    for edge in range(0, LARGEST_BLOCK[3] + 1, CHUNK[3]):
+        cut = [
+            max(s, edge // c * c) if i in geometry.roles.spatial else s
+            for i, (s, c) in enumerate(zip(layout.shard, layout.chunk, strict=True))
+        ]
+        shard = tuple(min(s, -(-n // c) * c) for s, n, c in zip(cut, layout.shape, layout.chunk, strict=True))
+        blocks = math.prod(-(-n // s) for n, s in zip(layout.shape, shard, strict=True))
+        if shard != layout.shard and blocks >= job.run.count * BLOCKS_PER_WORKER:
+            yield shard

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from halotile.graphs.jobs.denoise.cutting import choose_block, geometry_of, layout_of
+from halotile.graphs.jobs.denoise.cutting import choose_block, geometry_of, larger_shards, layout_of
 from halotile.graphs.jobs.denoise.figures import decided_parts, figures_of
 from halotile.graphs.jobs.denoise.fit import SMALLER, footprint_of, need_of
 from halotile.graphs.jobs.denoise.image.display import display_channels
@@ -208,6 +208,12 @@ class _Sized:
         )
         return task, self.footprint_of(task, tuned)
 
+    def in_larger_shards(self) -> Iterator[Self]:
+        """Return the same for a volume that is cut into larger blocks."""
+        for shard in larger_shards(self.job, self.geometry, self.layout):
+            layout = replace(self.layout, shard=shard)
+            yield replace(self, layout=layout, unit=block_unit(self.geometry, shard))
+
     def footprint_of(self, task: DenoiseTask, tuned: Tuned | None = None) -> Footprint:
         """Return the memory that a worker needs for a task."""
         original = self.opened.original
@@ -281,16 +287,11 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
     job, previous, computing = sized.job, sized.opened.begun.previous, sized.opened.computing
 
     def choose(known: Tuned | None) -> tuple[DenoiseTask, Footprint]:
-        sized_as = partial(sized.task_of, tuned=known)
+        cuts = (sized, *(() if computing.on_gpu or previous else sized.in_larger_shards()))
+        with_sizes = [(cut.unit, partial(cut.task_of, tuned=known)) for cut in cuts]
+        machine, depth = computing.machine_bytes, sized.reach.depth
         return choose_block(
-            job,
-            sized.geometry,
-            sized.unit,
-            previous,
-            computing.machine_bytes,
-            sized_as,
-            sized.reach.depth,
-            on_gpu=computing.on_gpu,
+            job, sized.geometry, with_sizes, previous, machine, depth, on_gpu=computing.on_gpu
         )
 
     def settle(chosen: tuple[DenoiseTask, Footprint]) -> ChosenTiles:

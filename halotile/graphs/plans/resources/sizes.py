@@ -169,11 +169,13 @@ def _grow_shard(geometry: Geometry, chunk: tuple[int, ...], growth: Growth) -> t
     def files(shard: tuple[int, ...]) -> int:
         return math.prod(-(-n // s) for n, s in zip(shape, shard, strict=True))
 
-    shard = times(chunk, SHARD_CHUNKS)
+    shard, kept = times(chunk, SHARD_CHUNKS), _fitting_shard(growth.kept, geometry, chunk)
+    if kept and geometry.dims >= 3:  # that of a volume depends on the memory
+        return kept
     if files(shard) <= growth.most_files:
         return shard
-    if previous_shard := _fitting_shard(growth.kept, geometry, chunk):
-        return previous_shard
+    if kept:
+        return kept
     like = _fitting_shard(growth.like, geometry, chunk)
     if like and math.prod(like) <= growth.most_pixels and files(like) < files(shard):
         shard = like

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,15 +13,18 @@ from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.storage.arrays import Source
 from halotile.storage.formats.base import number_of_type
-from halotile.storage.grid import Region
+from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import WithoutValue, readable_parts
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.holes import Holes, describe_value, fill_reach
 from halotile.tasks.noise.estimate import sample_regions
 
-SAMPLES = 16
-"""Squares in which holes are counted while a job is planned."""
+COUNTED_PIXELS = 2**24
+"""Pixels of an image whose holes are counted one by one while a job is planned."""
+COUNTED_AT_ONCE = 2048
+SAMPLES = 64
+"""Squares in which the holes of larger images are counted."""
 
 
 class Holed(NamedTuple):
@@ -66,21 +70,36 @@ def choose_holes(
     found = Holed(Holes(value, 0.0, nan=has_nan), ())
     known = previous["identity"].get("holes") if previous else None
     if known and (known["value"], known.get("nan", True)) == (value, has_nan):
-        return _noted(Holes(**known), dtype)
-    squares = sample_regions(source.shape, SAMPLES, tuple(spatial[-2:]))
-    parts = readable_parts(found.view(source), squares)
-    pixels = np.concatenate([*(part.astype(np.float64).ravel() for _, part in parts), np.zeros(0)])
-    share = float(np.isnan(pixels).mean()) if pixels.size and (has_nan or value is not None) else 0.0
+        return _noted(Holes(**known), dtype, source.shape)
+    share, mean = _counted(found.view(source), mask, spatial)
+    share = share if has_nan or value is not None else 0.0
     written = job.output.dtype
     if share and value is None and written != "auto" and np.dtype(written).kind != "f":
         raise ConfigError(
             f"output.dtype is {written}, which cannot hold the NaN of this image's holes. Write a type of floats, such as float32."
         )
-    if mask is not None:
-        kept = [_mask_at(mask, square, len(source.shape), spatial) for square, _ in parts]
-        pixels = pixels[np.concatenate([*kept, np.zeros(0, bool)])]
-    measured = pixels[np.isfinite(pixels)]
-    return _noted(Holes(value, float(measured.mean()) if measured.size else 0.0, share, has_nan), dtype)
+    return _noted(Holes(value, mean, share, has_nan), dtype, source.shape)
+
+
+def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> tuple[float, float]:
+    """Return the share of holes in what is looked at, and the mean of its measured pixels that a mask keeps."""
+    holes, pixels, total, measured = 0, 0, 0.0, 0
+    for square in _squares(view.shape, tuple(spatial[-2:])):
+        for _, part in readable_parts(view, [square]):
+            finite = np.isfinite(part)
+            holes, pixels = holes + part.size - int(finite.sum()), pixels + part.size
+            if mask is not None:
+                finite &= _mask_at(mask, square, len(view.shape), spatial).reshape(part.shape)
+            total, measured = total + float(part[finite].sum(dtype=np.float64)), measured + int(finite.sum())
+    return holes / max(pixels, 1), total / max(measured, 1)
+
+
+def _squares(shape: tuple[int, ...], plane: tuple[int, ...]) -> Sequence[Region]:
+    """Return the parts of an image in which holes are counted: all of it, where it is not large."""
+    if math.prod(shape) > COUNTED_PIXELS:
+        return sample_regions(shape, SAMPLES, plane)
+    edges = tuple(min(n, COUNTED_AT_ONCE) if axis in plane else 1 for axis, n in enumerate(shape))
+    return [block.core for block in Grid(shape, edges, ((0, 0),) * len(shape))]
 
 
 def _value(job: Denoising, original: Source, dtype: np.dtype[np.generic]) -> float | None:
@@ -109,11 +128,12 @@ def _mask_at(mask: Readable, square: Region, axes: int, spatial: Sequence[int]) 
     return np.broadcast_to(np.asarray(mask.read(place) != 0).ravel(), (square.size,))
 
 
-def _noted(holes: Holes, dtype: np.dtype[np.generic]) -> Holed:
+def _noted(holes: Holes, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Holed:
     if not holes.are_likely:
         return Holed(holes, ())
-    kept = f"pixels of {describe_value(holes.value, dtype)} are holes: they stay as they are, and no other pixel depends on them"
-    return Holed(
-        holes,
-        (f"{kept} ({holes.share:.2g} of the sampled pixels). To denoise them too, write input.nodata: none",),
-    )
+    size = math.prod(shape)
+    there = f"about {holes.share:.2%} of the pixels, by samples" if holes.share else "none in the samples"
+    if size <= COUNTED_PIXELS:
+        there = f"{round(holes.share * size):,} of {size:,}"
+    kept = f"pixels of {describe_value(holes.value, dtype)} are holes ({there}): they stay as they are, and no other pixel depends on them"
+    return Holed(holes, (f"{kept}. To denoise them too, write input.nodata: none",))

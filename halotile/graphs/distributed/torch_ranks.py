@@ -1,0 +1,242 @@
+"""Torch programs on a cluster: one rank on each of several workers, all of them or none, ended together."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from distributed import Client, Future
+
+from halotile.errors import ConfigError, PeerLost, RankFailed, TaskFailed
+from halotile.graphs.clusters.connection.present import present_workers
+from halotile.tasks.groups.opening import Rendezvous, opened
+
+GRACE_SECONDS = 3.0
+"""Time that ranks have to end by themselves once one has failed; connections to it break at once."""
+POLL_SECONDS = 0.2
+RETURN_SECONDS = 60.0
+"""Time in which workers come back before another attempt."""
+RESTART_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """End of one rank: its result, or its failure."""
+
+    rank: int
+    result: Any = None
+    trace: str = ""
+    """Traceback of its failure; empty where it succeeded."""
+    by_others: bool = False
+    """True where it failed because another rank did."""
+
+    @classmethod
+    def lost(cls, rank: int, worker: str) -> RankEnd:
+        """The end of a rank whose worker is gone."""
+        return cls(rank, trace=f"its worker {worker} died: it was killed, or ran out of memory.")
+
+
+@dataclass(frozen=True)
+class TorchProgram:
+    """A program that runs as several ranks.
+
+    Parameters
+    ----------
+    call : callable
+        Called on each worker with the :class:`~halotile.tasks.groups.opening.Rendezvous` of its rank.
+    folder : Path
+        A private folder that all workers see, in which the ranks meet.
+    backend, device_mode, timeout_seconds
+        As for :class:`~halotile.tasks.groups.opening.Rendezvous`.
+    """
+
+    call: Callable[[Rendezvous], Any]
+    folder: Path
+    backend: str = "auto"
+    device_mode: str | None = None
+    timeout_seconds: float = 60.0
+
+    def run(self, client: Client, ranks: int | None, retries: int) -> list[Any]:
+        """Run the ranks to their end; return their results in order.
+
+        Parameters
+        ----------
+        client : Client
+            Connection to the cluster.
+        ranks : int, optional
+            Number of ranks, each on a worker of its own; None: one on every worker that is there.
+        retries : int
+            Further attempts, from the beginning of the function, after a rank has failed.
+
+        Raises
+        ------
+        ConfigError
+            When there are fewer workers than ranks.
+        RankFailed
+            When a rank failed in every attempt.
+        """
+        workers = _workers_for(client, ranks)
+        for attempt in range(retries + 1):
+            try:
+                return self._attempt(client, workers)
+            except RankFailed as error:
+                if attempt == retries:
+                    raise
+                warnings.warn(
+                    f"{error} Starting again: attempt {attempt + 2} of {retries + 1}.", stacklevel=3
+                )
+                workers = _returned(client, ranks, len(workers))
+        raise AssertionError
+
+    def _attempt(self, client: Client, workers: Sequence[str]) -> list[Any]:
+        """Run the ranks once, each on one of the workers."""
+        token = secrets.token_hex(8)
+        meeting = str(self.folder / f"ranks-{token}")
+        places = [
+            Rendezvous(
+                rank, len(workers), _local_rank(workers, rank), meeting, _host(worker), self.backend, self.device_mode, self.timeout_seconds
+            )
+            for rank, worker in enumerate(workers)
+        ]  # fmt: skip
+        futures = [
+            client.submit(
+                run_rank, self.call, place,
+                key=f"rank-{place.rank}-{token}", workers=[worker], allow_other_workers=False, pure=False, priority=10, retries=0,
+            )
+            for place, worker in zip(places, workers, strict=True)
+        ]  # fmt: skip
+        ends: dict[int, RankEnd] = {}
+        try:
+            self._await(client, futures, workers, ends)
+        finally:
+            hung = [worker for rank, worker in enumerate(workers) if rank not in ends]
+            client.cancel(futures, force=True)
+            _restart(client, hung)
+            Path(meeting).unlink(missing_ok=True)
+        failed = [end for end in ends.values() if end.trace]
+        if failed or hung:
+            raise _failure(failed, [rank for rank in range(len(workers)) if rank not in ends], len(workers))
+        return [ends[rank].result for rank in range(len(workers))]
+
+    def _await(
+        self, client: Client, futures: Sequence[Future], workers: Sequence[str], ends: dict[int, RankEnd]
+    ) -> None:
+        """Wait until all ranks have ended, or some seconds after the first failure."""
+        failed_at: float | None = None
+        while len(ends) < len(futures) and (
+            failed_at is None or time.monotonic() < failed_at + GRACE_SECONDS
+        ):
+            time.sleep(POLL_SECONDS if ends else POLL_SECONDS / 10)
+            if client.status != "running":
+                raise ConnectionError(f"the scheduler is gone (the connection is {client.status}).")
+            present = present_workers(client)
+            for rank, (future, worker) in enumerate(zip(futures, workers, strict=True)):
+                if rank in ends:
+                    continue
+                if future.done():
+                    ends[rank] = _end_of(future, rank)
+                elif worker not in present:
+                    ends[rank] = RankEnd.lost(rank, worker)
+            if failed_at is None and any(end.trace for end in ends.values()):
+                failed_at = time.monotonic()
+
+
+def call_with_group(function: Callable[..., Any], args: tuple[Any, ...], place: Rendezvous) -> Any:
+    """Call a function with the group of a rank."""
+    with opened(place) as group:
+        return function(group, *args)
+
+
+def run_rank(call: Callable[[Rendezvous], Any], place: Rendezvous) -> RankEnd:
+    """Run one rank of a program on this worker; its failure is a value, so that the driver sees those of all ranks."""
+    try:
+        return RankEnd(place.rank, call(place))
+    except RankFailed as error:
+        return RankEnd(place.rank, trace=str(error), by_others=_is_by_others(error))
+    except Exception as error:
+        own = error.__traceback__ and error.__traceback__.tb_next  # without this function
+        trace = "".join(traceback.format_exception(error.with_traceback(own)))
+        return RankEnd(place.rank, trace=trace, by_others=_is_by_others(error))
+
+
+def _is_by_others(error: BaseException | None) -> bool:
+    """Return True where an error, or one of its causes, is the end of another rank."""
+    from halotile.tasks.groups.gloo import is_lost_peer
+
+    return error is not None and (
+        isinstance(error, PeerLost) or is_lost_peer(error) or _is_by_others(error.__cause__)
+    )
+
+
+def _end_of(future: Future, rank: int) -> RankEnd:
+    try:
+        end: RankEnd = future.result(timeout=RESTART_SECONDS)
+    except Exception as error:
+        return RankEnd(rank, trace="".join(traceback.format_exception_only(error)))
+    return end
+
+
+def _failure(failed: Sequence[RankEnd], hung: Sequence[int], count: int) -> TaskFailed:
+    """The error of a program: first that of the rank that failed by itself, then the others in a line."""
+    causes = sorted(failed, key=lambda end: (end.by_others, end.rank))
+    first = causes[0]
+    if first.by_others and hung:
+        listed = ", ".join(map(str, hung))
+        return RankFailed(
+            f"rank {listed} of {count} did not answer the others in time, and its worker was started anew. The first that waited for it:\n"
+            f"{first.trace}",
+            hung[0],
+        )
+    others = [f"rank {end.rank}" for end in causes[1:]] + [f"rank {rank} (ended by force)" for rank in hung]
+    then = f"\nThen ended: {', '.join(others)}." if others else ""
+    return RankFailed(f"rank {first.rank} of {count} failed: {first.trace.rstrip()}{then}", first.rank)
+
+
+def _workers_for(client: Client, ranks: int | None) -> list[str]:
+    """Addresses of the workers of the ranks, in a fixed order.
+
+    Raises
+    ------
+    ConfigError
+        When there are too few.
+    """
+    present = present_workers(client)
+    workers = sorted(present, key=lambda address: (str(present[address]["name"]).rjust(12), address))
+    if len(workers) < (ranks or 1):
+        raise ConfigError(
+            f"ranks is {ranks}, and the cluster has {len(workers)} workers: each rank takes one. "
+            f"Write ranks={max(1, len(workers))}, or start more workers."
+        )
+    return workers[:ranks]
+
+
+def _returned(client: Client, ranks: int | None, count: int) -> list[str]:
+    """Wait for as many workers as before; where the number of ranks is open, go on with those that are left."""
+    end = time.monotonic() + RETURN_SECONDS
+    while len(present_workers(client)) < count and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
+    return _workers_for(client, ranks)[:count]
+
+
+def _restart(client: Client, workers: Sequence[str]) -> None:
+    """Start workers anew whose rank does not end; those without a nanny stay as they are."""
+    if workers and client.status == "running":
+        with suppress(Exception):
+            client.restart_workers(list(workers), timeout=RESTART_SECONDS, raise_for_error=False)
+
+
+def _host(worker: str) -> str:
+    return urlsplit(worker).hostname or "127.0.0.1"
+
+
+def _local_rank(workers: Sequence[str], rank: int) -> int:
+    """Number of a rank among those on its machine."""
+    return sum(_host(worker) == _host(workers[rank]) for worker in workers[:rank])

@@ -1,0 +1,251 @@
+"""A group of ranks: which one this is, and sums, copies and waits across all of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from halotile.errors import ConfigError, PeerLost
+from halotile.tasks.groups.gloo import gloo_options, is_lost_peer
+
+if TYPE_CHECKING:
+    import torch
+
+OPERATIONS = ("sum", "mean", "min", "max", "product")
+
+
+@contextmanager
+def talking(action: str) -> Iterator[None]:
+    """Turn errors of torch about ranks that ended or do not answer into :class:`PeerLost`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        reason = str(error).partition(". This is typically")[0].rpartition("] ")[2]
+        raise PeerLost(f"{action}: another rank ended, or did not answer in time ({reason}).") from error
+
+
+@dataclass(frozen=True, eq=False)
+class TorchGroup:
+    """Ranks of one program that exchange tensors. With one rank, every method returns its input.
+
+    Parameters
+    ----------
+    rank, world_size : int
+        Number of this rank, and of all ranks.
+    local_rank : int
+        Number of this rank among those on its machine.
+    device : torch.device
+        Device of this rank.
+    backend : str
+        ``gloo`` or ``nccl``; empty for one rank.
+    timeout_seconds : float
+        Longest wait for other ranks.
+    host : str
+        Address of this machine to which the other ranks connect.
+    process_group : torch.distributed.ProcessGroup, optional
+        The group for torch's own functions; None: that of all ranks.
+
+    Examples
+    --------
+    >>> import torch
+    >>> group = TorchGroup()
+    >>> group.rank, group.world_size, group.all_reduce(torch.ones(2)).tolist()
+    (0, 1, [1.0, 1.0])
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    device: Any = "cpu"
+    backend: str = ""
+    timeout_seconds: float = 60.0
+    host: str = "127.0.0.1"
+    process_group: Any = field(default=None, repr=False)
+
+    def all_reduce(self, x: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """Combine the tensors of all ranks; every rank gets the same bits, and the same ranks always get them.
+
+        Parameters
+        ----------
+        x : Tensor
+            Of one shape and dtype on all ranks; it stays as it is.
+        op : str
+            ``sum``, ``mean``, ``min``, ``max`` or ``product``.
+
+        Raises
+        ------
+        PeerLost
+            When another rank has ended or does not answer.
+        """
+        if op not in OPERATIONS:
+            raise ConfigError(f"op is {op!r}. Write one of {', '.join(OPERATIONS)}.")
+        if self.world_size == 1:
+            return x
+        import torch.distributed as dist
+
+        name = "SUM" if op == "mean" else op.upper()
+        total = x.contiguous().clone()
+        with talking(f"all_reduce of a tensor of shape {list(x.shape)}"):
+            dist.all_reduce(total, getattr(dist.ReduceOp, name), group=self.process_group)
+        return total / self.world_size if op == "mean" else total
+
+    def slots(self, count: int) -> range:
+        """Numbers of the slots of this rank, out of ``count`` that are shared evenly among the ranks.
+
+        Examples
+        --------
+        >>> [TorchGroup(rank, 3).slots(8) for rank in range(3)]
+        [range(0, 2), range(2, 5), range(5, 8)]
+        """
+        first, end = (rank * count // self.world_size for rank in (self.rank, self.rank + 1))
+        return range(first, end)
+
+    def sum_slots(self, parts: Mapping[int, torch.Tensor], count: int) -> torch.Tensor:
+        """Sum tensors in the order of their slots: the same bits for any number of ranks.
+
+        Each rank sums a part of every tensor, so that a step takes the time of an exchange and of a sum over its share.
+
+        Parameters
+        ----------
+        parts : mapping of int to Tensor
+            The tensors of this rank by the numbers of :meth:`slots`, all of one shape and dtype on all ranks. A rank without
+            slots passes none: give at least as many slots as ranks.
+        count : int
+            Number of slots of all ranks together.
+
+        Raises
+        ------
+        ConfigError
+            When the slots are not those of this rank.
+        PeerLost
+            When another rank has ended or does not answer.
+
+        Examples
+        --------
+        >>> import torch
+        >>> TorchGroup().sum_slots({0: torch.ones(2), 1: torch.ones(2)}, 2).tolist()
+        [2.0, 2.0]
+        """
+        import torch
+
+        own = self.slots(count)
+        if count < self.world_size or sorted(parts) != list(own):
+            raise ConfigError(
+                f"rank {self.rank} of {self.world_size} passes slots {sorted(parts)} of {count}. "
+                f"Write those of group.slots({count}), {list(own)}, and at least as many slots as ranks."
+            )
+        first = parts[own[0]]
+        length = first.numel()
+        bounds = [rank * length // self.world_size for rank in range(self.world_size + 1)]
+        flat = [parts[slot].reshape(-1) for slot in own]
+        if self.world_size == 1:
+            return _ordered_sum(flat).reshape(first.shape)
+        counts = [len(replace(self, rank=rank).slots(count)) for rank in range(self.world_size)]
+        edges = [b - a for a, b in itertools.pairwise(bounds)]
+        sent = torch.cat([part[a:b] for a, b in itertools.pairwise(bounds) for part in flat])
+        mine = edges[self.rank]
+        received = self._exchange(sent, [edge * len(own) for edge in edges], [mine * n for n in counts])
+        total = _ordered_sum(list(received.reshape(count, mine)))
+        ends = self._exchange(total.repeat(self.world_size), [mine] * self.world_size, edges)
+        return ends.reshape(first.shape)
+
+    def _exchange(self, sent: torch.Tensor, sent_sizes: list[int], received_sizes: list[int]) -> torch.Tensor:
+        """Send parts of a flat tensor to the ranks, one after the other, and return theirs."""
+        import torch.distributed as dist
+
+        received = sent.new_empty(sum(received_sizes))
+        with talking(f"exchange of {sent.numel()} numbers"):
+            dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self.process_group)
+        return received
+
+    def broadcast(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """Return the tensor of rank ``source``; those of the others give shape and dtype, and stay as they are."""
+        if not 0 <= source < self.world_size:
+            raise ConfigError(f"source is {source}: write a rank of this group, 0 to {self.world_size - 1}.")
+        if self.world_size == 1:
+            return x
+        import torch.distributed as dist
+
+        copy = x.contiguous().clone()
+        with talking(f"broadcast of a tensor of shape {list(x.shape)}"):
+            dist.broadcast(copy, group=self.process_group, group_src=source)
+        return copy
+
+    def barrier(self, timeout_seconds: float | None = None) -> None:
+        """Wait until every rank has come here.
+
+        Raises
+        ------
+        PeerLost
+            When one does not come within ``timeout_seconds``, by default that of the group.
+        """
+        if self.world_size == 1:
+            return
+        import torch.distributed as dist
+
+        patience = timedelta(seconds=self.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        with talking("barrier"):
+            if self.backend == "gloo":
+                dist.monitored_barrier(self.process_group, patience, wait_all_ranks=True)
+            else:
+                dist.barrier(self.process_group, async_op=True).wait(patience)
+
+    def mesh(self, sizes: Mapping[str, int]) -> dict[str, TorchGroup]:
+        """Cut the ranks into a grid; return the group of this rank along each of its axes.
+
+        Ranks that differ in one coordinate only form a group, so groups along different axes are orthogonal. Neighbouring ranks differ in
+        the last axis. All ranks of this group must call it.
+
+        Parameters
+        ----------
+        sizes : mapping of str to int
+            Name and length of each axis, such as ``{"data": 2, "space": 4}`` for 8 ranks.
+
+        Examples
+        --------
+        >>> {name: group.world_size for name, group in TorchGroup().mesh({"data": 1, "space": 1}).items()}
+        {'data': 1, 'space': 1}
+        """
+        if math.prod(sizes.values()) != self.world_size or min(sizes.values(), default=0) < 1:
+            raise ConfigError(
+                f"mesh is {dict(sizes)}, which holds {math.prod(sizes.values())} ranks, and there are {self.world_size}. "
+                "Write axes whose product is the number of ranks."
+            )
+        groups, stride = {}, self.world_size
+        for name, length in sizes.items():
+            stride //= length
+            groups[name] = self._along(stride, length)
+        return groups
+
+    def _along(self, stride: int, length: int) -> TorchGroup:
+        """The group of the ranks that are ``stride`` apart."""
+        import torch.distributed as dist
+
+        own = self.rank // stride % length
+        if length == 1:
+            return replace(self, rank=0, world_size=1, process_group=None)
+        if length == self.world_size:
+            return self
+        whole = dist.group.WORLD if self.process_group is None else self.process_group
+        first = self.rank - own * stride
+        ranks = [dist.get_global_rank(whole, first + step * stride) for step in range(length)]
+        patience = timedelta(seconds=self.timeout_seconds)
+        options = gloo_options(self.host, self.timeout_seconds) if self.backend == "gloo" else None
+        with talking(f"connecting ranks {ranks}"):
+            made = dist.new_group(ranks, patience, self.backend, options, use_local_synchronization=True)
+        return replace(self, rank=own, world_size=length, process_group=made)
+
+
+def _ordered_sum(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Sum tensors one after the other."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total

@@ -1,0 +1,108 @@
+"""Opening of the connections between ranks: they meet through a file that only their user may read, and talk over one address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from halotile.errors import ConfigError
+from halotile.tasks.devices.device import choose_device
+from halotile.tasks.groups.gloo import gloo_options
+from halotile.tasks.groups.group import TorchGroup, talking
+
+BACKENDS = ("auto", "gloo", "nccl")
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """One rank of a program, and how it finds the others.
+
+    Parameters
+    ----------
+    rank, world_size, local_rank : int
+        Number of this rank, of all ranks, and number among those on its machine.
+    meeting : str
+        A file that does not exist yet, in a folder that all ranks see and only their user may read; or ``env://``: the store that a
+        launcher started.
+    host : str
+        Address of this machine to which the other ranks connect.
+    backend : str
+        ``gloo``, ``nccl``, or ``auto``: nccl for GPUs.
+    device_mode : str, optional
+        ``cpu``, ``gpu``, or None: a GPU if there is one.
+    timeout_seconds : float
+        Longest wait for the other ranks.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    meeting: str = ""
+    host: str = "127.0.0.1"
+    backend: str = "auto"
+    device_mode: str | None = None
+    timeout_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ConfigError(f"backend is {self.backend!r}. Write one of {', '.join(BACKENDS)}.")
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(f"rank is {self.rank} of {self.world_size}: write 0 to {self.world_size - 1}.")
+
+
+@contextmanager
+def opened(place: Rendezvous) -> Iterator[TorchGroup]:
+    """Connect a rank with all others, for the length of the context; a single rank connects to nothing.
+
+    Raises
+    ------
+    PeerLost
+        When the others do not come in time.
+    ConfigError
+        For nccl without a GPU, or where this process has a process group already.
+    """
+    import torch
+    import torch.distributed as dist
+
+    device = choose_device(place.device_mode)
+    if device.type == "cuda":
+        device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    if place.backend == "nccl" and device.type == "cpu":
+        raise ConfigError(
+            "backend is 'nccl', which connects GPUs, and this rank computes on the CPU. Write 'gloo'."
+        )
+    backend = place.backend if place.backend != "auto" else "nccl" if device.type == "cuda" else "gloo"
+    if place.world_size == 1:
+        yield TorchGroup(device=device, timeout_seconds=place.timeout_seconds)
+        return
+    if dist.is_initialized():
+        raise ConfigError(
+            "this process has a process group of torch already. End it first: torch.distributed.destroy_process_group()."
+        )
+    with talking(f"waiting for {place.world_size} ranks"):
+        _connect(place, backend)
+    try:
+        group = TorchGroup(
+            place.rank, place.world_size, place.local_rank, device, backend, place.timeout_seconds, place.host
+        )
+        yield group
+        group.barrier()  # nobody ends a connection that others still use
+    finally:
+        dist.destroy_process_group()
+
+
+def _connect(place: Rendezvous, backend: str) -> None:
+    import torch.distributed as dist
+
+    patience = timedelta(seconds=place.timeout_seconds)
+    ranks: dict[str, Any] = {"rank": place.rank, "world_size": place.world_size, "timeout": patience}
+    if backend == "gloo":
+        ranks["pg_options"] = gloo_options(place.host, place.timeout_seconds)
+    if place.meeting != "env://":
+        ranks["store"] = dist.FileStore(place.meeting, place.world_size)
+        ranks["store"].set_timeout(patience)
+    dist.init_process_group(backend, **ranks)

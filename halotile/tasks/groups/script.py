@@ -1,0 +1,126 @@
+"""A torchrun script as one rank: ``python -m halotile.tasks.groups.script SCRIPT ...`` with its place in the environment.
+
+The script stays as it is. Where it writes ``init_process_group()``, its ranks meet through a file that only their user may read, not
+through the open port of torch's own store; and it ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from halotile.errors import RankFailed
+from halotile.tasks.groups.opening import Rendezvous
+
+MEETING = "HALOTILE_TORCH_MEETING"
+"""Environment variable with the file in which the ranks meet."""
+
+
+def run_script(
+    script: str, arguments: Sequence[str], place: Rendezvous, line: Callable[[str], None] = print
+) -> None:
+    """Run a script as one rank, in a process of its own.
+
+    Parameters
+    ----------
+    script : str
+        Path of a Python script.
+    arguments : sequence of str
+        Its arguments.
+    place : Rendezvous
+        The rank.
+    line : callable
+        Called with every line of its output.
+
+    Raises
+    ------
+    RankFailed
+        When it ends with another exit code than 0.
+    """
+    command = [sys.executable, "-u", "-m", "halotile.tasks.groups.script", script, *arguments]
+    # Its input ends with this process, whatever ends this one.
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **rank_variables(place)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        last = ""
+        for text in process.stdout:
+            last = text.rstrip("\n")
+            line(last)
+    if process.returncode:
+        raise RankFailed(
+            f"{script} ended with exit code {process.returncode}. Its last line: {last}", place.rank
+        )
+
+
+def rank_variables(place: Rendezvous) -> Mapping[str, str]:
+    """The environment variables of torchrun for a rank, and those of its rendezvous.
+
+    Examples
+    --------
+    >>> variables = rank_variables(Rendezvous(rank=1, world_size=2))
+    >>> variables["RANK"], variables["WORLD_SIZE"], variables["GLOO_SOCKET_IFNAME"]
+    ('1', '2', 'lo')
+    """
+    variables = {
+        **{"RANK": place.rank, "WORLD_SIZE": place.world_size, "LOCAL_RANK": place.local_rank},
+        **{"MASTER_ADDR": place.host, "MASTER_PORT": 0, MEETING: place.meeting},
+        "HALOTILE_RANK": place.rank,
+        "HALOTILE_SIZE": place.world_size,
+    }
+    interface = _interface(place.host)
+    names = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
+    return {name: str(value) for name, value in variables.items()} | names
+
+
+def _interface(host: str) -> str:
+    """Name of the network interface with an address; empty if there is none."""
+    found = psutil.net_if_addrs().items()
+    return next((name for name, addresses in found if host in [address.address for address in addresses]), "")
+
+
+def _meet(
+    url: str, *_: Any, timeout: timedelta = timedelta(minutes=5), **__: Any
+) -> Iterator[tuple[Any, int, int]]:
+    """The rendezvous of ``env://`` through a file."""
+    from torch.distributed import FileStore
+
+    rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    store = FileStore(os.environ[MEETING], size)
+    store.set_timeout(timeout)
+    yield store, rank, size
+
+
+def _end_with_parent() -> None:
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+def main(script: str, *arguments: str) -> None:
+    """Run a script as the rank that the environment describes."""
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    rendezvous._rendezvous_handlers["env"] = _meet
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

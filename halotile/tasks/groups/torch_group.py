@@ -1,0 +1,95 @@
+"""Ranks of a torch program, for scripts: the same script on a Dask cluster, under torchrun, srun or mpirun, and alone.
+
+Examples
+--------
+>>> import torch
+>>> from halotile import torch_group
+>>> with torch_group.join() as group:
+...     total = group.all_reduce(torch.ones(2))
+>>> total.tolist()
+[1.0, 1.0]
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+from halotile.errors import ConfigError
+from halotile.storage.cache import user_cache
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.launchers import Copy, copy_of
+from halotile.tasks.groups.opening import Rendezvous, opened
+
+__all__ = ["TorchGroup", "join"]
+
+
+@contextmanager
+def join(
+    *, backend: str = "auto", device_mode: str | None = None, timeout_seconds: float = 60.0
+) -> Iterator[TorchGroup]:
+    """Join the ranks that a launcher started, for the length of the context; alone where there is none.
+
+    torchrun, srun and mpirun are known by their environment variables; ``HALOTILE_RANK`` and ``HALOTILE_SIZE``, with ``MASTER_ADDR`` and
+    ``MASTER_PORT``, take precedence.
+
+    Parameters
+    ----------
+    backend : str
+        ``gloo``, ``nccl``, or ``auto``: nccl for GPUs.
+    device_mode : str, optional
+        ``cpu``, ``gpu``, or left out: a GPU if there is one.
+    timeout_seconds : float
+        Longest wait for the other ranks.
+
+    Raises
+    ------
+    PeerLost
+        When the others do not come in time.
+    ConfigError
+        Where ranks are numbered, and it is not known how many there are, or where they meet.
+    """
+    place = _place(copy_of(), os.environ)
+    with opened(
+        replace(place, backend=backend, device_mode=device_mode, timeout_seconds=timeout_seconds)
+    ) as group:
+        yield group
+
+
+def _place(copy: Copy | None, environment: Mapping[str, str]) -> Rendezvous:
+    """The rank of this process among the copies that a launcher started.
+
+    Examples
+    --------
+    >>> torchrun = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    >>> place = _place(Copy(1, 2, 1, 2, "none"), torchrun)
+    >>> place.rank, place.meeting, place.host
+    (1, 'env://', '127.0.0.1')
+    """
+    if copy is None:
+        return Rendezvous()
+    is_here = copy.local_size == copy.size
+    host = "127.0.0.1" if is_here else socket.getfqdn()
+    return Rendezvous(copy.rank, copy.size, copy.local_rank or 0, _meeting(copy, environment), host)
+
+
+def _meeting(copy: Copy, environment: Mapping[str, str]) -> str:
+    """The store of the launcher, or else a file in a private folder of the home, which machines of a cluster share."""
+    if "MASTER_ADDR" in environment:
+        said = environment.get("RANK"), environment.get("WORLD_SIZE")
+        if said in ((None, None), (str(copy.rank), str(copy.size))):
+            return "env://"
+    if not copy.launch:
+        raise ConfigError(
+            f"this is rank {copy.rank} of {copy.size}, and nothing says where the ranks meet. Set MASTER_ADDR and MASTER_PORT, or start them "
+            "with torchrun, srun or mpirun."
+        )
+    folder = user_cache() / "ranks"
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    # A job that is requeued has the numbers of its first attempt, and two Slurms may have the same home.
+    further = (environment.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT"))
+    return str(folder / "-".join((copy.launch, *further)))

@@ -1,0 +1,91 @@
+"""Functions that run as ranks of a torch program in the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from halotile.tasks.groups.group import TorchGroup
+
+SLOTS = 12
+
+
+def slot(number: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The tensor of a slot; its sums depend on their order."""
+    numbers = torch.randn(7, 143, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
+    return (numbers * 10.0 ** (number % 5)).to(dtype)
+
+
+def slot_sums(group: TorchGroup) -> list[torch.Tensor]:
+    """Sums over slots in several types."""
+    return [
+        group.sum_slots({number: slot(number, dtype) for number in group.slots(SLOTS)}, SLOTS)
+        for dtype in (torch.float32, torch.float64, torch.complex64, torch.int64)
+    ]
+
+
+def everything(group: TorchGroup) -> dict[str, Any]:
+    """Every method once."""
+    x = torch.tensor([1.0, -2.0]) * (group.rank + 1)
+    group.barrier()
+    return {
+        "rank": (group.rank, group.world_size, group.local_rank, group.device.type),
+        **{op: group.all_reduce(x, op).tolist() for op in ("sum", "mean", "min", "max", "product")},
+        "copy": group.broadcast(x, group.world_size - 1).tolist(),
+        "left as it was": x.tolist(),
+    }
+
+
+def along_mesh(group: TorchGroup) -> dict[str, Any]:
+    """Ranks of the own groups of a mesh, by their sums; and those of a mesh within one of them."""
+    number = torch.tensor(10.0**group.rank)
+    mesh = group.mesh({"data": 2, "space": group.world_size // 2})
+    wide = group.mesh({"left": 1, "all": group.world_size})
+    inner = wide["all"].mesh({"rows": 2, "columns": 2})["columns"].mesh({"rows": 2, "columns": 1})
+    return {
+        **{name: (part.rank, float(part.all_reduce(number))) for name, part in mesh.items()},
+        "inner": [float(part.all_reduce(number)) for part in inner.values()],
+        "copied": float(mesh["data"].broadcast(number, 1)),
+    }
+
+
+def listened_at(group: TorchGroup) -> list[str]:
+    """Addresses at which this process listens for TCP, beside those of Dask."""
+    group.barrier()
+    found = psutil.Process().net_connections("tcp")
+    return sorted({entry.laddr.ip for entry in found if entry.status == psutil.CONN_LISTEN})
+
+
+def fail(group: TorchGroup, way: str, rank: int) -> None:
+    """One rank ends in some way while the others wait for it."""
+    if group.rank == rank:
+        if way == "raises":
+            raise ValueError("the seventh patch is empty")
+        if way == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if way == "hangs":
+            time.sleep(600)
+        return
+    group.all_reduce(torch.ones(3))
+
+
+def once_killed(group: TorchGroup, folder: str) -> tuple[int, float]:
+    """A loop with a checkpoint, one rank of which is killed in the first attempt."""
+    checkpoint = Path(folder, "checkpoint")
+    step, total = torch.load(checkpoint) if checkpoint.exists() else (0, torch.zeros(()))
+    first = step
+    for number in range(step, 6):
+        total = total + group.all_reduce(torch.tensor(float(number)))
+        if group.rank == 0:
+            torch.save((number + 1, total), checkpoint.with_suffix(".new"))
+            os.replace(checkpoint.with_suffix(".new"), checkpoint)
+        group.barrier()
+        if number == 3 and first == 0 and group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return first, float(total)

@@ -1,0 +1,221 @@
+"""Ranks of torch programs on workers: right sums, the same bits for any number of ranks, all ended together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from halotile import DistributedContext, torch_group
+from halotile.errors import ConfigError, RankFailed
+from halotile.graphs.distributed.torch_ranks import TorchProgram
+from halotile.graphs.scripts.torch_script import run_rank_of_script
+from halotile.tasks.groups.group import TorchGroup
+from tests.graphs import ranks
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+JOIN = """
+import torch, halotile
+with halotile.torch_group.join(device_mode="cpu", timeout_seconds=60) as group:
+    print(group.rank, group.world_size, group.host, float(group.all_reduce(torch.tensor(group.rank + 1.0))), flush=True)
+"""
+TRAIN = """
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+model(torch.ones(3, 4) * (dist.get_rank() + 1)).square().sum().backward()
+print("weight", sys.argv[1], model.module.weight.grad.sum().item())
+if dist.get_rank() == 1 and "fail" in sys.argv:
+    sys.exit("no such data")
+if "hang" in sys.argv:
+    sys.exit("only this one") if dist.get_rank() == 0 else time.sleep(600)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[DistributedContext]:
+    """Four workers over TLS."""
+    with DistributedContext(workers=4, device_mode="cpu", memory_per_worker="2GiB") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_every_rank_gets_the_combination_of_all(four: DistributedContext, count: int) -> None:
+    ends = four.run_torch(ranks.everything, ranks=count)
+    factors = torch.arange(1.0, count + 1)
+    for rank, end in enumerate(ends):
+        assert end["rank"] == (rank, count, rank, "cpu")
+        assert end["sum"] == [float(factors.sum()), -2 * float(factors.sum())]
+        assert end["mean"] == [float(factors.mean()), -2 * float(factors.mean())]
+        assert end["min"] == [1.0, -2.0 * count]
+        assert end["max"] == [float(count), -2.0]
+        assert end["product"] == [float(factors.prod()), (-2.0) ** count * float(factors.prod())]
+        assert end["copy"] == [float(count), -2.0 * count]
+        assert end["left as it was"] == [rank + 1.0, -2.0 * (rank + 1)]
+
+
+def test_sums_over_slots_have_the_same_bits_for_any_number_of_ranks(four: DistributedContext) -> None:
+    expected = ranks.slot_sums(TorchGroup())
+    for count in (1, 2, 3, 4):
+        for sums in four.run_torch(ranks.slot_sums, ranks=count):
+            assert all(torch.equal(a, b) for a, b in zip(sums, expected, strict=True))
+    shuffled = ranks.slot(11)
+    for number in range(11):
+        shuffled = shuffled + ranks.slot(number)
+    assert not torch.equal(shuffled, expected[0])  # the order shows in the bits
+
+
+def test_groups_along_the_axes_of_a_mesh_are_orthogonal(four: DistributedContext) -> None:
+    ends = four.run_torch(ranks.along_mesh)
+    assert [end["data"] for end in ends] == [(0, 101.0), (0, 1010.0), (1, 101.0), (1, 1010.0)]
+    assert [end["space"] for end in ends] == [(0, 11.0), (1, 11.0), (0, 1100.0), (1, 1100.0)]
+    assert [end["inner"] for end in ends] == [[11.0, 1.0], [11.0, 10.0], [1100.0, 100.0], [1100.0, 1000.0]]
+    assert [end["copied"] for end in ends] == [100.0, 1000.0, 100.0, 1000.0]
+
+
+def test_ranks_listen_on_the_address_of_their_worker_alone(four: DistributedContext) -> None:
+    assert four.run_torch(ranks.listened_at) == [["127.0.0.1"]] * 4
+
+
+def test_nothing_is_left_in_the_folder_in_which_ranks_meet(four: DistributedContext) -> None:
+    four.run_torch(ranks.everything)
+    assert list(four.folder.glob("ranks-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("raises", r"rank 2 of 4 failed: Traceback(?s:.)*ValueError: the seventh patch is empty\n"),
+        ("killed", r"rank 2 of 4 failed: its worker tls://127\.0\.0\.1:\d+ died"),
+        ("hangs", r"rank 2 of 4 did not answer the others in time, and its worker was started anew"),
+        ("returns", r"another rank ended, or did not answer in time"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_others(four: DistributedContext, way: str, message: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match=message):
+        four.run_torch(ranks.fail, way, 2, timeout_seconds=4.0)
+    assert time.monotonic() - began < 25
+    four.client.wait_for_workers(4, timeout=60)
+    assert len(four.run_torch(ranks.everything)) == 4
+
+
+def test_another_attempt_goes_on_from_a_checkpoint(four: DistributedContext, tmp_path: Path) -> None:
+    ends = four.run_torch(ranks.once_killed, str(tmp_path), ranks=3, retries=1)
+    assert ends == [(4, 45.0)] * 3
+
+
+def test_more_ranks_than_workers_are_refused(four: DistributedContext) -> None:
+    with pytest.raises(ConfigError, match=r"ranks is 5, and the cluster has 4 workers.*ranks=4"):
+        four.run_torch(ranks.everything, ranks=5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda group: group.all_reduce(torch.ones(1), "average"), r"op is 'average'.*sum, mean"),
+        (lambda group: group.mesh({"data": 3}), r"holds 3 ranks, and there are 1"),
+        (lambda group: group.broadcast(torch.ones(1), 1), r"source is 1.*0 to 0"),
+        (lambda group: group.sum_slots({1: torch.ones(1)}, 2), r"slots \[1\] of 2.*\[0, 1\]"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_what_to_write(call: object, message: str) -> None:
+    assert callable(call)
+    with pytest.raises(ConfigError, match=message):
+        call(TorchGroup())
+
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+}
+OPENMPI = {"PMIX_NAMESPACE": "prterun-a-7@1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+
+
+@pytest.mark.parametrize(("launcher", "rank"), [(SLURM, "SLURM_PROCID"), (OPENMPI, "OMPI_COMM_WORLD_RANK")])
+def test_a_script_joins_the_ranks_of_its_launcher(
+    launcher: dict[str, str], rank: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "join.py"
+    script.write_text(JOIN)
+    started = [
+        subprocess.Popen(
+            [sys.executable, script], env={**os.environ, **launcher, rank: str(number)}, stdout=subprocess.PIPE, text=True
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    lines = [process.communicate(timeout=120)[0].split() for process in started]
+    assert lines == [["0", "2", "127.0.0.1", "3.0"], ["1", "2", "127.0.0.1", "3.0"]]
+
+
+def test_a_script_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "join.py"
+    script.write_text(JOIN)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(script),
+    ]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert sorted(said.splitlines()) == ["0 2 127.0.0.1 3.0", "1 2 127.0.0.1 3.0"]
+
+
+def test_ranks_without_a_place_to_meet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALOTILE_RANK", "0")
+    monkeypatch.setenv("HALOTILE_SIZE", "2")
+    with (
+        pytest.raises(ConfigError, match=r"rank 0 of 2, and nothing says where.*MASTER_ADDR"),
+        torch_group.join(),
+    ):
+        pass
+
+
+def test_a_torchrun_script_runs_unchanged_on_a_cluster(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    command = [
+        sys.executable,
+        "-m",
+        "halotile",
+        "exec",
+        "--torch",
+        str(script),
+        "--workers",
+        "2",
+        "--no-dashboard",
+    ]
+    done = subprocess.run([*command, "--", "x"], capture_output=True, text=True, timeout=180, check=True)
+    lines = sorted(done.stdout.splitlines())
+    assert [line[:13] for line in lines] == ["[0] weight x ", "[1] weight x "]
+    assert lines[0][3:] == lines[1][3:]
+
+
+def test_a_script_that_fails_ends_those_of_all_ranks(four: DistributedContext, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    program = TorchProgram(partial(run_rank_of_script, str(script), ("fail",)), four.folder)
+    with pytest.raises(
+        RankFailed,
+        match=r"rank 1 of 2 failed: .*train\.py ended with exit code 1\. Its last line: no such data",
+    ):
+        program.run(four.client, 2, 0)
+    with pytest.raises(RankFailed, match=r"rank 1 of 2 did not answer|rank 0 of 2 failed"):
+        TorchProgram(partial(run_rank_of_script, str(script), ("hang",)), four.folder).run(four.client, 2, 0)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(script) in (p.info["cmdline"] or ())]
