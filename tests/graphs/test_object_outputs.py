@@ -242,6 +242,13 @@ def test_a_plan_refuses_what_cannot_be_written(
         claim(make_plan(scene.job())),
     ):
         pass
+    for method, name in (("HEAD", "clean.zarr"), ("PUT", "clean.zarr/zarr.json")):
+        object_store.trouble = failing(1, DENIED, method, name)
+        with (
+            pytest.raises(OutputRefused, match=rf"{name}: Access Denied\. What is done"),
+            claim(make_plan(scene.job())),
+        ):
+            pass
     put(scene.output / "zarr.json", b"{}")
     with pytest.raises(OutputRefused, match=r"something stands there"):
         check_outputs(make_plan(scene.job()))

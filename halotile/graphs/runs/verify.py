@@ -18,7 +18,7 @@ from halotile.graphs.runs.outputs.damage import damaged_blocks, written_of
 from halotile.graphs.runs.outputs.replacing import journal_fingerprint
 from halotile.graphs.watching.progress import Observer
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, full_path, path_of
-from halotile.storage.disk.place import check_reachable
+from halotile.storage.disk.place import check_reachable, refusing_silence
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
@@ -51,6 +51,7 @@ class Verdict:
         return self.repaired >= len(self.problems)
 
 
+@refusing_silence()
 def verify(
     output: str | OutputPath,
     *,

@@ -247,7 +247,11 @@ def store_errors(place: ObjectPath) -> Iterator[None]:
         if not is_of_store(error) and not isinstance(error, OSError):
             raise
         kind, number = _KINDS.get(type(error).__name__, (OSError, errno.EIO))
-        words = "no such object" if number == errno.ENOENT else first_words(error)
+        words = first_words(error)
+        if number == errno.ENOENT:
+            words = "no such object"
+        if number == errno.EACCES and "<Message>" not in str(error):  # a HEAD has none
+            words = "Access Denied"
         if "NoSuchBucket" in str(error):
             words = "there is no such bucket"
         if "169.254.169.254" in words:  # where virtual machines in a cloud ask for credentials of theirs

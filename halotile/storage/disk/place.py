@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from halotile.errors import OutputRefused
+from halotile.errors import HalotileError, OutputRefused
 from halotile.storage.disk.durable import PARTIAL
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 
@@ -132,6 +133,25 @@ def check_reachable(place: OutputPath, key: str = "output.path") -> None:
         raise OutputRefused(
             f"{key} is {place}: {error.strerror}. Write a place that exists and that you may list, read and write; credentials, region and "
             "endpoint are in the environment, such as AWS_ACCESS_KEY_ID, AWS_REGION and AWS_ENDPOINT_URL."
+        ) from error
+
+
+@contextmanager
+def refusing_silence() -> Iterator[None]:
+    """Raise errors of a store that does not answer, or denies what is asked, as refusals of the output.
+
+    Raises
+    ------
+    OutputRefused
+        With what the store says.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, HalotileError) or "://" not in str(error.filename):
+            raise
+        raise OutputRefused(
+            f"{error.filename}: {error.strerror}. What is done stays done: when the store answers and permits it, run again."
         ) from error
 
 

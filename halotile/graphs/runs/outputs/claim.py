@@ -36,6 +36,7 @@ from halotile.graphs.runs.outputs.replacing import (
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.waiting import log_line, patience_seconds, report_if_slow
 from halotile.storage.disk.durable import is_full, remove_partials
+from halotile.storage.disk.place import refusing_silence
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import LOCK_SECONDS, RunDirectory
 from halotile.storage.run_directory.journal import Journal
@@ -140,6 +141,7 @@ def _wait_for(operation: str, signals: Signals) -> Iterator[Callable[[], bool]]:
         raise Stopped(f"stopped on {signals.name} while it waited: {held}", signals.name) from held
 
 
+@refusing_silence()
 def look(plan: Plan) -> int:
     """Return the number of blocks of this plan that an earlier run has done; nothing is changed.
 
@@ -158,6 +160,7 @@ def look(plan: Plan) -> int:
     return _done_blocks(slots)
 
 
+@refusing_silence()
 def _open(slots: tuple[OutputSlot, ...]) -> list[Journal]:
     first = slots[0].directory
     first.clear_stop()

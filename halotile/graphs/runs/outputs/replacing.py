@@ -13,7 +13,7 @@ from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.outputs.damage import damaged_blocks, written_of
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, lies_in, path_of
-from halotile.storage.disk.place import check_path, check_place
+from halotile.storage.disk.place import check_path, check_place, refusing_silence
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
@@ -80,6 +80,7 @@ def slots_of(plan: Plan) -> tuple[OutputSlot, ...]:
     return tuple(OutputSlot(plan, output, RunDirectory.beside(output.path), first) for output in plan.outputs)
 
 
+@refusing_silence()
 def check_outputs(plan: Plan) -> None:
     """Refuse outputs that this job may not create or replace, as :func:`check_output`."""
     for slot in slots_of(plan):
