@@ -27,7 +27,7 @@ from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.durable import DISK, Disk, is_full
 from halotile.storage.formats.zarr import open_array
 from halotile.storage.grid import Grid, Region
-from halotile.storage.images.level_metadata import LevelMetadata, open_metadata
+from halotile.storage.images.level_metadata import LevelMetadata, encode, open_metadata
 from halotile.storage.images.png import Tick
 from halotile.storage.rim import Array, Readable
 from halotile.storage.run_directory.directory import RunDirectory
@@ -38,6 +38,8 @@ from halotile.storage.sharded.shards import ShardFormat
 
 WORK = ".levels"
 """Folder in the group, with the files of a run directory, of levels that are being made."""
+SHARD_BYTES = 16 * 2**20
+"""Most bytes of pixels in a shard, unless a single chunk is larger."""
 PART_BYTES = 8 * 2**20
 """Most bytes of finer pixels that are averaged at once, unless a few chunks are larger."""
 
@@ -146,7 +148,8 @@ class _Image:
     def missing(self) -> tuple[LevelArray, ...]:
         """The arrays to add, without names."""
         base = self.base
-        form = ShardFormat(base.shards or base.chunks, base.chunks, base.dtype.name, "none")
+        shard = _small_shard(base.shards or base.chunks, base.chunks, base.dtype.itemsize)
+        form = ShardFormat(shard, base.chunks, base.dtype.name, "none")
         count = possible_levels(base.shape, base.shape, self.factor)
         return tuple(level_arrays(base.shape, form, count, self.factor, base.shape))[1:]
 
@@ -169,7 +172,7 @@ class _Image:
         for array in arrays:
             if (made := array.path(work.state_path)).exists():
                 self.disk.move(made, array.path(self.group))
-        self.metadata.add(self._documents(arrays), self.factor, self.disk)
+        self.metadata.add(self._documents(arrays), self.factor, work.state_path, self.disk)
 
     def _begin(self, work: RunDirectory) -> dict[str, Any]:
         """The record of the levels that are made; those of an image that has changed since are removed."""
@@ -210,7 +213,7 @@ class _Image:
         """Write the levels, each from the one before."""
         for name, document in self._documents(arrays).items():
             self.disk.make_directory((folder / name).parent)
-            self.disk.write_file(folder / name, [self.metadata.encode(document)])
+            self.disk.write_file(folder / name, [encode(document)])
         finer: Readable = self.base
         total, done = sum(math.prod(array.shape) for array in arrays), 0
         for array in arrays:
@@ -241,6 +244,21 @@ class _Image:
             covered = part.core.shift(core.start).scale(self.factor).clip(Region.whole(finer.shape))
             pixels[part.core.slices] = halved(finer.read(covered), self.factor, dtype, self.base.nodata)
         return pixels
+
+
+def _small_shard(shard: Sequence[int], chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Edges of a shard of as many chunks, or of fewer where it is large: it is encoded whole.
+
+    Examples
+    --------
+    >>> _small_shard((4096, 4096), (512, 512), 4), _small_shard((8192, 8192), (8192, 8192), 2)
+    ((2048, 2048), (8192, 8192))
+    """
+    counts = [s // c for s, c in zip(shard, chunk, strict=True)]
+    while max(counts) > 1 and math.prod(counts) * math.prod(chunk) * itemsize > SHARD_BYTES:
+        axis = counts.index(max(counts))
+        counts[axis] = -(-counts[axis] // 2)
+    return tuple(n * c for n, c in zip(counts, chunk, strict=True))
 
 
 def _part_edges(

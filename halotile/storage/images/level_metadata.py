@@ -105,8 +105,18 @@ class LevelMetadata:
             attributes |= place.attributes([shape[rows], shape[columns]])
         return documents
 
-    def add(self, documents: Mapping[str, Mapping[str, Any]], factor: Sequence[int], disk: Disk) -> None:
-        """Name levels whose metadata files these are in the metadata of the group; durable on return."""
+    def add(
+        self, documents: Mapping[str, Mapping[str, Any]], factor: Sequence[int], scratch: Path, disk: Disk
+    ) -> None:
+        """Name levels whose metadata files these are in the metadata of the group; durable on return.
+
+        The files are written to a folder ``scratch`` of the file system and replaced one after the other, each atomically.
+        """
+
+        def replace(name: str, document: Mapping[str, Any]) -> None:
+            disk.write_file(scratch / name, [encode(document)])
+            disk.move(scratch / name, self.group / name)
+
         names = dict.fromkeys(path.rpartition("/")[0] for path in documents)
         entries = [self._entry(name, [f**number for f in factor]) for number, name in enumerate(names, 1)]
         if self.zarr_format == 3:
@@ -114,16 +124,16 @@ class LevelMetadata:
             _append(document["attributes"], entries)
             if inline := document.get("consolidated_metadata"):
                 inline["metadata"] |= {path.rpartition("/")[0]: added for path, added in documents.items()}
-            disk.write_file(self.group / ZARR_JSON, [self.encode(document)])
+            replace(ZARR_JSON, document)
             return
         attributes = _read(self.group / _ZATTRS)
         _append(attributes, entries)
-        disk.write_file(self.group / _ZATTRS, [self.encode(attributes)])
-        # Last, because it is what is read where it is there: until then levels count as missing.
+        # First, because zarr takes the names of levels from the attributes and looks for them here.
         if (file := self.group / _ZMETADATA).is_file():
             consolidated = _read(file)
             consolidated["metadata"] |= {_ZATTRS: attributes, **documents}
-            disk.write_file(file, [self.encode(consolidated)])
+            replace(_ZMETADATA, consolidated)
+        replace(_ZATTRS, attributes)
 
     def _entry(self, name: str, covered: Sequence[int]) -> dict[str, Any]:
         """The entry of a level, whose pixels cover so many of the coarsest one that is there."""
@@ -138,10 +148,10 @@ class LevelMetadata:
         )
         return {"path": name, "coordinateTransformations": transformations(base.scale, start, covered)}
 
-    @staticmethod
-    def encode(document: Mapping[str, Any]) -> bytes:
-        """The bytes of a metadata file."""
-        return json.dumps(document, indent=2).encode()
+
+def encode(document: Mapping[str, Any]) -> bytes:
+    """The bytes of a metadata file."""
+    return json.dumps(document, indent=2).encode()
 
 
 def _append(attributes: dict[str, Any], entries: Sequence[Mapping[str, Any]]) -> None:

@@ -82,6 +82,23 @@ def restore_metadata(root: str | Path, layout: Layout, disk: Disk = DISK) -> Non
         disk.write_file(file, [json.dumps(written, indent=2).encode()])
 
 
+def remove_added_levels(root: str | Path, layout: Layout, disk: Disk = DISK) -> None:
+    """Remove the levels that were added to those of the run, because its pixels are about to change; durable on return."""
+    file = Path(root, ZARR_JSON)
+    document = _read_document(file) if layout.ome else None
+    if document is None:
+        return
+    datasets = document["attributes"]["ome"]["multiscales"][0]["datasets"]
+    added = [Path(root, entry["path"]) for entry in datasets[layout.levels :]]
+    if added:
+        del datasets[layout.levels :]
+        document.pop("consolidated_metadata", None)
+        disk.write_file(file, [json.dumps(document, indent=2).encode()])
+    for folder in added:
+        if folder.parent == Path(root) and folder.is_dir():
+            disk.remove_tree(folder)
+
+
 def find_foreign_entry(root: str | Path, layout: Layout) -> str:
     """Describe something at an output's path that no run wrote, other than pixels; empty when there is nothing."""
     for file, written, present in _documents(root, layout):

@@ -19,7 +19,12 @@ from halotile.storage.disk.durable import GONE
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.sharded.output import UNREADABLE
-from halotile.storage.sharded.ownership import REPLACE, foreign_pixels_reason, metadata_problems
+from halotile.storage.sharded.ownership import (
+    REPLACE,
+    foreign_pixels_reason,
+    metadata_problems,
+    remove_added_levels,
+)
 from halotile.storage.stored_array import read_error, unreadable_error
 
 LOOK_SECONDS = 5.0
@@ -179,8 +184,9 @@ class HeldOutputs:
             held.check_place()
 
     def unmark_all(self) -> None:
-        """Remove every block from the journals."""
+        """Remove every block from the journals, and levels of them that were added later."""
         for held in self.held:
+            remove_added_levels(held.output.path, held.output.layout)
             self._unmark(held, list(held.journal.done))
             held.journal.sync()
 
