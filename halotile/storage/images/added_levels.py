@@ -22,7 +22,7 @@ import zarr
 from zarr.abc.buffer import Buffer
 from zarr.storage import LocalStore
 
-from halotile.errors import DamagedData, DiskRefused, InputError, OutputRefused
+from halotile.errors import DamagedData, DiskRefused, InputError, InputUnreadable, OutputRefused
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.durable import DISK, Disk, is_full
 from halotile.storage.formats.zarr import open_array
@@ -83,11 +83,10 @@ def add_levels(group: Path, tick: Tick = lambda _: None, disk: Disk = DISK) -> t
         try:
             if image.missing:
                 image.make(work, tick)
-        except DamagedData:
-            disk.remove_tree(work.path)
-            raise
-        except OSError as error:
-            if not is_full(error):
+        except (InputError, OSError) as error:
+            if isinstance(error, InputError) and not isinstance(error, InputUnreadable):
+                disk.remove_tree(work.path)  # of this image there is nothing to go on with
+            if not (isinstance(error, OSError) and is_full(error)):
                 raise
             raise DiskRefused(
                 f"{group}: the disk is full. Free some space and run again: the levels so far are kept, hidden in the image."

@@ -82,12 +82,12 @@ def restore_metadata(root: str | Path, layout: Layout, disk: Disk = DISK) -> Non
         disk.write_file(file, [json.dumps(written, indent=2).encode()])
 
 
-def remove_added_levels(root: str | Path, layout: Layout, disk: Disk = DISK) -> None:
-    """Remove the levels that were added to those of the run, because its pixels are about to change; durable on return."""
+def remove_added_levels(root: str | Path, layout: Layout, disk: Disk = DISK) -> int:
+    """Remove the levels that were added to an output whose pixels are about to change, and return their number."""
     file = Path(root, ZARR_JSON)
     document = _read_document(file) if layout.ome else None
     if document is None:
-        return
+        return 0
     datasets = document["attributes"]["ome"]["multiscales"][0]["datasets"]
     added = [Path(root, entry["path"]) for entry in datasets[layout.levels :]]
     if added:
@@ -97,6 +97,7 @@ def remove_added_levels(root: str | Path, layout: Layout, disk: Disk = DISK) -> 
     for folder in added:
         if folder.parent == Path(root) and folder.is_dir():
             disk.remove_tree(folder)
+    return len(added)
 
 
 def find_foreign_entry(root: str | Path, layout: Layout) -> str:

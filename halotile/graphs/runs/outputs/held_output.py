@@ -183,12 +183,14 @@ class HeldOutputs:
         for held in self.held:
             held.check_place()
 
-    def unmark_all(self) -> None:
-        """Remove every block from the journals, and levels of them that were added later."""
+    def unmark_all(self) -> int:
+        """Remove every block from the journals, and the levels that were added to them; return the number of these."""
+        removed = 0
         for held in self.held:
-            remove_added_levels(held.output.path, held.output.layout)
+            removed += remove_added_levels(held.output.path, held.output.layout)
             self._unmark(held, list(held.journal.done))
             held.journal.sync()
+        return removed
 
     def unmark_damaged(
         self, signals: Signals, *, thorough: bool, only: Sequence[RangeSet] | None = None
