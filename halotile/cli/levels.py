@@ -56,9 +56,10 @@ def add_levels(path: str | os.PathLike[str]) -> list[tuple[int, ...]]:
 def complete(path: str, *, quiet: bool = False) -> str:
     """Add the levels that an image lacks; return a description in one line."""
     group, count, shapes = _add(path, quiet=quiet)
+    name = path if os.path.samefile(path, group) else group
     if len(shapes) == 1:
-        return f"{group} has {counted(count, 'level')} down to {shape_text(shapes[0])}: nothing to do"
-    return f"{group}: {counted(len(shapes) - 1, 'level')} added, down to {shape_text(shapes[-1])}"
+        return f"{name} has {counted(count, 'level')} down to {shape_text(shapes[0])}: nothing to do"
+    return f"{name}: {counted(len(shapes) - 1, 'level')} added, down to {shape_text(shapes[-1])}"
 
 
 def _add(path: str, *, quiet: bool) -> tuple[Path, int, list[tuple[int, ...]]]:

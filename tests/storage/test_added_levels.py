@@ -43,6 +43,7 @@ def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(levels, "LARGEST_TOP", 20)
     monkeypatch.setattr(levels, "SMALLEST_SHARD", 4)
     monkeypatch.setattr(added_levels, "PART_BYTES", 4096)
+    monkeypatch.setattr(added_levels, "SHARD_BYTES", 4096)
 
 
 def save_image(
@@ -400,6 +401,22 @@ def test_labels_and_unknown_versions_are_refused(tmp_path: Path) -> None:
     group.attrs["ome"] = attributes["ome"] | {"version": "0.9"}
     with pytest.raises(ConfigError, match=r"is an OME-Zarr 0\.9 with 1 levels"):
         add_levels(path)
+
+
+@pytest.mark.filterwarnings("ignore:Combining")
+@pytest.mark.parametrize(
+    ("inner", "filters"),
+    [([zarr.codecs.ShardingCodec(chunk_shape=(16, 16))], None), (None, [zarr.codecs.TransposeCodec(order=(1, 0))])],
+)
+def test_codecs_that_do_not_fit_smaller_levels_are_named(tmp_path: Path, inner: Any, filters: Any) -> None:
+    path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
+    group = zarr.open_group(path)
+    del group["0"]
+    shards = zarr.codecs.ShardingCodec(chunk_shape=(32, 32), **({"codecs": inner} if inner else {}))
+    group.create_array("0", data=noisy_image(SHAPE), chunks=(64, 64), serializer=shards, compressors=None, filters=filters)
+    with pytest.raises(ConfigError, match="has shards within shards, or other codecs before them"):
+        add_levels(path)
+    assert sorted(os.listdir(path)) == ["0", "zarr.json"]
 
 
 def test_the_layout_of_an_output_is_known_with_levels_that_were_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

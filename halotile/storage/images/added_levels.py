@@ -22,7 +22,15 @@ import zarr
 from zarr.abc.buffer import Buffer
 from zarr.storage import LocalStore
 
-from halotile.errors import DamagedData, DiskRefused, InputError, InputUnreadable, OutputRefused
+from halotile.errors import (
+    ConfigError,
+    DamagedData,
+    DiskRefused,
+    HalotileError,
+    InputError,
+    InputUnreadable,
+    OutputRefused,
+)
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.durable import DISK, Disk, is_full
 from halotile.storage.formats.zarr import open_array
@@ -38,8 +46,8 @@ from halotile.storage.sharded.shards import ShardFormat
 
 WORK = ".levels"
 """Folder in the group, with the files of a run directory, of levels that are being made."""
-SHARD_BYTES = 16 * 2**20
-"""Most bytes of pixels in a shard, unless a single chunk is larger."""
+SHARD_BYTES = 8 * 2**20
+"""Most bytes of pixels in a shard, and of those that are written at once, unless a single chunk is larger."""
 PART_BYTES = 8 * 2**20
 """Most bytes of finer pixels that are averaged at once, unless a few chunks are larger."""
 
@@ -83,9 +91,9 @@ def add_levels(group: Path, tick: Tick = lambda _: None, disk: Disk = DISK) -> t
         try:
             if image.missing:
                 image.make(work, tick)
-        except (InputError, OSError) as error:
-            if isinstance(error, InputError) and not isinstance(error, InputUnreadable):
-                disk.remove_tree(work.path)  # of this image there is nothing to go on with
+        except (ConfigError, InputError, OSError) as error:
+            if isinstance(error, HalotileError) and not isinstance(error, InputUnreadable | OutputRefused):
+                disk.remove_tree(work.path)  # with this image there is nothing to go on
             if not (isinstance(error, OSError) and is_full(error)):
                 raise
             raise DiskRefused(
@@ -230,8 +238,10 @@ class _Image:
         store.disk = self.disk
         target: Any = zarr.open_array(store, mode="r+", zarr_format=self.metadata.zarr_format)
         present = open_array(str(path))
-        for block in array.grid:
-            if not _is_intact(path / target.metadata.encode_chunk_key(block.index), present, block.core):
+        edges = _grown(array.form.shard, array.shape, SHARD_BYTES // self.base.dtype.itemsize)
+        for block in Grid(array.shape, edges, ((0, 0),) * len(edges)):
+            files = (path / target.metadata.encode_chunk_key(index) for index in array.indices(block.core))
+            if not (all(map(os.path.isfile, files)) and _is_readable(present, block.core)):
                 target[block.core.slices] = self._means(finer, block.core, array.form)
             yield block.core.size
 
@@ -251,7 +261,7 @@ def _small_shard(shard: Sequence[int], chunk: Sequence[int], itemsize: int) -> t
     Examples
     --------
     >>> _small_shard((4096, 4096), (512, 512), 4), _small_shard((8192, 8192), (8192, 8192), 2)
-    ((2048, 2048), (8192, 8192))
+    ((1024, 2048), (8192, 8192))
     """
     counts = [s // c for s, c in zip(shard, chunk, strict=True)]
     while max(counts) > 1 and math.prod(counts) * math.prod(chunk) * itemsize > SHARD_BYTES:
@@ -271,15 +281,20 @@ def _part_edges(
     ((512, 2048), (1, 75, 600))
     """
     edges = [c // f if c % f == 0 else c for c, f in zip(chunk, factor, strict=True)]
-    most = PART_BYTES // (itemsize * math.prod(factor))
-    for axis in reversed(range(len(edges))):
-        edges[axis] *= max(1, min(-(-shape[axis] // edges[axis]), most // math.prod(edges)))
-    return tuple(edges)
+    return _grown(edges, shape, PART_BYTES // (itemsize * math.prod(factor)))
 
 
-def _is_intact(file: Path, present: Readable, region: Region) -> bool:
-    """Return True where an earlier call wrote the shard of a region, and it can still be read."""
+def _grown(edges: Sequence[int], shape: Sequence[int], most: int) -> tuple[int, ...]:
+    """Edges of a part of so many pixels at most, a multiple of other edges along each axis, the last ones first."""
+    grown = list(edges)
+    for axis in reversed(range(len(grown))):
+        grown[axis] *= max(1, min(-(-shape[axis] // grown[axis]), most // math.prod(grown)))
+    return tuple(grown)
+
+
+def _is_readable(present: Readable, region: Region) -> bool:
+    """Return True where the shards of a region that an earlier call wrote are intact."""
     try:
-        return file.is_file() and bool(present.read(region).size)
+        return bool(present.read(region).size)
     except DamagedData:
         return False

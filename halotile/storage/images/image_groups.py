@@ -24,16 +24,18 @@ def find_image(path: str) -> Path | None:
     ConfigError
         When there are several.
     """
-    top = Path(os.path.expanduser(path))
+    top = Path(os.path.realpath(os.path.expanduser(path)))
     if "://" in path or not top.is_dir():
         return None
     if is_array(top):
         return next((folder for folder in (top.parent, top.parent.parent) if ome.claims(folder)), None)
     images = list(itertools.islice(_images_in(top, DEEPEST), _MOST_LISTED + 1))
     if len(images) > 1:
-        listed = ", ".join(str(image.relative_to(top)) for image in images[:_MOST_LISTED])
-        more = ", ..." if len(images) > _MOST_LISTED else ""
-        raise ConfigError(f"{path} contains several images: {listed}{more}. Write the path of one, such as {images[0]}.")
+        names = [str(image.relative_to(top)) for image in images]
+        listed = ", ".join(names[:_MOST_LISTED]) + (", ..." if len(names) > _MOST_LISTED else "")
+        raise ConfigError(
+            f"{path} contains several images: {listed}. Write the path of one, such as {os.path.join(path, names[0])}."
+        )
     return images[0] if images else None
 
 

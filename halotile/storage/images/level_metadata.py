@@ -22,6 +22,7 @@ from halotile.storage.sharded.levels import LevelArray
 from halotile.storage.sharded.ome_metadata import transformations
 
 VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5")
+_SHARDING = "sharding_indexed"
 _ZATTRS, _ZARRAY, _ZMETADATA = ".zattrs", ".zarray", ".zmetadata"
 
 
@@ -94,8 +95,14 @@ class LevelMetadata:
             attributes = document.get("attributes", {})
             document["shape"] = shape
             document["chunk_grid"]["configuration"]["chunk_shape"] = list(array.form.shard)
-            if document["codecs"][0]["name"] == "sharding_indexed":
-                document["codecs"][0]["configuration"]["chunk_shape"] = list(array.form.chunk)
+            codecs = document["codecs"]
+            if is_sharded := codecs[0]["name"] == _SHARDING:
+                codecs[0]["configuration"]["chunk_shape"] = list(array.form.chunk)
+            if json.dumps(codecs).count(f'"{_SHARDING}"') > is_sharded:
+                raise ConfigError(
+                    f"{folder} has shards within shards, or other codecs before them, which fit no smaller level. "
+                    "Write it anew without."
+                )
         else:
             attributes = documents.get(_ZATTRS, {})
             documents[_ZARRAY] |= {"shape": shape, "chunks": list(array.form.shard)}
