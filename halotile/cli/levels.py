@@ -87,7 +87,13 @@ def _advice(path: str) -> str:
     from halotile.storage.arrays import open_source
 
     source = open_source(path)
-    place = "at a URL" if "://" in path else "a Zarr without the metadata of an OME-Zarr" if source.format == "zarr" else "no folder of an OME-Zarr"
+    place = (
+        "at a URL"
+        if "://" in path
+        else "a Zarr without the metadata of an OME-Zarr"
+        if source.format == "zarr"
+        else "no folder of an OME-Zarr"
+    )
     return (
         f"{path} is {place}: levels cannot be added to it. To write it as an image with levels, write this to levels.yaml and type "
         f"`recon-cli run levels.yaml`:\n\n{job_text(path, '{name: none}', 'levels').rstrip()}"

@@ -46,7 +46,10 @@ def test_levels_are_added_once(folder: Path) -> None:
     result = RUNNER.invoke(app, ["levels", "cells.zarr"])
     assert (result.exit_code, result.stdout) == (0, "cells.zarr: 2 levels added, down to 525 × 375\n")
     result = RUNNER.invoke(app, ["levels", "cells.zarr"])
-    assert (result.exit_code, result.stdout) == (0, "cells.zarr has 3 levels down to 525 × 375: nothing to do\n")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "cells.zarr has 3 levels down to 525 × 375: nothing to do\n",
+    )
     assert halotile.info("cells.zarr")["levels"] == [[2100, 1500], [1050, 750], [525, 375]]
     assert RUNNER.invoke(app, ["levels", "cells.zarr", "--quiet"]).output == ""
     assert IO_THREADS.count == 1
@@ -62,7 +65,9 @@ def test_another_image_gets_the_job_that_writes_it_with_levels(folder: Path, pat
     result = RUNNER.invoke(app, ["levels", path])
     assert result.exit_code == 2
     words, _, job = result.stderr.partition("\n\n")
-    assert re.match(rf"error: {path} is .*: levels cannot be added to it\. To write it as an image with levels, ", words)
+    assert re.match(
+        rf"error: {path} is .*: levels cannot be added to it\. To write it as an image with levels, ", words
+    )
     (folder / "levels.yaml").write_text(job)
     run_inline(load_denoising(folder / "levels.yaml"))
     (output,) = folder.glob("*.levels.zarr")
@@ -70,14 +75,20 @@ def test_another_image_gets_the_job_that_writes_it_with_levels(folder: Path, pat
     np.testing.assert_array_equal(zarr.open_group(output)["0"][...], PIXELS)
     halotile.add_levels("cells.zarr")
     for level in ("1", "2"):
-        np.testing.assert_array_equal(zarr.open_group(output)[level][...], zarr.open_group("cells.zarr")[level][...])
+        np.testing.assert_array_equal(
+            zarr.open_group(output)[level][...], zarr.open_group("cells.zarr")[level][...]
+        )
 
 
 @pytest.mark.parametrize(
     ("path", "code", "said"),
     [
         ("nothing.zarr", 4, "nothing.zarr: nothing is there"),
-        ("wells.zarr", 2, "wells.zarr contains several images: A/1, B/1. Write the path of one, such as wells.zarr/A/1."),
+        (
+            "wells.zarr",
+            2,
+            "wells.zarr contains several images: A/1, B/1. Write the path of one, such as wells.zarr/A/1.",
+        ),
         (".", 4, "a directory without Zarr metadata of its own"),
     ],
 )
@@ -95,7 +106,10 @@ def test_a_url_is_refused_with_a_job_that_reads_it(monkeypatch: pytest.MonkeyPat
 
     here = arrays.open_source("cells.zarr")
     monkeypatch.setattr(arrays, "open_source", lambda _: here)
-    with pytest.raises(ConfigError, match=r"^s3://bucket/a\.zarr is at a URL: levels cannot be added(.|\n)*path: \"?s3://bucket/a\.zarr"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^s3://bucket/a\.zarr is at a URL: levels cannot be added(.|\n)*path: \"?s3://bucket/a\.zarr",
+    ):
         halotile.add_levels("s3://bucket/a.zarr")
 
 
@@ -114,7 +128,9 @@ def test_killed_without_warning_it_goes_on(folder: Path) -> None:
         assert len(halotile.info("large.zarr")["levels"]) == 1
     subprocess.run(words, check=True, capture_output=True)
     for level in ("1", "2", "3", "4"):
-        np.testing.assert_array_equal(zarr.open_group("large.zarr")[level][...], zarr.open_group("whole.zarr")[level][...])
+        np.testing.assert_array_equal(
+            zarr.open_group("large.zarr")[level][...], zarr.open_group("whole.zarr")[level][...]
+        )
     assert sorted(os.listdir("large.zarr")) == sorted(os.listdir("whole.zarr"))
 
 

@@ -203,7 +203,9 @@ def test_levels_that_were_added_do_not_outlast_their_image(
     folders = [tmp_path / part for part in ("parts", "whole")]
     for folder in folders:
         folder.mkdir()
-    parts, whole = (job_in(folder, SolverChoice(name="fista", iterations=3, keep_state=True)) for folder in folders)
+    parts, whole = (
+        job_in(folder, SolverChoice(name="fista", iterations=3, keep_state=True)) for folder in folders
+    )
     go(with_iterations(parts, 2), cluster)
     with monkeypatch.context() as patched:
         patched.setattr("halotile.storage.sharded.levels.LARGEST_TOP", 30)

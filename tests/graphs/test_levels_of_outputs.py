@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import zarr
 
-from halotile.errors import BlockFailed, OutputInUse, OutputRefused
+from halotile.errors import OutputInUse, OutputRefused
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.make import make_plan
@@ -36,14 +36,18 @@ def job_in(folder: Path, levels: int) -> Denoising:
 
 
 @pytest.mark.parametrize("levels", [1, 2])
-def test_a_finished_run_stays_sound_and_finished(tmp_path: Path, cluster: RunningCluster, levels: int) -> None:
+def test_a_finished_run_stays_sound_and_finished(
+    tmp_path: Path, cluster: RunningCluster, levels: int
+) -> None:
     job, output = job_in(tmp_path, levels), tmp_path / "clean.zarr"
     run(make_plan(job), cluster=cluster)
     count, shapes = add_levels(output)
     assert (count, len(shapes)) == (5, 6 - levels)
     kept = [open_source(output, level=level)[...].tobytes() for level in range(count)]
     verdict = verify(output)
-    assert verdict.problems == () and not verdict.undone and verdict.repairable
+    assert verdict.problems == ()
+    assert not verdict.undone
+    assert verdict.repairable
     again = run(make_plan(job), cluster=cluster)
     assert again.resumed == again.total
     flip_bit(output / "0" / "c" / "1" / "1")
@@ -51,7 +55,8 @@ def test_a_finished_run_stays_sound_and_finished(tmp_path: Path, cluster: Runnin
     assert verify(output, job=job, repair=True).sound
     assert [open_source(output, level=level)[...].tobytes() for level in range(count)] == kept
     (output.parent / "clean.zarr.run").rename(tmp_path / "elsewhere")
-    assert verify(output).problems == () and not verify(output).repairable
+    assert verify(output).problems == ()
+    assert not verify(output).repairable
 
 
 def test_an_output_that_is_not_finished_is_refused(tmp_path: Path, cluster: RunningCluster) -> None:
@@ -62,7 +67,10 @@ def test_an_output_that_is_not_finished_is_refused(tmp_path: Path, cluster: Runn
 
     with pytest.raises(KeyboardInterrupt):
         run(make_plan(job), observer=cut_off, cluster=cluster)
-    with pytest.raises(OutputRefused, match=r"12 of the 12 blocks of its run are not done\. `recon-cli resume .*clean\.zarr\.run` does"):
+    with pytest.raises(
+        OutputRefused,
+        match=r"12 of the 12 blocks of its run are not done\. `recon-cli resume .*clean\.zarr\.run` does",
+    ):
         add_levels(output)
     run(make_plan(job), cluster=cluster)
     with RunDirectory.beside(output).lock(), pytest.raises(OutputInUse, match="is writing this output"):

@@ -28,7 +28,15 @@ def by_ome_zarr(version: str, path: Path) -> None:
     writer, form = pytest.importorskip("ome_zarr.writer"), pytest.importorskip("ome_zarr.format")
     chosen = form.FormatV04() if version == "0.4" else form.FormatV05()
     group = zarr.open_group(path, mode="w", zarr_format=2 if version == "0.4" else 3)
-    writer.write_image(PIXELS, group, scale_factors=[], axes="czyx", fmt=chosen, scale=SCALE, storage_options={"chunks": (1, 1, 64, 64)})
+    writer.write_image(
+        PIXELS,
+        group,
+        scale_factors=[],
+        axes="czyx",
+        fmt=chosen,
+        scale=SCALE,
+        storage_options={"chunks": (1, 1, 64, 64)},
+    )
 
 
 def by_ngff_zarr(version: str, path: Path) -> None:
@@ -43,16 +51,29 @@ def by_bioformats2raw(version: str, path: Path) -> None:
     group = zarr.open_group(path / "0", mode="w", zarr_format=2)
     options: Any = {"chunk_key_encoding": {"name": "v2", "separator": "/"}, "chunks": (1, 1, 64, 64)}
     group.create_array("0", shape=PIXELS.shape, dtype=PIXELS.dtype, **options)[...] = PIXELS
-    axes = [{"name": "c", "type": "channel"}, *({"name": a, "type": "space", "unit": "micrometer"} for a in "zyx")]
+    axes = [
+        {"name": "c", "type": "channel"},
+        *({"name": a, "type": "space", "unit": "micrometer"} for a in "zyx"),
+    ]
     steps = [{"type": "scale", "scale": list(SCALE.values())}]
-    group.attrs["multiscales"] = [{"version": version, "axes": axes, "datasets": [{"path": "0", "coordinateTransformations": steps}]}]
+    group.attrs["multiscales"] = [
+        {"version": version, "axes": axes, "datasets": [{"path": "0", "coordinateTransformations": steps}]}
+    ]
 
 
 @pytest.fixture(
-    params=[(by_ome_zarr, "0.4"), (by_ome_zarr, "0.5"), (by_ngff_zarr, "0.4"), (by_ngff_zarr, "0.5"), (by_bioformats2raw, "0.4")],
+    params=[
+        (by_ome_zarr, "0.4"),
+        (by_ome_zarr, "0.5"),
+        (by_ngff_zarr, "0.4"),
+        (by_ngff_zarr, "0.5"),
+        (by_bioformats2raw, "0.4"),
+    ],
     ids=lambda case: f"{case[0].__name__}-{case[1]}",
 )
-def image(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str, list[Image]]:
+def image(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, str, list[Image]]:
     """An image with three levels, its version and its pixels."""
     monkeypatch.setattr("halotile.storage.sharded.levels.LARGEST_TOP", 60)
     write: Callable[[str, Path], None]
@@ -63,7 +84,9 @@ def image(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     assert add_levels(path)[0] == 3
     levels: list[Image] = [open_source(path, level=level)[...] for level in range(3)]
     np.testing.assert_array_equal(levels[0], PIXELS)
-    np.testing.assert_array_equal(levels[1][..., :75, :106], np.rint(PIXELS[..., :212].reshape(2, 3, 75, 2, 106, 2).mean((3, 5))))
+    np.testing.assert_array_equal(
+        levels[1][..., :75, :106], np.rint(PIXELS[..., :212].reshape(2, 3, 75, 2, 106, 2).mean((3, 5)))
+    )
     return path, version, levels
 
 

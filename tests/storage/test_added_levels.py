@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -59,14 +60,17 @@ def save_image(
     """An OME-Zarr image with its finest level, as other programs write it."""
     options = dict(FORMATS[form])
     group = zarr.open_group(path, mode="w", zarr_format=options.pop("zarr_format"))
-    edges = {
-        key: tuple(edge if axis in "yx" else 1 for axis in axes) for key, edge in options.items()
-    }
-    array = group.create_array(name, shape=pixels.shape, dtype=pixels.dtype, attributes=dict(attributes or {}), **edges)
+    edges = {key: tuple(edge if axis in "yx" else 1 for axis in axes) for key, edge in options.items()}
+    array = group.create_array(
+        name, shape=pixels.shape, dtype=pixels.dtype, attributes=dict(attributes or {}), **edges
+    )
     array[...] = pixels
     steps = [{"type": "scale", "scale": list(scale or [0.5] * len(axes))}]
     image: dict[str, Any] = {
-        "axes": [{"name": a, "type": TYPES.get(a, "space"), **({} if a in TYPES else {"unit": "micrometer"})} for a in axes],
+        "axes": [
+            {"name": a, "type": TYPES.get(a, "space"), **({} if a in TYPES else {"unit": "micrometer"})}
+            for a in axes
+        ],
         "datasets": [{"path": name, "coordinateTransformations": steps}],
         "name": "cells",
         "metadata": {"method": "mine"},
@@ -123,7 +127,12 @@ def with_holes(dtype: str) -> NDArray[Any]:
     ],
 )
 def test_levels_are_those_of_a_job(
-    tmp_path: Path, form: str, pixels: NDArray[Any], axes: str, scale: Sequence[float] | None, attributes: Mapping[str, Any]
+    tmp_path: Path,
+    form: str,
+    pixels: NDArray[Any],
+    axes: str,
+    scale: Sequence[float] | None,
+    attributes: Mapping[str, Any],
 ) -> None:
     path = save_image(tmp_path / "a.zarr", pixels, form, axes=axes, scale=scale, attributes=attributes)
     tile = {"block": 32, "axes": "zyx"} if axes == "zyx" else {"block": 64}
@@ -140,7 +149,10 @@ def test_levels_are_those_of_a_job(
     assert group["1"].attrs.asdict() == group["0"].attrs.asdict()
     assert group["1"].compressors == group["0"].compressors
     if axes == "tczyx":
-        assert (group["1"].chunks, group["1"].shards) == (group["0"].chunks[:3] + group["1"].chunks[3:], group["1"].shards)
+        assert (group["1"].chunks, group["1"].shards) == (
+            group["0"].chunks[:3] + group["1"].chunks[3:],
+            group["1"].shards,
+        )
     assert not (path / WORK).exists()
 
 
@@ -160,7 +172,8 @@ def test_every_other_key_stays_also_in_consolidated_metadata(tmp_path: Path) -> 
         before = zarr.open_consolidated(path).attrs.asdict()
         add_levels(path)
         after = zarr.open_consolidated(path)
-        assert "1" in after and after["1"][0, 0] == stored_levels(path)[1][0, 0]
+        assert "1" in after
+        assert after["1"][0, 0] == stored_levels(path)[1][0, 0]
         assert '"1' in json.dumps(json.loads((path / file).read_text()))
         added = image_of(path)["datasets"]
         assert [entry["path"] for entry in added] == ["0", "1", "2", "3", "4"]
@@ -173,7 +186,9 @@ def test_every_other_key_stays_also_in_consolidated_metadata(tmp_path: Path) -> 
         assert after.attrs.asdict() == before == zarr.open_group(path, use_consolidated=False).attrs.asdict()
 
 
-@pytest.mark.parametrize(("name", "following"), [("s0", "s1"), ("scale0/image", "1"), ("0", "1"), ("full", "1")])
+@pytest.mark.parametrize(
+    ("name", "following"), [("s0", "s1"), ("scale0/image", "1"), ("0", "1"), ("full", "1")]
+)
 def test_levels_continue_the_names(tmp_path: Path, name: str, following: str) -> None:
     path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE), name=name)
     add_levels(path)
@@ -199,7 +214,9 @@ def test_too_few_levels_are_continued_from_the_coarsest(tmp_path: Path) -> None:
         group = zarr.open_group(path)
         group.create_array("1", data=expected[1], chunks=(32, 32))
         attributes = group.attrs.asdict()
-        attributes["ome"]["multiscales"][0]["datasets"].append({"path": "1", "coordinateTransformations": steps})
+        attributes["ome"]["multiscales"][0]["datasets"].append(
+            {"path": "1", "coordinateTransformations": steps}
+        )
         group.attrs.put(attributes)
         assert add_levels(path)[0] == 5
         check_equal(path, expected)
@@ -217,7 +234,8 @@ def test_missing_chunks_have_the_fill_value(tmp_path: Path) -> None:
     array[:32, :32] = 5
     add_levels(path)
     level = stored_levels(path)[1]
-    assert (level[:16, :16] == 5).all() and (level[16:] == 9).all()
+    assert (level[:16, :16] == 5).all()
+    assert (level[16:] == 9).all()
     assert len(list((path / "1" / "c").rglob("*"))) < 4
 
 
@@ -226,7 +244,8 @@ def test_a_place_on_earth_is_that_of_each_level(tmp_path: Path) -> None:
     path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE), attributes=place)
     add_levels(path)
     found = open_source(path, level=2).georeference
-    assert found is not None and found.transform == (40.0, 0.0, 500.0, 0.0, -40.0, 900.0)
+    assert found is not None
+    assert found.transform == (40.0, 0.0, 500.0, 0.0, -40.0, 900.0)
     assert zarr.open_group(path)["2"].attrs["spatial:shape"] == [38, 54]
 
 
@@ -260,7 +279,7 @@ class MortalDisk(Disk):
         super()._mkdir(path, mode)
 
     def _unlink(self, path: Path) -> None:
-        if self.left > 0 or WORK in path.parts and not path.name.endswith(".partial"):
+        if self.left > 0 or (WORK in path.parts and not path.name.endswith(".partial")):
             self._count()
             super()._unlink(path)  # a killed program removes nothing
 
@@ -286,7 +305,13 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bits(tmp_path: Path, form: 
             add_levels(path, disk=MortalDisk(last))
         except Killed:
             check_equal(path, expected if len(stored_levels(path)) > 1 else before)
-            check_equal(path, [level[...] for level in map(_read_level, itertools.repeat(path), range(len(stored_levels(path))))])
+            check_equal(
+                path,
+                [
+                    level[...]
+                    for level in map(_read_level, itertools.repeat(path), range(len(stored_levels(path))))
+                ],
+            )
             add_levels(path)
             check_equal(path, expected)
             assert tree(path) == files
@@ -300,11 +325,33 @@ def _read_level(path: Path, level: int) -> Any:
     return open_source(path, level=level)
 
 
+class BeforeMetadata(Disk):
+    """A disk on which the program is killed before the metadata of the group are replaced."""
+
+    def _replace(self, old: Path, new: Path) -> None:
+        if old.parent.name == "state" and old.suffix == ".json":
+            raise Killed
+        super()._replace(old, new)
+
+
+class FullDisk(MortalDisk):
+    """A disk that has no more room after some operations."""
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def interrupted(path: Path, last: int = 40) -> list[Path]:
     """Levels of which some shards are written; returns their files."""
     with pytest.raises(Killed):
         add_levels(path, disk=MortalDisk(last))
-    shards = sorted(file for file in (path / WORK / "state" / "1" / "c").rglob("*") if file.is_file() and not file.name.endswith(".partial"))
+    shards = sorted(
+        file
+        for file in (path / WORK / "state" / "1" / "c").rglob("*")
+        if file.is_file() and not file.name.endswith(".partial")
+    )
     assert len(shards) > 2
     return shards
 
@@ -329,15 +376,10 @@ def test_levels_of_an_image_that_has_changed_since_are_made_anew(tmp_path: Path)
         if last == 40:
             interrupted(path)
         else:  # moved, and not yet named
-            class BeforeMetadata(Disk):
-                def _replace(self, old: Path, new: Path) -> None:
-                    if new == path / "zarr.json":
-                        raise Killed
-                    super()._replace(old, new)
-
             with pytest.raises(Killed):
                 add_levels(path, disk=BeforeMetadata())
-            assert (path / "4").exists() and len(stored_levels(path)) == 1
+            assert (path / "4").exists()
+            assert len(stored_levels(path)) == 1
         zarr.open_group(path)["0"][...] = noisy_image(SHAPE, seed=1)
         add_levels(path)
         check_equal(path, stored_levels(whole))
@@ -353,7 +395,8 @@ def test_an_image_that_changes_meanwhile_is_left_as_it_is(tmp_path: Path) -> Non
 
     with pytest.raises(InputError, match="was written to while its levels were made"):
         add_levels(path, change)
-    assert sorted(os.listdir(path)) == ["0", "zarr.json"] and len(stored_levels(path)) == 1
+    assert sorted(os.listdir(path)) == ["0", "zarr.json"]
+    assert len(stored_levels(path)) == 1
 
 
 def test_a_damaged_chunk_is_named_and_nothing_is_added(tmp_path: Path) -> None:
@@ -363,12 +406,16 @@ def test_a_damaged_chunk_is_named_and_nothing_is_added(tmp_path: Path) -> None:
     files = tree(path)
     with pytest.raises(DamagedData, match="chunk file c/2/3"):
         add_levels(path)
-    assert tree(path) == files and not (path / WORK).exists()
+    assert tree(path) == files
+    assert not (path / WORK).exists()
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
-    with RunDirectory(path / WORK).lock(), pytest.raises(OutputInUse, match=r"\.levels is in use: process \d+ on"):
+    with (
+        RunDirectory(path / WORK).lock(),
+        pytest.raises(OutputInUse, match=r"\.levels is in use: process \d+ on"),
+    ):
         add_levels(path)
 
 
@@ -377,11 +424,23 @@ def test_without_room_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyP
     needed = 4 * (75 * 107 + 38 * 54 + 19 * 27 + 10 * 14)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
-    with pytest.raises(DiskRefused, match=rf"levels take up to {needed:,} bytes, and {needed - 1:,} are free"):
+    with pytest.raises(
+        DiskRefused, match=rf"levels take up to {needed:,} bytes, and {needed - 1:,} are free"
+    ):
         add_levels(path)
     assert len(stored_levels(path)) == 1
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed))
     assert add_levels(path)[0] == 5
+
+
+def test_a_disk_that_fills_up_is_named_and_the_rest_follows(tmp_path: Path) -> None:
+    path, whole = (save_image(tmp_path / name, noisy_image(SHAPE)) for name in ("a.zarr", "b.zarr"))
+    add_levels(whole)
+    with pytest.raises(DiskRefused, match=r"the disk is full\. Free some space and run again"):
+        add_levels(path, disk=FullDisk(40))
+    assert len(stored_levels(path)) == 1
+    add_levels(path)
+    check_equal(path, stored_levels(whole))
 
 
 def test_a_folder_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,20 +465,27 @@ def test_labels_and_unknown_versions_are_refused(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Combining")
 @pytest.mark.parametrize(
     ("inner", "filters"),
-    [([zarr.codecs.ShardingCodec(chunk_shape=(16, 16))], None), (None, [zarr.codecs.TransposeCodec(order=(1, 0))])],
+    [
+        ([zarr.codecs.ShardingCodec(chunk_shape=(16, 16))], None),
+        (None, [zarr.codecs.TransposeCodec(order=(1, 0))]),
+    ],
 )
 def test_codecs_that_do_not_fit_smaller_levels_are_named(tmp_path: Path, inner: Any, filters: Any) -> None:
     path = save_image(tmp_path / "a.zarr", noisy_image(SHAPE))
     group = zarr.open_group(path)
     del group["0"]
     shards = zarr.codecs.ShardingCodec(chunk_shape=(32, 32), **({"codecs": inner} if inner else {}))
-    group.create_array("0", data=noisy_image(SHAPE), chunks=(64, 64), serializer=shards, compressors=None, filters=filters)
+    group.create_array(
+        "0", data=noisy_image(SHAPE), chunks=(64, 64), serializer=shards, compressors=None, filters=filters
+    )
     with pytest.raises(ConfigError, match="has shards within shards, or other codecs before them"):
         add_levels(path)
     assert sorted(os.listdir(path)) == ["0", "zarr.json"]
 
 
-def test_the_layout_of_an_output_is_known_with_levels_that_were_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layout_of_an_output_is_known_with_levels_that_were_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(levels, "LARGEST_TOP", 4)
     written(tmp_path / "a.zarr", OME)
     add_levels(tmp_path / "a.zarr")
@@ -437,11 +503,15 @@ def test_the_image_in_a_zarr_is_found(tmp_path: Path) -> None:
     pixels = noisy_image(SHAPE)
     for form in ("v2", "v3"):
         root = tmp_path / form
-        zarr.open_group(root, mode="w", zarr_format=FORMATS[form]["zarr_format"], attributes={"bioformats2raw.layout": 3})
+        zarr.open_group(
+            root, mode="w", zarr_format=FORMATS[form]["zarr_format"], attributes={"bioformats2raw.layout": 3}
+        )
         image = save_image(root / "0", pixels, form)
         assert find_image(str(root)) == find_image(str(image)) == find_image(str(image / "0")) == image
         save_image(root / "1", pixels, form)
-        with pytest.raises(ConfigError, match=rf"{form} contains several images: 0, 1\. Write the path of one, such as "):
+        with pytest.raises(
+            ConfigError, match=rf"{form} contains several images: 0, 1\. Write the path of one, such as "
+        ):
             find_image(str(root))
         assert find_image(str(root / "0" / "0" / "c")) is None
     assert find_image(str(tmp_path)) is None
@@ -468,5 +538,7 @@ before = peak()
 assert added_levels.add_levels(Path(sys.argv[1]))[0] == 5
 print((peak() - before) / 1024)
 """
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "a.zarr")], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "a.zarr")], capture_output=True, text=True, check=True
+    )
     assert float(done.stdout) < 100

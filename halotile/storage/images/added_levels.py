@@ -52,7 +52,9 @@ PART_BYTES = 8 * 2**20
 """Most bytes of finer pixels that are averaged at once, unless a few chunks are larger."""
 
 
-def add_levels(group: Path, tick: Tick = lambda _: None, disk: Disk = DISK) -> tuple[int, list[tuple[int, ...]]]:
+def add_levels(
+    group: Path, tick: Tick = lambda _: None, disk: Disk = DISK
+) -> tuple[int, list[tuple[int, ...]]]:
     """Add the levels that an image lacks; what an interrupted call has written is kept.
 
     Parameters
@@ -84,7 +86,9 @@ def add_levels(group: Path, tick: Tick = lambda _: None, disk: Disk = DISK) -> t
     if not (image := _Image.read(group, disk)).missing and not work.path.exists():
         return image.outcome
     if not os.access(group, os.W_OK | os.X_OK):
-        raise OutputRefused(f"{group}: you may not write there, where its levels would lie. Ask its owner, or copy it.")
+        raise OutputRefused(
+            f"{group}: you may not write there, where its levels would lie. Ask its owner, or copy it."
+        )
     _refuse_unfinished(group)
     with work.lock():
         image = _Image.read(group, disk)
@@ -109,14 +113,16 @@ def _refuse_unfinished(group: Path) -> None:
     if not beside.claims_output():
         return
     beside.of_run().check_free()
-    if beside.journal_path.exists() and (left := (journal := Journal.open_any(beside.journal_path)).total - len(journal.done)):
+    if beside.journal_path.exists() and (
+        left := (journal := Journal.open_any(beside.journal_path)).total - len(journal.done)
+    ):
         raise OutputRefused(
             f"{group}: {left:,} of the {journal.total:,} blocks of its run are not done. "
             f"`recon-cli resume {beside.path}` does them; then add levels."
         )
 
 
-class _DurableStore(LocalStore):
+class _DurableStore(LocalStore):  # type: ignore[misc]
     """A store whose chunks are durable once they have their names."""
 
     disk = DISK
@@ -163,18 +169,25 @@ class _Image:
     @property
     def outcome(self) -> tuple[int, list[tuple[int, ...]]]:
         """Number of levels with those that were missing, and shapes from the coarsest that there was."""
-        return len(self.metadata.datasets) + len(self.missing), [self.base.shape, *(array.shape for array in self.missing)]
+        return len(self.metadata.datasets) + len(self.missing), [
+            self.base.shape,
+            *(array.shape for array in self.missing),
+        ]
 
     def make(self, work: RunDirectory, tick: Tick) -> None:
         """Write the levels, move them into the group, and name them in its metadata."""
         record = self._begin(work)
-        arrays = [replace(array, name=name) for array, name in zip(self.missing, record["names"], strict=True)]
+        arrays = [
+            replace(array, name=name) for array, name in zip(self.missing, record["names"], strict=True)
+        ]
         if not record["complete"]:
             self._check_room(work)
             self._write(work.state_path, arrays, tick)
             work.write_job(record | {"complete": True})
         if change := self.base.change():
-            raise InputError(f"{self.base.path} {change} while its levels were made, which are left out. Run again.")
+            raise InputError(
+                f"{self.base.path} {change} while its levels were made, which are left out. Run again."
+            )
         _refuse_unfinished(self.group)
         for array in arrays:
             if (made := array.path(work.state_path)).exists():

@@ -39,7 +39,9 @@ def open_metadata(group: Path) -> LevelMetadata:
     attributes = ome_attributes(open_node(str(group)).attrs)
     image = first_image(attributes.get("multiscales"))
     if "image-label" in attributes:
-        raise ConfigError(f"{group} is a label image: means of labels are none. Make its levels with another program.")
+        raise ConfigError(
+            f"{group} is a label image: means of labels are none. Make its levels with another program."
+        )
     version = attributes.get("version", image.get("version", VERSIONS[-1]))
     if version not in VERSIONS or not image["datasets"]:
         raise ConfigError(
@@ -151,7 +153,9 @@ class LevelMetadata:
         # Many programs leave out that the first pixel of a coarse level begins where that of the finest one does.
         start = base.position or tuple(
             at + (coarse - fine) / 2
-            for at, coarse, fine in zip(finest.position or (0.0,) * count, base.scale, finest.scale, strict=True)
+            for at, coarse, fine in zip(
+                finest.position or (0.0,) * count, base.scale, finest.scale, strict=True
+            )
         )
         return {"path": name, "coordinateTransformations": transformations(base.scale, start, covered)}
 
@@ -162,10 +166,10 @@ def encode(document: Mapping[str, Any]) -> bytes:
 
 
 def _append(attributes: dict[str, Any], entries: Sequence[Mapping[str, Any]]) -> None:
-    """Append entries to the levels in the attributes of a group, once."""
+    """Append entries to the levels in the attributes of a group."""
     image = ome_attributes(attributes)["multiscales"][0]
     count = len(image["datasets"])
-    image["datasets"] += [entry for entry in entries if entry not in image["datasets"]]
+    image["datasets"] += entries
     own = attributes.get("halotile")
     if isinstance(own, dict) and "block" in own:
         own.setdefault("levels", count)
