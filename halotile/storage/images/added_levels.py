@@ -29,6 +29,7 @@ from halotile.errors import (
     HalotileError,
     InputError,
     InputUnreadable,
+    OutputInUse,
     OutputRefused,
 )
 from halotile.storage.arrays import Source, open_source
@@ -40,6 +41,7 @@ from halotile.storage.images.png import Tick
 from halotile.storage.rim import Array, Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.locks import describe
 from halotile.storage.sharded.levels import LevelArray, level_arrays, level_factor, possible_levels
 from halotile.storage.sharded.output import halved
 from halotile.storage.sharded.shards import ShardFormat
@@ -90,6 +92,8 @@ def add_levels(
             f"{group}: you may not write there, where its levels would lie. Ask its owner, or copy it."
         )
     _refuse_unfinished(group)
+    if (holder := work.is_running()) is not None:
+        raise OutputInUse(f"{group}: {describe(holder)} adds its levels. Wait until it ends.")
     with work.lock():
         image = _Image.read(group, disk)
         try:

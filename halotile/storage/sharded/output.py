@@ -296,7 +296,7 @@ def _common_limits(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[int, i
 def halved(
     pixels: NDArray[Any], factor: Sequence[int], dtype: str | np.dtype[Any], nodata: float | None
 ) -> NDArray[Any]:
-    """The part of the next level that a block covers, in the dtype of the image."""
+    """The part of the next level that pixels of an image cover, in its dtype; of bool by the majority, ties being False."""
     shape = tuple(-(-n // f) for n, f in zip(pixels.shape, factor, strict=True))
     halves = np.empty(shape, dtype)
     rounded = np.dtype("uint8" if halves.dtype == np.bool_ else dtype)
