@@ -14,8 +14,8 @@ from halotile.cli.arguments import Debug
 from halotile.cli.screens.screen import complain, echo
 
 P = ParamSpec("P")
-RESUMABLE = ("run", "resume", "simulate")
-"""Commands that resume a stopped run when they are repeated."""
+RESUMABLE = ("run", "resume", "simulate", "levels")
+"""Commands that resume what was stopped when they are repeated."""
 
 app = typer.Typer(
     name="recon-cli",

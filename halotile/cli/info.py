@@ -86,12 +86,19 @@ def _series(source: Source) -> list[tuple[int, ...]]:
 
 def suggest(path: str, source: Source, *, level: int = 0, dataset: str | None = None) -> str:
     """Return a configuration that denoises the image, as a starting point."""
+    strength = _strength(source)
+    denoiser = f"{{name: tv, {strength}}}{_units(strength)}"
+    return job_text(path, denoiser, "denoised", level=level, dataset=dataset)
+
+
+def job_text(path: str, denoiser: str, word: str, *, level: int = 0, dataset: str | None = None) -> str:
+    """Return a configuration with a denoiser, whose output has the name of the image and a word."""
     name = Path(path.rstrip("/")).name
     stem = re.sub(
         r"(\.ome)?\.(zarr|tiff?|npy|h5|hdf5|png|jpe?g|czi|nd2|lif|vsi)$", "", name, flags=re.IGNORECASE
     )
     output = os.path.join(
-        os.path.dirname(path.rstrip("/")) if "://" not in path else "", f"{stem}.denoised.zarr"
+        os.path.dirname(path.rstrip("/")) if "://" not in path else "", f"{stem}.{word}.zarr"
     )
     chosen = {"path": _yaml_text(path)}
     if level:
@@ -99,13 +106,12 @@ def suggest(path: str, source: Source, *, level: int = 0, dataset: str | None = 
     if dataset is not None:
         chosen["dataset"] = _yaml_text(dataset)
     inside = ", ".join(f"{key}: {value}" for key, value in chosen.items())
-    strength = _strength(source)
     return (
         "version: 1\n"
         "job: denoise\n"
         f"input: {{{inside}}}\n"
         f"output: {{path: {_yaml_text(output)}}}\n"
-        f"denoiser: {{name: tv, {strength}}}{_units(strength)}\n"
+        f"denoiser: {denoiser}\n"
     )
 
 

@@ -21,6 +21,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.runs.verify import verify
+from halotile.storage.images.added_levels import add_levels
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
@@ -194,3 +195,23 @@ def test_damage_to_an_output_is_mended_with_the_iterations_it_was_made_with(
     assert sum("iteration 1 of 1:" in line for line in said) == (1 if keep_state else 2)
     assert done.resumed < done.total
     assert files(job) == before
+
+
+def test_levels_that_were_added_do_not_outlast_their_image(
+    tmp_path: Path, cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / part for part in ("parts", "whole")]
+    for folder in folders:
+        folder.mkdir()
+    parts, whole = (
+        job_in(folder, SolverChoice(name="fista", iterations=3, keep_state=True)) for folder in folders
+    )
+    go(with_iterations(parts, 2), cluster)
+    with monkeypatch.context() as patched:
+        patched.setattr("halotile.storage.sharded.levels.LARGEST_TOP", 30)
+        assert add_levels(Path(parts.output.path))[0] == 3
+    lines: list[str] = []
+    run(make_plan(parts), observer=lambda progress: lines.append(progress.message), cluster=cluster)
+    assert "2 levels that were added to the image before it changes now are removed" in "\n".join(lines)
+    go(whole, cluster)
+    assert files(parts) == files(whole)

@@ -1,4 +1,4 @@
-"""Commands that inspect runs and images: status, verify, info, preview, export, schema."""
+"""Commands that inspect runs and images, or prepare images for viewers: status, verify, info, preview, export, levels, schema."""
 
 from __future__ import annotations
 
@@ -175,6 +175,19 @@ def export(
 
     request = ExportRequest(path, file, region, plane, level, dataset, cog, overwrite)
     description = write_export(request, quiet=quiet)
+    if not quiet:
+        echo(description)
+
+
+@command()
+def levels(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="An OME-Zarr image.", show_default=False)],
+    quiet: Quiet = False,
+) -> None:
+    """Add the resolution levels that an OME-Zarr image lacks, in place, so that viewers open it quickly."""
+    from halotile.cli.levels import complete
+
+    description = complete(path, quiet=quiet)
     if not quiet:
         echo(description)
 

@@ -103,12 +103,16 @@ class _Driver:
     def run(self) -> Outcome:
         """Compute the remaining blocks, until every byte of the outputs is as it was written."""
         signals = self.context.signals
-        unmarked = self.outputs.unmark_damaged(signals, thorough=False)
+        unmarked, removed = self.outputs.unmark_damaged(signals, thorough=False), 0
         if self.outputs.done and self.plan.work.is_outdated(self.context.directory):
-            self.outputs.unmark_all()
+            removed = self.outputs.unmark_all()
         earlier = [output.journal.done.copy() for output in self.outputs.held]
         self.status.begin(self.outputs.done)
         self._report_damaged(unmarked)
+        if removed:
+            self.status.report(
+                f"{counted(removed, 'level')} that were added to the image before it changes now are removed"
+            )
         for warning in filter(None, (output.journal.warning for output in self.outputs.held)):
             self.status.report(warning)
         try:

@@ -143,6 +143,12 @@ class Disk:
         self.make_directory(folder, parents=False)
         known.add(folder)
 
+    def move(self, old: Path, new: Path) -> None:
+        """Move a file or directory to another directory of the file system; durable on return."""
+        self._replace(old, new)
+        self.sync_directory(new.parent)
+        self.sync_directory(old.parent)
+
     def remove(self, path: Path) -> None:
         """Remove a file if it exists; durable on return."""
         with suppress(FileNotFoundError):

@@ -60,7 +60,7 @@ def check_path(path: str | OutputPath, key: str = "output.path") -> None:
     if isinstance(root, Path) and root.is_symlink():
         raise OutputRefused(f"{key} is {root}, a symlink to {os.readlink(root)}. Write where it leads.")
     check_parents(root, key)
-    if array := next(filter(_is_array, root.parents), None):
+    if array := next(filter(is_array, root.parents), None):
         raise OutputRefused(
             f"{key} is {root}: {array} is a Zarr array, and everything in its folder belongs to it. "
             "Write a path beside it."
@@ -190,7 +190,7 @@ def check_owner(directory: Path) -> None:
     )
 
 
-def _is_array(folder: OutputPath) -> bool:
+def is_array(folder: OutputPath) -> bool:
     """Return True for a Zarr array. A group may contain other files."""
     if (folder / ".zarray").is_file():
         return True

@@ -43,7 +43,7 @@ class OmeReader(plain.ArrayReader):
     def __init__(self, path: str, *, level: int, axes: str | None) -> None:
         group = plain.open_node(path)
         attributes = plain.ome_attributes(group.attrs)
-        image = _first_image(attributes.get("multiscales"))
+        image = first_image(attributes.get("multiscales"))
         entry = _level_entry(image, level)
         array = plain.choose_array(group, entry["path"])
         named, units = _axis_names(image.get("axes"), len(array.shape))
@@ -69,7 +69,7 @@ class OmeReader(plain.ArrayReader):
         )
 
 
-def _first_image(multiscales: Any) -> Mapping[str, Any]:
+def first_image(multiscales: Any) -> Mapping[str, Any]:
     """The first image of a group, after validation of its levels."""
     image: Any = multiscales[0] if isinstance(multiscales, list) and multiscales else None
     entries = image.get("datasets") if isinstance(image, dict) else None

@@ -64,9 +64,13 @@ class LevelArray:
 
     def shards(self, region: Region) -> Iterator[tuple[str, Region]]:
         """Path relative to the array of each shard that a region overlaps, with the part of the array that it holds."""
-        edges = zip(region.start, region.stop, self.form.shard, strict=True)
-        for index in itertools.product(*(range(a // s, -(-b // s)) for a, b, s in edges)):
+        for index in self.indices(region):
             yield "/".join(["c", *map(str, index)]), self.grid.core_at(index)
+
+    def indices(self, region: Region) -> Iterator[tuple[int, ...]]:
+        """Index of each shard that a region overlaps."""
+        edges = zip(region.start, region.stop, self.form.shard, strict=True)
+        return itertools.product(*(range(a // s, -(-b // s)) for a, b, s in edges))
 
 
 def level_factor(axes: Sequence[str], scale: Sequence[float], units: Sequence[str | None]) -> tuple[int, ...]:

@@ -183,7 +183,7 @@ def group_attributes(
     datasets = [
         {
             "path": str(level),
-            "coordinateTransformations": _transformations(
+            "coordinateTransformations": transformations(
                 scale, image.translation, [f**level for f in factor]
             ),
         }
@@ -201,7 +201,7 @@ def group_attributes(
     return {"ome": ome}
 
 
-def _transformations(
+def transformations(
     scale: Sequence[float], translation: Sequence[float], covered: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Size and position of the pixels of a level, each of which covers some of the finest one."""
@@ -215,7 +215,7 @@ def _transformations(
 
 
 def read_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The layout fields in attributes made by :func:`group_attributes`."""
+    """The layout fields in attributes made by :func:`group_attributes`; levels that were added later are left out."""
     ome = attributes["ome"]
     multiscale = ome["multiscales"][0]
     levels = [
@@ -224,12 +224,13 @@ def read_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     ]
     steps, scale = levels[0], levels[0]["scale"]["scale"]
     coarser: dict[str, Any] = {}
-    if len(levels) > 1:
+    own = attributes.get("halotile", {})
+    if len(levels) > 1 and "block" in own:
         ratios = (round(b / a) for a, b in zip(scale, levels[1]["scale"]["scale"], strict=True))
         coarser = {
-            "levels": len(levels),
+            "levels": own.get("levels", len(levels)),
             "factor": tuple(ratios),
-            "block": tuple(attributes["halotile"]["block"]),
+            "block": tuple(own["block"]),
         }
     return {
         **coarser,

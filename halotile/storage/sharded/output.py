@@ -6,7 +6,7 @@ fsyncs; zarr-python, tensorstore and OME-Zarr viewers can read them.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -160,7 +160,7 @@ class ShardWriter:
         """Encode the shards of a block level by level."""
         for number, array in enumerate(self.layout.arrays):
             if number:
-                pixels = _halved(pixels, self.layout)
+                pixels = halved(pixels, self.layout.factor, self.layout.dtype, self.layout.nodata)
                 region = coarser(region, self.layout.factor)
 
             def encode(
@@ -291,17 +291,20 @@ def _common_limits(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[int, i
     return max(a.min, b.min), min(a.max, b.max)
 
 
-def _halved(pixels: NDArray[Any], layout: Layout) -> NDArray[Any]:
-    """The part of the next level that a block covers, in the dtype of the output."""
-    shape = tuple(-(-n // f) for n, f in zip(pixels.shape, layout.factor, strict=True))
-    halves = np.empty(shape, layout.dtype)
+def halved(
+    pixels: NDArray[Any], factor: Sequence[int], dtype: str | np.dtype[Any], nodata: float | None
+) -> NDArray[Any]:
+    """The part of the next level that pixels of an image cover, in its dtype; of bool by the majority, ties being False."""
+    shape = tuple(-(-n // f) for n, f in zip(pixels.shape, factor, strict=True))
+    halves = np.empty(shape, dtype)
+    rounded = np.dtype("uint8" if halves.dtype == np.bool_ else dtype)
 
     def fill(part: Region) -> None:
-        finer = tuple(slice(s.start * f, s.stop * f) for s, f in zip(part.slices, layout.factor, strict=True))
-        means = halve(to_dtype(pixels[finer], layout.dtype), layout.factor, layout.nodata)
-        halves[part.slices] = to_dtype(means, layout.dtype)
+        finer = tuple(slice(s.start * f, s.stop * f) for s, f in zip(part.slices, factor, strict=True))
+        means = halve(to_dtype(pixels[finer], dtype), factor, nodata)
+        halves[part.slices] = to_dtype(means, rounded)
 
-    edges = tuple(HALVED_ROWS if f == 2 else 1 for f in layout.factor)
+    edges = tuple(HALVED_ROWS if f == 2 else 1 for f in factor)
     IO_THREADS.run_all(fill, (block.core for block in Grid(shape, edges, ((0, 0),) * len(shape))))
     return halves
 

@@ -83,6 +83,25 @@ def restore_metadata(root: str | OutputPath, layout: Layout, disk: OutputDisk | 
         disk.write_file(file, [json.dumps(written, indent=2).encode()])
 
 
+def remove_added_levels(place: str | OutputPath, layout: Layout, disk: OutputDisk | None = None) -> int:
+    """Remove the levels that were added to an output whose pixels are about to change, and return their number."""
+    root = path_of(place)
+    disk, file = disk or disk_of(root), root / ZARR_JSON
+    document = _read_document(file) if layout.ome else None
+    if document is None:
+        return 0
+    datasets = document["attributes"]["ome"]["multiscales"][0]["datasets"]
+    added = [root / entry["path"] for entry in datasets[layout.levels :]]
+    if added:
+        del datasets[layout.levels :]
+        document.pop("consolidated_metadata", None)
+        disk.write_file(file, [json.dumps(document, indent=2).encode()])
+    for folder in added:
+        if folder.parent == root and folder.is_dir():
+            disk.remove_tree(folder)
+    return len(added)
+
+
 def find_foreign_entry(root: str | OutputPath, layout: Layout) -> str:
     """Describe something at an output's path that no run wrote, other than pixels; empty when there is nothing."""
     for file, written, present in _documents(root, layout):
@@ -178,11 +197,17 @@ def _user_attributes(written: Mapping[str, Any], present: Mapping[str, Any] | No
     return {name: value for name, value in attributes.items() if name not in written["attributes"]}
 
 
+def _own_levels(key: str, present: Any, written: Any) -> Any:
+    """The value of a key without the levels that were added to those of the run."""
+    return present[: len(written)] if key == "datasets" and isinstance(present, list) else present
+
+
 def _contains(present: Any, written: Any) -> bool:
     """Return True when everything written is present: programs that set an attribute rewrite and extend the whole file."""
     if isinstance(written, dict):
         return isinstance(present, dict) and all(
-            key in present and _contains(present[key], value) for key, value in written.items()
+            key in present and _contains(_own_levels(key, present[key], value), value)
+            for key, value in written.items()
         )
     if isinstance(written, list):
         return (

@@ -21,7 +21,12 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.object_claim import ObjectClaim
 from halotile.storage.sharded.output import UNREADABLE
-from halotile.storage.sharded.ownership import REPLACE, foreign_pixels_reason, metadata_problems
+from halotile.storage.sharded.ownership import (
+    REPLACE,
+    foreign_pixels_reason,
+    metadata_problems,
+    remove_added_levels,
+)
 from halotile.storage.stored_array import read_error, unreadable_error
 
 LOOK_SECONDS = 5.0
@@ -201,11 +206,14 @@ class HeldOutputs:
         for held in self.held:
             held.check_place()
 
-    def unmark_all(self) -> None:
-        """Remove every block from the journals."""
+    def unmark_all(self) -> int:
+        """Remove every block from the journals, and the levels that were added to them; return the number of these."""
+        removed = 0
         for held in self.held:
+            removed += remove_added_levels(held.output.path, held.output.layout)
             self._unmark(held, list(held.journal.done))
             held.journal.sync()
+        return removed
 
     def unmark_damaged(
         self, signals: Signals, *, thorough: bool, only: Sequence[RangeSet] | None = None

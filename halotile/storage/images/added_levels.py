@@ -1,0 +1,317 @@
+"""Levels added to an OME-Zarr image in place, level by level and shard by shard, in little memory.
+
+They are written to a hidden folder of the group, which keeps them and a record of the image when the program is killed. When all are
+complete and durable they are moved beside the other levels; the metadata that name them are replaced last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.abc.buffer import Buffer
+from zarr.storage import LocalStore
+
+from halotile.errors import (
+    ConfigError,
+    DamagedData,
+    DiskRefused,
+    HalotileError,
+    InputError,
+    InputUnreadable,
+    OutputInUse,
+    OutputRefused,
+)
+from halotile.storage.arrays import Source, open_source
+from halotile.storage.disk.durable import DISK, Disk, is_full
+from halotile.storage.formats.zarr import open_array
+from halotile.storage.grid import Grid, Region
+from halotile.storage.images.level_metadata import LevelMetadata, encode, open_metadata
+from halotile.storage.images.png import Tick
+from halotile.storage.rim import Array, Readable
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.locks import describe
+from halotile.storage.sharded.levels import LevelArray, level_arrays, level_factor, possible_levels
+from halotile.storage.sharded.output import halved
+from halotile.storage.sharded.shards import ShardFormat
+
+WORK = ".levels"
+"""Folder in the group, with the files of a run directory, of levels that are being made."""
+SHARD_BYTES = 8 * 2**20
+"""Most bytes of pixels in a shard, and of those that are written at once, unless a single chunk is larger."""
+PART_BYTES = 8 * 2**20
+"""Most bytes of finer pixels that are averaged at once, unless a few chunks are larger."""
+
+
+def add_levels(
+    group: Path, tick: Tick = lambda _: None, disk: Disk = DISK
+) -> tuple[int, list[tuple[int, ...]]]:
+    """Add the levels that an image lacks; what an interrupted call has written is kept.
+
+    Parameters
+    ----------
+    group : Path
+        The group of an OME-Zarr image.
+    tick : callable
+        Progress callback, called with the finished fraction, 0 to 1.
+    disk : Disk
+        Disk to write with.
+
+    Returns
+    -------
+    int
+        Number of levels that there are.
+    list of tuple of int
+        Shapes of the coarsest level that there was and of those that were added.
+
+    Raises
+    ------
+    OutputRefused
+        When the image may not be written, or another program is writing it.
+    InputError
+        When the image cannot be read, or has changed meanwhile; nothing was added.
+    DiskRefused
+        When there is too little room.
+    """
+    work = RunDirectory(group / WORK, disk)
+    if not (image := _Image.read(group, disk)).missing and not work.path.exists():
+        return image.outcome
+    if not os.access(group, os.W_OK | os.X_OK):
+        raise OutputRefused(
+            f"{group}: you may not write there, where its levels would lie. Ask its owner, or copy it."
+        )
+    _refuse_unfinished(group)
+    if (holder := work.is_running()) is not None:
+        raise OutputInUse(f"{group}: {describe(holder)} adds its levels. Wait until it ends.")
+    with work.lock():
+        image = _Image.read(group, disk)
+        try:
+            if image.missing:
+                image.make(work, tick)
+        except (ConfigError, InputError, OSError) as error:
+            if isinstance(error, HalotileError) and not isinstance(error, InputUnreadable | OutputRefused):
+                disk.remove_tree(work.path)  # with this image there is nothing to go on
+            if not (isinstance(error, OSError) and is_full(error)):
+                raise
+            raise DiskRefused(
+                f"{group}: the disk is full. Free some space and run again: the levels so far are kept, hidden in the image."
+            ) from error
+        disk.remove_tree(work.path)
+    return image.outcome
+
+
+def _refuse_unfinished(group: Path) -> None:
+    """Refuse the output of a run that is writing it, or that will go on."""
+    beside = RunDirectory.beside(group)
+    if not beside.claims_output():
+        return
+    beside.of_run().check_free()
+    if beside.journal_path.exists() and (
+        left := (journal := Journal.open_any(beside.journal_path)).total - len(journal.done)
+    ):
+        raise OutputRefused(
+            f"{group}: {left:,} of the {journal.total:,} blocks of its run are not done. "
+            f"`recon-cli resume {beside.path}` does them; then add levels."
+        )
+
+
+class _DurableStore(LocalStore):  # type: ignore[misc]
+    """A store whose chunks are durable once they have their names."""
+
+    disk = DISK
+
+    def set_sync(self, key: str, value: Buffer) -> None:
+        """Write a chunk."""
+        path = self.root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.disk.write_file(path, [memoryview(value.as_numpy_array())])
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write a chunk in a thread."""
+        await asyncio.to_thread(self.set_sync, key, value)
+
+
+@dataclass(frozen=True)
+class _Image:
+    """An image with its coarsest level, which the next ones are made of."""
+
+    group: Path
+    disk: Disk
+    metadata: LevelMetadata
+    base: Source
+
+    @classmethod
+    def read(cls, group: Path, disk: Disk) -> _Image:
+        metadata = open_metadata(group)
+        return cls(group, disk, metadata, open_source(group, level=len(metadata.datasets) - 1))
+
+    @cached_property
+    def factor(self) -> tuple[int, ...]:
+        """Pixels along each axis that one of the next level covers."""
+        return level_factor(self.base.axes, self.base.scale, self.base.units)
+
+    @cached_property
+    def missing(self) -> tuple[LevelArray, ...]:
+        """The arrays to add, without names."""
+        base = self.base
+        shard = _small_shard(base.shards or base.chunks, base.chunks, base.dtype.itemsize)
+        form = ShardFormat(shard, base.chunks, base.dtype.name, "none")
+        count = possible_levels(base.shape, base.shape, self.factor)
+        return tuple(level_arrays(base.shape, form, count, self.factor, base.shape))[1:]
+
+    @property
+    def outcome(self) -> tuple[int, list[tuple[int, ...]]]:
+        """Number of levels with those that were missing, and shapes from the coarsest that there was."""
+        return len(self.metadata.datasets) + len(self.missing), [
+            self.base.shape,
+            *(array.shape for array in self.missing),
+        ]
+
+    def make(self, work: RunDirectory, tick: Tick) -> None:
+        """Write the levels, move them into the group, and name them in its metadata."""
+        record = self._begin(work)
+        arrays = [
+            replace(array, name=name) for array, name in zip(self.missing, record["names"], strict=True)
+        ]
+        if not record["complete"]:
+            self._check_room(work)
+            self._write(work.state_path, arrays, tick)
+            work.write_job(record | {"complete": True})
+        if change := self.base.change():
+            raise InputError(
+                f"{self.base.path} {change} while its levels were made, which are left out. Run again."
+            )
+        _refuse_unfinished(self.group)
+        for array in arrays:
+            if (made := work.state_path / array.name).exists():
+                self.disk.move(made, self.group / array.name)
+        self.metadata.add(self._documents(arrays), self.factor, work.state_path, self.disk)
+
+    def _begin(self, work: RunDirectory) -> dict[str, Any]:
+        """The record of the levels that are made; those of an image that has changed since are removed."""
+        image = self.base.fingerprint()
+        record = work.read_job() or {}
+        if record.get("image") == image and len(record["names"]) == len(self.missing):
+            return record
+        work.forget_state()
+        for name in record.get("names", ()):
+            if name not in self.metadata.names and (self.group / name).is_dir():
+                self.disk.remove_tree(self.group / name)
+        names = list(itertools.islice(self.metadata.free_names(), len(self.missing)))
+        record = {"image": image, "names": names, "complete": False}
+        work.write_job(record)
+        return record
+
+    def _check_room(self, work: RunDirectory) -> None:
+        """Refuse levels for which there is no room, even without compression."""
+        needed = sum(math.prod(array.shape) for array in self.missing) * self.base.dtype.itemsize
+        there = sum(file.stat().st_size for file in work.state_path.rglob("*") if file.is_file())
+        free = shutil.disk_usage(self.group).free
+        if needed - there > free:
+            raise DiskRefused(
+                f"{self.group}: its levels take up to {needed - there:,} bytes, and {free:,} are free. Free some space, or move the image."
+            )
+
+    def _documents(self, arrays: Sequence[LevelArray]) -> dict[str, dict[str, Any]]:
+        """The metadata files of the levels, by their path in the group."""
+        return {
+            f"{array.name}/{file}": document
+            for number, array in enumerate(arrays, 1)
+            for file, document in self.metadata.documents(
+                array, self.base, [f**number for f in self.factor]
+            ).items()
+        }
+
+    def _write(self, folder: Path, arrays: Sequence[LevelArray], tick: Tick) -> None:
+        """Write the levels, each from the one before."""
+        for name, document in self._documents(arrays).items():
+            self.disk.make_directory((folder / name).parent)
+            self.disk.write_file(folder / name, [encode(document)])
+        finer: Readable = self.base
+        total, done = sum(math.prod(array.shape) for array in arrays), 0
+        for array in arrays:
+            for pixels in self._write_level(folder, array, finer):
+                done += pixels
+                tick(done / total)
+            finer = open_array(folder / array.name)
+            for directory, _, _ in os.walk(folder / array.name, topdown=False):
+                self.disk.sync_directory(Path(directory))
+
+    def _write_level(self, folder: Path, array: LevelArray, finer: Readable) -> Iterator[int]:
+        """Write the shards of a level that are not there; yields the number of pixels of each."""
+        path = folder / array.name
+        store = _DurableStore(path)
+        store.disk = self.disk
+        target: Any = zarr.open_array(store, mode="r+", zarr_format=self.metadata.zarr_format)
+        present = open_array(path)
+        edges = _grown(array.form.shard, array.shape, SHARD_BYTES // self.base.dtype.itemsize)
+        for block in Grid(array.shape, edges, ((0, 0),) * len(edges)):
+            files = (path / target.metadata.encode_chunk_key(index) for index in array.indices(block.core))
+            if not (all(map(os.path.isfile, files)) and _is_readable(present, block.core)):
+                target[block.core.slices] = self._means(finer, block.core, array.form)
+            yield block.core.size
+
+    def _means(self, finer: Readable, core: Region, form: ShardFormat) -> Array:
+        """The pixels of a part of a level."""
+        pixels, dtype = np.empty(core.shape, self.base.dtype), self.base.dtype
+        edges = _part_edges(core.shape, form.chunk, self.factor, dtype.itemsize)
+        for part in Grid(core.shape, edges, ((0, 0),) * len(edges)):
+            covered = part.core.shift(core.start).scale(self.factor).clip(Region.whole(finer.shape))
+            pixels[part.core.slices] = halved(finer.read(covered), self.factor, dtype, self.base.nodata)
+        return pixels
+
+
+def _small_shard(shard: Sequence[int], chunk: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Edges of a shard of as many chunks, or of fewer where it is large: it is encoded whole.
+
+    Examples
+    --------
+    >>> _small_shard((4096, 4096), (512, 512), 4), _small_shard((8192, 8192), (8192, 8192), 2)
+    ((1024, 2048), (8192, 8192))
+    """
+    counts = [s // c for s, c in zip(shard, chunk, strict=True)]
+    while max(counts) > 1 and math.prod(counts) * math.prod(chunk) * itemsize > SHARD_BYTES:
+        axis = counts.index(max(counts))
+        counts[axis] = -(-counts[axis] // 2)
+    return tuple(n * c for n, c in zip(counts, chunk, strict=True))
+
+
+def _part_edges(
+    shape: Sequence[int], chunk: Sequence[int], factor: Sequence[int], itemsize: int
+) -> tuple[int, ...]:
+    """Edges of the parts of a level that are averaged at once, from whole chunks of the finer one.
+
+    Examples
+    --------
+    >>> _part_edges((2048, 2048), (256, 256), (2, 2), 2), _part_edges((1, 75, 600), (1, 75, 75), (1, 2, 2), 1)
+    ((512, 2048), (1, 75, 600))
+    """
+    edges = [c // f if c % f == 0 else c for c, f in zip(chunk, factor, strict=True)]
+    return _grown(edges, shape, PART_BYTES // (itemsize * math.prod(factor)))
+
+
+def _grown(edges: Sequence[int], shape: Sequence[int], most: int) -> tuple[int, ...]:
+    """Edges of a part of so many pixels at most, a multiple of other edges along each axis, the last ones first."""
+    grown = list(edges)
+    for axis in reversed(range(len(grown))):
+        grown[axis] *= max(1, min(-(-shape[axis] // grown[axis]), most // math.prod(grown)))
+    return tuple(grown)
+
+
+def _is_readable(present: Readable, region: Region) -> bool:
+    """Return True where the shards of a region that an earlier call wrote are intact."""
+    try:
+        return bool(present.read(region).size)
+    except DamagedData:
+        return False
