@@ -244,7 +244,7 @@ class _Image:
             for pixels in self._write_level(folder, array, finer):
                 done += pixels
                 tick(done / total)
-            finer = open_array(folder / array.name)
+            finer = open_array(str(folder / array.name))
             for directory, _, _ in os.walk(folder / array.name, topdown=False):
                 self.disk.sync_directory(Path(directory))
 
@@ -254,7 +254,7 @@ class _Image:
         store = _DurableStore(path)
         store.disk = self.disk
         target: Any = zarr.open_array(store, mode="r+", zarr_format=self.metadata.zarr_format)
-        present = open_array(path)
+        present = open_array(str(path))
         edges = _grown(array.form.shard, array.shape, SHARD_BYTES // self.base.dtype.itemsize)
         for block in Grid(array.shape, edges, ((0, 0),) * len(edges)):
             files = (path / target.metadata.encode_chunk_key(index) for index in array.indices(block.core))
