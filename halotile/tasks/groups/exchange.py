@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from halotile.tasks.groups.group import TorchGroup, talking
 
-Shapes = Sequence[Sequence[int]]
+PartShapes = Sequence[Sequence[int]]
 
 
 class _Exchange(torch.autograd.Function):  # type: ignore[misc]
@@ -22,7 +22,7 @@ class _Exchange(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, group: TorchGroup, shapes: Shapes, *parts: torch.Tensor
+        ctx: Any, group: TorchGroup, shapes: PartShapes, *parts: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.group, ctx.shapes = group, [part.shape for part in parts]
         flat = torch.cat([part.reshape(-1) for part in parts])
@@ -39,7 +39,7 @@ class _Exchange(torch.autograd.Function):  # type: ignore[misc]
         return None, None, *_Exchange.apply(ctx.group, ctx.shapes, *gradients)
 
 
-def exchange(parts: Sequence[torch.Tensor], shapes: Shapes, group: TorchGroup) -> list[torch.Tensor]:
+def exchange(parts: Sequence[torch.Tensor], shapes: PartShapes, group: TorchGroup) -> list[torch.Tensor]:
     """Send a tensor to every rank, and return theirs; differentiable any number of times.
 
     All ranks must call it, and all of them in the backward pass too: what a rank receives must enter its loss, even if it is empty.
