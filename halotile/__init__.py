@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from halotile.graphs.jobs.simulate.call import simulate
     from halotile.graphs.overlap.map_overlap import map_overlap
     from halotile.storage.arrays import open_source
-    from halotile.tasks.groups import torch_group
+    from halotile.tasks.groups import collectives, torch_group
 
 __all__ = [
     "DistributedContext",
     "add_levels",
+    "collectives",
     "denoise",
     "distribute",
     "export",
@@ -74,7 +75,10 @@ _PUBLIC = {
     "reconstruct": "halotile.graphs.jobs.reconstruct.call",
     "simulate": "halotile.graphs.jobs.simulate.call",
 }
-_MODULES = {"torch_group": "halotile.tasks.groups.torch_group"}
+_MODULES = {
+    "collectives": "halotile.tasks.groups.collectives",
+    "torch_group": "halotile.tasks.groups.torch_group",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -24,6 +24,13 @@ def ctx(cluster: RunningCluster) -> Iterator[DistributedContext]:
         yield opened
 
 
+@pytest.fixture(scope="session")
+def four() -> Iterator[DistributedContext]:
+    """Four workers for the ranks of torch programs."""
+    with DistributedContext(workers=4, device_mode="cpu", memory_per_worker="2GiB") as opened:
+        yield opened
+
+
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     """A watched job, not begun."""

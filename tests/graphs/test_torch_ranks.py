@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -42,13 +41,6 @@ if "hang" in sys.argv:
 dist.barrier()
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[DistributedContext]:
-    """Four workers over TLS."""
-    with DistributedContext(workers=4, device_mode="cpu", memory_per_worker="2GiB") as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

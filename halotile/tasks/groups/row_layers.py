@@ -1,0 +1,279 @@
+"""Layers on rows that are cut among ranks: each takes the rows that it looks at from their owners, and statistics are those of all rows.
+
+The functions have the arguments of torch's own, after the group of ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from halotile.errors import ConfigError
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.halo import halo_exchange
+from halotile.tasks.groups.transfers import all_reduce
+
+ROWS = -2
+
+
+def _row_counts(x: torch.Tensor, group: TorchGroup) -> list[int]:
+    """Numbers of rows of all ranks."""
+    own = torch.zeros(group.world_size, dtype=torch.int64, device=x.device)
+    own[group.rank] = x.shape[ROWS]
+    return [int(n) for n in group.all_reduce(own)]
+
+
+def _window(
+    x: torch.Tensor, group: TorchGroup, kernel: int, stride: int, dilation: int, padding: int
+) -> torch.Tensor:
+    """The rows from which this rank's rows of the result are computed; a row of the result belongs to the rank of its central row."""
+    sizes = _row_counts(x, group)
+    bounds = [*itertools.accumulate(sizes, initial=0)]
+    reach = (kernel - 1) * dilation
+    rows_out = (bounds[-1] + 2 * padding - reach - 1) // stride + 1
+    centre = reach // 2 - padding
+    firsts = [min(max(0, -(-(bound - centre) // stride)), rows_out) for bound in bounds]
+    firsts[0], firsts[-1] = 0, rows_out
+    needs = [
+        (a * stride - padding, (b - 1) * stride - padding + reach + 1) for a, b in itertools.pairwise(firsts)
+    ]
+    before = max(0, *(bounds[r] - needs[r][0] for r in range(len(sizes)) if sizes[r]))
+    after = max(0, *(needs[r][1] - bounds[r + 1] for r in range(len(sizes)) if sizes[r]))
+    if sizes[group.rank] == 0 or firsts[group.rank] == firsts[group.rank + 1]:
+        raise ConfigError(
+            f"rank {group.rank} has no rows of an image of {bounds[-1]} rows here. Take fewer ranks, or a larger image."
+        )
+    wide = halo_exchange(x, group, sizes, ROWS, before, after, "zero")
+    start = needs[group.rank][0] - (bounds[group.rank] - before)
+    return wide.narrow(ROWS, start, needs[group.rank][1] - needs[group.rank][0])
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    rows, columns = (
+        (value, value) if isinstance(value, int) else (value * 2)[:2] if len(value) == 1 else value
+    )
+    return int(rows), int(columns)
+
+
+def _conv2d(
+    group: TorchGroup,
+    input: torch.Tensor,  # noqa: A002 - torch's own name
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> torch.Tensor:
+    steps, spread = _pair(stride), _pair(dilation)
+    if padding == "same":
+        padding = [(k - 1) * d // 2 for k, d in zip(weight.shape[2:], spread, strict=True)]
+    edges = _pair(0 if padding == "valid" else padding)
+    window = _window(input, group, weight.shape[2], steps[0], spread[0], edges[0])
+    return torch.conv2d(window, weight, bias, steps, (0, edges[1]), spread, groups)
+
+
+def _conv_transpose2d(
+    group: TorchGroup,
+    input: torch.Tensor,  # noqa: A002 - torch's own name
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> torch.Tensor:
+    (step, wide), (edge, side), (more, right) = _pair(stride), _pair(padding), _pair(output_padding)
+    spread = _pair(dilation)
+    overlap = (weight.shape[2] - 1) * spread[0] + 1 + more - step - 2 * edge
+    if overlap:
+        raise ConfigError(
+            "the network calls conv_transpose2d, and its result has not stride times the rows of its input. Choose padding and output_padding so "
+            "that it has, or cut the image among fewer axes."
+        )
+    sizes = _row_counts(input, group)
+    halo = -(-((weight.shape[2] - 1) * spread[0]) // step)
+    rows, start = input.shape[ROWS], sum(sizes[: group.rank])
+    wider = halo_exchange(input, group, sizes, ROWS, halo, halo)
+    full = torch.conv_transpose2d(wider, weight, bias, (step, wide), (0, side), (0, right), groups, spread)
+    first = min(halo, start) * step + edge
+    if first + rows * step > full.shape[ROWS]:
+        full = F.pad(full, (0, 0, 0, first + rows * step - full.shape[ROWS]))
+        if bias is not None:
+            full = _with_bias_below(full, bias, more)
+    return full.narrow(ROWS, first, rows * step)
+
+
+def _with_bias_below(full: torch.Tensor, bias: torch.Tensor, rows: int) -> torch.Tensor:
+    """Rows that no weight reaches hold the bias."""
+    top, bottom = full.split([full.shape[ROWS] - rows, rows], ROWS)
+    return torch.cat([top, bottom + bias.view(1, -1, 1, 1)], ROWS)
+
+
+def _pool(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def pooled(
+        group: TorchGroup,
+        input: torch.Tensor,  # noqa: A002 - torch's own name
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        *args: Any,
+        **options: Any,
+    ) -> torch.Tensor:
+        extra = [*args, *options.values()]
+        kernel, edges = _pair(kernel_size), _pair(padding)
+        if (
+            any(extra_value not in (1, (1, 1), [1, 1], False, True, None) for extra_value in extra)
+            or options.get("ceil_mode")
+            or edges[0]
+        ):
+            raise ConfigError(
+                "the network pools with padding, dilation or ceil_mode, and its rows are cut among ranks. Leave them out."
+            )
+        steps = _pair(kernel_size if stride in (None, [], ()) else stride)
+        window = _window(input, group, kernel[0], steps[0], 1, 0)
+        return function(window, kernel, steps, (0, edges[1]))
+
+    return pooled
+
+
+def _interpolate(
+    group: TorchGroup,
+    input: torch.Tensor,  # noqa: A002 - torch's own name
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    factors = scale_factor if isinstance(scale_factor, tuple | list) else (scale_factor, scale_factor)
+    if (
+        size is not None
+        or align_corners
+        or any(f is None or f != int(f) or f < 1 for f in factors)
+        or mode not in _HALO_OF_MODE
+    ):
+        raise ConfigError(
+            "the network interpolates to a size, by a fraction, or with align_corners, and its rows are cut among ranks. Write a scale_factor of "
+            "whole numbers, with mode nearest, bilinear or bicubic."
+        )
+    sizes, halo = _row_counts(input, group), _HALO_OF_MODE[mode]
+    rows, start, factor = input.shape[ROWS], sum(sizes[: group.rank]), int(factors[0])
+    wide = halo_exchange(input, group, sizes, ROWS, halo, halo)
+    full = F.interpolate(wide, None, scale_factor, mode, align_corners, **options)
+    return full.narrow(ROWS, min(halo, start) * factor, rows * factor)
+
+
+def _pad(
+    group: TorchGroup,
+    input: torch.Tensor,  # noqa: A002 - torch's own name
+    pad: Sequence[int],
+    mode: str = "constant",
+    value: float | None = None,
+) -> torch.Tensor:
+    if len(pad) <= 2 or not any(pad[2:4]):
+        return F.pad(input, pad, mode, value)
+    left, right, top, bottom = pad[:4]
+    if mode == "circular":
+        sizes = _row_counts(input, group)
+        input = _wrapped(input, group, sizes, top, bottom)  # noqa: A001 - torch's own name
+        return F.pad(input, (left, right, 0, 0), mode)
+    first, last = group.rank == 0, group.rank == group.world_size - 1
+    return F.pad(input, (left, right, top if first else 0, bottom if last else 0, *pad[4:]), mode, value)
+
+
+def _wrapped(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], top: int, bottom: int) -> torch.Tensor:
+    """Rows of the other end on the first and the last rank."""
+    wide = halo_exchange(x, group, sizes, ROWS, top, bottom, "circular")
+    start = 0 if group.rank == 0 else top
+    stop = wide.shape[ROWS] - (0 if group.rank == group.world_size - 1 else bottom)
+    return wide.narrow(ROWS, start, stop - start)
+
+
+def _group_norm(
+    group: TorchGroup,
+    input: torch.Tensor,  # noqa: A002 - torch's own name
+    num_groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> torch.Tensor:
+    x = input.reshape(input.shape[0], num_groups, -1, *input.shape[2:])
+    normal = _normalised(x, group, (2, 3, 4), eps)[0].reshape(input.shape)
+    return _affine(normal, weight, bias)
+
+
+def _instance_norm(
+    group: TorchGroup,
+    input: torch.Tensor,  # noqa: A002 - torch's own name
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    if not use_input_stats or running_mean is not None:
+        raise ConfigError(
+            "the network has an instance norm with running statistics. Write track_running_stats=False."
+        )
+    return _affine(_normalised(input, group, (2, 3), eps)[0], weight, bias)
+
+
+def _batch_norm(
+    group: TorchGroup,
+    input: torch.Tensor,  # noqa: A002 - torch's own name
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    if not training:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    normal, mean, variance, count = _normalised(input, group, (0, 2, 3), eps)
+    if running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            running_mean.lerp_(mean.flatten().to(running_mean.dtype), momentum)
+            running_var.lerp_((variance * count / (count - 1)).flatten().to(running_var.dtype), momentum)
+    return _affine(normal, weight, bias)
+
+
+def _normalised(
+    x: torch.Tensor, group: TorchGroup, axes: tuple[int, ...], eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """A tensor with mean 0 and variance 1 over axes of all ranks, its mean and variance, and the number of its values in each."""
+    own = x.sum(axes, keepdim=True) * 0 + float(x.numel() // x.sum(axes).numel())
+    count = all_reduce(own.detach(), group)
+    mean = all_reduce(x.sum(axes, keepdim=True), group) / count
+    variance = all_reduce((x - mean).square().sum(axes, keepdim=True), group) / count
+    return (x - mean) * (variance + eps).rsqrt(), mean, variance, int(count.flatten()[0])
+
+
+def _affine(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    x = x if weight is None else x * weight.view(1, -1, 1, 1)
+    return x if bias is None else x + bias.view(1, -1, 1, 1)
+
+
+_HALO_OF_MODE = {"nearest": 0, "nearest-exact": 0, "bilinear": 1, "bicubic": 2}
+LAYERS: dict[str, Callable[..., Any]] = {
+    "conv2d": _conv2d,
+    "conv_transpose2d": _conv_transpose2d,
+    "max_pool2d": _pool(F.max_pool2d),
+    "avg_pool2d": _pool(F.avg_pool2d),
+    "interpolate": _interpolate,
+    "pad": _pad,
+    "group_norm": _group_norm,
+    "instance_norm": _instance_norm,
+    "batch_norm": _batch_norm,
+}
+"""Layers by the name of torch's function."""

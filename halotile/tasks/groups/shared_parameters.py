@@ -1,0 +1,80 @@
+"""Parameters that all ranks have a copy of: their gradients are summed over the ranks, in one message, at the end of a backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from halotile.tasks.groups.group import TorchGroup
+
+
+def mark_shared(module: torch.nn.Module, group: TorchGroup, *, mean: bool = False) -> Callable[[], None]:
+    """Sum the gradients of a module's parameters over the ranks whenever a backward pass ends; returns a function that ends this.
+
+    All gradients travel in one buffer, in float32 whatever they are (float64 and complex ones in their own precision). A parameter without a gradient on
+    some ranks counts as zero there; every rank must run the backward pass.
+
+    Parameters
+    ----------
+    module : Module
+        The module, with the same parameters on all ranks.
+    group : TorchGroup
+        The ranks.
+    mean : bool
+        The mean over the ranks instead of the sum.
+
+    Examples
+    --------
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> unmark = mark_shared(layer, TorchGroup())
+    >>> layer(torch.ones(1, 2)).sum().backward()
+    >>> layer.weight.grad.tolist()
+    [[1.0, 1.0]]
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    found: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def record(number: int, gradient: torch.Tensor) -> None:
+        if not found:  # the first of this backward pass
+            torch.autograd.Variable._execution_engine.queue_callback(reduce)
+        before = parameters[number].grad
+        found[number] = gradient.detach(), None if before is None else before.clone()
+
+    def reduce() -> None:
+        _sum_gradients(parameters, dict(found), group, mean)
+        found.clear()
+
+    numbered = enumerate(parameters if group.world_size > 1 else ())
+    handles = [parameter.register_hook(partial(record, number)) for number, parameter in numbered]
+
+    def unmark() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return unmark
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _sum_gradients(
+    parameters: list[torch.nn.Parameter],
+    found: dict[int, tuple[torch.Tensor, torch.Tensor | None]],
+    group: TorchGroup,
+    mean: bool,
+) -> None:
+    """Replace the gradients of this rank, each found with what was there before, by the sums over the ranks."""
+    wide = [_wide(found[n][0] if n in found else torch.zeros_like(p)) for n, p in enumerate(parameters)]
+    for dtype in sorted({gradient.dtype for gradient in wide}, key=str):
+        chosen = [number for number, gradient in enumerate(wide) if gradient.dtype == dtype]
+        flat = torch.cat([wide[number].reshape(-1) for number in chosen])
+        total = group.all_reduce(flat, "mean" if mean else "sum")
+        for number, part in zip(chosen, total.split([wide[n].numel() for n in chosen]), strict=True):
+            parameter = parameters[number]
+            before = found[number][1] if number in found else parameter.grad
+            gradient = part.view(parameter.shape).to(parameter.dtype)
+            parameter.grad = gradient if before is None else before + gradient
+
+
+def _wide(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient

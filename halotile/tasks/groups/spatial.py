@@ -1,0 +1,135 @@
+"""Networks over an image whose rows are cut among ranks: halos are exchanged where a layer looks at other rows, statistics are those of all rows.
+
+The calls of a network to torch are intercepted, so layers and functions are treated alike. Those that only look at a row's own numbers run as
+they are; what mixes rows in a way that is not known is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from halotile.errors import ConfigError
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.row_layers import LAYERS
+from halotile.tasks.groups.transfers import even_sizes
+
+_ALONG_AXES = (
+    "cat", "concat", "chunk", "split", "softmax", "log_softmax", "stack", "unbind", "mean", "sum", "amax", "amin",
+)  # fmt: skip
+"""Functions that leave rows alone where they work along the channels."""
+_BY_ITSELF = {
+    "abs", "add", "addcmul", "alpha_dropout", "bfloat16", "celu", "channel_shuffle", "clamp", "clamp_max",
+    "clamp_min", "clone", "contiguous", "cos", "data", "detach", "device", "dim", "div", "double", "dropout",
+    "dropout1d", "dropout2d", "dtype", "elu", "exp", "expand_as", "feature_dropout", "fill", "float", "floor",
+    "gelu", "half", "hardsigmoid", "hardswish", "hardtanh", "iadd", "imul", "is_complex", "is_contiguous",
+    "is_floating_point", "isfinite", "isub", "itruediv", "layout", "leaky_relu", "lerp", "log", "log1p",
+    "logsigmoid", "masked_fill", "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "neg", "numel",
+    "ones_like", "pixel_shuffle", "pow", "prelu", "radd", "reciprocal", "relu", "relu6", "requires_grad_",
+    "rmul", "rsqrt", "rsub", "rtruediv", "selu", "sigmoid", "sign", "silu", "sin", "size", "softplus",
+    "softsign", "sqrt", "square", "sub", "subtract", "tanh", "threshold", "to", "true_divide", "type", "where",
+    "zeros_like",
+}  # fmt: skip
+"""Functions of single numbers, or of a row and the channels of its pixels; in place too."""
+
+
+def aligned_sizes(rows: int, ranks: int, stride: int) -> list[int]:
+    """Numbers of rows of the ranks, multiples of a network's total stride but for the last one's.
+
+    Examples
+    --------
+    >>> aligned_sizes(100, 3, 8)
+    [40, 32, 28]
+    """
+    parts = even_sizes(-(-rows // stride), ranks)
+    sizes = [stride * part for part in parts]
+    last = max(rank for rank in range(ranks) if sizes[rank])
+    sizes[last] -= sum(sizes) - rows
+    return sizes
+
+
+def spatial(module: Callable[..., Any], group: TorchGroup) -> Callable[..., Any]:
+    """Apply a network to the rows of this rank as if it saw the whole image, with the gradients of the whole image.
+
+    Gradients of parameters are those of this rank's rows: sum them with :func:`halotile.collectives.mark_shared`.
+
+    Parameters
+    ----------
+    module : callable
+        A network on tensors (batch, channels, rows, columns): convolutions, pooling, upsampling, padding, group, instance and batch
+        norm, and whatever treats each number, or the channels of a pixel, by themselves.
+    group : TorchGroup
+        The ranks. Cut the rows with :func:`aligned_sizes`.
+
+    Raises
+    ------
+    ConfigError
+        When the network calls a function that mixes rows in another way.
+
+    Examples
+    --------
+    >>> blur = torch.nn.Conv2d(1, 1, 3, padding=1)
+    >>> x = torch.ones(1, 1, 6, 5)
+    >>> torch.equal(spatial(blur, TorchGroup())(x), blur(x))
+    True
+    """
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        if group.world_size == 1:
+            return module(*args, **kwargs)
+        with _CutRows(group):
+            return module(*args, **kwargs)
+
+    return apply
+
+
+class _CutRows(TorchFunctionMode):  # type: ignore[misc]
+    """Calls of torch on tensors whose rows are cut among ranks."""
+
+    def __init__(self, group: TorchGroup) -> None:
+        super().__init__()
+        self.group = group
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        options = dict(kwargs or {})
+        name = getattr(func, "__name__", str(func))
+        if special := LAYERS.get(name):
+            return special(self.group, *args, **options)
+        if name == "__getitem__":
+            _check_index(args[1])
+        elif name not in _BY_ITSELF and name != "__get__" and name.strip("_") not in _BY_ITSELF:
+            _check_axes(name, args, options)
+        return func(*args, **options)
+
+
+def _check_index(index: Any) -> None:
+    """Refuse an index that picks rows."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if len(parts) > 2 or any(
+        part is Ellipsis or part is None or isinstance(part, torch.Tensor) for part in parts
+    ):
+        _refuse("an index")
+
+
+def _check_axes(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Accept functions along the channels alone; refuse those that are not known to leave rows alone."""
+    place = 2 if name in ("chunk", "split") else 1
+    axes = options.get("dim", args[place] if len(args) > place else None)
+    if name not in _ALONG_AXES or axes not in (1, (1,), [1]):
+        _refuse(name)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ConfigError(
+        f"the network calls {name}, which may mix rows of the image, and they are cut among ranks. Write it with convolutions, pooling, "
+        "upsampling, norms, and functions of single pixels."
+    )

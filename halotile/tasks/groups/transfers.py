@@ -1,0 +1,191 @@
+"""Transfers of a tensor that is cut along one axis: gather, scatter, reduce and transpose, each the exchange of some slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from halotile.errors import ConfigError
+from halotile.tasks.groups.exchange import exchange
+from halotile.tasks.groups.group import TorchGroup
+
+HALVES = (torch.float16, torch.bfloat16)
+"""Types whose sums are made in float32."""
+
+
+def even_sizes(length: int, ranks: int) -> list[int]:
+    """Lengths that differ by one at most: the usual cut of an axis.
+
+    Examples
+    --------
+    >>> even_sizes(10, 4)
+    [3, 3, 2, 2]
+    """
+    return [length // ranks + (rank < length % ranks) for rank in range(ranks)]
+
+
+def scatter_v(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0, source: int = 0
+) -> torch.Tensor:
+    """Cut the tensor of rank ``source`` into parts, one for each rank; its gradient is gathered there.
+
+    On the other ranks ``x`` gives the other axes and the dtype: pass an empty tensor of length 0 along ``dim``, which requires a gradient
+    if that of the source does.
+
+    Raises
+    ------
+    ConfigError
+        When ``sizes`` are not the lengths of as many parts as there are ranks, or do not add up.
+    """
+    _check_sizes(group, sizes)
+    if group.rank == source and sum(sizes) != x.shape[dim]:
+        raise ConfigError(
+            f"sizes are {list(sizes)}, and the tensor has {x.shape[dim]} along axis {dim}. Write sizes that add up to that."
+        )
+    parts = x.split([*sizes], dim) if group.rank == source else [_cut(x, dim)] * group.world_size
+    lengths = [sizes[group.rank] if rank == source else 0 for rank in range(group.world_size)]
+    return torch.cat(exchange(parts, _shapes(x, dim, lengths), group), dim)
+
+
+def gather_v(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0, destination: int = 0
+) -> torch.Tensor:
+    """Join the parts of all ranks on rank ``destination``; on the others the result has length 0, and belongs into their loss all the same."""
+    _check_part(x, group, sizes, dim)
+    parts = [x if rank == destination else _cut(x, dim) for rank in range(group.world_size)]
+    lengths = sizes if group.rank == destination else [0] * group.world_size
+    return torch.cat(exchange(parts, _shapes(x, dim, lengths), group), dim)
+
+
+def all_gather_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0) -> torch.Tensor:
+    """Join the parts of all ranks on every rank; the gradient of a part is the sum over the ranks."""
+    _check_part(x, group, sizes, dim)
+    copies = x.to(_wide(x)).expand(
+        group.world_size, *x.shape
+    )  # so that gradients of halves are summed in float32
+    return torch.cat(exchange(copies.to(x.dtype).unbind(), _shapes(x, dim, sizes), group), dim)
+
+
+def all_reduce_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0) -> torch.Tensor:
+    """Sum tensors of the size of the whole over the ranks, each of which keeps its part; halves are summed in float32, in the order of the ranks."""
+    _check_sizes(group, sizes)
+    received = exchange(
+        x.split([*sizes], dim), _shapes(x, dim, [sizes[group.rank]] * group.world_size), group
+    )
+    return torch.stack(received).to(_wide(x)).sum(0).to(x.dtype)
+
+
+def all_reduce(x: torch.Tensor, group: TorchGroup) -> torch.Tensor:
+    """Sum tensors over the ranks, in their order; the gradient is summed in the same way."""
+    sizes = even_sizes(x.numel(), group.world_size)
+    return all_gather_v(all_reduce_v(x.reshape(-1), group, sizes), group, sizes).view(x.shape)
+
+
+def all_to_all_v(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[Sequence[int]], dim: int = 0
+) -> torch.Tensor:
+    """Send consecutive slices to the ranks, and join theirs: ``sizes[a][b]`` is the length that rank a sends to rank b."""
+    _check_table(group, sizes)
+    received = [row[group.rank] for row in sizes]
+    return torch.cat(exchange(x.split([*sizes[group.rank]], dim), _shapes(x, dim, received), group), dim)
+
+
+def indexed_all_to_all_v(
+    x: torch.Tensor,
+    group: TorchGroup,
+    indices: Sequence[torch.Tensor],
+    sizes: Sequence[Sequence[int]],
+    dim: int = 0,
+) -> torch.Tensor:
+    """Send chosen slices to the ranks, and join theirs; a slice may go to several ranks, whose gradients are summed.
+
+    Parameters
+    ----------
+    x : Tensor
+        The part of this rank.
+    group : TorchGroup
+        The ranks.
+    indices : sequence of Tensor
+        Numbers of the slices along ``dim`` that go to each rank.
+    sizes : sequence of sequence of int
+        ``sizes[a][b]`` is the number of slices that rank a sends to rank b.
+    dim : int
+        The axis of the slices.
+    """
+    _check_table(group, sizes)
+    chosen = x.to(_wide(x)).index_select(dim, torch.cat([*indices])).to(x.dtype)
+    return all_to_all_v(chosen, group, sizes, dim)
+
+
+def distributed_transpose(
+    x: torch.Tensor,
+    group: TorchGroup,
+    sizes: Sequence[int],
+    cut: int,
+    whole: int,
+    new_sizes: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Change the axis along which a tensor is cut.
+
+    Parameters
+    ----------
+    x : Tensor
+        The part of this rank, cut along the axis ``cut``.
+    group : TorchGroup
+        The ranks.
+    sizes : sequence of int
+        Lengths of the parts along ``cut``.
+    cut, whole : int
+        The axis that is cut, and that along which the result is.
+    new_sizes : sequence of int, optional
+        Lengths of the parts along ``whole``; left out, even ones.
+    """
+    _check_part(x, group, sizes, cut)
+    new = even_sizes(x.shape[whole], group.world_size) if new_sizes is None else new_sizes
+    _check_sizes(group, new)
+    like = _shapes(x, whole, [new[group.rank]])[0]
+    shapes = [[n if axis == cut % x.ndim else m for axis, m in enumerate(like)] for n in sizes]
+    return torch.cat(exchange(x.split([*new], whole), shapes, group), cut)
+
+
+def reduce_loss(loss: float | torch.Tensor, group: TorchGroup, *, mean: bool = True) -> float:
+    """Return the mean, or the sum, of a loss over the ranks, in float64 and for a log: no gradient passes through it."""
+    value = torch.as_tensor(loss).detach().to(torch.float64)
+    return float(group.all_reduce(value.to(group.device), "mean" if mean else "sum"))
+
+
+def _wide(x: torch.Tensor) -> torch.dtype:
+    return torch.float32 if x.dtype in HALVES else x.dtype
+
+
+def _cut(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """An empty part, which keeps its place in the graph."""
+    return x.narrow(dim, 0, 0)
+
+
+def _shapes(x: torch.Tensor, dim: int, lengths: Sequence[int]) -> list[list[int]]:
+    """Shapes like that of ``x`` with other lengths along an axis."""
+    return [[n if axis == dim % x.ndim else m for axis, m in enumerate(x.shape)] for n in lengths]
+
+
+def _check_sizes(group: TorchGroup, sizes: Sequence[int]) -> None:
+    if len(sizes) != group.world_size or min(sizes) < 0:
+        raise ConfigError(
+            f"sizes are {list(sizes)}, and there are {group.world_size} ranks. Write the length of each rank's part."
+        )
+
+
+def _check_part(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int) -> None:
+    _check_sizes(group, sizes)
+    if x.shape[dim] != sizes[group.rank]:
+        raise ConfigError(
+            f"the part of rank {group.rank} has {x.shape[dim]} along axis {dim}, and sizes are {list(sizes)}. Write the lengths of the parts."
+        )
+
+
+def _check_table(group: TorchGroup, sizes: Sequence[Sequence[int]]) -> None:
+    if [len(row) for row in sizes] != [group.world_size] * group.world_size:
+        raise ConfigError(
+            f"sizes are {[list(row) for row in sizes]}. Write a row of {group.world_size} lengths for each of {group.world_size} ranks."
+        )

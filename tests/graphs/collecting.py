@@ -1,0 +1,235 @@
+"""Ranks that compare collectives with what one process computes from the whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from halotile.tasks.groups import collectives as c
+from halotile.tasks.groups import fft
+from halotile.tasks.groups.group import TorchGroup
+
+DTYPES = (
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int32, torch.int64,
+)  # fmt: skip
+SIZES = {1: [5], 2: [4, 1], 3: [2, 0, 5], 4: [3, 1, 0, 4]}
+"""Uneven lengths of the parts, with empty ones."""
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def whole(shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """The same small integers on every rank, which all types represent."""
+    numbers = torch.randint(-4, 5, tuple(shape), generator=torch.Generator().manual_seed(seed))
+    return numbers.to(dtype)
+
+
+def part_of(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int) -> torch.Tensor:
+    return x.split([*sizes], dim)[group.rank].contiguous()
+
+
+def forward_faults(group: TorchGroup) -> list[str]:
+    """Collectives whose result differs from that of one process."""
+    ranks, faults = group.world_size, []
+    sizes, last = SIZES[ranks], ranks - 1
+    total = sum(sizes)
+    table = [[(a + 2 * b) % 3 for b in range(ranks)] for a in range(ranks)]
+
+    def check(name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
+        if actual.dtype != expected.dtype or not torch.equal(actual, expected):
+            faults.append(f"{name} {expected.dtype}")
+
+    for dtype in DTYPES:
+        for dim, shape in ((0, (total, 3)), (1, (2, total, 3)), (-1, (2, total))):
+            x = whole(shape, dtype)
+            part = part_of(x, group, sizes, dim)
+            given = x if group.rank == last else x.narrow(dim, 0, 0)
+            check("scatter_v", c.scatter_v(given, group, sizes, dim, last), part)
+            check("gather_v", c.gather_v(part, group, sizes, dim, last), given)
+            check("all_gather_v", c.all_gather_v(part, group, sizes, dim), x)
+            everybody = [whole(shape, dtype, seed=rank) for rank in range(ranks)]
+            added = torch.stack(everybody).sum(0).to(dtype)
+            own = everybody[group.rank]
+            check("all_reduce_v", c.all_reduce_v(own, group, sizes, dim), part_of(added, group, sizes, dim))
+            check("all_reduce", c.all_reduce(own, group), added)
+        rows = [whole((sum(row), 2), dtype, seed=rank) for rank, row in enumerate(table)]
+        mine = [rows[a].split(table[a])[group.rank] for a in range(ranks)]
+        check("all_to_all_v", c.all_to_all_v(rows[group.rank], group, table), torch.cat(mine))
+        indices = [[torch.arange(n) * (b + 1) % 4 for b, n in enumerate(row)] for row in table]
+        sources = [whole((4, 2), dtype, seed=rank) for rank in range(ranks)]
+        chosen = [sources[a][indices[a][group.rank]] for a in range(ranks)]
+        actual = c.indexed_all_to_all_v(sources[group.rank], group, indices[group.rank], table)
+        check("indexed_all_to_all_v", actual, torch.cat(chosen))
+        x, new = whole((2, total, 7), dtype), c.even_sizes(7, ranks)
+        turned = c.distributed_transpose(part_of(x, group, sizes, 1), group, sizes, 1, 2)
+        check("distributed_transpose", turned, part_of(x, group, new, 2))
+        faults += halo_faults(group, sizes, dtype)
+    return faults
+
+
+def halo_faults(group: TorchGroup, sizes: Sequence[int], dtype: torch.dtype) -> list[str]:
+    """Halos, some of them longer than the parts, that differ from those of the whole."""
+    x, faults = whole((2, sum(sizes), 3), dtype), []
+    start = sum(sizes[: group.rank])
+    stop = start + sizes[group.rank]
+    for before, after in ((1, 1), (0, 3), (4, 2)):
+        around = torch.cat([x] * 7, 1)[:, 3 * x.shape[1] + start - before : 3 * x.shape[1] + stop + after]
+        zeros = torch.nn.functional.pad(x, (0, 0, before, after))[:, start : stop + before + after]
+        expected = {
+            "circular": around, "cut": x[:, max(0, start - before) : stop + after], "zero": zeros,
+        }  # fmt: skip
+        for rule, halo in expected.items():
+            got = c.halo_exchange(part_of(x, group, sizes, 1), group, sizes, 1, before, after, rule)
+            if not torch.equal(got, halo if start < stop else x[:, :0]):
+                faults.append(f"halo_exchange {rule} {before} {after} {dtype}")
+    return faults
+
+
+def linear_operators(group: TorchGroup) -> dict[str, tuple[Function, tuple[int, ...]]]:
+    """Every collective as a linear operator on the part of a rank, and the shape of that."""
+    ranks, sizes = group.world_size, SIZES[group.world_size]
+    own, total = sizes[group.rank], sum(sizes)
+    table = [[(a + 2 * b) % 3 for b in range(ranks)] for a in range(ranks)]
+    indices = [torch.arange(n) * (b + 1) % 4 for b, n in enumerate(table[group.rank])]
+    at_last = total if group.rank == ranks - 1 else 0
+    return {
+        "scatter_v": (lambda x: c.scatter_v(x, group, sizes, 0, ranks - 1), (at_last, 2)),
+        "gather_v": (lambda x: c.gather_v(x, group, sizes, 1, ranks - 1), (2, own)),
+        "all_gather_v": (lambda x: c.all_gather_v(x, group, sizes), (own, 2)),
+        "all_reduce_v": (lambda x: c.all_reduce_v(x, group, sizes), (total, 2)),
+        "all_reduce": (lambda x: c.all_reduce(x, group), (3, 2)),
+        "all_to_all_v": (lambda x: c.all_to_all_v(x, group, table), (sum(table[group.rank]), 2)),
+        "indexed": (lambda x: c.indexed_all_to_all_v(x, group, indices, table), (4, 2)),
+        "transpose": (lambda x: c.distributed_transpose(x, group, sizes, 0, 1), (own, 3)),
+        **{
+            f"halo {rule}": (partial(_halo, group, sizes, rule), (own, 2))
+            for rule in ("cut", "zero", "circular")
+        },
+    }
+
+
+def _halo(group: TorchGroup, sizes: Sequence[int], rule: str, x: torch.Tensor) -> torch.Tensor:
+    return c.halo_exchange(x, group, sizes, 0, 4, 2, rule)
+
+
+def dot_gaps(group: TorchGroup) -> dict[str, float]:
+    """Relative difference of <A x, v> and <x, Aᵀ v> over all ranks, and of the gradient of the gradient."""
+    gaps: dict[str, float] = {}
+    for name, (operator, shape) in linear_operators(group).items():
+        for dtype in (torch.float64, torch.complex128):
+            x, v, w = _draws(group, operator, shape, dtype)
+            y = operator(x)
+            (back,) = torch.autograd.grad(y, x, v, create_graph=True)
+            (twice,) = torch.autograd.grad(back, v, w)
+            pairs = ((_dot(y, v), _dot(x, back)), (_dot(twice, twice), _dot(operator(w), operator(w))))
+            for a, b in pairs:
+                left, right = (group.all_reduce(value.detach()) for value in (a, b))
+                gaps[f"{name} {dtype}"] = max(
+                    gaps.get(f"{name} {dtype}", 0.0),
+                    float((left - right).abs() / left.abs().clamp_min(1e-300)),
+                )
+    return gaps
+
+
+def _draws(
+    group: TorchGroup, operator: Function, shape: tuple[int, ...], dtype: torch.dtype
+) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7 + group.rank)
+    x = torch.randn(shape, dtype=dtype, generator=generator, requires_grad=True)
+    v = torch.randn(operator(x).shape, dtype=dtype, generator=generator, requires_grad=True)
+    return [x, v, torch.randn(shape, dtype=dtype, generator=generator)]
+
+
+def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.conj() * b).sum().real
+
+
+def half_sums(group: TorchGroup) -> tuple[float, float]:
+    """Sums over the ranks of numbers that float16 would lose one by one, in a gradient and in a reduction."""
+    x = torch.ones(1, dtype=torch.float16, requires_grad=True)
+    value = torch.tensor([2048.0 if group.rank == 0 else 1.0], dtype=torch.float16)
+    (c.all_gather_v(x, group, [1] * group.world_size).sum() * value).sum().backward()
+    assert x.grad is not None
+    return float(x.grad), float(c.all_reduce(value, group))
+
+
+def shared_gradients(group: TorchGroup) -> dict[str, Any]:
+    """Gradients of a module that all ranks share, over two backward passes without a reset, and after unmarking."""
+    torch.manual_seed(1)
+    layer = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2, bias=False))
+    layer.unused = torch.nn.Parameter(torch.zeros(2))
+    layer.short = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
+
+    def step(factor: float) -> None:
+        batch = torch.full((1, 3), factor * (group.rank + 1))
+        (layer(batch).sum() + (layer.short * 3e4).sum().float()).backward()
+
+    unmark = c.mark_shared(layer, group)
+    step(1.0)
+    first = [None if p.grad is None else p.grad.tolist() for p in layer.parameters()]
+    step(1.0)
+    second = [None if p.grad is None else p.grad.tolist() for p in layer.parameters()]
+    unmark()
+    step(0.0)
+    loss = c.reduce_loss(torch.tensor(float(group.rank)), group), c.reduce_loss(1.0, group, mean=False)
+    return {"first": first, "second": second, "loss": loss}
+
+
+def transform_faults(group: TorchGroup, shape: tuple[int, ...], tolerance: float) -> list[str]:
+    """Transforms that differ from those of one process, or whose gradients do."""
+    double = tolerance < 1e-6
+    real, full = (torch.float64, torch.complex128) if double else (torch.float32, torch.complex64)
+    faults = []
+    rows, columns = shape[-2:]
+    sizes = (
+        SIZES[group.world_size]
+        if rows == sum(SIZES[group.world_size])
+        else c.even_sizes(rows, group.world_size)
+    )
+    for norm in ("backward", "ortho", "forward"):
+        for name, function, reference, dtype, length in (
+            ("fft2", fft.fft2, torch.fft.fft2, full, columns),
+            ("fft2", fft.fft2, torch.fft.fft2, real, columns),
+            ("ifft2", fft.ifft2, torch.fft.ifft2, full, columns),
+            ("rfft2", fft.rfft2, torch.fft.rfft2, real, columns),
+            ("irfft2", _inverse_of(columns), _whole_inverse_of(columns), full, columns // 2 + 1),
+        ):
+            x = torch.randn(*shape[:-1], length, dtype=dtype, generator=torch.Generator().manual_seed(3))
+            x.requires_grad_()
+            part = part_of(x.detach(), group, sizes, -2).requires_grad_()
+            expected, actual = reference(x, norm=norm), function(part, group, sizes, norm=norm)
+            v = torch.randn(expected.shape, dtype=expected.dtype, generator=torch.Generator().manual_seed(4))
+            (wanted,) = torch.autograd.grad(expected, x, v)
+            (back,) = torch.autograd.grad(actual, part, part_of(v, group, sizes, -2))
+            for what, a, b in (("", actual, expected), ("gradient of ", back, wanted)):
+                gap = (a - part_of(b, group, sizes, -2)).abs().max() if a.numel() else torch.zeros(())
+                if gap > tolerance * b.abs().max():
+                    faults.append(f"{what}{name} {norm} {dtype}: {float(gap):.1e}")
+    return faults
+
+
+def _inverse_of(columns: int) -> Callable[..., torch.Tensor]:
+    return lambda x, group, sizes, norm: fft.irfft2(x, group, sizes, length=columns, norm=norm)
+
+
+def _whole_inverse_of(columns: int) -> Callable[..., torch.Tensor]:
+    return lambda x, norm: torch.fft.irfft2(x, (x.shape[-2], columns), norm=norm)
+
+
+def other_transforms(group: TorchGroup) -> list[float]:
+    """Largest differences of further transforms: other axes, three of them, a result that stays cut along the last axis, and back."""
+    x = torch.randn(6, 2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    sizes = c.even_sizes(6, group.world_size)
+    part = part_of(x, group, sizes, 0)
+    spectrum = fft.rfft2(part, group, sizes, dim=(0, 3), keep=False)
+    back = fft.irfft2(spectrum, group, sizes, length=7, dim=(0, 3), is_cut_along_last=True)
+    three = fft.fftn(part, group, sizes, dim=(0, 2, 3), norm="ortho")
+    again = fft.ifftn(three, group, sizes, dim=(0, 2, 3), norm="ortho")
+    cut = part_of(torch.fft.rfft2(x, dim=(0, 3)), group, c.even_sizes(4, group.world_size), 3)
+    pairs = (
+        (spectrum, cut), (back, part), (again, part),
+        (three, part_of(torch.fft.fftn(x, dim=(0, 2, 3), norm="ortho"), group, sizes, 0)),
+    )  # fmt: skip
+    return [float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs]

@@ -1,0 +1,87 @@
+"""Collectives and Fourier transforms over ranks: the numbers of one process, and their adjoints as gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from halotile import DistributedContext
+from halotile.errors import ConfigError
+from halotile.tasks.groups import collectives, fft
+from halotile.tasks.groups.group import TorchGroup
+from tests.graphs import collecting
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+
+
+@RANKS
+def test_every_rank_gets_what_one_process_computes(four: DistributedContext, ranks: int) -> None:
+    assert four.run_torch(collecting.forward_faults, ranks=ranks) == [[]] * ranks
+
+
+@RANKS
+def test_gradients_are_adjoints_and_have_gradients(four: DistributedContext, ranks: int) -> None:
+    for gaps in four.run_torch(collecting.dot_gaps, ranks=ranks):
+        assert len(gaps) == 22
+        assert {name: gap for name, gap in gaps.items() if gap > 1e-12} == {}
+
+
+def test_gradients_of_halves_are_summed_in_float32(four: DistributedContext) -> None:
+    assert (
+        four.run_torch(collecting.half_sums, ranks=4) == [(2052.0, 2052.0)] * 4
+    )  # 2048 + 1 is 2048 in float16
+
+
+def test_gradients_of_shared_parameters_are_summed_once_a_pass(four: DistributedContext) -> None:
+    alone, *_ = four.run_torch(collecting.shared_gradients, ranks=1)
+    for end in four.run_torch(collecting.shared_gradients, ranks=3):
+        weight = torch.tensor(end["first"][2])
+        torch.testing.assert_close(weight, 6 * torch.tensor(alone["first"][2]))
+        torch.testing.assert_close(torch.tensor(end["second"][2]), 2 * weight)
+        assert end["first"][0] == [0.0, 0.0]
+        assert end["first"][1] == [float("inf")]  # 9e4 is too large for the parameter's own type
+        assert end["loss"] == (1.0, 3.0)
+
+
+@RANKS
+@pytest.mark.parametrize("columns", [8, 7])
+def test_transforms_and_their_gradients_for_every_norm(
+    four: DistributedContext, ranks: int, columns: int
+) -> None:
+    rows = sum(collecting.SIZES[ranks])
+    faults = four.run_torch(collecting.transform_faults, (2, 3, rows, columns), 1e-12, ranks=ranks)
+    assert faults == [[]] * ranks
+
+
+def test_a_large_transform_in_single_precision(four: DistributedContext) -> None:
+    assert four.run_torch(collecting.transform_faults, (10, 720, 1440), 1e-5, ranks=2) == [[], []]
+
+
+@RANKS
+def test_transforms_along_other_axes(four: DistributedContext, ranks: int) -> None:
+    for gaps in four.run_torch(collecting.other_transforms, ranks=ranks):
+        assert max(gaps) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, g: collectives.all_gather_v(x, g, [2]), r"rank 0 has 3 along axis 0, and sizes are \[2\]"),
+        (lambda x, g: collectives.all_gather_v(x, g, [3, 0]), r"sizes are \[3, 0\], and there are 1 ranks"),
+        (lambda x, g: collectives.scatter_v(x, g, [4]), r"sizes are \[4\], and the tensor has 3"),
+        (lambda x, g: collectives.all_to_all_v(x, g, [[1, 2]]), r"a row of 1 lengths"),
+        (
+            lambda x, g: collectives.halo_exchange(x, g, [3], 0, 1, 1, "mirror"),
+            r"'mirror'\. Write one of cut",
+        ),
+        (lambda x, g: collectives.halo_exchange(x, g, [4], 0, 1, 1), r"has 3 along axis 0"),
+        (lambda x, g: fft.fftn(x, g, [3], dim=(0,)), r"Write two or more"),
+        (lambda x, g: fft.irfft2(x, g, [3], is_cut_along_last=True), r"Write length="),
+    ],
+)
+def test_wrong_sizes_are_refused_with_what_to_write(call: object, message: str) -> None:
+    assert callable(call)
+    with pytest.raises(ConfigError, match=message):
+        call(torch.ones(3, 4), TorchGroup())

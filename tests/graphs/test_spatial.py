@@ -1,0 +1,28 @@
+"""Networks over rows that are cut among ranks: the output and the gradients of the whole image."""
+
+from __future__ import annotations
+
+import pytest
+
+from halotile import DistributedContext
+from tests.graphs import unet_on_ranks
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("rows", "padding_mode", "training"),
+    [(40, "zeros", True), (36, "circular", False), (32, "reflect", True), (44, "replicate", False)],
+)
+def test_a_cut_image_gives_the_numbers_of_the_whole(
+    four: DistributedContext, ranks: int, rows: int, padding_mode: str, training: bool
+) -> None:
+    for gaps in four.run_torch(unet_on_ranks.compared, rows, padding_mode, training, ranks=ranks):
+        assert {name: gap for name, gap in gaps.items() if gap > 1e-9} == {}
+
+
+def test_what_mixes_rows_in_another_way_is_refused(four: DistributedContext) -> None:
+    for found in four.run_torch(unet_on_ranks.refusals, ranks=2):
+        assert set(found) == set(unet_on_ranks.REFUSED)
+        assert all(text.startswith("ConfigError: the network ") for text in found.values()), found

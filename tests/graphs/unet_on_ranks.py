@@ -1,0 +1,107 @@
+"""A U-Net of layers and functions, on rows that are cut among ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from halotile import collectives, torch_group
+from halotile.tasks.groups.group import TorchGroup
+
+
+class UNet(nn.Module):  # type: ignore[misc]
+    """Convolutions of several kinds, pooling, upsampling, skips, and every norm."""
+
+    def __init__(self, padding_mode: str = "zeros") -> None:
+        super().__init__()
+        self.first = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1, padding_mode=padding_mode), nn.GroupNorm(2, 8), nn.SiLU()
+        )
+        self.down = nn.Sequential(
+            nn.Conv2d(8, 8, 4, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        )
+        self.pool = nn.MaxPool2d(2)
+        self.middle = nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding="same", dilation=2, groups=2),
+            nn.InstanceNorm2d(8, affine=True),
+            nn.LeakyReLU(),
+        )
+        self.up = nn.Upsample(scale_factor=2, mode="bilinear")
+        self.transposed = nn.ConvTranspose2d(16, 8, 4, stride=2, padding=1)
+        self.attention = nn.Conv2d(8, 8, 1)
+        self.last = nn.Conv2d(16, 1, 5, padding=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.first(x)
+        half = self.down(first)
+        half = half * torch.softmax(self.attention(half), dim=1)
+        quarter = self.middle(F.avg_pool2d(half, 2) + self.pool(half))
+        back = self.transposed(torch.cat([half, self.up(quarter)], 1))
+        smooth = F.interpolate(F.max_pool2d(first, 2), scale_factor=2, mode="nearest")
+        residual: torch.Tensor = self.last(torch.cat([F.relu(back), first - 0.5 * smooth], dim=1))
+        return x - residual
+
+
+def compared(group: TorchGroup, rows: int, padding_mode: str, training: bool) -> dict[str, float]:
+    """Largest relative differences from the whole image: of the output, and of the gradients of image and weights."""
+    torch.manual_seed(2)
+    whole, cut = UNet(padding_mode).double().train(training), UNet(padding_mode).double().train(training)
+    cut.load_state_dict(whole.state_dict())
+    x = torch.randn(2, 1, rows, 24, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(2, 1, rows, 24, dtype=torch.float64)
+    sizes = torch_group.aligned_sizes(rows, group.world_size, 4)
+    part = x.detach().split(sizes, -2)[group.rank].clone().requires_grad_()
+    collectives.mark_shared(cut, group)
+    expected, actual = whole(x), torch_group.spatial(cut, group)(part)
+    expected.backward(v)
+    actual.backward(v.split(sizes, -2)[group.rank])
+    assert x.grad is not None
+    assert part.grad is not None
+
+    def gap(a: torch.Tensor, b: torch.Tensor) -> float:
+        return float((a - b).abs().max() / b.abs().max().clamp_min(1e-2))
+
+    pairs: dict[str, Any] = {
+        name: (p.grad, q.grad)
+        for (name, p), q in zip(cut.named_parameters(), whole.parameters(), strict=True)
+    }
+    return {
+        "output": gap(actual, expected.split(sizes, -2)[group.rank]),
+        "image": gap(part.grad, x.grad.split(sizes, -2)[group.rank]),
+        **{name: gap(a, b) for name, (a, b) in pairs.items()},
+        **{
+            name: gap(a, b)
+            for (name, a), b in zip(cut.named_buffers(), whole.buffers(), strict=True)
+            if a.is_floating_point()
+        },
+    }
+
+
+REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "flip": lambda x: torch.flip(x, (-2,)),
+    "mean": lambda x: x.mean((-2, -1)),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 1),
+    "softmax": lambda x: torch.softmax(x, -2),
+    "interpolate": lambda x: F.interpolate(x, size=(8, 8)),
+    "max_pool2d": lambda x: F.max_pool2d(x, 3, 1, 1),
+    "matmul": lambda x: torch.matmul(x.new_ones(x.shape[-2], x.shape[-2]), x),
+    "transpose": lambda x: x.transpose(-1, -2),
+    "roll": lambda x: torch.roll(x, 1, -2),
+    "cumsum": lambda x: x.cumsum(-2),
+    "getitem": lambda x: x[..., 1:, :],
+}
+
+
+def refusals(group: TorchGroup) -> dict[str, str]:
+    """Errors of functions that mix rows."""
+    found = {}
+    for name, function in REFUSED.items():
+        try:
+            torch_group.spatial(function, group)(torch.ones(1, 1, 4, 4))
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
