@@ -55,6 +55,30 @@ def test_holes_and_saturated_pixels_do_not_count() -> None:
     assert found.gain == pytest.approx(1, rel=0.15)
 
 
+@pytest.mark.parametrize("peak", [5, 20, 100])
+@pytest.mark.parametrize("kind", ["1 %", "10 %", "columns", "hot", "dead"])
+def test_scattered_holes_do_not_change_the_estimate(kind: str, peak: float) -> None:
+    rng = np.random.default_rng(1)
+    whole = retina()[..., 1] / 236.0 * peak
+    pixels = rng.poisson(whole) + 500.0
+    before = estimate_photon_noise(Stored(pixels.copy()), (0, 1))
+    if kind == "columns":
+        pixels[:, 3::16] = np.nan
+    else:
+        share, value = {
+            "1 %": (0.01, np.nan),
+            "10 %": (0.1, np.nan),
+            "hot": (0.01, 65535.0),
+            "dead": (0.03, 0.0),
+        }[kind]
+        pixels[rng.random(pixels.shape) < share] = value
+    after = estimate_photon_noise(Stored(pixels), (0, 1), clearly=True)
+    assert before is not None
+    assert after is not None
+    assert after.gain == pytest.approx(before.gain, rel=0.05)
+    assert after.offset == pytest.approx(before.offset, abs=0.05 * peak)
+
+
 def test_planes_are_estimated_by_themselves_and_an_even_one_like_the_others() -> None:
     planes = np.stack([counted(50), 3 * counted(50), np.full((500, 500), 7.0)])
     found = estimate_photon_noise(Stored(planes), (1, 2), (0,))
