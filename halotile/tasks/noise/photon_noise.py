@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,8 +28,6 @@ CERTAIN, CLEAR, CLEAR_RATIO, CLEAR_RESIDUAL = 3.0, 10.0, 1.7, 0.06
 relative distance of variances from the line, at most, where it is clear."""
 DARKEST = 0.005
 """Quantile of the means of blocks that the offset cannot exceed; classes lie between it and that from above."""
-PLANES = 4
-"""Planes whose noise is looked at for a remark."""
 
 
 @dataclass(frozen=True)
@@ -123,14 +120,6 @@ def estimate_photon_noise(
     known = [found[place] or usual for place in np.ndindex(lengths)]
     gain, variance = (np.array([fit[i] for fit in known]).reshape(lengths) for i in range(2))
     return PhotonNoise.of(gain, variance)
-
-
-def shows_photon_noise(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> bool:
-    """Return whether noise clearly grows with brightness in one of the first planes."""
-    planes = itertools.islice(sampled_planes(source, spatial, looped), PLANES)
-    return any(
-        fit is not None and fit.is_clear for fit in (fit_photon_noise(squares) for _, squares in planes)
-    )
 
 
 def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
