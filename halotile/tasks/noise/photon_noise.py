@@ -26,6 +26,9 @@ SATURATED_AT_MOST, EMPTY_AT_MOST = 0.02, 0.5
 CERTAIN, CLEAR, CLEAR_RATIO, CLEAR_RESIDUAL = 3.0, 10.0, 1.7, 0.06
 """Gain in standard deviations from which there is one, and is clear; ratio of the variances of bright and dark, at least, and
 relative distance of variances from the line, at most, where it is clear."""
+EVEN_RATIO, CLEAR_RATIO_EVEN = 1.2, 4.0
+"""Ratio of the variances of middling and dark up to which most of a plane is as noisy as the dark, so that one level suits it; and that of
+bright and dark, at least, where it is clear all the same."""
 DARKEST = 0.005
 """Quantile of the means of blocks that the offset cannot exceed; classes lie between it and that from above."""
 
@@ -155,19 +158,22 @@ def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
     # The spread of an estimated variance is in proportion to it.
     sizes = np.array([len(c) for c in classes])
     errors = SPREAD * np.maximum(y, 1e-3 * y.max()) / np.sqrt(sizes)
-    (gain, variance), covariance = np.polyfit(x, y, 1, w=1 / errors, cov="unscaled")
+    middle = np.median(x)  # near which a large offset costs no digits
+    (gain, variance), covariance = np.polyfit(x - middle, y, 1, w=1 / errors, cov="unscaled")
+    variance -= gain * middle
     certainty = gain / math.sqrt(covariance[0, 0])
     offset = np.quantile(all_means, DARKEST)
     if gain * offset + variance < 0:  # nothing is darker than without any photon
         lever = np.square(1 / errors) * (x - offset)
         gain = (lever * y).sum() / (lever * (x - offset)).sum()
         variance = -gain * offset
-    dark, bright = (gain * mean + variance for mean in np.quantile(means, [0.02, 0.98]))
+    dark, usual, bright = (gain * mean + variance for mean in np.quantile(means, [0.02, 0.5, 0.98]))
     if certainty < CERTAIN or bright <= 0:
         return None
     line = np.maximum(gain * x + variance, 1e-3 * bright)
     residual = math.sqrt(np.average(np.square((y - line) / line), weights=sizes))
-    is_clear = certainty > CLEAR and bright > CLEAR_RATIO * dark and residual < CLEAR_RESIDUAL
+    least = CLEAR_RATIO if usual > EVEN_RATIO * dark else CLEAR_RATIO_EVEN
+    is_clear = certainty > CLEAR and bright > least * dark and residual < CLEAR_RESIDUAL
     return Fit(float(gain), float(variance), bool(is_clear))
 
 

@@ -147,7 +147,7 @@ def remark_on_noise(
     where = f" in plane {'; '.join(growing)}" if any(growing) else ""
     return (
         f"the noise grows with brightness{where}, as that of counted photons does, and one level is taken for all of a plane. If photons "
-        f"are counted, write noise: {{model: {MODEL}}}; `recon-cli try` compares the two",
+        f"are counted, write noise: {{model: {MODEL}}}, or compare the two with `recon-cli try`, plane by plane",
     )
 
 
