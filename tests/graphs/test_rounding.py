@@ -11,8 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from skimage.data import camera, retina
 
+from halotile.graphs.jobs.denoise.image.rounding import Written, choose_type
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.make import make_plan
+from halotile.storage.arrays import open_source
+from halotile.tasks.denoisers.tv import TotalVariation
+from halotile.tasks.roles import Roles
 from tests.support import job_of, run_inline, write_zarr
 
 Image = NDArray[Any]
