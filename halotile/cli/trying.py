@@ -267,7 +267,16 @@ def draw(file: Path, comparison: Comparison) -> None:
 
 
 def _suggestion(comparison: Comparison) -> str:
-    return written(comparison.best.setting) or "the job as it is"
+    """Return the best setting, and the plane that it is best for."""
+    plane = _plane_text(comparison)
+    where = f" (for plane {plane}; others may need another: --plane)" if plane else ""
+    return (written(comparison.best.setting) or "the job as it is") + where
+
+
+def _plane_text(comparison: Comparison) -> str:
+    """Return the indices of the crop along axes other than rows and columns."""
+    spans = comparison.place.items()
+    return ", ".join(f"{a}={first}" for a, (first, last) in spans if a not in "yx" and last - first == 1)
 
 
 def _lines(tried: TriedSetting, comparison: Comparison) -> list[str]:
@@ -281,9 +290,8 @@ def _lines(tried: TriedSetting, comparison: Comparison) -> list[str]:
 
 def _place_text(comparison: Comparison) -> str:
     spans = comparison.place
-    others = [f"{a}={first}" for a, (first, last) in spans.items() if a not in "yx" and last - first == 1]
     rows, columns = spans["y"], spans["x"]
-    plane = f"; plane {', '.join(others)}" if others else ""
+    plane = f"; plane {text}" if (text := _plane_text(comparison)) else ""
     return f"{rows[0]}:{rows[1]},{columns[0]}:{columns[1]} (rows, columns){plane}"
 
 

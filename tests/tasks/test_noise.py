@@ -144,3 +144,9 @@ def test_saturated_pixels_do_not_count(ends: tuple[float, float]) -> None:
 def test_an_image_of_two_values_has_the_level_of_all_its_pixels() -> None:
     pixels = np.random.default_rng(0).integers(0, 2, (200, 200))
     assert level_of(Stored(pixels)) > 0
+
+
+def test_saturated_pixels_do_not_count_beside_holes_either() -> None:
+    pixels = np.clip(0.5 + 0.5 * noisy((600, 600), 0.2), 0.3, 9.0)
+    pixels[np.random.default_rng(0).random((600, 300)).repeat(2, 1) < 0.55] = np.nan
+    assert level_of(Stored(pixels)) == pytest.approx(0.1, rel=0.15)

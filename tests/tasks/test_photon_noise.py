@@ -10,7 +10,8 @@ from skimage.data import retina
 
 from halotile.tasks.denoisers.common.anscombe import SHARES, exact_inverse
 from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS
-from halotile.tasks.noise.photon_noise import estimate_photon_noise, fit_photon_noise, shows_photon_noise
+from halotile.tasks.noise.photon_noise import estimate_photon_noise, fit_photon_noise
+from halotile.tasks.noise.survey import survey_planes
 from tests.tasks.denoising import Stored
 
 Image = NDArray[np.float64]
@@ -55,6 +56,30 @@ def test_holes_and_saturated_pixels_do_not_count() -> None:
     assert found.gain == pytest.approx(1, rel=0.15)
 
 
+@pytest.mark.parametrize("peak", [5, 20, 100])
+@pytest.mark.parametrize("kind", ["1 %", "10 %", "columns", "hot", "dead"])
+def test_scattered_holes_do_not_change_the_estimate(kind: str, peak: float) -> None:
+    rng = np.random.default_rng(1)
+    whole = retina()[..., 1] / 236.0 * peak
+    pixels = rng.poisson(whole) + 500.0
+    before = estimate_photon_noise(Stored(pixels.copy()), (0, 1))
+    if kind == "columns":
+        pixels[:, 3::16] = np.nan
+    else:
+        share, value = {
+            "1 %": (0.01, np.nan),
+            "10 %": (0.1, np.nan),
+            "hot": (0.01, 65535.0),
+            "dead": (0.03, 0.0),
+        }[kind]
+        pixels[rng.random(pixels.shape) < share] = value
+    after = estimate_photon_noise(Stored(pixels), (0, 1), clearly=True)
+    assert before is not None
+    assert after is not None
+    assert after.gain == pytest.approx(before.gain, rel=0.05)
+    assert after.offset == pytest.approx(before.offset, abs=0.05 * peak)
+
+
 def test_planes_are_estimated_by_themselves_and_an_even_one_like_the_others() -> None:
     planes = np.stack([counted(50), 3 * counted(50), np.full((500, 500), 7.0)])
     found = estimate_photon_noise(Stored(planes), (1, 2), (0,))
@@ -63,14 +88,14 @@ def test_planes_are_estimated_by_themselves_and_an_even_one_like_the_others() ->
     assert [part.gain for part in alone if part] == list(found.gain[:2])
     assert found.gain[2] == np.median(found.gain[:2])
     assert estimate_photon_noise(Stored(planes), (1, 2), (0,), clearly=True) is None
-    assert shows_photon_noise(Stored(planes), (1, 2), (0,))
+    assert [plane.grows for plane in survey_planes(Stored(planes), (1, 2), (0,))] == [True, True, False]
 
 
 @pytest.mark.parametrize("sigma", [0.005, 0.02, 0.1, 0.2])
 def test_noise_of_one_level_is_not_taken_for_that_of_photons(sigma: float) -> None:
     pixels = clean() + sigma * np.random.default_rng(0).standard_normal(clean().shape)
-    assert not shows_photon_noise(Stored(pixels), (0, 1))
-    assert not shows_photon_noise(Stored(np.rint(255 * pixels)), (0, 1))
+    for stored in (pixels, np.rint(255 * pixels)):
+        assert not survey_planes(Stored(stored), (0, 1))[0].grows
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,17 @@ def values_text(values: NDArray[np.float64]) -> str:
     return f"{values.min():.4g} to {values.max():.4g}"
 
 
+def place_text(roles: Roles, place: tuple[int, ...]) -> str:
+    """Return the name of a plane at these indices of the looped axes; empty where there are none.
+
+    Examples
+    --------
+    >>> place_text(Roles(("t", "c", "y", "x"), (2, 3), None), (0, 2))
+    't=0, c=2'
+    """
+    return ", ".join(f"{roles.axes[axis]}={index}" for axis, index in zip(roles.looped, place, strict=True))
+
+
 def planes_text(values: NDArray[np.float64], roles: Roles) -> str:
     """Return which planes were estimated, to follow :func:`values_text`."""
     if values.size == 1:

@@ -64,6 +64,10 @@ class Denoiser(Protocol):
     takes_valid: ClassVar[bool] = False
     """True if the model leaves out the holes of an image by itself: it takes ``valid``, 1 where a pixel was measured and 0 elsewhere,
     of the shape of the batch, in which holes are 0. Others get an image whose holes are filled."""
+    keeps_mean: ClassVar[bool] = False
+    """True if the mean of the result is that of the image, also where the noise level differs from pixel to pixel."""
+    keeps_values: ClassVar[bool] = False
+    """True if every value of the result is one of the image, so that integers need no rounding."""
     tried_apart: ClassVar[bool] = False
     """Checked and tried in a separate process: a user's own code may take any amount of memory."""
 

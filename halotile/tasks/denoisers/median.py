@@ -40,6 +40,7 @@ class Median(Pixelwise):
     boundary: ClassVar[str] = "reflect"
     convolutional: ClassVar[bool] = False
     takes_valid: ClassVar[bool] = True
+    keeps_values: ClassVar[bool] = True
 
     size: int
     """Edge of the window, in pixels: an odd number."""

@@ -28,6 +28,7 @@ class NoDenoising(Pixelwise):
     boundary: ClassVar[str] = "reflect"
     convolutional: ClassVar[bool] = False
     takes_valid: ClassVar[bool] = True
+    keeps_values: ClassVar[bool] = True
 
     def receptive_field(self) -> int:
         """Zero pixels."""

@@ -40,6 +40,7 @@ class TotalVariation(LeveledFilter):
     dims: ClassVar[tuple[int, ...]] = (3, 2)
     boundary: ClassVar[str] = "cut"
     convolutional: ClassVar[bool] = False
+    keeps_mean: ClassVar[bool] = True
 
     strength: float
     """Weight of the total variation: in noise levels if sigma is given, else in the units of the image (the range of

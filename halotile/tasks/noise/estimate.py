@@ -145,8 +145,12 @@ def _without_saturated(squares: list[NDArray[np.float64]]) -> list[NDArray[np.fl
     )
     if not ends:
         return squares
-    kept = [np.where(np.isin(square, list(ends)), math.nan, square) for square in squares]
-    return [square for square in kept if np.isfinite(square).mean() > 0.5]
+    measured = [(square, np.isfinite(square), np.isin(square, list(ends))) for square in squares]
+    return [
+        np.where(saturated, math.nan, square)
+        for square, finite, saturated in measured
+        if 2 * saturated.sum() < finite.sum()
+    ]
 
 
 def sample_regions(

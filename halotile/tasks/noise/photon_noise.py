@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,25 +11,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.rim import Readable
-from halotile.tasks.noise.estimate import SATURATED, Values, sampled_planes
+from halotile.tasks.noise.estimate import NORMAL_MAD, SATURATED, Values, sampled_planes
 
 BLOCK = 16
 """Edge of the blocks whose mean and variance are compared, in pixels."""
 CLASSES, LEAST_BLOCKS = 16, 24
 """Classes of like brightness, and blocks in each at least."""
-QUARTILE = 0.875781
-"""Lower quartile of the estimated variance of a block of white noise, relative to the true one (chi square, 64 degrees of freedom)."""
-SPREAD = 0.24
-"""Standard deviation of that quartile for one block, relative to the true variance."""
+LEAST_MEASURED = 0.2
+"""Share of the details of a block that has to be known: those with a hole in their 2 x 2 pixels are not."""
+SPREAD = 0.19
+"""Standard deviation of the lower quartile of such variances for one block, relative to it."""
 SATURATED_AT_MOST, EMPTY_AT_MOST = 0.02, 0.5
 """Share of the pixels of a block that may have the largest value of a plane, and the least, where many pixels have these."""
 CERTAIN, CLEAR, CLEAR_RATIO, CLEAR_RESIDUAL = 3.0, 10.0, 1.7, 0.06
 """Gain in standard deviations from which there is one, and is clear; ratio of the variances of bright and dark, at least, and
 relative distance of variances from the line, at most, where it is clear."""
+EVEN_RATIO, CLEAR_RATIO_EVEN = 1.2, 4.0
+"""Ratio of the variances of middling and dark up to which most of a plane is as noisy as the dark, so that one level suits it; and that of
+bright and dark, at least, where it is clear all the same."""
 DARKEST = 0.005
 """Quantile of the means of blocks that the offset cannot exceed; classes lie between it and that from above."""
-PLANES = 4
-"""Planes whose noise is looked at for a remark."""
 
 
 @dataclass(frozen=True)
@@ -125,20 +125,12 @@ def estimate_photon_noise(
     return PhotonNoise.of(gain, variance)
 
 
-def shows_photon_noise(source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()) -> bool:
-    """Return whether noise clearly grows with brightness in one of the first planes."""
-    planes = itertools.islice(sampled_planes(source, spatial, looped), PLANES)
-    return any(
-        fit is not None and fit.is_clear for fit in (fit_photon_noise(squares) for _, squares in planes)
-    )
-
-
 def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
     """Fit a line to the variance of noise over brightness; None where it does not rise.
 
-    The variance of a block is that of its Haar diagonal details. The lower quartile in a class of blocks of like
+    The variance of a block is that of its Haar diagonal details, at each of its pixels. The lower quartile in a class of blocks of like
     brightness stands for the class, so that structure in most of its blocks does not count for noise. Saturated, empty and
-    constant blocks are left out, and those with pixels that are not finite.
+    constant blocks are left out; pixels that are not finite do not count.
 
     Parameters
     ----------
@@ -162,23 +154,26 @@ def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
     if len(classes) < 2:
         return None
     x = np.array([np.median(means[c]) for c in classes])
-    y = np.array([np.quantile(variances[c], 0.25) for c in classes]) / QUARTILE
+    y = np.array([np.quantile(variances[c], 0.25) for c in classes])
     # The spread of an estimated variance is in proportion to it.
     sizes = np.array([len(c) for c in classes])
     errors = SPREAD * np.maximum(y, 1e-3 * y.max()) / np.sqrt(sizes)
-    (gain, variance), covariance = np.polyfit(x, y, 1, w=1 / errors, cov="unscaled")
+    middle = np.median(x)  # near which a large offset costs no digits
+    (gain, variance), covariance = np.polyfit(x - middle, y, 1, w=1 / errors, cov="unscaled")
+    variance -= gain * middle
     certainty = gain / math.sqrt(covariance[0, 0])
     offset = np.quantile(all_means, DARKEST)
     if gain * offset + variance < 0:  # nothing is darker than without any photon
         lever = np.square(1 / errors) * (x - offset)
         gain = (lever * y).sum() / (lever * (x - offset)).sum()
         variance = -gain * offset
-    dark, bright = (gain * mean + variance for mean in np.quantile(means, [0.02, 0.98]))
+    dark, usual, bright = (gain * mean + variance for mean in np.quantile(means, [0.02, 0.5, 0.98]))
     if certainty < CERTAIN or bright <= 0:
         return None
     line = np.maximum(gain * x + variance, 1e-3 * bright)
     residual = math.sqrt(np.average(np.square((y - line) / line), weights=sizes))
-    is_clear = certainty > CLEAR and bright > CLEAR_RATIO * dark and residual < CLEAR_RESIDUAL
+    least = CLEAR_RATIO if usual > EVEN_RATIO * dark else CLEAR_RATIO_EVEN
+    is_clear = certainty > CLEAR and bright > least * dark and residual < CLEAR_RESIDUAL
     return Fit(float(gain), float(variance), bool(is_clear))
 
 
@@ -193,8 +188,9 @@ def _classes(means: Values) -> list[NDArray[np.intp]]:
 
 
 def _moments(squares: Sequence[Values]) -> list[tuple[Values, Values, Values]]:
-    """Mean and variance of the blocks of each square that can be compared, and the means of all blocks."""
-    values = np.concatenate([square[np.isfinite(square)] for square in squares])
+    """Mean of the blocks of each square that can be compared, their variance by its lower quartile, and the means of all blocks."""
+    squares = _without_marks(squares)
+    values = _measured(squares)
     ends = [
         (end, share)
         for end, share in (
@@ -206,19 +202,47 @@ def _moments(squares: Sequence[Values]) -> list[tuple[Values, Values, Values]]:
     moments = []
     for square in squares:
         rows, columns = (n // BLOCK for n in square.shape)
-        pixels = square[: rows * BLOCK, : columns * BLOCK]
-        details = (pixels[::2, ::2] - pixels[1::2, ::2] - pixels[::2, 1::2] + pixels[1::2, 1::2]) / 2
-        means, variances = _block_means(pixels, BLOCK), _block_means(np.square(details), BLOCK // 2)
-        measured = means[np.isfinite(means)]
-        known = np.isfinite(means) & np.isfinite(variances) & (variances > 0)
+        blocks = square[: rows * BLOCK, : columns * BLOCK].reshape(rows, BLOCK, columns, BLOCK)
+        left, right = blocks[:, :, :, :-1], blocks[:, :, :, 1:]
+        details = ((left - right)[:, :-1] - (left - right)[:, 1:]) / 2
+        means, filled = _measured_means(blocks)
+        variances, measured = _measured_means(np.square(details))
+        known = (measured >= LEAST_MEASURED) & (variances > 0)
         for end, share in ends:
-            known &= _block_means(pixels == end, BLOCK) <= share
-        moments.append((means[known], variances[known], measured))
+            known &= (blocks == end).mean((1, 3)) <= share * filled
+        quartiles = _quartile(measured[known])
+        moments.append((means[known], variances[known] / quartiles, means[filled >= LEAST_MEASURED]))
     return moments
 
 
-def _block_means(pixels: NDArray[Any], edge: int) -> Values:
-    """Mean of every block of an image of whole blocks."""
-    rows, columns = (n // edge for n in pixels.shape)
-    means: Values = pixels.reshape(rows, edge, columns, edge).mean((1, 3))
-    return means
+def _without_marks(squares: Sequence[Values]) -> Sequence[Values]:
+    """The squares with NaN for a least or largest value that lies farther from all others than these from each other: no light has it."""
+    values = np.unique(_measured(squares))
+    if len(values) < 4:
+        return squares
+    gaps, width = np.diff(values), values[-2] - values[1]
+    marks = [end for end, gap in ((values[0], gaps[0]), (values[-1], gaps[-1])) if gap > width]
+    return [np.where(np.isin(square, marks), np.nan, square) for square in squares] if marks else squares
+
+
+def _measured(squares: Sequence[Values]) -> Values:
+    return np.concatenate([square[np.isfinite(square)] for square in squares])
+
+
+def _quartile(measured: Values) -> Values:
+    """Lower quartile of the variance of a block of white noise of which a share of the details is known, relative to the true variance.
+
+    It is that of chi square, by Wilson and Hilferty. Details that overlap are worth fewer: ``1 + 1.25`` for each where all are known, the
+    sum of their squared correlations.
+    """
+    freedom = (BLOCK - 1) ** 2 * measured / (1 + 1.25 * measured)
+    spread = 2 / (9 * freedom)
+    quartile: Values = (1 - spread - NORMAL_MAD * np.sqrt(spread)) ** 3
+    return quartile
+
+
+def _measured_means(blocks: Values) -> tuple[Values, Values]:
+    """Mean of the finite pixels of each block, of shape (rows, edge, columns, edge), 0 without any; and their share."""
+    shares = np.isfinite(blocks).mean((1, 3))
+    means: Values = np.nan_to_num(blocks).mean((1, 3)) / np.where(shares, shares, 1)
+    return means, shares

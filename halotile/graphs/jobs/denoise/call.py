@@ -53,7 +53,8 @@ def denoise(
         Zarr, OME-Zarr, TIFF, ``.npy`` or HDF5, two or more axes. ``~`` is your home folder, here and in every
         other path.
     output : path
-        Zarr to write: shape of the source (times the denoiser's scale), and its dtype (float32 for bool).
+        Zarr to write: shape of the source (times the denoiser's scale), and its dtype (float32 for bool,
+        and for integers where rounding would cost more than a denoiser leaves).
     denoiser : str or callable
         Name of a denoiser, with ``options``; or a function from ndarray to ndarray of the same shape, which
         then needs ``depth``: its receptive field in pixels.

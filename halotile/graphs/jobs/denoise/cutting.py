@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
-
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Size, parse_bytes
 from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
@@ -54,14 +52,12 @@ def layout_of(
     roles: Roles,
     previous: Mapping[str, Any] | None = None,
     *,
+    dtype: str,
     nodata: float | None = None,
     channels: Channels = (),
 ) -> Layout:
     """Return the layout of the output, with what is kept from the input and from a resumed run."""
     chunk = choose_chunk(geometry, job.output)
-    # A mask is smoothed to values between 0 and 1.
-    own = "float32" if source.dtype == np.bool_ else str(source.dtype)
-    dtype = own if job.output.dtype == "auto" else job.output.dtype
     added = len(roles.axes) - len(source.axes)
     factor = roles.per_axis(geometry.scale, 1)
     scale = (1.0,) * added + tuple(source.scale)

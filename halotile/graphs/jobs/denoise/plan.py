@@ -22,12 +22,8 @@ from halotile.graphs.jobs.denoise.image.opening import (
     open_sides,
     value_range,
 )
-from halotile.graphs.jobs.denoise.image.photons import (
-    Photons,
-    choose_photon_noise,
-    decided_noise,
-    remark_on_noise,
-)
+from halotile.graphs.jobs.denoise.image.photons import Photons, choose_photon_noise, decided_noise
+from halotile.graphs.jobs.denoise.image.rounding import Written, choose_type
 from halotile.graphs.jobs.denoise.image.tiled_axes import Tiled, assign_axes
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
@@ -97,8 +93,8 @@ class _Opened:
     """Noise level of each plane, where they are estimated."""
     photons: Photons | None
     """Photon noise of each plane; None where noise does not depend on brightness."""
-    remarks: tuple[str, ...]
-    """Notes on the noise of the image."""
+    written: Written
+    """Type of the result, with notes on it and on the noise."""
 
     @property
     def source(self) -> Readable:
@@ -137,9 +133,10 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     leveled, levels = tiled.denoiser, None
     if photons is None:
         leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous)
-    remarks = remark_on_noise(job, denoiser, view, roles, levels) if previous is None else ()
+    nodata = holed.holes.value if holed.holes else None
+    written = choose_type(job, denoiser, view, roles, levels=levels, nodata=nodata, previous=previous)
     return _Opened(
-        begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, remarks
+        begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, written
     )
 
 
@@ -248,6 +245,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
         geometry,
         roles,
         previous,
+        dtype=opened.written.dtype,
         nodata=holes.value if holes else None,
         channels=display_channels(opened.original, opened.holed.view(opened.original), previous),
     )
@@ -360,8 +358,8 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
             values=opened.values,
             of_trial=settled.note,
         ),
-        *opened.remarks,
-        *(opened.photons.notes(opened.roles, task.writer.layout.dtype) if opened.photons else ()),
+        *opened.written.notes,
+        *([opened.photons.note(opened.roles)] if opened.photons else []),
         *opened.computing.ignored,
         *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
         *note_of_files(task.writer.layout, sized.job.output, opened.roles),

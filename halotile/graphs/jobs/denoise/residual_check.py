@@ -8,6 +8,7 @@ import numpy as np
 
 from halotile.graphs.jobs.denoise.words import residual_row, residual_warning
 from halotile.graphs.kinds.base import Inspection
+from halotile.graphs.plans.notes import place_text
 from halotile.storage.arrays import open_array
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Region
@@ -17,7 +18,6 @@ from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.noise.estimate import Values, as_square, plane_level, plane_regions
 from halotile.tasks.noise.known import has_photons, measured_at, noise_at
 from halotile.tasks.noise.residual import Residual, local_mean
-from halotile.tasks.roles import Roles
 
 PLANES, PLACES = 4, 16
 """Planes that are looked at, at most, and squares of all of them together."""
@@ -38,7 +38,7 @@ def inspect_residual(task: DenoiseTask, output: OutputPath) -> Inspection:
             found[place] = residual
     if not found:
         return Inspection()
-    names = [_name(task.roles, place) for place in found]
+    names = [place_text(task.roles, place) for place in found]
     figures = [
         {"plane": name, "ratio": r.ratio, "correlation": r.correlation, "holds_structure": r.is_structured}
         for name, r in zip(names, found.values(), strict=True)
@@ -83,8 +83,3 @@ def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values
     shaped = (brightness if square[0] < square[1] else brightness.T).reshape(region.shape)
     noise = as_square(noise_at(task, region, shaped, level), square)
     return (noisy - denoised) / np.where(noise > 0, noise, np.nan)
-
-
-def _name(roles: Roles, place: tuple[int, ...]) -> str:
-    """Return the name of a plane, such as ``c=1``; empty where there is only one."""
-    return ", ".join(f"{roles.axes[axis]}={index}" for axis, index in zip(roles.looped, place, strict=True))

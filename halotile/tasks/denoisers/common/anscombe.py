@@ -14,11 +14,16 @@ from halotile.tasks.denoisers.base import Model, number_like
 SHARES = (1.0, 0.6, 0.4)
 """Share of the image in the mixture with the last estimate that each round denoises."""
 
+LEAST = 0.375
+"""Variance of the noise at the least, in squares of the gain, where it is taken from an estimate."""
+
 
 class PhotonRounds(torch.nn.Module):  # type: ignore[misc]  # torch has no types
     """``x_k = T⁻¹ D(T(a_k z + (1 - a_k) x_(k-1)))``, T the generalised Anscombe transform and T⁻¹ its exact unbiased inverse.
 
     A mixture of the image with an estimate is again like counts, of less noise: divided by ``a²``, its variance is its mean.
+    A denoiser that keeps the mean needs T in the first round alone. In the others it takes the mixture itself, with a map of
+    its noise from the last estimate: what is averaged across an edge after T comes out too dark.
 
     Parameters
     ----------
@@ -28,6 +33,8 @@ class PhotonRounds(torch.nn.Module):  # type: ignore[misc]  # torch has no types
         The noise of a pixel ``z`` has the variance ``gain * z + variance``, unless there are side inputs of these names.
     white : float
         The value of the image that the denoiser sees as 1.
+    keeps_mean : bool
+        The denoiser keeps the mean.
 
     References
     ----------
@@ -36,9 +43,11 @@ class PhotonRounds(torch.nn.Module):  # type: ignore[misc]  # torch has no types
     combination in iterative Poisson denoising, IEEE Signal Process. Lett. 23 (2016) 1086-1090.
     """
 
-    def __init__(self, model: Model, gain: float, variance: float, white: float) -> None:
+    def __init__(
+        self, model: Model, gain: float, variance: float, white: float, *, keeps_mean: bool = False
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.keeps_mean = model, keeps_mean
         self.gain, self.variance, self.white = gain, variance, white
 
     def forward(
@@ -54,8 +63,23 @@ class PhotonRounds(torch.nn.Module):  # type: ignore[misc]  # torch has no types
         estimate = batch
         for share in SHARES:
             mixture = batch if share == 1 else (batch * share).add_(estimate * (1 - share))
-            estimate = self._denoised(mixture, gain * share**2, variance * share**2, valid)
+            if self.keeps_mean and share < 1:
+                noise = (gain * estimate).add_(variance).maximum(gain * gain * LEAST).sqrt_().mul_(share)
+                estimate = self._denoised_by_map(mixture, noise, valid)
+            else:
+                estimate = self._denoised(mixture, gain * share**2, variance * share**2, valid)
         return estimate
+
+    def _denoised_by_map(
+        self, image: torch.Tensor, noise: torch.Tensor, valid: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Denoise an image whose noise is known at each pixel."""
+        sides = {"sigma": noise[:, :1].div(self.white)}
+        image = image.div(self.white)
+        if valid is not None:
+            sides["valid"] = valid
+            image.mul_(valid)
+        return self.model(image, **sides).to(image.dtype).mul_(self.white)
 
     def _denoised(
         self, image: torch.Tensor, gain: torch.Tensor, variance: torch.Tensor, valid: torch.Tensor | None

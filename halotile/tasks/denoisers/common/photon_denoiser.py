@@ -72,5 +72,7 @@ class _PhotonDenoiser:
     def _in_rounds(self, model: Model) -> Model:
         from halotile.tasks.denoisers.common.anscombe import PhotonRounds
 
-        rounds: Model = PhotonRounds(model, self.gain, self.variance, self.white)
+        rounds: Model = PhotonRounds(
+            model, self.gain, self.variance, self.white, keeps_mean=self.inner.keeps_mean
+        )
         return rounds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from halotile.graphs.jobs.denoise.image.opening import Levels, plane_values
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.jobs.denoise.rules import noise_of_camera, noise_of_denoiser
 from halotile.graphs.kinds.sections import Tile
-from halotile.graphs.plans.notes import planes_text, values_text
+from halotile.graphs.plans.notes import place_text, planes_text, values_text
 from halotile.graphs.plans.trials.receptive_field import Reach, resolve_reach
 from halotile.graphs.rules.combinations import apply_rules
 from halotile.graphs.words import dotted
@@ -21,7 +21,8 @@ from halotile.storage.rim import Readable
 from halotile.storage.views import PlaneValues
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS, for_photon_noise
-from halotile.tasks.noise.photon_noise import PhotonNoise, estimate_photon_noise, shows_photon_noise
+from halotile.tasks.noise.photon_noise import PhotonNoise, estimate_photon_noise
+from halotile.tasks.noise.survey import PlaneSurvey
 from halotile.tasks.roles import Roles
 
 MODEL: Literal["poisson-gaussian"] = "poisson-gaussian"
@@ -64,21 +65,19 @@ class Photons:
         kept = replace(reach, depth=wide.depth, origin=origin, notes=(*reach.notes, *wide.notes))
         return around, kept
 
-    def notes(self, roles: Roles, dtype: str) -> tuple[str, ...]:
-        """Return the noise, and what becomes of counts in an output of this type.
+    def note(self, roles: Roles) -> str:
+        """Return the noise as a sentence.
 
         Examples
         --------
         >>> noise = PhotonNoise.of(np.array(2.0), np.array(-191.0))
-        >>> Photons(noise, 255.0, is_given=False).notes(Roles(("y", "x"), (0, 1), None), "float32")
-        ('photon noise of gain 2, offset 95.5 and read noise 0, estimated from the whole image: denoised in 3 rounds',)
+        >>> Photons(noise, 255.0, is_given=False).note(Roles(("y", "x"), (0, 1), None))
+        'photon noise of gain 2, offset 95.5 and read noise 0, estimated from the whole image: denoised in 3 rounds'
         """
         noise = self.noise
         gain, offset, read = map(values_text, (noise.gain, noise.offset, noise.read_sigma))
         origin = ", as given" if self.is_given else planes_text(noise.gain, roles)
-        sentence = f"photon noise of gain {gain}, offset {offset} and read noise {read}{origin}: denoised in {ROUNDS} rounds"
-        rounded = "the result is rounded to whole numbers: output.dtype: float32 keeps parts of a photon"
-        return (sentence, rounded) if np.dtype(dtype).kind in "iu" else (sentence,)
+        return f"photon noise of gain {gain}, offset {offset} and read noise {read}{origin}: denoised in {ROUNDS} rounds"
 
 
 def choose_photon_noise(
@@ -133,17 +132,22 @@ def _faults(job: Denoising, denoiser: Denoiser, noise: NoiseModel) -> Mapping[tu
 
 
 def remark_on_noise(
-    job: Denoising, denoiser: Denoiser, source: Readable, roles: Roles, levels: Levels | None
+    job: Denoising,
+    denoiser: Denoiser,
+    planes: Sequence[PlaneSurvey],
+    roles: Roles,
+    levels: Levels | None,
 ) -> tuple[str, ...]:
     """Return a remark on noise that clearly grows with brightness, where one level is estimated for each plane."""
     is_open = levels is not None and job.noise.model == "gaussian"
     if not is_open or _faults(job, denoiser, NoiseModel(model=MODEL)):
         return ()
-    if not shows_photon_noise(source, roles.spatial, roles.looped):
+    if not (growing := [place_text(roles, plane.place) for plane in planes if plane.grows]):
         return ()
+    where = f" in plane {'; '.join(growing)}" if any(growing) else ""
     return (
-        "the noise grows with brightness, as that of counted photons does, and one level is taken for all of a plane. If photons "
-        f"are counted, write noise: {{model: {MODEL}}}",
+        f"the noise grows with brightness{where}, as that of counted photons does, and one level is taken for all of a plane. If photons "
+        f"are counted, write noise: {{model: {MODEL}}}, or compare the two with `recon-cli try`, plane by plane",
     )
 
 

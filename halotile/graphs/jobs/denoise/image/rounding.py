@@ -1,0 +1,95 @@
+"""The type of the result, and notes on what the first planes of the image show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from halotile.graphs.jobs.denoise.image.opening import Levels
+from halotile.graphs.jobs.denoise.image.photons import remark_on_noise
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.storage.formats.base import number_of_type
+from halotile.storage.rim import Readable
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.noise.survey import PlaneSurvey, survey_planes
+from halotile.tasks.roles import Roles
+
+FEW_LEVELS = 128
+"""Whole numbers between the least and largest values of a plane below which rounding costs: see docs/design/018."""
+LITTLE_NOISE = 2.0
+"""Noise level below which it costs in a type of more than a byte, whose images need not fill their range."""
+EXACT = 2.0**24
+"""Whole numbers up to here are exact in float32."""
+
+
+class Written(NamedTuple):
+    """The type of the result, and notes."""
+
+    dtype: str
+    notes: tuple[str, ...] = ()
+
+
+def choose_type(
+    job: Denoising,
+    denoiser: Denoiser,
+    source: Readable,
+    roles: Roles,
+    *,
+    levels: Levels | None,
+    nodata: float | None,
+    previous: Mapping[str, Any] | None,
+) -> Written:
+    """Decide the type of the result: that of the image, unless rounding would cost more than a denoiser leaves.
+
+    A resumed run keeps the type that it began with.
+
+    Parameters
+    ----------
+    levels : ndarray or None
+        The estimated noise levels, one for each plane.
+    nodata : float or None
+        The value of a hole.
+    """
+    # A mask is smoothed to values between 0 and 1.
+    own = "float32" if source.dtype == np.bool_ else str(source.dtype)
+    wanted = own if job.output.dtype == "auto" else job.output.dtype
+    if previous is not None:
+        before = previous["identity"]["layout"]["dtype"]
+        return Written(before if job.output.dtype == "auto" and before == "float32" else wanted)
+    is_rounded = source.dtype.kind in "iu" and np.dtype(wanted).kind in "iu" and not denoiser.keeps_values
+    if not is_rounded and levels is None:
+        return Written(wanted)
+    planes = survey_planes(source, roles.spatial, roles.looped)
+    remarks = remark_on_noise(job, denoiser, planes, roles, levels)
+    coarse = [plane for plane in planes if is_rounded and _is_coarse(plane, source.dtype)]
+    if not coarse:
+        return Written(wanted, remarks)
+    is_held = nodata is None or number_of_type(nodata, np.dtype(np.float32)) is not None
+    if job.output.dtype == "auto" and is_held and all(abs(p.high) < EXACT > abs(p.low) for p in planes):
+        return Written(
+            "float32",
+            (
+                *remarks,
+                f"{_reason(coarse)}, so the result is float32. output.dtype: {own} rounds it all the same",
+            ),
+        )
+    return Written(wanted, (*remarks, f"{_reason(coarse)}: output.dtype: float32 keeps them"))
+
+
+def _is_coarse(plane: PlaneSurvey, dtype: np.dtype[Any]) -> bool:
+    """Return whether rounding costs in a plane; one without noise, such as of labels, is not denoised to anything between."""
+    is_wide = dtype.itemsize > 1
+    return plane.level > 0 and (
+        plane.high - plane.low < FEW_LEVELS or (is_wide and plane.level < LITTLE_NOISE)
+    )
+
+
+def _reason(coarse: Sequence[PlaneSurvey]) -> str:
+    """Return why rounding costs, of the plane with the fewest values."""
+    plane = min(coarse, key=lambda plane: plane.high - plane.low)
+    return (
+        f"the image has few values ({plane.low:.4g} to {plane.high:.4g}, with noise of {plane.level:.3g}), and rounding to whole numbers "
+        "may cost more than a denoiser leaves"
+    )

@@ -1,0 +1,72 @@
+"""The first planes of an image as samples show them: range of values, noise level, and its growth with brightness."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from halotile.errors import InputError
+from halotile.storage.rim import Readable
+from halotile.tasks.noise.estimate import Values, plane_level, sampled_planes
+from halotile.tasks.noise.photon_noise import fit_photon_noise
+
+PLANES = 4
+"""Planes that are looked at, at most."""
+TAIL = 1e-3
+"""Share of the samples below the range of values, and above."""
+
+
+@dataclass(frozen=True)
+class PlaneSurvey:
+    """A plane as its samples show it.
+
+    Parameters
+    ----------
+    place : tuple of int
+        Its index on each looped axis.
+    low, high : float
+        Range of all but the least and largest values, in the units of the file; NaN without any.
+    level : float
+        Noise level in the same units; 0 or NaN where there is none.
+    grows : bool
+        True if the noise clearly grows with brightness.
+    """
+
+    place: tuple[int, ...]
+    low: float
+    high: float
+    level: float
+    grows: bool
+
+
+def survey_planes(
+    source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()
+) -> tuple[PlaneSurvey, ...]:
+    """Look at samples of the first planes; at none that are too small or cannot be read.
+
+    Parameters
+    ----------
+    source : Readable
+        The image.
+    spatial, looped : sequence of int
+        Positions of the spatial axes, and of those of which each index is a plane by itself.
+    """
+    found = []
+    with suppress(InputError):  # a run says so, where it matters
+        for place, squares in itertools.islice(sampled_planes(source, spatial, looped), PLANES):
+            found.append(_surveyed(place, squares))
+    return tuple(found)
+
+
+def _surveyed(place: tuple[int, ...], squares: list[Values]) -> PlaneSurvey:
+    values = np.concatenate([square[np.isfinite(square)] for square in squares])
+    low, high = np.quantile(values, [TAIL, 1 - TAIL]) if values.size else (math.nan, math.nan)
+    fit = fit_photon_noise(squares)
+    return PlaneSurvey(
+        place, float(low), float(high), plane_level(squares), grows=fit is not None and fit.is_clear
+    )

@@ -1,0 +1,115 @@
+"""Images of few whole numbers come out as float32, and others in their own type; the plan says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from skimage.data import camera, retina
+
+from halotile.graphs.jobs.denoise.image.rounding import Written, choose_type
+from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.plans.make import make_plan
+from halotile.storage.arrays import open_source
+from halotile.tasks.denoisers.tv import TotalVariation
+from halotile.tasks.roles import Roles
+from tests.support import job_of, run_inline, write_zarr
+
+Image = NDArray[Any]
+TV = ("tv", {"strength": 1.0, "sigma": "auto"})
+
+
+def counts(peak: float) -> Image:
+    """Photons on a part of the retina."""
+    green = retina()[400:800, 100:500, 1].astype(np.float64)
+    photons: Image = green / green.max() * peak
+    return photons
+
+
+def counted(peak: float) -> Image:
+    pixels: Image = np.random.default_rng(0).poisson(counts(peak)).astype(np.uint16)
+    return pixels
+
+
+def photograph(sigma: float = 5.0) -> Image:
+    noisy = camera() + sigma * np.random.default_rng(0).standard_normal(camera().shape)
+    pixels: Image = noisy.round().clip(0, 255).astype(np.uint8)
+    return pixels
+
+
+def labels() -> Image:
+    numbers: Image = np.add.outer(np.arange(200) // 40, np.arange(200) // 50).astype(np.uint16)
+    return numbers
+
+
+def job(folder: Path, pixels: Image, denoiser: tuple[str, dict[str, Any]] = TV, **parts: Any) -> Denoising:
+    return job_of(write_zarr(folder / "in.zarr", pixels), folder / "out.zarr", *denoiser, **parts)
+
+
+def in_type(job: Denoising, dtype: str) -> Denoising:
+    return replace(job, output=replace(job.output, dtype=dtype))
+
+
+def on_rounding(job: Denoising) -> list[str]:
+    return [note for note in make_plan(job).notes if "rounding to whole numbers" in note]
+
+
+@pytest.mark.parametrize("model", ["gaussian", "poisson-gaussian"])
+@pytest.mark.parametrize("peak", [5, 20, 100])
+def test_counts_lose_nothing_by_default(tmp_path: Path, peak: int, model: str) -> None:
+    wanted = job(tmp_path, counted(peak), noise={"model": model})
+    (note,) = on_rounding(wanted)
+    assert note.endswith("so the result is float32. output.dtype: uint16 rounds it all the same")
+    result = run_inline(wanted)
+    assert result.dtype == np.float32
+    error, rounded = (np.mean((r - counts(peak)) ** 2) for r in (result, result.round()))
+    assert 10 * np.log10(rounded / error) > {5: 2.0, 20: 0.8, 100: 0.1}[peak]
+
+
+def test_few_levels_of_one_channel_are_enough(tmp_path: Path) -> None:
+    pixels = np.stack([60 * counted(400), counted(5) + np.uint16(100)])
+    assert len(on_rounding(job(tmp_path, pixels))) == 1
+
+
+def test_little_noise_in_a_wide_type_is_not_rounded(tmp_path: Path) -> None:
+    ramp = np.linspace(1000, 3000, 300) + 1.2 * np.random.default_rng(0).standard_normal((300, 300))
+    assert len(on_rounding(job(tmp_path, ramp.round().astype(np.uint16)))) == 1
+
+
+def test_whole_numbers_that_are_asked_for_are_noted(tmp_path: Path) -> None:
+    wanted = in_type(job(tmp_path, counted(20)), "uint16")
+    (note,) = on_rounding(wanted)
+    assert note.endswith("output.dtype: float32 keeps them")
+    assert run_inline(wanted).dtype == np.uint16
+
+
+@pytest.mark.parametrize(
+    ("pixels", "denoiser"),
+    [
+        (photograph(), TV),
+        (photograph(1.0), TV),
+        (60 * counted(400), TV),
+        (labels(), ("gaussian", {"sigma": 1.0})),
+        (counted(5), ("none", {})),
+        (counted(5), ("median", {"size": 3})),
+        (counted(5)[:1], ("gaussian", {"sigma": 1.0})),
+        (counted(5) + np.uint32(2**30), TV),
+    ],
+)
+def test_others_keep_their_type(tmp_path: Path, pixels: Image, denoiser: tuple[str, dict[str, Any]]) -> None:
+    assert make_plan(job(tmp_path, pixels, denoiser)).summary()["output_dtype"] == str(pixels.dtype)
+
+
+@pytest.mark.parametrize("before", ["uint16", "float32"])
+def test_a_resumed_run_keeps_its_type(tmp_path: Path, before: str) -> None:
+    wanted, roles = job(tmp_path, counted(5)), Roles(("y", "x"), (0, 1), None)
+    source = open_source(wanted.input.path)
+    previous = {"identity": {"layout": {"dtype": before}}}
+    kept = choose_type(
+        wanted, TotalVariation(strength=1.0), source, roles, levels=None, nodata=None, previous=previous
+    )
+    assert kept == Written(before)
