@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from halotile.tasks.groups import collectives as c
-from halotile.tasks.groups import fft
+from halotile.tasks.groups.cut_tensors import fft
 from halotile.tasks.groups.group import TorchGroup
 
 DTYPES = (

@@ -7,7 +7,8 @@ import torch
 
 from halotile import DistributedContext
 from halotile.errors import ConfigError
-from halotile.tasks.groups import collectives, fft
+from halotile.tasks.groups import collectives
+from halotile.tasks.groups.cut_tensors import fft
 from halotile.tasks.groups.group import TorchGroup
 from tests.graphs import collecting
 

@@ -32,6 +32,7 @@ from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from halotile.graphs.plans.resources.sizes import Geometry, block_unit, layout_like
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
 from halotile.storage.arrays import Source, open_source
+from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
@@ -110,7 +111,7 @@ def plan(job: LocalDeviation, request: PlanRequest) -> Plan:
 
 
 def _output(
-    path: Path,
+    path: OutputPath,
     key: str,
     job: LocalDeviation,
     source: Source,

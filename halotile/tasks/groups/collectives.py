@@ -16,10 +16,10 @@ Examples
 
 from __future__ import annotations
 
-from halotile.tasks.groups import fft
-from halotile.tasks.groups.halo import halo_exchange
-from halotile.tasks.groups.shared_parameters import mark_shared
-from halotile.tasks.groups.transfers import (
+from halotile.tasks.groups.cut_tensors import fft
+from halotile.tasks.groups.cut_tensors.halo import halo_exchange
+from halotile.tasks.groups.cut_tensors.shared_parameters import mark_shared
+from halotile.tasks.groups.cut_tensors.transfers import (
     all_gather_v,
     all_reduce,
     all_reduce_v,

@@ -20,10 +20,10 @@ from dataclasses import replace
 
 from halotile.errors import ConfigError
 from halotile.storage.cache import user_cache
+from halotile.tasks.groups.cut_tensors.spatial import aligned_sizes, spatial
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.launchers import Copy, copy_of
 from halotile.tasks.groups.opening import Rendezvous, opened
-from halotile.tasks.groups.spatial import aligned_sizes, spatial
 
 __all__ = ["TorchGroup", "aligned_sizes", "join", "spatial"]
 

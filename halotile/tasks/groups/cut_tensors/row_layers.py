@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from halotile.errors import ConfigError
+from halotile.tasks.groups.cut_tensors.halo import halo_exchange
+from halotile.tasks.groups.cut_tensors.transfers import all_reduce
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.halo import halo_exchange
-from halotile.tasks.groups.transfers import all_reduce
 
 ROWS = -2
 

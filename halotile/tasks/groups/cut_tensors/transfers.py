@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.groups.exchange import exchange
+from halotile.tasks.groups.cut_tensors.exchange import exchange
 from halotile.tasks.groups.group import TorchGroup
 
 HALVES = (torch.float16, torch.bfloat16)

@@ -12,8 +12,8 @@ from functools import partial
 import torch
 
 from halotile.errors import ConfigError
+from halotile.tasks.groups.cut_tensors.transfers import distributed_transpose, even_sizes
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.transfers import distributed_transpose, even_sizes
 
 __all__ = ["fft2", "fftn", "ifft2", "ifftn", "irfft2", "rfft2"]
 

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.groups.exchange import exchange
+from halotile.tasks.groups.cut_tensors.exchange import exchange
 from halotile.tasks.groups.group import TorchGroup
 
 RULES = ("cut", "zero", "circular")

@@ -13,9 +13,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from halotile.errors import ConfigError
+from halotile.tasks.groups.cut_tensors.row_layers import LAYERS
+from halotile.tasks.groups.cut_tensors.transfers import even_sizes
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.row_layers import LAYERS
-from halotile.tasks.groups.transfers import even_sizes
 
 _ALONG_AXES = (
     "cat", "concat", "chunk", "split", "softmax", "log_softmax", "stack", "unbind", "mean", "sum", "amax", "amin",
