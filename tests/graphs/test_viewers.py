@@ -13,7 +13,9 @@ import pytest
 import tifffile
 import zarr
 
+from halotile.storage.arrays import open_source
 from halotile.storage.sharded import levels
+from halotile.storage.sharded.layout import read_layout
 from tests.support import Image, job_of, noisy_image, run_inline
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of these libraries
@@ -154,3 +156,90 @@ def test_napari_shows_it_with_sizes_names_and_contrast(case: tuple[Path, Image, 
     assert expected["limits"] in (None, shown["contrast_limits"])
     for low, high in shown["contrast_limits"]:
         assert low < high <= np.iinfo(pixels.dtype).max
+
+
+def series(path: Path) -> Image:
+    """Pages of a plain TIFF, of which nothing says what they are."""
+    pixels = noisy_image((5, 96, 80), "uint16")
+    tifffile.imwrite(path.with_suffix(".tif"), pixels, photometric="minisblack", metadata=None)
+    return pixels
+
+
+def array(path: Path) -> Image:
+    """A bare array."""
+    pixels = noisy_image((5, 96, 80), "uint16")
+    np.save(path.with_suffix(".npy"), pixels)
+    return pixels
+
+
+def times(path: Path) -> Image:
+    """An axis that nothing names, beside one of time."""
+    pixels = noisy_image((2, 5, 96, 80), "uint16")
+    zarr.create_array(path.with_suffix(".zarr"), data=pixels, dimension_names=("time", "run", "y", "x"))
+    return pixels
+
+
+def map_of_bands(path: Path) -> Image:
+    """Bands of a GeoTIFF."""
+    pixels = noisy_image((5, 96, 80), "uint16")
+    tags = [(33550, "d", 3, (10.0, 10.0, 0.0)), (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 5e6, 0.0))]
+    tifffile.imwrite(
+        path.with_suffix(".tif"),
+        pixels,
+        photometric="minisblack",
+        planarconfig="separate",
+        metadata=None,
+        extratags=[(*tag, True) for tag in tags],
+    )
+    return pixels
+
+
+def by_ome_zarr(path: Path) -> Any:
+    from ome_zarr import io, reader
+
+    (node,) = reader.Reader(io.parse_url(path))()
+    return node.data[0]
+
+
+def by_ngff_zarr(path: Path) -> Any:
+    import ngff_zarr
+
+    return ngff_zarr.from_ngff_zarr(str(path), validate=True).images[0].data
+
+
+def by_bioio(path: Path) -> Any:
+    import bioio
+
+    return bioio.BioImage(path).data
+
+
+def by_napari(path: Path) -> Any:
+    from napari_ome_zarr import napari_get_reader
+
+    read = napari_get_reader(str(path))
+    assert read is not None
+    ((data, _, _),) = read(str(path))
+    return data[0]
+
+
+@pytest.mark.parametrize("read", [by_ome_zarr, by_ngff_zarr, by_bioio, by_napari])
+@pytest.mark.parametrize("make", [series, array, times, map_of_bands])
+def test_every_plane_is_within_reach_of_viewers(make: Any, read: Any, tmp_path: Path) -> None:
+    pytest.importorskip(read.__name__.removeprefix("by_"))
+    pixels = make(tmp_path / "in")
+    (path,) = tmp_path.glob("in.*")
+    run_inline(job_of(path, tmp_path / "out.zarr", "none"))
+    seen = np.asarray(read(tmp_path / "out.zarr"))
+    assert np.squeeze(seen).shape == pixels.shape
+    np.testing.assert_array_equal(seen.reshape(pixels.shape)[..., -1, :, :], pixels[..., -1, :, :])
+
+
+def test_an_axis_of_no_stated_meaning_has_none_in_the_output_either(tmp_path: Path) -> None:
+    series(tmp_path / "in")
+    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none"))
+    source = open_source(tmp_path / "out.zarr")
+    assert "".join(source.axes) == "qyx"
+    assert source.remarks == open_source(tmp_path / "in.tif").remarks
+    (multiscale,) = zarr.open_group(tmp_path / "out.zarr", mode="r").attrs["ome"]["multiscales"]
+    assert multiscale["axes"][0] == {"name": "t"}
+    assert read_layout(tmp_path / "out.zarr").axes == source.axes

@@ -14,7 +14,7 @@ from halotile.storage.formats.base import Header, Source, make_header
 from halotile.storage.formats.parts.ome_scale import coordinates, known_sizes
 from halotile.storage.georeference import read_georeference
 from halotile.storage.run_directory.checksummed_lines import digest
-from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero
+from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero, own_axes
 from halotile.storage.stored_array import StoredArray
 
 _BEFORE_NAMES = "tczyx"
@@ -47,6 +47,7 @@ class OmeReader(plain.ArrayReader):
         entry = _level_entry(image, level)
         array = plain.choose_array(group, entry["path"])
         named, units = _axis_names(image.get("axes"), len(array.shape))
+        named = own_axes(group.attrs, named or ()) or named
         stated = coordinates(image, entry, len(array.shape))
         super().__init__(path, array)
         header = make_header(
