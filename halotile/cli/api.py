@@ -102,7 +102,7 @@ def info(path: str | Path, *, level: int = 0, dataset: str | None = None) -> dic
     Parameters
     ----------
     path : path
-        Zarr, OME-Zarr, TIFF, ``.npy``, HDF5, PNG, JPEG or a microscope's file.
+        Zarr, OME-Zarr, TIFF, ``.npy``, HDF5, PNG, JPEG or a microscope's file; of a pattern or folder, the first image.
     level : int
         Resolution level; 0 is the finest.
     dataset : str, optional

@@ -146,3 +146,38 @@ def test_the_series_of_a_tiff_are_listed(tmp_path: Path) -> None:
 def test_a_tiff_of_one_series_lists_none(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((20, 30), np.uint8))
     assert "choose with dataset" not in RUNNER.invoke(app, ["info", str(tmp_path / "a.tif")]).stdout
+
+
+@pytest.mark.parametrize("asked", ["scans/slice_*.npy", "scans", "scans/"])
+def test_several_images_are_shown_by_the_first_with_a_job_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scans").mkdir()
+    for number in (1, 2, 3):
+        np.save(tmp_path / f"scans/slice_{number}.npy", noisy_image((40, 30 + number)))
+        (tmp_path / f"scans/slice_{number}.txt").write_text("none")
+    zarr.create_array(tmp_path / "scans/slice_1.denoised.zarr", data=noisy_image((40, 30)))
+    text = RUNNER.invoke(app, ["info", asked]).stdout
+    pattern = asked if "*" in asked else "scans/*.npy"
+    assert f"3 match {pattern}; what follows is the first, slice_1.npy" in text
+    assert "40 × 31, axes yx" in text
+    config = tmp_path / "config.yaml"
+    config.write_text(json.loads(RUNNER.invoke(app, ["info", asked, "--json"]).stdout)["config"])
+    job = load_denoising(config)
+    assert (job.input.path, job.output.path) == (
+        f"{tmp_path}/{pattern}",
+        f"{tmp_path}/scans/{{stem}}.denoised.zarr",
+    )
+
+
+def test_the_configuration_comes_with_the_command_that_compares_strengths(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", noisy_image((40, 30)))
+    text = RUNNER.invoke(app, ["info", str(tmp_path / "a.npy")]).stdout
+    assert "`recon-cli try config.yaml sheet.png --set denoiser.strength=0.5,1,2`" in text
+
+
+def test_a_folder_without_images_is_named_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("none")
+    result = RUNNER.invoke(app, ["info", str(tmp_path)])
+    assert (result.exit_code, "a directory of 1 entries" in result.stderr) == (4, True)
