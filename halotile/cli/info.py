@@ -147,27 +147,21 @@ def suggest(path: str, source: Source, *, level: int = 0, dataset: str | None = 
     if dataset is not None:
         chosen["dataset"] = _yaml_text(dataset)
     inside = ", ".join(f"{key}: {value}" for key, value in chosen.items())
-    strength = _strength(source)
     return (
         "version: 1\n"
         "job: denoise\n"
         f"input: {{{inside}}}\n"
         f"output: {{path: {_yaml_text(_output_of(path))}}}\n"
-        f"denoiser: {{name: tv, {strength}}}{_units(strength)}\n"
+        f"denoiser: {_denoiser(source)}\n"
     )
 
 
-def _strength(source: Source) -> str:
-    # In units of the noise it suits pixels of any unit, but there has to be noise to measure.
+def _denoiser(source: Source) -> str:
+    """Return a denoiser that suits pixels of any unit: in units of the noise, where there is noise to measure."""
     sides = [length for axis, length in zip(source.axes, source.shape, strict=True) if axis in "yx"]
     if source.dtype.kind == "b" or min(sides) < 2:
-        return "strength: 0.1"
-    return "strength: 1.0, sigma: auto"
-
-
-def _units(strength: str) -> str:
-    """Return a remark on the units of a strength, where they need one."""
-    return "  # in noise levels: 0.5 is gentle, 2 is strong" if "sigma" in strength else ""
+        return "{name: median, size: 3}"
+    return "{name: tv, strength: 1.0, sigma: auto}  # in noise levels: 0.5 is gentle, 2 is strong"
 
 
 def _yaml_text(text: str) -> str:

@@ -101,10 +101,12 @@ def test_pages_are_called_q_however_the_file_came_to_be(tmp_path: Path) -> None:
         assert describe(str(tmp_path / f"{name}.tif"))["axes"] == "qyx"
 
 
-def test_the_configuration_of_a_mask_can_be_planned(tmp_path: Path) -> None:
-    np.save(tmp_path / "mask.npy", np.zeros((40, 30), bool))
+@pytest.mark.parametrize("shape", [(40, 30), (1, 30)])
+def test_the_configuration_of_a_mask_can_be_planned(tmp_path: Path, shape: tuple[int, int]) -> None:
+    np.save(tmp_path / "mask.npy", np.zeros(shape, bool))
     config = tmp_path / "config.yaml"
     config.write_text(describe(str(tmp_path / "mask.npy"))["config"])
+    assert "strength" not in config.read_text()
     result = RUNNER.invoke(app, ["plan", str(config), "--json"])
     assert (result.exit_code, json.loads(result.stdout)["output_dtype"]) == (0, "float32")
 
