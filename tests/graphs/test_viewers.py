@@ -13,6 +13,7 @@ import pytest
 import tifffile
 import zarr
 
+from halotile.cli.info import describe
 from halotile.storage.arrays import open_source
 from halotile.storage.sharded import levels
 from halotile.storage.sharded.layout import read_layout
@@ -182,7 +183,16 @@ def times(path: Path) -> Image:
 def map_of_bands(path: Path) -> Image:
     """Bands of a GeoTIFF."""
     pixels = noisy_image((5, 96, 80), "uint16")
-    tags = [(33550, "d", 3, (10.0, 10.0, 0.0)), (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 5e6, 0.0))]
+    items = "".join(
+        f'<Item name="DESCRIPTION" sample="{n}" role="description">{name}</Item>'
+        for n, name in enumerate(BANDS)
+        if name
+    )
+    tags = [
+        (33550, "d", 3, (10.0, 10.0, 0.0)),
+        (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 5e6, 0.0)),
+        (42112, "s", 0, f"<GDALMetadata>{items}</GDALMetadata>"),
+    ]
     tifffile.imwrite(
         path.with_suffix(".tif"),
         pixels,
@@ -192,6 +202,35 @@ def map_of_bands(path: Path) -> Image:
         extratags=[(*tag, True) for tag in tags],
     )
     return pixels
+
+
+BANDS = ("red", "nir", "", "swir", "b5")
+
+
+def slices(path: Path) -> Image:
+    """Channels of ImageJ with labels of slices."""
+    pixels = noisy_image((2, 96, 80), "uint16")
+    words = {"axes": "CYX", "Labels": ["DAPI", "GFP"]}
+    tifffile.imwrite(path.with_suffix(".tif"), pixels, imagej=True, metadata=words)
+    return pixels
+
+
+@pytest.mark.parametrize(
+    ("make", "names"), [(map_of_bands, ["red", "nir", "2", "swir", "b5"]), (slices, ["DAPI", "GFP"])]
+)
+def test_bands_and_slices_keep_their_names(make: Any, names: list[str], tmp_path: Path) -> None:
+    bioio = pytest.importorskip("bioio_ome_zarr")
+    make(tmp_path / "in")
+    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none"))
+    assert bioio.Reader(str(tmp_path / "out.zarr")).channel_names == names
+    for name in ("in.tif", "out.zarr"):
+        assert set(names) - {"2"} <= set(describe(str(tmp_path / name))["channels"])
+
+
+def test_labels_of_slices_that_are_no_channels_are_no_names(tmp_path: Path) -> None:
+    words = {"axes": "ZCYX", "Labels": ["a", "b", "c", "d"]}
+    tifffile.imwrite(tmp_path / "a.tif", noisy_image((2, 2, 96, 80), "uint16"), imagej=True, metadata=words)
+    assert open_source(tmp_path / "a.tif").channels == ()
 
 
 def by_ome_zarr(path: Path) -> Any:

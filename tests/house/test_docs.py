@@ -282,7 +282,9 @@ def test_links_to_files_lead_somewhere(page: str) -> None:
 def test_strengths_have_one_meaning_but_where_the_other_is_explained() -> None:
     """In noise levels: a number beside a sigma."""
     paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.*")]
-    paths += [path for path in (ROOT / "halotile").rglob("*.py") if ">>> halotile.denoise(" in path.read_text()]
+    paths += [
+        path for path in (ROOT / "halotile").rglob("*.py") if ">>> halotile.denoise(" in path.read_text()
+    ]
     settings = {
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in paths
