@@ -136,7 +136,7 @@ def test_the_series_of_a_tiff_are_listed(tmp_path: Path) -> None:
         file.write(np.zeros((40, 50), np.uint16), photometric="minisblack", metadata=None)
     text = RUNNER.invoke(app, ["info", str(tmp_path / "a.tif")]).stdout
     assert (
-        "2 series, 0 of 20 x 30, 1 of 40 x 50: this is series 0. For another, write input.dataset: 1" in text
+        "2 series, 0 of 20 × 30, 1 of 40 × 50: this is series 0. For another, write input.dataset: 1" in text
     )
     assert "1: 40 × 50" in text
     text = RUNNER.invoke(app, ["info", str(tmp_path / "a.tif"), "--dataset", "1"]).stdout
@@ -183,3 +183,19 @@ def test_a_folder_without_images_is_named_as_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("none")
     result = RUNNER.invoke(app, ["info", str(tmp_path)])
     assert (result.exit_code, "a directory of 1 entries" in result.stderr) == (4, True)
+
+
+def test_no_complaint_of_a_library_about_a_value_that_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tag = (42113, "s", 0, "-3.4028234663852886e+38", True)
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((20, 30), np.float32), extratags=[tag])
+    assert describe(str(tmp_path / "a.tif"))["nodata"] == np.finfo(np.float32).min
+    assert caplog.records == []
+
+
+def test_axes_of_a_climate_model_are_time_and_space(tmp_path: Path) -> None:
+    names = ("time", "lat", "lon")
+    zarr.create_array(tmp_path / "a.zarr", data=np.zeros((5, 20, 30), np.float32), dimension_names=names)
+    facts = describe(str(tmp_path / "a.zarr"))
+    assert (facts["axes"], facts["remarks"]) == ("tyx", [])

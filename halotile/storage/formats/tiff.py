@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import weakref
 from collections.abc import Sequence
@@ -113,6 +114,14 @@ def _pixels(file: Any, series: Any, path: str) -> Any:
     return zarr.open_array(series.aszarr(level=0), mode="r")
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for tifffile's complaint of a value of holes that it cannot convert, which :func:`_nodata` reads."""
+    return "GDAL_NODATA" not in record.getMessage()
+
+
+logging.getLogger("tifffile").addFilter(_is_news)
+
+
 def _open(tifffile: Any, path: str) -> Any:
     try:
         return tifffile.TiffFile(path)
@@ -192,7 +201,12 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
     header = _with_place(
         _with_scale(header, pixel_sizes(file, number), finest), file.series[number].keyframe, finest
     )
-    return header if is_stack else replace(header, remarks=(*_series_remark(file, number), *header.remarks))
+    about = (
+        (f"dataset is all: its {len(chosen)} series are one axis, {header.axes[0]}",)
+        if is_stack
+        else _series_remark(file, number)
+    )
+    return replace(header, remarks=(*about, *header.remarks))
 
 
 def _nodata(page: Any) -> str | None:
@@ -215,7 +229,7 @@ def _series_remark(file: Any, number: int) -> tuple[str, ...]:
 
 def _listed(series: Sequence[Any]) -> str:
     """Numbers and shapes of the first few series."""
-    shown = [f"{n} of {' x '.join(map(str, one.shape))}" for n, one in enumerate(series[:MOST_LISTED])]
+    shown = [f"{n} of {' × '.join(map(str, one.shape))}" for n, one in enumerate(series[:MOST_LISTED])]
     return ", ".join([*shown, "..."] if len(series) > MOST_LISTED else shown)
 
 
