@@ -18,11 +18,11 @@ from halotile.storage.formats.base import Header, Source, file_identity, make_he
 from halotile.storage.formats.parts import geotiff
 from halotile.storage.formats.parts.tiff_channels import channels_of
 from halotile.storage.formats.parts.tiff_check import check_tiff
-from halotile.storage.formats.parts.tiff_scale import pixel_sizes
+from halotile.storage.formats.parts.tiff_scale import Sizes, pixel_sizes, positions
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.sharded.ome_metadata import OmeImage, order
-from halotile.storage.spacing import downsampling
+from halotile.storage.spacing import converted, downsampling
 from halotile.storage.stored_array import StoredArray
 
 ALL = "all"
@@ -198,9 +198,10 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
     finest = file.series[number].shape
     header = replace(header, channels=channels_of(file, number))
     finest = (len(chosen), *finest) if is_stack else finest
-    header = _with_place(
-        _with_scale(header, pixel_sizes(file, number), finest), file.series[number].keyframe, finest
-    )
+    header = _with_scale(header, pixel_sizes(file, number), finest)
+    if len(finest) == len(header.shape) and not is_stack:
+        header = _with_position(header, positions(file, number), finest)
+    header = _with_place(header, file.series[number].keyframe, finest)
     about = (
         (f"dataset is all: its {len(chosen)} series are one axis, {header.axes[0]}",)
         if is_stack
@@ -244,6 +245,18 @@ def _with_scale(
         scale.append(size * downsampling(finest_length, length))
         units.append(unit)
     return replace(header, scale=tuple(scale), units=tuple(units))
+
+
+def _with_position(header: Header, places: Sizes, finest: tuple[int, ...]) -> Header:
+    """The header with the position of the centre of the first pixel, in the units of the pixel sizes."""
+    known, centres = False, []
+    for axis, size, unit, length, longest in zip(
+        header.axes, header.scale, header.units, header.shape, finest, strict=True
+    ):
+        at = converted(*places[axis], unit) if axis in places else None
+        known = known or at is not None
+        centres.append((at or 0.0) + size * (1 - 1 / downsampling(longest, length)) / 2)
+    return replace(header, ome=OmeImage(tuple(centres))) if known and header.ome else header
 
 
 def _with_place(header: Header, page: Any, finest: tuple[int, ...]) -> Header:

@@ -213,7 +213,7 @@ class Layout:
             attributes = ome_metadata.group_attributes(
                 self.axes, self.scale, self.units, image, self.levels, self.factor
             )
-            own = {"block": list(self.block)} if self.levels > 1 else {}
+            own: dict[str, Any] = {"block": list(self.block)} if self.levels > 1 else {}
             own |= {"axes": list(self.axes)} if self._names != self.axes else {}
             attributes |= self._place(self.arrays[0], own)
             group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}

@@ -86,9 +86,10 @@ def viewer_names(axes: Sequence[str]) -> tuple[str, ...]:
 def own_axes(attributes: Mapping[str, Any], names: Sequence[Any]) -> tuple[str, ...] | None:
     """The axes that halotile recorded beside :func:`viewer_names`; None where there are none, or names that others have changed since."""
     own = attributes.get("halotile")
-    axes = own.get("axes") if isinstance(own, dict) else None
-    is_fit = isinstance(axes, list) and all(isinstance(axis, str) for axis in axes) and fits(axes)
-    return tuple(axes) if is_fit and viewer_names(axes) == tuple(names) else None
+    match own.get("axes") if isinstance(own, dict) else None:
+        case [*axes] if all(isinstance(axis, str) for axis in axes) and fits(axes):
+            return tuple(axes) if viewer_names(axes) == tuple(names) else None
+    return None
 
 
 def check_axes(axes: tuple[str, ...]) -> None:
