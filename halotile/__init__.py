@@ -12,7 +12,7 @@ Map a function over overlapping blocks of an array; the result is that of the wh
 
 From disk to disk, for images of any size:
 
->>> halotile.denoise("noisy.zarr", "clean.zarr", "tv", strength=0.1)  # doctest: +SKIP
+>>> halotile.denoise("noisy.zarr", "clean.zarr", "tv", strength=1.0, sigma="auto")  # doctest: +SKIP
 """
 
 from __future__ import annotations

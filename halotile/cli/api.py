@@ -102,7 +102,7 @@ def info(path: str | Path, *, level: int = 0, dataset: str | None = None) -> dic
     Parameters
     ----------
     path : path
-        Zarr, OME-Zarr, TIFF, ``.npy``, HDF5, PNG, JPEG or a microscope's file.
+        Zarr, OME-Zarr, TIFF, ``.npy``, HDF5, PNG, JPEG or a microscope's file; of a pattern or folder, the first image.
     level : int
         Resolution level; 0 is the finest.
     dataset : str, optional
@@ -289,7 +289,7 @@ def try_settings(
     file : path, optional
         A PNG to draw the results on, side by side.
     region : str, optional
-        Rows and columns of the crop, such as ``"0:512,1000:1512"``; by default 512 x 512 pixels with much structure.
+        Rows and columns of the crop, such as ``"0:512,1000:1512"``; by default 512 × 512 pixels with much structure.
     plane : str, optional
         The plane, such as ``"t=0,c=1"``.
     overwrite : bool

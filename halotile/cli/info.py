@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import glob
+import itertools
 import math
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import HalotileError
 from halotile.graphs.amounts import bytes_text
+from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import Row
+from halotile.graphs.kinds.patterns import is_pattern, jobs_of
+from halotile.graphs.kinds.sections import STEM, DenoiserChoice, Input, Output
 from halotile.graphs.units import shape_text
 
 if TYPE_CHECKING:
@@ -20,7 +26,9 @@ MOST_LEVELS = 32
 
 
 def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[str, Any]:
-    """Return the metadata of an image, as JSON values; no configuration where the pixels are complex.
+    """Return the metadata of an image, or of the first of several, as JSON values; no configuration where the pixels are complex.
+
+    A folder stands for its images of the most frequent kind.
 
     Raises
     ------
@@ -30,9 +38,14 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
     from halotile.storage.arrays import open_source
     from halotile.storage.images.planes import known_channels
 
+    pattern = _pattern_of(path)
+    images = _images_of(pattern) if pattern else [path]
+    path, named = images[0], pattern or path
     source = open_source(path, level=level, dataset=dataset, complex_pixels=True)
     return {
         "path": path,
+        "pattern": pattern,
+        "images": len(images),
         "format": source.format,
         "shape": list(source.shape),
         "axes": "".join(source.axes),
@@ -49,8 +62,50 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         "levels": [list(shape) for shape in _levels(path, dataset)],
         "dataset": dataset,
         "series": [list(shape) for shape in _series(source)],
-        "config": None if source.dtype.kind == "c" else suggest(path, source, level=level, dataset=dataset),
+        "config": None if source.dtype.kind == "c" else suggest(named, source, level=level, dataset=dataset),
     }
+
+
+def _pattern_of(path: str) -> str | None:
+    """Return the pattern of several images: the path itself, or for a folder its names with one suffix; None for one image."""
+    from halotile.storage.arrays import open_source
+
+    if is_pattern(path):
+        return path
+    if not os.path.isdir(path):
+        return None
+    counts = Counter(entry.suffix for entry in Path(path).iterdir() if entry.suffix and entry.name[0] != ".")
+    patterns = [
+        os.path.normpath(os.path.join(glob.escape(path), f"*{suffix}")) for suffix, _ in counts.most_common()
+    ]
+    for pattern in [path, *patterns]:
+        try:
+            open_source(pattern if pattern == path else sorted(glob.glob(pattern))[0], complex_pixels=True)
+        except HalotileError:
+            continue
+        return None if pattern == path else pattern
+    return None
+
+
+def _images_of(pattern: str) -> list[str]:
+    """Return the paths that a job with the pattern takes."""
+    choice = DenoiserChoice(name="none")
+    return list(
+        jobs_of(
+            Denoising(input=Input(path=pattern), output=Output(path=_output_of(pattern)), denoiser=choice)
+        )
+    )
+
+
+def _output_of(path: str, word: str = "denoised") -> str:
+    """Return the path of the output for an image, or those for a pattern."""
+    folder, name = os.path.split(path.rstrip("/"))
+    if is_pattern(path):
+        plain = itertools.takewhile(lambda part: not glob.has_magic(part), Path(folder).parts)
+        return os.path.join(*plain, f"{STEM}.{word}.zarr")
+    suffixes = r"(\.ome)?\.(zarr|tiff?|npy|h5|hdf5|png|jpe?g|czi|nd2|lif|vsi)$"
+    stem = re.sub(suffixes, "", name, flags=re.IGNORECASE)
+    return os.path.join("" if "://" in path else folder, f"{stem}.{word}.zarr")
 
 
 def _georeference(source: Source) -> dict[str, Any] | None:
@@ -85,21 +140,12 @@ def _series(source: Source) -> list[tuple[int, ...]]:
 
 
 def suggest(path: str, source: Source, *, level: int = 0, dataset: str | None = None) -> str:
-    """Return a configuration that denoises the image, as a starting point."""
-    strength = _strength(source)
-    denoiser = f"{{name: tv, {strength}}}{_units(strength)}"
-    return job_text(path, denoiser, "denoised", level=level, dataset=dataset)
+    """Return a configuration that denoises the image, or those that a pattern matches, as a starting point."""
+    return job_text(path, _denoiser(source), "denoised", level=level, dataset=dataset)
 
 
 def job_text(path: str, denoiser: str, word: str, *, level: int = 0, dataset: str | None = None) -> str:
     """Return a configuration with a denoiser, whose output has the name of the image and a word."""
-    name = Path(path.rstrip("/")).name
-    stem = re.sub(
-        r"(\.ome)?\.(zarr|tiff?|npy|h5|hdf5|png|jpe?g|czi|nd2|lif|vsi)$", "", name, flags=re.IGNORECASE
-    )
-    output = os.path.join(
-        os.path.dirname(path.rstrip("/")) if "://" not in path else "", f"{stem}.{word}.zarr"
-    )
     chosen = {"path": _yaml_text(path)}
     if level:
         chosen["level"] = str(level)
@@ -110,22 +156,17 @@ def job_text(path: str, denoiser: str, word: str, *, level: int = 0, dataset: st
         "version: 1\n"
         "job: denoise\n"
         f"input: {{{inside}}}\n"
-        f"output: {{path: {_yaml_text(output)}}}\n"
+        f"output: {{path: {_yaml_text(_output_of(path, word))}}}\n"
         f"denoiser: {denoiser}\n"
     )
 
 
-def _strength(source: Source) -> str:
-    # In units of the noise it suits pixels of any unit, but there has to be noise to measure.
+def _denoiser(source: Source) -> str:
+    """Return a denoiser that suits pixels of any unit: in units of the noise, where there is noise to measure."""
     sides = [length for axis, length in zip(source.axes, source.shape, strict=True) if axis in "yx"]
     if source.dtype.kind == "b" or min(sides) < 2:
-        return "strength: 0.1"
-    return "strength: 1.0, sigma: auto"
-
-
-def _units(strength: str) -> str:
-    """Return a remark on the units of a strength, where they need one."""
-    return "  # in noise levels: 0.5 is gentle, 2 is strong" if "sigma" in strength else ""
+        return "{name: median, size: 3}"
+    return "{name: tv, strength: 1.0, sigma: auto}  # in noise levels: 0.5 is gentle, 2 is strong"
 
 
 def _yaml_text(text: str) -> str:
@@ -149,7 +190,15 @@ def _is_number(text: str) -> bool:
 
 def info_rows(facts: dict[str, Any]) -> list[Row]:
     """Return the metadata as rows for people."""
-    rows = [
+    rows = []
+    if facts["pattern"]:
+        rows.append(
+            (
+                "images",
+                f"{facts['images']:,} match {facts['pattern']}; what follows is the first, {Path(facts['path']).name}",
+            )
+        )
+    rows += [
         ("format", str(facts["format"])),
         ("shape", f"{shape_text(facts['shape'])}, axes {facts['axes']}"),
         ("pixels", f"{facts['dtype']}, {bytes_text(facts['bytes'])} uncompressed"),
@@ -176,6 +225,17 @@ def info_rows(facts: dict[str, Any]) -> list[Row]:
         for number, shape in enumerate(facts["levels"]):
             rows.append(("levels" if number == 0 else "", f"{number}: {shape_text(shape)}"))
     return rows
+
+
+def config_text(facts: dict[str, Any]) -> str:
+    """Return the configuration, with the commands that take it."""
+    if not facts["config"]:
+        return "Its pixels are complex: `recon-cli preview` shows their modulus and phase."
+    it = "them" if facts["pattern"] else "it"
+    hint = f"To denoise {it}, write this to config.yaml and type `recon-cli run config.yaml`"
+    if "sigma" in facts["config"]:
+        hint += ".\n`recon-cli try config.yaml sheet.png --set denoiser.strength=0.5,1,2` draws a crop with several strengths before"
+    return f"{hint}:\n\n{facts['config'].rstrip()}"
 
 
 def _pixel_size(facts: dict[str, Any]) -> str:

@@ -169,8 +169,10 @@ def _plan(job: Job, *, fresh: bool, same_input: bool, quiet: bool) -> ManyPlans:
         )
 
     def planned(one: Job) -> Plan:
-        plan = make_plan(one, fresh=fresh, same_input=same_input, report=no_report if quiet else complain)
-        check_outputs(plan)
+        report_line = no_report if quiet else complain
+        plan = make_plan(one, fresh=fresh, same_input=same_input, makes_folder=True, report=report_line)
+        if plan.output.parent.is_dir():
+            check_outputs(plan)
         return plan
 
     return plan_many(jobs_of(job), planned)
@@ -200,12 +202,21 @@ def _plan_rows(many: ManyPlans) -> list[Row]:
 
 
 def _notes(many: ManyPlans) -> list[str]:
-    """Return the notes of the plans, one of each form: with other numbers it is about other images."""
+    """Return the notes of the plans, one of each form: with other numbers it is about other images; and folders that are made."""
     notes: dict[str, list[tuple[str, str]]] = {}
+    new = many.new_folders
+    made = (
+        [
+            f"there is no folder {new[0]} yet: the run makes it"
+            + (f", and {counted(len(new) - 1, 'other')}" if new[1:] else "")
+        ]
+        if new
+        else []
+    )
     for path, plan in many.plans.items():
         for note in plan.notes:
             notes.setdefault(re.sub(r"[0-9.]+", "", note), []).append((path, note))
-    return [_of_images(alike, len(many.plans)) for alike in notes.values()]
+    return [*made, *(_of_images(alike, len(many.plans)) for alike in notes.values())]
 
 
 def _of_images(alike: Sequence[tuple[str, str]], count: int) -> str:
@@ -218,6 +229,8 @@ def _of_images(alike: Sequence[tuple[str, str]], count: int) -> str:
 
 
 def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> list[Row]:
+    from halotile.cli.screens.outcome_rows import look_rows
+
     outcomes = ended.outcomes.values()
     done, total, resumed = (
         sum(getattr(one, name) for one in outcomes) for name in ("done", "total", "resumed")
@@ -240,6 +253,12 @@ def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> lis
             ("time", f"{seconds_text(total_seconds)} in all, of which {seconds_text(plan_seconds)} to plan"),
             ("peak memory", f"{bytes_text(max(one.peak_memory_bytes for one in outcomes))} in one worker"),
         ]
+    found = [
+        (label, f"{_name(path)}: {text}")
+        for path, one in list(ended.outcomes.items())[:MOST_ROWS]
+        for label, text in one.inspection.rows
+    ]
+    rows += [(label if n == 0 else "", text) for n, (label, text) in enumerate(found)]
     if structured:
         names = ", ".join(map(_name, structured[:MOST_ROWS]))
         rows.append(
@@ -248,7 +267,7 @@ def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> lis
                 f"holds structure in {counted(len(structured), 'image')}, denoised too much perhaps: {names}",
             )
         )
-    return rows
+    return rows + [row for one in list(outcomes)[:1] for row in look_rows(one.output)]
 
 
 def _errors(failed: Mapping[str, HalotileError]) -> list[dict[str, Any]]:

@@ -28,6 +28,8 @@ _EXAMPLES = {1: "x", 2: "yx", 3: "zyx", 4: "czyx", 5: "tczyx"}
 _UNKNOWN = "opq"
 _MOST_COLOURS = 16
 _WORDS = {"time": "t", "frame": "t", "channel": "c", "channels": "c", "band": "c", "bands": "c"}
+_ON_EARTH = {"lat": "y", "latitude": "y", "lon": "x", "longitude": "x"}
+"""Names of the CF conventions, where no axis is called y or x."""
 
 
 def choose_axes(
@@ -58,8 +60,9 @@ def choose_axes(
     """
     if requested is not None:
         return _checked(requested, shape)
-    from_file = letters(named) if named and len(named) == len(shape) else None
-    return from_file or _default(shape)
+    if not named or len(named) != len(shape):
+        return _default(shape)
+    return letters(named) or _with_names(_default(shape), named)
 
 
 def letters(named: Sequence[str | None]) -> tuple[str, ...] | None:
@@ -69,16 +72,32 @@ def letters(named: Sequence[str | None]) -> tuple[str, ...] | None:
     --------
     >>> letters(["Q", "channel", "y", "x"])
     ('q', 'c', 'y', 'x')
-    >>> letters(["lat", "lon"]) is None
+    >>> letters(["time", "lat", "lon"])
+    ('t', 'y', 'x')
+    >>> letters(["row", "column"]) is None
     True
     """
     wanted = [_letter(name) for name in named]
+    if not {"y", "x"} & set(wanted):
+        wanted = [
+            _ON_EARTH.get((name or "").strip().lower(), letter)
+            for name, letter in zip(named, wanted, strict=True)
+        ]
     if not {"y", "x"} <= set(wanted):
         return None
     spare = (letter for letter in "q" + string.ascii_lowercase if letter not in {*wanted, *"tczyx"})
     chosen: list[str] = []
     for letter in wanted:
         chosen.append(letter if letter and letter not in chosen else next(spare))
+    return tuple(chosen)
+
+
+def _with_names(axes: tuple[str, ...], named: Sequence[str | None]) -> tuple[str, ...]:
+    """The default letters, with that of time or channels for an unknown axis of such a name."""
+    chosen = list(axes)
+    for i, name in enumerate(named):
+        if axes[i] in _UNKNOWN and (letter := _letter(name)) in ("t", "c") and letter not in chosen:
+            chosen[i] = letter
     return tuple(chosen)
 
 
@@ -117,8 +136,10 @@ def holds_colours(shape: Sequence[int]) -> bool:
     return len(shape) > 2 and last <= _MOST_COLOURS and 4 * last <= min(shape[-3:-1])
 
 
-def remarks_on_axes(axes: Sequence[str], shape: Sequence[int], *, is_named: bool) -> tuple[str, ...]:
-    """Return what was assumed of axes that nothing names, and what to write instead.
+def remarks_on_axes(
+    axes: Sequence[str], shape: Sequence[int], named: Sequence[str | None] = ()
+) -> tuple[str, ...]:
+    """Return what was assumed of axes that the file does not name, or not so, and what to write instead.
 
     Parameters
     ----------
@@ -126,31 +147,43 @@ def remarks_on_axes(axes: Sequence[str], shape: Sequence[int], *, is_named: bool
         The letters.
     shape : sequence of int
         Length of each axis.
-    is_named : bool
-        The letters are those of the file or of the user, not the defaults.
+    named : sequence of str or None
+        The axis names in the file.
 
     Examples
     --------
-    >>> remarks_on_axes("qyx", (8, 64, 64), is_named=False)[0]
+    >>> remarks_on_axes("qyx", (8, 64, 64))[0]
     'the file does not say what axis q is: each of 8 planes is by itself. If they are a volume, write input.axes: zyx'
-    >>> remarks_on_axes("tyx", (8, 64, 64), is_named=True)
+    >>> remarks_on_axes("tyx", (8, 64, 64), ["time", "y", "x"])
     ()
     """
-    letters, unknown = "".join(axes), [i for i, letter in enumerate(axes) if letter not in "tczyx"]
-    if unknown:
-        which = (
-            f"axis {axes[unknown[0]]} is"
-            if len(unknown) == 1
-            else f"axes {''.join(axes[i] for i in unknown)} are"
+    is_named = len(named) == len(axes) and letters(named) is not None
+    names = ", ".join(filter(None, named))
+    unknown = [i for i, letter in enumerate(axes) if letter not in "tczyx"]
+    remarks = []
+    if not is_named and (names or (len(axes) > 2 and not unknown)):
+        why = f"names the axes {names:.50}" if names else "does not name its axes"
+        number = f" for an array of {len(axes)}" if names and len(named) != len(axes) else ""
+        remarks.append(
+            f"the file {why}{number}: taken as {''.join(axes)}. If not, write input.axes, one letter for each"
         )
-        planes = math.prod(shape[i] for i in unknown)
-        volume = "one letter for each" if "z" in axes else letters.replace(axes[unknown[-1]], "z")
-        start = f"the file does not say what {which}: each of {planes:,} planes is by itself."
-        return (f"{start} If they are a volume, write input.axes: {volume}",)
-    if len(axes) < 3 or is_named:
-        return ()
+    if unknown:
+        remarks.append(_remark_on_unknown(axes, shape, unknown, named if is_named else ()))
+    return tuple(remarks)
+
+
+def _remark_on_unknown(
+    axes: Sequence[str], shape: Sequence[int], unknown: Sequence[int], named: Sequence[str | None]
+) -> str:
+    which = "".join(axes[i] for i in unknown)
+    words = ", ".join(name for i in unknown if named and len(name := named[i] or "") > 1)
+    what = f"axis {which}" if len(unknown) == 1 else f"axes {which}"
+    what += (f" ({words:.50})" if words else "") + (" is" if len(unknown) == 1 else " are")
+    planes = math.prod(shape[i] for i in unknown)
+    volume = "one letter for each" if "z" in axes else "".join(axes).replace(axes[unknown[-1]], "z")
     return (
-        f"the file does not name its axes: taken as {letters}. If not, write input.axes, one letter for each",
+        f"the file does not say what {what}: each of {planes:,} planes is by itself. "
+        f"If they are a volume, write input.axes: {volume}"
     )
 
 

@@ -40,6 +40,20 @@ def known_unit(word: str) -> str | None:
     return name if name in OME_UNITS else None
 
 
+def converted(value: float, unit: str | None, wanted: str | None) -> float | None:
+    """A length in another unit; None where one of them is unknown.
+
+    Examples
+    --------
+    >>> converted(1.5, "millimeter", "micrometer"), converted(3.0, None, "micrometer")
+    (1500.0, None)
+    """
+    if unit == wanted:
+        return None if unit is None else value
+    meters, others = _METERS.get(unit or ""), _METERS.get(wanted or "")
+    return value * float(f"{meters / others:.12g}") if meters and others else None
+
+
 def parse_size(value: float | str) -> tuple[float, str | None] | None:
     """The number and the unit of a size such as ``0.3 um``; None for what is not a size above 0.
 

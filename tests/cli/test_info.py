@@ -101,10 +101,12 @@ def test_pages_are_called_q_however_the_file_came_to_be(tmp_path: Path) -> None:
         assert describe(str(tmp_path / f"{name}.tif"))["axes"] == "qyx"
 
 
-def test_the_configuration_of_a_mask_can_be_planned(tmp_path: Path) -> None:
-    np.save(tmp_path / "mask.npy", np.zeros((40, 30), bool))
+@pytest.mark.parametrize("shape", [(40, 30), (1, 30)])
+def test_the_configuration_of_a_mask_can_be_planned(tmp_path: Path, shape: tuple[int, int]) -> None:
+    np.save(tmp_path / "mask.npy", np.zeros(shape, bool))
     config = tmp_path / "config.yaml"
     config.write_text(describe(str(tmp_path / "mask.npy"))["config"])
+    assert "strength" not in config.read_text()
     result = RUNNER.invoke(app, ["plan", str(config), "--json"])
     assert (result.exit_code, json.loads(result.stdout)["output_dtype"]) == (0, "float32")
 
@@ -134,7 +136,7 @@ def test_the_series_of_a_tiff_are_listed(tmp_path: Path) -> None:
         file.write(np.zeros((40, 50), np.uint16), photometric="minisblack", metadata=None)
     text = RUNNER.invoke(app, ["info", str(tmp_path / "a.tif")]).stdout
     assert (
-        "2 series, 0 of 20 x 30, 1 of 40 x 50: this is series 0. For another, write input.dataset: 1" in text
+        "2 series, 0 of 20 × 30, 1 of 40 × 50: this is series 0. For another, write input.dataset: 1" in text
     )
     assert "1: 40 × 50" in text
     text = RUNNER.invoke(app, ["info", str(tmp_path / "a.tif"), "--dataset", "1"]).stdout
@@ -146,3 +148,54 @@ def test_the_series_of_a_tiff_are_listed(tmp_path: Path) -> None:
 def test_a_tiff_of_one_series_lists_none(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((20, 30), np.uint8))
     assert "choose with dataset" not in RUNNER.invoke(app, ["info", str(tmp_path / "a.tif")]).stdout
+
+
+@pytest.mark.parametrize("asked", ["scans/slice_*.npy", "scans", "scans/"])
+def test_several_images_are_shown_by_the_first_with_a_job_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scans").mkdir()
+    for number in (1, 2, 3):
+        np.save(tmp_path / f"scans/slice_{number}.npy", noisy_image((40, 30 + number)))
+        (tmp_path / f"scans/slice_{number}.txt").write_text("none")
+    zarr.create_array(tmp_path / "scans/slice_1.denoised.zarr", data=noisy_image((40, 30)))
+    text = RUNNER.invoke(app, ["info", asked]).stdout
+    pattern = asked if "*" in asked else "scans/*.npy"
+    assert f"3 match {pattern}; what follows is the first, slice_1.npy" in text
+    assert "40 × 31, axes yx" in text
+    config = tmp_path / "config.yaml"
+    config.write_text(json.loads(RUNNER.invoke(app, ["info", asked, "--json"]).stdout)["config"])
+    job = load_denoising(config)
+    assert (job.input.path, job.output.path) == (
+        f"{tmp_path}/{pattern}",
+        f"{tmp_path}/scans/{{stem}}.denoised.zarr",
+    )
+
+
+def test_the_configuration_comes_with_the_command_that_compares_strengths(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", noisy_image((40, 30)))
+    text = RUNNER.invoke(app, ["info", str(tmp_path / "a.npy")]).stdout
+    assert "`recon-cli try config.yaml sheet.png --set denoiser.strength=0.5,1,2`" in text
+
+
+def test_a_folder_without_images_is_named_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("none")
+    result = RUNNER.invoke(app, ["info", str(tmp_path)])
+    assert (result.exit_code, "a directory of 1 entries" in result.stderr) == (4, True)
+
+
+def test_no_complaint_of_a_library_about_a_value_that_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tag = (42113, "s", 0, "-3.4028234663852886e+38", True)
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((20, 30), np.float32), extratags=[tag])
+    assert describe(str(tmp_path / "a.tif"))["nodata"] == np.finfo(np.float32).min
+    assert caplog.records == []
+
+
+def test_axes_of_a_climate_model_are_time_and_space(tmp_path: Path) -> None:
+    names = ("time", "lat", "lon")
+    zarr.create_array(tmp_path / "a.zarr", data=np.zeros((5, 20, 30), np.float32), dimension_names=names)
+    facts = describe(str(tmp_path / "a.zarr"))
+    assert (facts["axes"], facts["remarks"]) == ("tyx", [])

@@ -79,7 +79,7 @@ def test_a_plan_refuses_an_operator_that_sees_nothing(
     [
         (np.full((3, 3), 2 / 9), "the kernel sums to 2: the image comes out 0.5 times as bright as the measurement"),
         (np.full((3, 3), -1 / 9), "the kernel sums to -1: light is taken away"),
-        (np.full((4, 3), 1 / 12), "the kernel is 4 x 3: an even edge has no middle pixel, and the image comes out half"),
+        (np.full((4, 3), 1 / 12), "the kernel is 4 × 3: an even edge has no middle pixel, and the image comes out half"),
     ],
     ids=["bright", "dark", "even"],
 )  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_plan_tells_an_inferred_shape_that_is_larger_than_the_data(
     result = RUNNER.invoke(
         app, ["plan", str(reconstruction), "--json", *(w for s in sets for w in ("--set", s))]
     )
-    note = "shape is auto: the image is taken to be 192 x 160, 4 times the pixels"
+    note = "shape is auto: the image is taken to be 192 × 160, 4 times the pixels"
     assert any(note in said for said in json.loads(result.stdout)["notes"]) == noted
 
 

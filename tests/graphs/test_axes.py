@@ -208,6 +208,7 @@ def test_series_of_equal_shape_make_one_image(tmp_path: Path) -> None:
         job = job_of(
             path, tmp_path / f"{compression}.zarr", "gaussian", {"sigma": 1.0}, input={"dataset": "all"}
         )
+        assert "dataset is all: its 3 series are one axis, q" in make_plan(job).notes
         result = run_inline(job)
         assert result.shape == planes.shape
         for plane, denoised in zip(planes, result, strict=True):
@@ -222,7 +223,7 @@ def test_series_that_differ_are_no_image(tmp_path: Path) -> None:
         tmp_path / "a.tif", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}, input={"dataset": "all"}
     )
     with pytest.raises(
-        InputError, match=r"its series differ: 0 of 20 x 20, 1 of 30 x 30. Write the number of one"
+        InputError, match=r"its series differ: 0 of 20 × 20, 1 of 30 × 30. Write the number of one"
     ):
         make_plan(job)
 

@@ -208,7 +208,16 @@ def test_every_image_that_was_denoised_too_much_is_named(config: Path, starts: l
         np.save(config.parent / f"scans/{name}.npy", (waves + noisy_image((300, 300))).astype("float32"))
     words = ["--set", "denoiser={name: gaussian, sigma: 6.0}", "--set", "input.sides={}"]
     code, out, told = command("run", config, *words)
-    assert (code, told.count("warning: the residual")) == (exits.OK, 2)
+    warnings = [line for line in told.splitlines() if line.startswith("warning: ")]
+    assert (code, [line.split(": ")[1:3] for line in warnings]) == (
+        exits.OK,
+        [
+            [name, "the residual, what was taken away, holds structure of the image"]
+            for name in ("a.npy", "b.c.npy")
+        ],
+    )
+    assert [" of the noise level" in line for line in out.splitlines() if ".npy: " in line] == [True, True]
+    assert f"look at it   recon-cli preview {config.parent}/clean/a.zarr a.png" in out
     assert "holds structure in 2 images, denoised too much perhaps: a.npy, b.c.npy" in out
 
 
@@ -248,3 +257,24 @@ def test_status_opens_images_as_the_job_does(config: Path) -> None:
     text = CONFIG.replace('"scans/*.npy"', '"scans/*.h5", dataset: raw')
     config.write_text(text)
     assert "2 not begun" in command("status", config)[1]
+
+
+@pytest.mark.cluster
+def test_the_folder_of_the_outputs_is_made_and_no_other(config: Path, starts: list[Order]) -> None:
+    (config.parent / "clean").rmdir()
+    _, out, _ = command("plan", config)
+    assert f"there is no folder {config.parent}/clean yet: the run makes it" in out
+    assert command("try", config)[0] == exits.OK
+    assert not (config.parent / "clean").exists()
+    code, _, told = command("run", config, "--set", "output.path=new/clean/{stem}.zarr")
+    assert (code, (config.parent / "new").exists()) == (exits.REFUSED, False)
+    assert f"there is no folder {config.parent}/new/clean. Make it first" in told
+    command("run", config)
+    assert sorted(path.name for path in (config.parent / "clean").glob("*.zarr")) == ["a.zarr", "b.c.zarr"]
+
+
+def test_a_single_image_has_no_folder_made_for_it(config: Path) -> None:
+    (config.parent / "clean").rmdir()
+    _, _, told = command("run", config, "--set", "input.path=scans/a.npy")
+    assert "Make it first" in told
+    assert not (config.parent / "clean").exists()

@@ -215,7 +215,7 @@ def test_a_kernel_larger_than_its_image_is_refused(
     tmp_path: Path, boundary: str, edges: tuple[int, int]
 ) -> None:
     blur = {"name": "blur", "kernel": np.ones(edges) / np.prod(edges), "boundary": boundary}
-    large = f"operators\\[0\\]: the kernel is {edges[0]} x {edges[1]} and its image 96 x 80"
+    large = f"operators\\[0\\]: the kernel is {edges[0]} × {edges[1]} and its image 96 × 80"
     job = job_with(tmp_path, blur)
     with pytest.raises(ConfigError, match=large):
         make_plan(job)
@@ -228,5 +228,5 @@ def test_a_kernel_behind_another_operator_meets_a_smaller_image(tmp_path: Path) 
     smaller = {"name": "downsample", "factor": 4, "boundary": "reflect"}
     blur = {"name": "blur", "kernel": np.ones((3, 21)), "boundary": "zero"}
     job = job_with(tmp_path, {"name": "composition", "operators": [smaller, blur]}, shape=SHAPE)
-    with pytest.raises(ConfigError, match="the kernel is 3 x 21 and its image 24 x 20"):
+    with pytest.raises(ConfigError, match="the kernel is 3 × 21 and its image 24 × 20"):
         make_plan(job)

@@ -196,7 +196,7 @@ def test_a_refusal_for_memory_names_a_depth_that_is_to_blame(tmp_path: Path) -> 
     source = write_zarr(tmp_path / "in.zarr", np.zeros((6000, 6000), "uint8"), chunk=250)
     options = {"strength": 0.1, "iterations": 1000}
     run = {"memory_per_worker": "750MiB"}
-    with pytest.raises(MemoryRefused, match=r"With depth 1\d\d\d, a tile of 128 x 128 pixels computes \d+ x"):
+    with pytest.raises(MemoryRefused, match=r"With depth 1\d\d\d, a tile of 128 × 128 pixels computes \d+ ×"):
         make_plan(job_of(source, tmp_path / "o.zarr", "tv", options, run=run))
 
 
@@ -208,7 +208,7 @@ def test_an_input_of_one_compressed_piece_is_counted_and_noted(
     tifffile.imwrite(tmp_path / "a.tif", pixels, compression="zlib", rowsperstrip=rows or 2048)
     job = job_of(tmp_path / "a.tif", tmp_path / "o.zarr", "gaussian", {"sigma": 1}, shard=256)
     plan = make_plan(job)
-    assert any("pieces of 2048 x 2048 pixels" in note for note in plan.notes) == noted
+    assert any("pieces of 2048 × 2048 pixels" in note for note in plan.notes) == noted
     assert footprint_of(plan).decode_bytes == 2 * 2 * 2048 * (rows or 2048)
 
 
@@ -238,7 +238,7 @@ def test_an_input_too_large_to_decode_is_refused_before_it_is(
         tmp_path / name, tmp_path / "o.zarr", "tv", {"strength": 0.1}, run={"memory_per_worker": "100MiB"}
     )
     with pytest.raises(
-        MemoryRefused, match=r"8192 x 4096 pixels, 64 MiB each.*takes 128 MiB.*in small chunks"
+        MemoryRefused, match=r"8192 × 4096 pixels, 64 MiB each.*takes 128 MiB.*in small chunks"
     ):
         make_plan(job)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from numpy.typing import NDArray
 from skimage.data import camera, coins, retina
 
@@ -89,7 +90,20 @@ def test_each_of_few_planes_has_its_figures(tmp_path: Path) -> None:
         ("c=0", True),
         ("c=1", False),
     ]
-    assert "in plane c=0: denoised too much" in inspection.warnings[0]
+    assert " of the image in c=0: denoised too much" in inspection.warnings[0]
+
+
+def test_every_channel_is_looked_at_and_named(tmp_path: Path) -> None:
+    noise = 0.02 * np.random.default_rng(0).standard_normal((3, 12, 128, 128))
+    noise[:, 4] += camera()[128:256, 128:256] / 255.0
+    names = [f"stain {n}" for n in range(12)]
+    words: Any = {"axes": "TCYX", "Channel": {"Name": names}}
+    tifffile.imwrite(tmp_path / "a.ome.tif", noise.astype(np.float32), ome=True, metadata=words)
+    inspection = inspected(job_of(tmp_path / "a.ome.tif", tmp_path / "o.zarr", "gaussian", {"sigma": 4.0}))
+    assert [entry["plane"] for entry in residuals(inspection) if entry["holds_structure"]] == ["t=1, c=4"]
+    assert {entry["plane"][-3:].lstrip() for entry in residuals(inspection)} >= {f"c={n}" for n in range(10)}
+    assert "of the image in t=1, stain 4: denoised too much" in inspection.warnings[0]
+    assert inspection.rows[0][1].endswith("; looked at 12 of 36 planes, t=0, stain 0 to t=2, stain 11")
 
 
 def test_photons_holes_and_masks_are_those_of_the_job(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_a_network_that_takes_its_tiles_needs_not_take_more(folder: Path) -> Non
 
 
 def test_one_that_fails_on_a_small_picture_is_refused_in_words(folder: Path) -> None:
-    words = "failed on an image of 316 x 196 pixels, or a tile of it: ValueError: too large for me"
+    words = "failed on an image of 316 × 196 pixels, or a tile of it: ValueError: too large for me"
     with pytest.raises(ConfigError, match=words):
         make_plan(tiled(folder, "pickier", (700, 900), 200))
 
@@ -331,7 +331,7 @@ def test_a_failure_whose_cause_may_lie_elsewhere_is_not_kept(folder: Path) -> No
 
 
 def test_tiles_that_show_only_at_the_sizes_of_the_job_are_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Switching gives other pixels in tiles .* 700 x 900"):
+    with pytest.raises(ConfigError, match=r"Switching gives other pixels in tiles .* 700 × 900"):
         make_plan(tiled(folder, "Switching", (700, 900), 200))
 
 

@@ -13,7 +13,10 @@ import pytest
 import tifffile
 import zarr
 
+from halotile.cli.info import describe
+from halotile.storage.arrays import open_source
 from halotile.storage.sharded import levels
+from halotile.storage.sharded.layout import read_layout
 from tests.support import Image, job_of, noisy_image, run_inline
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of these libraries
@@ -40,7 +43,8 @@ def microscope(path: Path) -> Image:
     """Channels of an OME-TIFF, with their names."""
     pixels = noisy_image((3, 96, 80), "uint16")
     channels = {"Name": ["DAPI", "GFP", "Cy5"], "Color": [65535, 16711935, -1]}
-    words: Any = {"axes": "CYX", "PhysicalSizeX": 0.1, "PhysicalSizeY": 0.1, "Channel": channels}
+    at = {"PositionX": [40.0] * 3, "PositionXUnit": ["µm"] * 3}
+    words: Any = {"axes": "CYX", "PhysicalSizeX": 0.1, "PhysicalSizeY": 0.1, "Channel": channels, "Plane": at}
     tifffile.imwrite(path, pixels, ome=True, photometric="minisblack", metadata=words)
     return pixels
 
@@ -65,6 +69,7 @@ CASES: dict[Any, dict[str, Any]] = {
         "axes": "cyx",
         "scale": [1.0, 0.1, 0.1],
         "units": [None, "micrometer", "micrometer"],
+        "x": 40.0,
         "names": ["DAPI", "GFP", "Cy5"],
         "colours": ["0000FF", "00FF00", "FFFFFF"],
         "limits": None,
@@ -126,7 +131,11 @@ def test_ngff_zarr_reads_and_validates_it(case: tuple[Path, Image, dict[str, Any
     images = ngff.from_ngff_zarr(str(path), validate=True).images
     assert [image.data.shape for image in images] == shapes_of(pixels)
     assert [images[0].scale[axis] for axis in expected["axes"]] == expected["scale"]
-    assert images[1].translation["x"] == expected["scale"][-1] / 2
+    first = expected.get("x", 0)
+    assert (images[0].translation["x"], images[1].translation["x"]) == (
+        first,
+        first + expected["scale"][-1] / 2,
+    )
     np.testing.assert_array_equal(np.asarray(images[0].data), pixels)
 
 
@@ -154,3 +163,119 @@ def test_napari_shows_it_with_sizes_names_and_contrast(case: tuple[Path, Image, 
     assert expected["limits"] in (None, shown["contrast_limits"])
     for low, high in shown["contrast_limits"]:
         assert low < high <= np.iinfo(pixels.dtype).max
+
+
+def series(path: Path) -> Image:
+    """Pages of a plain TIFF, of which nothing says what they are."""
+    pixels = noisy_image((5, 96, 80), "uint16")
+    tifffile.imwrite(path.with_suffix(".tif"), pixels, photometric="minisblack", metadata=None)
+    return pixels
+
+
+def array(path: Path) -> Image:
+    """A bare array."""
+    pixels = noisy_image((5, 96, 80), "uint16")
+    np.save(path.with_suffix(".npy"), pixels)
+    return pixels
+
+
+def times(path: Path) -> Image:
+    """An axis that nothing names, beside one of time."""
+    pixels = noisy_image((2, 5, 96, 80), "uint16")
+    zarr.create_array(path.with_suffix(".zarr"), data=pixels, dimension_names=("time", "run", "y", "x"))
+    return pixels
+
+
+def map_of_bands(path: Path) -> Image:
+    """Bands of a GeoTIFF."""
+    pixels = noisy_image((5, 96, 80), "uint16")
+    items = "".join(
+        f'<Item name="DESCRIPTION" sample="{n}" role="description">{name}</Item>'
+        for n, name in enumerate(BANDS)
+        if name
+    )
+    tags = [
+        (33550, "d", 3, (10.0, 10.0, 0.0)),
+        (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 5e6, 0.0)),
+        (42112, "s", 0, f"<GDALMetadata>{items}</GDALMetadata>"),
+    ]
+    tifffile.imwrite(
+        path.with_suffix(".tif"),
+        pixels,
+        photometric="minisblack",
+        planarconfig="separate",
+        metadata=None,
+        extratags=[(*tag, True) for tag in tags],
+    )
+    return pixels
+
+
+BANDS = ("red", "nir", "", "swir", "b5")
+
+
+def slices(path: Path) -> Image:
+    """Channels of ImageJ with labels of slices."""
+    pixels = noisy_image((2, 96, 80), "uint16")
+    words = {"axes": "CYX", "Labels": ["DAPI", "GFP"]}
+    tifffile.imwrite(path.with_suffix(".tif"), pixels, imagej=True, metadata=words)
+    return pixels
+
+
+@pytest.mark.parametrize(
+    ("make", "names"), [(map_of_bands, ["red", "nir", "2", "swir", "b5"]), (slices, ["DAPI", "GFP"])]
+)
+def test_bands_and_slices_keep_their_names(make: Any, names: list[str], tmp_path: Path) -> None:
+    bioio = pytest.importorskip("bioio_ome_zarr")
+    make(tmp_path / "in")
+    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none"))
+    assert bioio.Reader(str(tmp_path / "out.zarr")).channel_names == names
+    for name in ("in.tif", "out.zarr"):
+        assert set(names) - {"2"} <= set(describe(str(tmp_path / name))["channels"])
+
+
+def test_labels_of_slices_that_are_no_channels_are_no_names(tmp_path: Path) -> None:
+    words = {"axes": "ZCYX", "Labels": ["a", "b", "c", "d"]}
+    tifffile.imwrite(tmp_path / "a.tif", noisy_image((2, 2, 96, 80), "uint16"), imagej=True, metadata=words)
+    assert open_source(tmp_path / "a.tif").channels == ()
+
+
+def by_ome_zarr(path: Path) -> Any:
+    io, reader = pytest.importorskip("ome_zarr.io"), pytest.importorskip("ome_zarr.reader")
+    (node,) = reader.Reader(io.parse_url(path))()
+    return node.data[0]
+
+
+def by_ngff_zarr(path: Path) -> Any:
+    return pytest.importorskip("ngff_zarr").from_ngff_zarr(str(path), validate=True).images[0].data
+
+
+def by_bioio(path: Path) -> Any:
+    return pytest.importorskip("bioio").BioImage(path).data
+
+
+def by_napari(path: Path) -> Any:
+    napari = pytest.importorskip("napari_ome_zarr")
+    ((data, _, _),) = napari.napari_get_reader(str(path))(str(path))
+    return data[0]
+
+
+@pytest.mark.parametrize("read", [by_ome_zarr, by_ngff_zarr, by_bioio, by_napari])
+@pytest.mark.parametrize("make", [series, array, times, map_of_bands])
+def test_every_plane_is_within_reach_of_viewers(make: Any, read: Any, tmp_path: Path) -> None:
+    pixels = make(tmp_path / "in")
+    (path,) = tmp_path.glob("in.*")
+    run_inline(job_of(path, tmp_path / "out.zarr", "none"))
+    seen = np.asarray(read(tmp_path / "out.zarr"))
+    assert np.squeeze(seen).shape == pixels.shape
+    np.testing.assert_array_equal(seen.reshape(pixels.shape)[..., -1, :, :], pixels[..., -1, :, :])
+
+
+def test_an_axis_of_no_stated_meaning_has_none_in_the_output_either(tmp_path: Path) -> None:
+    series(tmp_path / "in")
+    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none"))
+    source = open_source(tmp_path / "out.zarr")
+    assert "".join(source.axes) == "qyx"
+    assert source.remarks == open_source(tmp_path / "in.tif").remarks
+    (multiscale,) = zarr.open_group(tmp_path / "out.zarr", mode="r").attrs["ome"]["multiscales"]
+    assert multiscale["axes"][0] == {"name": "t"}
+    assert read_layout(tmp_path / "out.zarr").axes == source.axes

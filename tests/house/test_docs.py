@@ -285,3 +285,19 @@ def test_links_to_files_lead_somewhere(page: str) -> None:
     folder = (ROOT / page).parent
     links = re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / page).read_text())
     assert [link for link in links if not (folder / link).exists()] == []
+
+
+def test_strengths_have_one_meaning_but_where_the_other_is_explained() -> None:
+    """In noise levels: a number beside a sigma."""
+    paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.*")]
+    paths += [
+        path for path in (ROOT / "halotile").rglob("*.py") if ">>> halotile.denoise(" in path.read_text()
+    ]
+    settings = {
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in paths
+        if path.suffix in (".md", ".yaml", ".py")
+        for line in path.read_text().splitlines()
+        if re.search(r"""(tv|nlm)["']?, .*strength[:=] ?[0-9]""", line) and "sigma" not in line
+    }
+    assert settings == set()

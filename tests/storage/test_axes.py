@@ -27,23 +27,28 @@ def test_defaults(shape: tuple[int, ...], axes: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("axes", "shape", "is_named", "words"),
+    ("axes", "shape", "named", "words"),
     [
-        ("qyx", (8, 9, 9), False, "what axis q is: each of 8 planes is by itself. If they are a volume, write input.axes: zyx"),
-        ("qzyx", (8, 9, 9, 9), True, "each of 8 planes is by itself. If they are a volume, write input.axes: one letter for each"),
-        ("pqyx", (2, 8, 9, 9), False, "what axes pq are: each of 16 planes is by itself. If they are a volume, write input.axes: pzyx"),
-        ("yxc", (90, 90, 3), False, "taken as yxc. If not, write input.axes"),
-        ("yxc", (90, 90, 3), True, None),
-        ("yx", (90, 90), False, None),
-        ("tczyx", (1, 2, 3, 4, 5), True, None),
+        ("qyx", (8, 9, 9), (), ["what axis q is: each of 8 planes is by itself. If they are a volume, write input.axes: zyx"]),
+        ("qzyx", (8, 9, 9, 9), "qzyx", ["each of 8 planes is by itself. If they are a volume, write input.axes: one letter for each"]),
+        ("pqyx", (2, 8, 9, 9), (), ["what axes pq are: each of 16 planes is by itself. If they are a volume, write input.axes: pzyx"]),
+        ("qyx", (8, 9, 9), ("station", "lat", "lon"), ["what axis q (station) is: each of 8 planes is by itself."]),
+        ("qyx", (8, 9, 9), ("run", "row", "col"), ["names the axes run, row, col: taken as qyx. If not, write", "what axis q is"]),
+        ("tyx", (8, 9, 9), ("time", "row", "col"), ["names the axes time, row, col: taken as tyx. If not, write"]),
+        ("yx", (9, 9), ("z", "y", "x"), ["names the axes z, y, x for an array of 2: taken as yx"]),
+        ("tyx", (8, 9, 9), ("time", "latitude", "longitude"), []),
+        ("yxc", (90, 90, 3), (), ["does not name its axes: taken as yxc. If not, write input.axes"]),
+        ("yxc", (90, 90, 3), "yxc", []),
+        ("yx", (90, 90), (None, ""), []),
+        ("tczyx", (1, 2, 3, 4, 5), "tczyx", []),
     ],
 )  # fmt: skip
 def test_what_is_assumed_is_said(
-    axes: str, shape: tuple[int, ...], is_named: bool, words: str | None
+    axes: str, shape: tuple[int, ...], named: tuple[str | None, ...], words: list[str]
 ) -> None:
-    remarks = remarks_on_axes(axes, shape, is_named=is_named)
-    assert [words in remark for remark in remarks if words] == [True] * (words is not None)
-    assert len(remarks) == (words is not None)
+    assert choose_axes(None, named, shape) == tuple(axes)
+    remarks = remarks_on_axes(axes, shape, named)
+    assert [word in remark for word, remark in zip(words, remarks, strict=True)] == [True] * len(words)
 
 
 @pytest.mark.parametrize(
@@ -55,13 +60,16 @@ def test_what_is_assumed_is_said(
         ([None, "y", "x"], "qyx"),
         (["sample id", "a", "y", "x"], "qayx"),
         (["c", "channel", "y", "x"], "cqyx"),
+        (["Time", "LAT", "lon"], "tyx"),
+        (["longitude", "latitude"], "xy"),
+        (["lat", "y", "x"], "qyx"),
     ],
 )
 def test_names_become_distinct_letters(named: list[str | None], axes: str) -> None:
     assert letters(named) == tuple(axes)
 
 
-@pytest.mark.parametrize("named", [["lat", "lon"], ["y", "y"], [None, None], ["z", "x"]])
+@pytest.mark.parametrize("named", [["row", "column"], ["lat", "x"], ["y", "y"], [None, None], ["z", "x"]])
 def test_names_without_y_and_x_are_left_to_the_defaults(named: list[str | None]) -> None:
     assert letters(named) is None
     assert choose_axes(None, named, (4, 4)) == ("y", "x")

@@ -367,3 +367,46 @@ def test_tiles_that_a_sparse_image_leaves_out_are_zeros(tmp_path: Path) -> None:
     path.write_bytes(content)
     pixels[:64, :64] = 0
     np.testing.assert_array_equal(open_source(path)[:], pixels)
+
+
+POSITIONS: dict[str, Any] = {
+    "PositionX": [1500.0] * 6,
+    "PositionXUnit": ["µm"] * 6,
+    "PositionY": [-2.0] * 6,
+    "PositionYUnit": ["mm"] * 6,
+    "PositionZ": [7.0, 7.0, 8.0, 8.0, 9.0, 9.0],
+    "PositionZUnit": ["µm"] * 6,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, (0.0, 7.0, -2000.0, 1500.0)),
+        ({"PositionX": [1500.0] * 5 + [1501.0]}, (0.0, 7.0, -2000.0, 0.0)),
+        ({"PositionZ": [7.0, 7.5, 8.0, 8.0, 9.0, 9.0]}, (0.0, 0.0, -2000.0, 1500.0)),
+        ({"PositionYUnit": ["reference frame"] * 6}, (0.0, 7.0, 0.0, 1500.0)),
+        ({f"Position{axis}Unit": ["reference frame"] * 6 for axis in "XYZ"}, ()),
+    ],
+)
+def test_positions_that_all_planes_share_are_kept(
+    tmp_path: Path, change: dict[str, Any], expected: tuple[float, ...]
+) -> None:
+    sizes = {f"PhysicalSize{axis}": 0.5 for axis in "XYZ"}
+    words: Any = {"axes": "ZCYX", **sizes, "Plane": POSITIONS | change}
+    pixels = np.zeros((3, 2, 40, 30), "u1")
+    tifffile.imwrite(tmp_path / "a.ome.tif", pixels, photometric="minisblack", ome=True, metadata=words)
+    ome = open_source(tmp_path / "a.ome.tif").ome
+    assert ome is not None
+    assert ome.translation == expected
+
+
+def test_the_position_of_a_level_is_that_of_its_first_pixel(tmp_path: Path) -> None:
+    plane = {"PositionX": [10.0], "PositionXUnit": ["µm"]}
+    words: Any = {"axes": "YX", "PhysicalSizeX": 0.5, "PhysicalSizeY": 0.5, "Plane": plane}
+    with tifffile.TiffWriter(tmp_path / "a.ome.tif", ome=True) as file:
+        file.write(np.zeros((60, 80), "u1"), photometric="minisblack", subifds=1, metadata=words)
+        file.write(np.zeros((30, 40), "u1"), photometric="minisblack", subfiletype=1)
+    ome = open_source(tmp_path / "a.ome.tif", level=1).ome
+    assert ome is not None
+    assert ome.translation == (0.25, 10.25)

@@ -207,7 +207,7 @@ def test_a_batch_that_runs_out_of_memory_is_not_taken(tmp_path: Path) -> None:
     window = (32 + 8) * (32 + 8) * 4
     found = tune(task_of(tmp_path), TrialRequest(tiles=((32, 32),)), Small(most=5 * window))
     assert max(each.batch for each in found.tried) == 4
-    with pytest.raises(MemoryRefused, match=r"no memory for one tile of 32 x 32 pixels\. Write a smaller"):
+    with pytest.raises(MemoryRefused, match=r"no memory for one tile of 32 × 32 pixels\. Write a smaller"):
         tune(task_of(tmp_path / "2"), TrialRequest(tiles=((32, 32),)), Small(most=window // 2))
 
 

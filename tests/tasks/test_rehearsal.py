@@ -122,7 +122,7 @@ def test_padding_behind_takes_a_larger_alignment() -> None:
 @pytest.mark.parametrize("name", ["around", "around, strided"])
 def test_padding_around_is_refused_where_it_acts(name: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"other pixels in tiles .* 203 x 317: .* let it pad at the end only"
+        ConfigError, match=r"other pixels in tiles .* 203 × 317: .* let it pad at the end only"
     ):
         reach_of(network(name), (203, 317))
     assert reach_of(network(name), (256, 320)).remarks == ()

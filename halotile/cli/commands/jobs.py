@@ -171,7 +171,7 @@ def try_settings(
     ] = None,
     region: Annotated[
         str | None,
-        typer.Option(metavar="Y0:Y1,X0:X1", help="The crop; auto: 512 x 512 pixels with most structure."),
+        typer.Option(metavar="Y0:Y1,X0:X1", help="The crop; auto: 512 × 512 pixels with most structure."),
     ] = None,
     plane: PlaneText = None,
     overwrite: Overwrite = False,

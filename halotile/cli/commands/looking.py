@@ -94,24 +94,27 @@ def verify(
 
 @command()
 def info(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="An image.", show_default=False)],
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help='An image, a pattern of several in quotes such as "scans/*.tif", or their folder.',
+            show_default=False,
+        ),
+    ],
     level: Level = 0,
     dataset: Dataset = None,
     as_json: Json = False,
 ) -> None:
     """Show what an image is, and a configuration to begin with."""
-    from halotile.cli.info import describe, info_rows
+    from halotile.cli.info import config_text, describe, info_rows
 
     facts = describe(path, level=level, dataset=dataset)
     if as_json:
         print_json(facts)
         return
     print_rows(path, info_rows(facts))
-    echo(
-        f"\nTo denoise it, write this to config.yaml and type `recon-cli run config.yaml`:\n\n{facts['config'].rstrip()}"
-        if facts["config"]
-        else "\nIts pixels are complex: `recon-cli preview` shows their modulus and phase."
-    )
+    echo(f"\n{config_text(facts)}")
 
 
 @command()

@@ -50,8 +50,15 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
         *rows,
         *outcome.inspection.rows,
         ("journal", outcome.run_directory),
-        ("look at it", f"recon-cli preview {_quoted(outcome.output)} {_quoted(_image_of(outcome.output))}"),
-        ("", f"napari {_quoted(outcome.output)}"),
+        *look_rows(outcome.output),
+    ]
+
+
+def look_rows(output: str) -> list[Row]:
+    """Return commands that show an output."""
+    return [
+        ("look at it", f"recon-cli preview {_quoted(output)} {_quoted(_image_of(output))}"),
+        ("", f"napari {_quoted(output)}"),
     ]
 
 

@@ -110,6 +110,8 @@ class PlanRequest:
         Accept the input as the same image as that of the run to resume.
     probe : bool
         Try the device also where nothing has to be decided, in every precision.
+    makes_folder : bool
+        The folder of the output is made by the command where only that one is missing.
     report : callable
         Called with a line about each slow operation.
     """
@@ -117,6 +119,7 @@ class PlanRequest:
     fresh: bool = False
     same_input: bool = False
     probe: bool = False
+    makes_folder: bool = False
     report: Report = no_report
 
 

@@ -245,8 +245,8 @@ class NamedChoice:
 
         Examples
         --------
-        >>> DenoiserChoice.of({"name": "tv", "strength": 0.1})
-        DenoiserChoice(name='tv', options={'strength': 0.1})
+        >>> DenoiserChoice.of({"name": "tv", "strength": 1.0})
+        DenoiserChoice(name='tv', options={'strength': 1.0})
         """
         own = {key: value for key, value in written.items() if key == "name" or key in cls.own_keys()}
         options = {key: value for key, value in written.items() if key not in own}

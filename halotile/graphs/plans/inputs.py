@@ -68,7 +68,7 @@ def check_decoding(sources: Iterable[Source], run: Run) -> None:
         if 2 * chunk > parse_bytes(run.memory_per_worker):
             raise MemoryRefused(
                 f"run.memory_per_worker is {run.memory_per_worker}; {source.path} is stored in pieces of "
-                f"{' x '.join(map(str, source.chunks))} pixels, {bytes_text(chunk)} each, and one can only be decoded whole, which takes "
+                f"{' × '.join(map(str, source.chunks))} pixels, {bytes_text(chunk)} each, and one can only be decoded whole, which takes "
                 f"{bytes_text(2 * chunk)}. Write more than that, or convert the image to a Zarr or a TIFF in small chunks first. "
                 "A file that is far smaller is damaged: restore it from its origin."
             )

@@ -27,6 +27,7 @@ def make_plan(
     refuse: bool = True,
     same_input: bool = False,
     probe: bool = False,
+    makes_folder: bool = False,
     report: Report = no_report,
 ) -> Plan:
     """Decide every size of a job and check that it fits.
@@ -46,6 +47,8 @@ def make_plan(
         shapes, types and axes agree. The run remembers this.
     probe : bool
         Try the device also where nothing has to be decided, in every precision.
+    makes_folder : bool
+        The caller makes the folder of the output where only that one is missing.
     report : callable
         Called with a line about each slow operation.
 
@@ -70,7 +73,7 @@ def make_plan(
             f"--same-input is not for job {job.kind}, which does not compute each block from its own place of one input. "
             "Leave it out, or start over with --fresh."
         )
-    plan = kind.make_plan(job, PlanRequest(fresh, same_input, probe, report))
+    plan = kind.make_plan(job, PlanRequest(fresh, same_input, probe, makes_folder, report))
     _check_apart(plan)
     _check_puts(plan)
     if refuse:

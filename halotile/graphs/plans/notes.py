@@ -164,10 +164,10 @@ def _decoding(source: Source, roles: Roles, grid: Grid) -> tuple[str, ...]:
         return ()
     if source.keeps_chunk:
         return (
-            f"the input is stored in pieces of {' x '.join(map(str, source.chunks))} pixels, which can only be decoded whole: "
+            f"the input is stored in pieces of {' × '.join(map(str, source.chunks))} pixels, which can only be decoded whole: "
             f"each worker does so, and keeps the last one ({bytes_text(kept_bytes([source]))})",
         )
     return (
-        f"the input is stored in pieces of {' x '.join(map(str, source.chunks))} pixels, so each block decodes "
+        f"the input is stored in pieces of {' × '.join(map(str, source.chunks))} pixels, so each block decodes "
         f"{decoded / window.size:.0f} times the pixels it needs; from a copy in smaller pieces it would read faster",
     )

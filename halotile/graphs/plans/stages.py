@@ -55,7 +55,7 @@ def begin(job: Job, request: PlanRequest) -> Begun:
     """
     check_dots(job.place)
     output = full_path(job.place)
-    check_parents(output)
+    check_parents(output, may_make=request.makes_folder)
     directory = RunDirectory.beside(output)
     previous = None if request.fresh else directory.read_valid_plan()
     kind = (previous or {}).get("job", job.kind)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from halotile.errors import ClusterFailed, DiskRefused, HalotileError, Stalled, Stopped
 from halotile.graphs.amounts import bytes_text, counted
@@ -58,6 +60,12 @@ class ManyPlans:
                     f"the outputs of {counted(len(plans), 'image')} take up to {bytes_text(needed)}, and {folder} has {bytes_text(free)} free. "
                     "Write output.path on a larger disk, or a pattern of fewer images."
                 )
+
+    @property
+    def new_folders(self) -> list[Path]:
+        """Folders of the outputs that are missing, and made before the run."""
+        folders = {plan.output.parent for plan in self.plans.values() if isinstance(plan.output, Path)}
+        return sorted(folder for folder in folders if not folder.is_dir())
 
 
 @dataclass(frozen=True)
@@ -111,11 +119,13 @@ def run_many(
     """
     outcomes, failed = {}, dict(many.failed)
     together = _Together(many.plans, observer)
+    for folder in many.new_folders:
+        folder.mkdir(exist_ok=True)
     with Signals() as signals, SharedCluster(max(plan.run.count for plan in many.plans.values())) as cluster:
         for path, plan in many.plans.items():
             if signals.requested:  # by a signal that came when the image before had no block left
                 raise Stopped(f"stopped on {signals.name} before {path}. Run again to go on.", signals.name)
-            together.begin(introduce(path, plan))
+            together.begin(path, introduce(path, plan))
             try:
                 outcomes[path] = run(plan, observer=together, cluster=cluster, signals=signals)
             except _OF_ALL:
@@ -139,11 +149,13 @@ class _Together:
         self.lines: list[str] = []
         """Lines that the observer has not been given yet."""
         self.seen: set[str] = set()
+        self.warning = "warning: "
 
-    def begin(self, line: str) -> None:
-        """Begin an image with a line, which goes with its first progress."""
+    def begin(self, path: str, line: str) -> None:
+        """Begin an image with a line, which goes with its first progress; warnings have the name of the image."""
         self.left -= 1
         self.lines = [line]
+        self.warning = f"warning: {Path(path).name}: "
 
     def end(self) -> None:
         """Keep what the image has added."""
@@ -153,6 +165,7 @@ class _Together:
         """Pass the progress on, with that of the images before."""
         lines = [line for line in progress.message.splitlines() if line not in self.seen]
         self.seen.update(line for line in lines if line.startswith(_OF_THE_CLUSTER))
+        lines = [re.sub("^warning: ", lambda _: self.warning, line) for line in lines]
         message, self.lines = "\n".join([*self.lines, *lines]), []
         has_begun, is_last = self.before.seconds > 0, self.left == 0
         is_between = (progress.phase == "start" and has_begun) or (progress.phase == "stop" and not is_last)

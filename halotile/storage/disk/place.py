@@ -84,8 +84,10 @@ def check_dots(path: str | OutputPath, key: str = "output.path") -> None:
         )
 
 
-def check_parents(path: str | OutputPath, key: str = "output.path") -> None:
+def check_parents(path: str | OutputPath, key: str = "output.path", *, may_make: bool = False) -> None:
     """Refuse a path that cannot be created, because its parent is no folder, does not exist, or is not writable.
+
+    With ``may_make`` the parent may be a folder that is to be made in one that exists.
 
     Raises
     ------
@@ -106,15 +108,16 @@ def check_parents(path: str | OutputPath, key: str = "output.path") -> None:
         raise OutputRefused(
             f"{key} is {root}: {parent} is {what}, so nothing can be made in it. Write another path."
         )
+    folder = root.parent.parent if may_make and not root.parent.is_dir() else root.parent
     # A misspelt folder must not be created: it could fill a disk unnoticed.
-    if not root.parent.is_dir():
+    if not folder.is_dir():
         raise OutputRefused(
             f"{key} is {root}: there is no folder {root.parent}. "
             f"Make it first (mkdir -p {shlex.quote(str(root.parent))}), or write another path."
         )
-    if not os.path.lexists(root) and not os.access(root.parent, os.W_OK | os.X_OK):
+    if not os.path.lexists(root) and not os.access(folder, os.W_OK | os.X_OK):
         raise OutputRefused(
-            f"{key} is {root}: you may not write in {root.parent}. Write a path in a folder of your own."
+            f"{key} is {root}: you may not write in {folder}. Write a path in a folder of your own."
         )
 
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from halotile.errors import InputError
-from halotile.storage.axes import choose_axes, letters, remarks_on_axes
+from halotile.storage.axes import choose_axes, remarks_on_axes
 from halotile.storage.georeference import Georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
@@ -194,7 +194,7 @@ def make_header(
         ome=ome,
         shards=tuple(int(n) for n in shards) if shards else None,
         nodata=number_of_type(nodata, native),
-        remarks=() if requested else remarks_on_axes(axes, pixels, is_named=letters(named or ()) is not None),
+        remarks=() if requested else remarks_on_axes(axes, pixels, named or ()),
     )
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import InputError
-from halotile.storage.axes import letters, remarks_on_axes
 from halotile.storage.formats import zarr as plain
 from halotile.storage.formats.base import Header, Source, make_header, nodata_of
 from halotile.storage.formats.parts.ome_scale import coordinates, known_sizes
 from halotile.storage.georeference import read_georeference
 from halotile.storage.run_directory.checksummed_lines import digest
-from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero
+from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero, own_axes
 from halotile.storage.stored_array import StoredArray
 
 _BEFORE_NAMES = "tczyx"
@@ -47,6 +46,7 @@ class OmeReader(plain.ArrayReader):
         entry = _level_entry(image, level)
         array = plain.choose_array(group, entry["path"])
         named, units = _axis_names(image.get("axes"), len(array.shape))
+        named = own_axes(group.attrs, named or ()) or named
         stated = coordinates(image, entry, len(array.shape))
         super().__init__(path, array)
         header = make_header(
@@ -62,10 +62,9 @@ class OmeReader(plain.ArrayReader):
             ome=OmeImage(stated.position, _text(image.get("name")), checked_omero(attributes.get("omero"))),
         )
         sizes, known, on_sizes = known_sizes(header.axes, stated, units or (None,) * len(header.axes))
-        on_axes = _remarks_on_axes(image.get("axes"), named, header, requested=axes)
         place = read_georeference({**group.attrs, **array.attrs}, header.rows_and_columns)
         self.header: Header = replace(
-            header, scale=sizes, units=known, remarks=(*on_axes, *on_sizes), georeference=place
+            header, scale=sizes, units=known, remarks=(*header.remarks, *on_sizes), georeference=place
         )
 
 
@@ -96,29 +95,11 @@ def _axis_names(entries: Any, count: int) -> tuple[Sequence[str | None] | None, 
     """Name and unit of each axis; entries are dictionaries since 0.4, plain names in 0.3, and tczyx without any before."""
     if entries is None and count == len(_BEFORE_NAMES):
         return list(_BEFORE_NAMES), None
-    if not isinstance(entries, list) or len(entries) != count:
+    if not isinstance(entries, list):
         return None, None
-    axes = _dictionaries(entries)
-    return [_axis_name(axis) for axis in axes], [_text(axis.get("unit")) for axis in axes]
-
-
-def _dictionaries(entries: list[Any]) -> list[dict[str, Any]]:
-    return [entry if isinstance(entry, dict) else {"name": entry} for entry in entries]
-
-
-def _remarks_on_axes(
-    entries: Any, named: Sequence[str | None] | None, header: Header, *, requested: str | None
-) -> tuple[str, ...]:
-    """Remarks on the axes: names that were not taken over, for their number or because y and x are not among them."""
-    if requested or not isinstance(entries, list) or not entries or (named and letters(named)):
-        return header.remarks
-    names = ", ".join(str(entry.get("name", "?")) for entry in _dictionaries(entries))
-    count = len(header.shape)
-    why = "" if len(entries) == count else f" for an array of {count}"
-    return (
-        f"its OME-Zarr names the axes {names:.50}{why}: taken as {''.join(header.axes)}. If not, write input.axes, one letter for each",
-        *remarks_on_axes(header.axes, header.shape, is_named=True),
-    )
+    axes = [entry if isinstance(entry, dict) else {"name": entry} for entry in entries]
+    units = [_text(axis.get("unit")) for axis in axes]
+    return [_axis_name(axis) for axis in axes], units if len(axes) == count else None
 
 
 def _text(value: Any) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import weakref
 from collections.abc import Sequence
@@ -17,11 +18,11 @@ from halotile.storage.formats.base import Header, Source, file_identity, make_he
 from halotile.storage.formats.parts import geotiff
 from halotile.storage.formats.parts.tiff_channels import channels_of
 from halotile.storage.formats.parts.tiff_check import check_tiff
-from halotile.storage.formats.parts.tiff_scale import pixel_sizes
+from halotile.storage.formats.parts.tiff_scale import Sizes, pixel_sizes, positions
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.sharded.ome_metadata import OmeImage, order
-from halotile.storage.spacing import downsampling
+from halotile.storage.spacing import converted, downsampling
 from halotile.storage.stored_array import StoredArray
 
 ALL = "all"
@@ -113,6 +114,14 @@ def _pixels(file: Any, series: Any, path: str) -> Any:
     return zarr.open_array(series.aszarr(level=0), mode="r")
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for tifffile's complaint of a value of holes that it cannot convert, which :func:`_nodata` reads."""
+    return "GDAL_NODATA" not in record.getMessage()
+
+
+logging.getLogger("tifffile").addFilter(_is_news)
+
+
 def _open(tifffile: Any, path: str) -> Any:
     try:
         return tifffile.TiffFile(path)
@@ -189,10 +198,16 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
     finest = file.series[number].shape
     header = replace(header, channels=channels_of(file, number))
     finest = (len(chosen), *finest) if is_stack else finest
-    header = _with_place(
-        _with_scale(header, pixel_sizes(file, number), finest), file.series[number].keyframe, finest
+    header = _with_scale(header, pixel_sizes(file, number), finest)
+    if len(finest) == len(header.shape) and not is_stack:
+        header = _with_position(header, positions(file, number), finest)
+    header = _with_place(header, file.series[number].keyframe, finest)
+    about = (
+        (f"dataset is all: its {len(chosen)} series are one axis, {header.axes[0]}",)
+        if is_stack
+        else _series_remark(file, number)
     )
-    return header if is_stack else replace(header, remarks=(*_series_remark(file, number), *header.remarks))
+    return replace(header, remarks=(*about, *header.remarks))
 
 
 def _nodata(page: Any) -> str | None:
@@ -215,7 +230,7 @@ def _series_remark(file: Any, number: int) -> tuple[str, ...]:
 
 def _listed(series: Sequence[Any]) -> str:
     """Numbers and shapes of the first few series."""
-    shown = [f"{n} of {' x '.join(map(str, one.shape))}" for n, one in enumerate(series[:MOST_LISTED])]
+    shown = [f"{n} of {' × '.join(map(str, one.shape))}" for n, one in enumerate(series[:MOST_LISTED])]
     return ", ".join([*shown, "..."] if len(series) > MOST_LISTED else shown)
 
 
@@ -230,6 +245,18 @@ def _with_scale(
         scale.append(size * downsampling(finest_length, length))
         units.append(unit)
     return replace(header, scale=tuple(scale), units=tuple(units))
+
+
+def _with_position(header: Header, places: Sizes, finest: tuple[int, ...]) -> Header:
+    """The header with the position of the centre of the first pixel, in the units of the pixel sizes."""
+    known, centres = False, []
+    for axis, size, unit, length, longest in zip(
+        header.axes, header.scale, header.units, header.shape, finest, strict=True
+    ):
+        at = converted(*places[axis], unit) if axis in places else None
+        known = known or at is not None
+        centres.append((at or 0.0) + size * (1 - 1 / downsampling(longest, length)) / 2)
+    return replace(header, ome=OmeImage(tuple(centres))) if known and header.ome else header
 
 
 def _with_place(header: Header, page: Any, finest: tuple[int, ...]) -> Header:

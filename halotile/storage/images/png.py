@@ -82,7 +82,7 @@ def write_png(
     shape = tuple(-(-n // step) for n in planes[0].shape)
     if shape[0] * shape[1] * len(planes) > MOST_PIXELS:
         raise ConfigError(
-            f"{path}: {shape[0]} x {shape[1]} pixels, {len(planes)} side by side, exceed the limit for a PNG "
+            f"{path}: {shape[0]} × {shape[1]} pixels, {len(planes)} side by side, exceed the limit for a PNG "
             f"({MOST_PIXELS:,}). Write a smaller --region or --size, or a name that ends in .tif."
         )
     is_phase = [image.component == "phase" for image in planes]

@@ -136,6 +136,11 @@ class Layout:
         return Grid(self.shape, self.block if self.levels > 1 else self.shard, ((0, 0),) * len(self.shape))
 
     @property
+    def _names(self) -> tuple[str, ...]:
+        """Names of the axes in the metadata."""
+        return ome_metadata.viewer_names(self.axes) if self.ome else self.axes
+
+    @property
     def size_bytes(self) -> int:
         """Size without compression: the maximum, apart from a few checksums."""
         return sum(len(a.grid) * math.prod(a.form.shard) for a in self.arrays) * np.dtype(self.dtype).itemsize
@@ -208,7 +213,8 @@ class Layout:
             attributes = ome_metadata.group_attributes(
                 self.axes, self.scale, self.units, image, self.levels, self.factor
             )
-            own = {"block": list(self.block)} if self.levels > 1 else {}
+            own: dict[str, Any] = {"block": list(self.block)} if self.levels > 1 else {}
+            own |= {"axes": list(self.axes)} if self._names != self.axes else {}
             attributes |= self._place(self.arrays[0], own)
             group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
             arrays = {
@@ -279,7 +285,7 @@ class Layout:
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": {"f": "NaN", "c": ["NaN", "NaN"]}.get(self.form.stored.kind, 0),
             "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-            "dimension_names": list(self.axes),
+            "dimension_names": list(self._names),
             "attributes": attributes,
         }
 
@@ -312,6 +318,7 @@ def read_layout(place: str | OutputPath) -> Layout:
 
 
 def _from_documents(top: dict[str, Any], array: dict[str, Any], ome: bool) -> Layout:
+    names = tuple(array["dimension_names"])
     sharding = array["codecs"][0]["configuration"]
     compression = [codec for codec in sharding["codecs"] if codec["name"] == "blosc"]
     if ome:
@@ -324,7 +331,7 @@ def _from_documents(top: dict[str, Any], array: dict[str, Any], ome: bool) -> La
         shard=tuple(array["chunk_grid"]["configuration"]["chunk_shape"]),
         chunk=tuple(sharding["chunk_shape"]),
         codec=compression[0]["configuration"]["cname"] if compression else "none",
-        axes=tuple(array["dimension_names"]),
+        axes=ome_metadata.own_axes(top["attributes"], names) or names if ome else names,
         ome=ome,
         nodata=array.get("attributes", {}).get(NODATA),
         georeference=_place_in(top, array),

@@ -71,6 +71,27 @@ def order(axes: Sequence[str]) -> tuple[int, ...]:
     return wanted if fits([axes[axis] for axis in wanted]) else tuple(range(len(axes)))
 
 
+def viewer_names(axes: Sequence[str]) -> tuple[str, ...]:
+    """Names of permitted axes in the metadata: an axis that nothing names is t, or c beside one, because viewers know no others.
+
+    Examples
+    --------
+    >>> viewer_names("qyx"), viewer_names("tqyx"), viewer_names("tczyx")
+    (('t', 'y', 'x'), ('t', 'c', 'y', 'x'), ('t', 'c', 'z', 'y', 'x'))
+    """
+    spare = iter(letter for letter in "tc" if letter not in axes)
+    return tuple(axis if axis in _TYPES else next(spare) for axis in axes)
+
+
+def own_axes(attributes: Mapping[str, Any], names: Sequence[Any]) -> tuple[str, ...] | None:
+    """The axes that halotile recorded beside :func:`viewer_names`; None where there are none, or names that others have changed since."""
+    own = attributes.get("halotile")
+    match own.get("axes") if isinstance(own, dict) else None:
+        case [*axes] if all(isinstance(axis, str) for axis in axes) and fits(axes):
+            return tuple(axes) if viewer_names(axes) == tuple(names) else None
+    return None
+
+
 def check_axes(axes: tuple[str, ...]) -> None:
     """Refuse axes that OME-Zarr does not permit.
 
@@ -190,7 +211,7 @@ def group_attributes(
         for level in range(levels)
     ]
     multiscale: dict[str, Any] = {
-        "axes": [_axis(name, unit) for name, unit in zip(axes, units, strict=True)],
+        "axes": [_axis(*axis) for axis in zip(viewer_names(axes), axes, units, strict=True)],
         "datasets": datasets,
     }
     if image.name is not None:
@@ -242,8 +263,7 @@ def read_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _axis(name: str, unit: str | None) -> dict[str, str]:
-    axis = {"name": name}
-    if name in _TYPES:
-        axis["type"] = _TYPES[name]
-    return axis | ({"unit": unit} if unit is not None else {})
+def _axis(name: str, axis: str, unit: str | None) -> dict[str, str]:
+    """An axis under its name for viewers; without a type where nothing says what it is."""
+    kind = {"type": _TYPES[axis]} if axis in _TYPES else {}
+    return {"name": name, **kind, **({} if unit is None else {"unit": unit})}

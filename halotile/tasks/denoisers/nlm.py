@@ -33,7 +33,7 @@ class NonLocalMeans(LeveledFilter):
 
     Examples
     --------
-    >>> NonLocalMeans(strength=0.8, patch=5, distance=6).receptive_field()
+    >>> NonLocalMeans(strength=0.8, sigma="auto", patch=5, distance=6).receptive_field()
     8
     """
 

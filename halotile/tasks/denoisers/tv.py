@@ -31,7 +31,7 @@ class TotalVariation(LeveledFilter):
 
     Examples
     --------
-    >>> TotalVariation(strength=0.1, iterations=30).receptive_field()
+    >>> TotalVariation(strength=1.0, sigma="auto", iterations=30).receptive_field()
     30
     """
 

@@ -66,7 +66,7 @@ def tune(task: DenoiseTask, request: TrialRequest, device: Device | None = None)
     if not tried:
         shared = f", shared with {request.sharing - 1} other workers" if request.sharing > 1 else ""
         raise MemoryRefused(
-            f"{trial.device.title} has no memory for one tile of {' x '.join(map(str, request.tiles[-1]))} pixels"
+            f"{trial.device.title} has no memory for one tile of {' × '.join(map(str, request.tiles[-1]))} pixels"
             f"{shared}. Write a smaller tile.size, or stop other programs that use the device."
         )
     fastest = min(each.seconds for each in tried)

@@ -145,7 +145,7 @@ def sample_error(title: str, difference: float, depth: Depth) -> ConfigError:
 
 def tiling_error(denoiser: Denoiser, found: Rehearsal, image: tuple[int, ...]) -> ConfigError:
     """The error for a network whose tiles do not agree with the whole."""
-    sides = " x ".join(map(str, image))
+    sides = " × ".join(map(str, image))
     return ConfigError(
         f"{denoiser.title} gives other pixels in tiles than on a whole image with sides like those of {sides}: they differed by "
         f"{found.difference:.2g} of the largest pixel in a trial. It may pad the image at its start as well as at its end, which "
@@ -279,7 +279,7 @@ class _Stage:
         )
         device = Device("cpu", "float32", self.denoiser.convolutional and dims == 2)
         pixels = self.pixels[(slice(None), *window.slices)]
-        title, sides = self.denoiser.title, " x ".join(map(str, lengths))
+        title, sides = self.denoiser.title, " × ".join(map(str, lengths))
         runner = TileRunner(self.model, device, tiling, title)
         with failing_as(f"{title} failed on an image of {sides} pixels, or a tile of it"):
             return runner(pixels, everything, core, self.denoiser.channels[1], {})

@@ -104,7 +104,7 @@ def denoise(
     Examples
     --------
     >>> import halotile
-    >>> halotile.denoise("noisy.zarr", "clean.zarr", "tv", strength=0.1)  # doctest: +SKIP
+    >>> halotile.denoise("noisy.zarr", "clean.zarr", "tv", strength=1.0, sigma="auto")  # doctest: +SKIP
     """
     choice: DenoiserChoice | GivenFunction
     if isinstance(denoiser, str):

@@ -169,7 +169,13 @@ def _planned(job: Job, report: Report) -> Plan:
     """Plan a run from its beginning on this machine; nothing is claimed or written."""
     if not isinstance(job, Denoising):
         raise ConfigError(f"job is {job.kind}, and only the settings of job: denoise are compared on a crop.")
-    plan = make_plan(replace(job, cluster=Cluster(kind="local")), fresh=True, refuse=False, report=report)
+    plan = make_plan(
+        replace(job, cluster=Cluster(kind="local")),
+        fresh=True,
+        refuse=False,
+        makes_folder=True,
+        report=report,
+    )
     if plan.layout.shape != plan.sources[0].shape:
         raise ConfigError(
             f"{job.denoiser.name} changes the shape of the image, so there is no residual to compare it by. "

@@ -98,6 +98,6 @@ def _remark_on_depth(task: DenoiseTask) -> str:
     tile, window = tile_window(task)
     if math.prod(window) <= 2 * math.prod(tile):
         return ""
-    edges, reached = (" x ".join(map(str, shape)) for shape in (tile, window))
+    edges, reached = (" × ".join(map(str, shape)) for shape in (tile, window))
     deepest = max(itertools.chain.from_iterable(task.tiling.depth))
     return f" With depth {deepest}, a tile of {edges} pixels computes {reached}."

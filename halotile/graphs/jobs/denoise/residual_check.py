@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -19,8 +20,8 @@ from halotile.tasks.noise.estimate import Values, as_square, plane_level, plane_
 from halotile.tasks.noise.known import has_photons, measured_at, noise_at
 from halotile.tasks.noise.residual import Residual, local_mean
 
-PLANES, PLACES = 4, 16
-"""Planes that are looked at, at most, and squares of all of them together."""
+PLANES, PLACES, CHANNELS = 4, 16, 64
+"""Planes that are looked at, squares of all of them together, and channels: more planes and squares only where there are more channels."""
 
 
 def inspect_residual(task: DenoiseTask, output: OutputPath) -> Inspection:
@@ -38,25 +39,40 @@ def inspect_residual(task: DenoiseTask, output: OutputPath) -> Inspection:
             found[place] = residual
     if not found:
         return Inspection()
-    names = [place_text(task.roles, place) for place in found]
     figures = [
-        {"plane": name, "ratio": r.ratio, "correlation": r.correlation, "holds_structure": r.is_structured}
-        for name, r in zip(names, found.values(), strict=True)
+        {
+            "plane": place_text(task.roles, place),
+            "ratio": r.ratio,
+            "correlation": r.correlation,
+            "holds_structure": r.is_structured,
+        }
+        for place, r in found.items()
     ]
-    warning = residual_warning(names, list(found.values()))
-    row = residual_row(names, list(found.values()))
+    labels, residuals = _labels(task), list(found.values())
+    names = [_name(place_text(task.roles, place), labels) for place in found]
+    warning = residual_warning(names, residuals)
+    count = math.prod(task.source.shape[i] for i in task.roles.looped)
+    row = residual_row(names, residuals, count)
     return Inspection({"residual": figures}, [row], [warning] if warning else [])
 
 
 def _planes(task: DenoiseTask) -> list[tuple[int, ...]]:
-    """Return the places of planes on the looped axes; of many, some that are spread evenly."""
-    lengths = [task.source.shape[i] for i in task.roles.looped]
-    count = math.prod(lengths)
-    numbers = {round(n) for n in np.linspace(0, count - 1, min(count, PLANES))}
-    return [
-        tuple(int(i) for i in np.unravel_index(number, lengths)) if lengths else ()
-        for number in sorted(numbers)
-    ]
+    """Return the places of planes on the looped axes: at least one of each channel; of many, some that are spread evenly."""
+    lengths = {task.roles.axes[i]: task.source.shape[i] for i in task.roles.looped}
+    others = {axis: length for axis, length in lengths.items() if axis != "c"}
+    channels = _spread(lengths.get("c", 1), CHANNELS)
+    count = max(1, PLANES // len(channels)) * len(channels)
+    places = set()
+    for n, number in enumerate(np.linspace(0, math.prod(others.values()) - 1, count)):
+        index = np.unravel_index(round(number), tuple(others.values())) if others else ()
+        place = {"c": channels[n % len(channels)], **dict(zip(others, index, strict=True))}
+        places.add(tuple(int(place[axis]) for axis in lengths))
+    return sorted(places)
+
+
+def _spread(length: int, most: int) -> list[int]:
+    """Return at most so many indices, spread evenly."""
+    return sorted({round(n) for n in np.linspace(0, length - 1, min(length, most))})
 
 
 def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count: int) -> Residual | None:
@@ -83,3 +99,16 @@ def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values
     shaped = (brightness if square[0] < square[1] else brightness.T).reshape(region.shape)
     noise = as_square(noise_at(task, region, shaped, level), square)
     return (noisy - denoised) / np.where(noise > 0, noise, np.nan)
+
+
+def _labels(task: DenoiseTask) -> dict[str, str]:
+    """Return the names of the channels by ``c=0`` and so on; none where two are alike."""
+    omero = task.writer.layout.omero
+    labels = [str(channel.get("label", n)) for n, channel in enumerate(omero["channels"])] if omero else []
+    is_named = len(set(labels)) == len(labels)
+    return {f"c={n}": label for n, label in enumerate(labels) if is_named and label not in ("", str(n))}
+
+
+def _name(plane: str, labels: Mapping[str, str]) -> str:
+    """Return the name of a plane with those of channels, such as ``t=0, DAPI``."""
+    return ", ".join(labels.get(part, part) for part in plane.split(", "))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import Figures, Row
+from halotile.graphs.plans.notes import MOST_LISTED
 from halotile.graphs.plans.probe_rows import probe_rows
 from halotile.graphs.plans.rows import cost_rows, device_text, output_rows, tiles_text
 from halotile.graphs.units import shape_text
@@ -42,21 +43,32 @@ def plan_rows(figures: Figures) -> list[Row]:
     ]
 
 
-def residual_row(planes: Sequence[str], residuals: Sequence[Residual]) -> Row:
-    """Return the size of the residual in each plane, with its correlation.
+def residual_row(planes: Sequence[str], residuals: Sequence[Residual], count: int) -> Row:
+    """Return the size of the residual in each plane that was looked at, of so many, with its correlation; of many planes, the ranges.
 
     Examples
     --------
     >>> from halotile.tasks.noise.residual import Residual
-    >>> residual_row(["c=0", "c=1"], [Residual(0.97, -0.01), Residual(1.2, 0.31)])
-    ('residual', '0.97 (c=0), 1.20 (c=1) of the noise level, correlation of neighbours -0.01, 0.31')
+    >>> residual_row(["DAPI", "GFP"], [Residual(0.97, -0.01), Residual(1.2, 0.31)], 2)
+    ('residual', '0.97 (DAPI), 1.20 (GFP) of the noise level, correlation of neighbours -0.01, 0.31')
+    >>> residual_row([f"t={n}" for n in range(0, 40, 4)], [Residual(0.9, n / 100) for n in range(10)], 40)[1]
+    '0.90 of the noise level, correlation of neighbours 0.00 to 0.09; looked at 10 of 40 planes, t=0 to t=36'
     """
-    ratios = ", ".join(
-        f"{r.ratio:.2f} ({plane})" if plane else f"{r.ratio:.2f}"
-        for plane, r in zip(planes, residuals, strict=True)
+    ratios = [f"{r.ratio:.2f}" for r in residuals]
+    correlations = [round(r.correlation, 2) + 0.0 for r in residuals]
+    if len(planes) <= MOST_LISTED:
+        sizes = ", ".join(
+            f"{ratio} ({plane})" if plane else ratio for ratio, plane in zip(ratios, planes, strict=True)
+        )
+        text = f"{sizes} of the noise level, correlation of neighbours {', '.join(f'{r:.2f}' for r in correlations)}"
+        names = ""
+    else:
+        sizes = " to ".join(sorted({min(ratios), max(ratios)}))
+        text = f"{sizes} of the noise level, correlation of neighbours {min(correlations):.2f} to {max(correlations):.2f}"
+        names = f", {planes[0]} to {planes[-1]}"
+    return "residual", text + (
+        f"; looked at {len(planes):,} of {count:,} planes{names}" if len(planes) < count else ""
     )
-    correlations = ", ".join(f"{round(r.correlation, 2) + 0.0:.2f}" for r in residuals)
-    return "residual", f"{ratios} of the noise level, correlation of neighbours {correlations}"
 
 
 def residual_warning(planes: Sequence[str], residuals: Sequence[Residual]) -> str:
@@ -64,7 +76,7 @@ def residual_warning(planes: Sequence[str], residuals: Sequence[Residual]) -> st
     named = [plane for plane, residual in zip(planes, residuals, strict=True) if residual.is_structured]
     if not named:
         return ""
-    where = f" in plane {'; '.join(named)}" if any(named) else ""
+    where = f" in {'; '.join(named)}" if any(named) else ""
     return (
         f"the residual, what was taken away, holds structure of the image{where}: denoised too much, unless the noise itself is correlated. "
         "`recon-cli try` compares settings on a crop"

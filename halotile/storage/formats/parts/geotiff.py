@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from halotile.errors import ConfigError
 from halotile.storage.georeference import Georeference
+from halotile.storage.sharded.ome_metadata import Channels
 
 PIXEL_SCALE, TIEPOINT, MATRIX, DIRECTORY, DOUBLES, ASCII, METADATA, NODATA = (
     33550,
@@ -77,6 +78,18 @@ def remarks_of(page: Any, place: Georeference | None) -> tuple[str, ...]:
     return tuple(remarks)
 
 
+def band_names(page: Any) -> Channels:
+    """The descriptions of bands in GDAL's metadata, as labels of one channel each; none without any."""
+    root = _gdal_metadata(page.tags[METADATA].value) if METADATA in page.tags else None
+    found = {
+        item.get("sample"): item.text.strip()
+        for item in (() if root is None else root)
+        if item.get("role") == "description" and item.text
+    }
+    labels = [found.get(str(band)) for band in range(page.samplesperpixel)]
+    return tuple({"label": label} if label else {} for label in labels) if any(labels) else ()
+
+
 def geotiff_tags(place: Georeference, band: int | None = None) -> list[Tag]:
     """The tags of a GeoTIFF: the GeoKeys that the image came with, or else made from the EPSG code, and GDAL's own.
 
@@ -115,9 +128,8 @@ def geotiff_tags(place: Georeference, band: int | None = None) -> list[Tag]:
 
 def _band_metadata(text: Any, band: int | None) -> str:
     """GDAL's metadata, such as scale, offset, unit and name of each band, without statistics, which are of the noisy pixels."""
-    try:
-        root = ElementTree.fromstring(str(text).strip("\0"))
-    except ElementTree.ParseError:
+    root = _gdal_metadata(text)
+    if root is None:
         return ""
     for item in list(root):
         number = item.get("sample")
@@ -128,6 +140,13 @@ def _band_metadata(text: Any, band: int | None) -> str:
         elif band is not None and number is not None:
             item.set("sample", "0")
     return ElementTree.tostring(root, encoding="us-ascii").decode() if len(root) else ""
+
+
+def _gdal_metadata(text: Any) -> ElementTree.Element | None:
+    try:
+        return ElementTree.fromstring(str(text).strip("\0"))
+    except ElementTree.ParseError:
+        return None
 
 
 def _transform(tags: Mapping[int, Any]) -> tuple[float, ...] | None:

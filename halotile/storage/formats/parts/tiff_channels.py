@@ -1,4 +1,4 @@
-"""Names, colours and contrast of the channels of TIFF files, from OME-XML, ImageJ's description or the kind of pixels."""
+"""Names, colours and contrast of the channels of TIFF files, from OME-XML, ImageJ's description, GDAL's or the kind of pixels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
+from halotile.storage.formats.parts.geotiff import band_names
 from halotile.storage.sharded.ome_metadata import RGB, Channels, rgb_channels
 
 _RGB = 2
@@ -16,10 +17,11 @@ def channels_of(file: Any, series: int) -> Channels:
     """The channels that the file describes; none where it does not."""
     page = file.series[series].keyframe
     if page.photometric == _RGB and page.samplesperpixel == len(RGB):
-        return rgb_channels(page.dtype)
+        named = band_names(page) or ({},) * len(RGB)
+        return tuple({**colour, **name} for colour, name in zip(rgb_channels(page.dtype), named, strict=True))
     if file.is_ome:
         return _from_ome(file.ome_metadata, series)
-    return _from_imagej(file.imagej_metadata or {}) if file.is_imagej else ()
+    return _from_imagej(file.imagej_metadata or {}) if file.is_imagej else band_names(page)
 
 
 def _from_ome(xml: str, series: int) -> Channels:
@@ -41,11 +43,15 @@ def _ome_colour(text: str | None) -> str | None:
 
 
 def _from_imagej(description: Mapping[str, Any]) -> Channels:
-    """Lookup tables, and the ranges that were shown, of an ImageJ hyperstack."""
+    """Lookup tables, the ranges that were shown, and names of slices that are the channels, of an ImageJ hyperstack."""
     tables, ranges = description.get("LUTs") or (), description.get("Ranges") or ()
+    names = [str(label).strip() for label in description.get("Labels") or ()]
+    if description.get("channels") != len(names) or not all(names):
+        names = []
     channels = []
-    for number in range(max(len(tables), len(ranges) // 2)):
-        channel = _described(None, _brightest(tables[number]) if number < len(tables) else None)
+    for number in range(max(len(tables), len(ranges) // 2, len(names))):
+        label = names[number] if names else None
+        channel = _described(label, _brightest(tables[number]) if number < len(tables) else None)
         match [float(end) for end in ranges[2 * number : 2 * number + 2]]:
             case [low, high] if -math.inf < low < high < math.inf:
                 channel["window"] = (low, high)

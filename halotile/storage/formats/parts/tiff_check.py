@@ -134,5 +134,5 @@ def _check_count(values: Mapping[int, NDArray[np.generic]]) -> None:
     named = max(len(values.get(offsets, ())) for offsets, _ in _SEGMENTS)
     if named < needed:
         raise DamagedData(
-            f"the TIFF is damaged: a page of {width} x {length} pixels names {named} of its {needed} strips or tiles. {_ADVICE}"
+            f"the TIFF is damaged: a page of {width} × {length} pixels names {named} of its {needed} strips or tiles. {_ADVICE}"
         )

@@ -1,9 +1,10 @@
-"""Physical pixel sizes in TIFF files, from OME-XML, ImageJ's description or the resolution tags."""
+"""Physical sizes and positions of pixels in TIFF files, from OME-XML, ImageJ's description or the resolution tags."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from xml.etree import ElementTree
 
@@ -12,7 +13,7 @@ from halotile.storage.spacing import UNITS
 _CENTIMETER = 3
 
 Sizes = dict[str, tuple[float, str | None]]
-"""Pixel size and unit for each axis letter."""
+"""Pixel size, or position, and unit for each axis letter."""
 
 
 def pixel_sizes(file: Any, series: int) -> Sizes:
@@ -26,14 +27,40 @@ def pixel_sizes(file: Any, series: int) -> Sizes:
 
 def _from_ome(xml: str, series: int) -> Sizes:
     """PhysicalSizeX and similar attributes of one image in OME-XML; the default unit is micrometers."""
-    try:
-        images = [e for e in ElementTree.fromstring(xml) if e.tag.endswith("}Image") or e.tag == "Image"]
-        pixels = next(e for e in images[series] if e.tag.endswith("Pixels")).attrib
-    except (ElementTree.ParseError, IndexError, StopIteration):
-        return {}
+    element = _ome_pixels(xml, series)
+    pixels = {} if element is None else element.attrib
     sizes = {axis: _size(pixels, f"PhysicalSize{axis.upper()}", "µm") for axis in "zyx"}
     sizes["t"] = _size(pixels, "TimeIncrement", "s")
     return {axis: size for axis, size in sizes.items() if size is not None}
+
+
+def _ome_pixels(xml: str, series: int) -> ElementTree.Element | None:
+    """The element of the pixels of one image in OME-XML."""
+    try:
+        images = [e for e in ElementTree.fromstring(xml) if e.tag.endswith("}Image") or e.tag == "Image"]
+        return next(e for e in images[series] if e.tag.endswith("Pixels"))
+    except (ElementTree.ParseError, IndexError, StopIteration):
+        return None
+
+
+def positions(file: Any, series: int) -> Sizes:
+    """Position of the first pixel and its unit for each axis letter, where all planes of an OME-TIFF agree; along z that of the first planes."""
+    element = _ome_pixels(file.ome_metadata, series) if file.is_ome else None
+    planes = [e.attrib for e in (() if element is None else element) if e.tag.endswith("Plane")]
+    found: Sizes = {}
+    for axis in "zyx":
+        name = f"Position{axis.upper()}"
+        stated = {
+            (plane.get(name), plane.get(f"{name}Unit", ""))
+            for plane in planes
+            if axis != "z" or plane.get("TheZ") == "0"
+        }
+        if len(stated) == 1:
+            text, unit = stated.pop()
+            with suppress(TypeError, ValueError):
+                if math.isfinite(position := float(text or "")):
+                    found[axis] = (position, _unit(unit))
+    return found
 
 
 def _size(pixels: Mapping[str, str], name: str, unit: str) -> tuple[float, str | None] | None:

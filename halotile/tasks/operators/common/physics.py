@@ -83,7 +83,7 @@ class Physics:
                 if isinstance(error, ConfigError):
                     raise
                 raise ConfigError(
-                    f"{type(self.module).__name__} of deepinv does not accept an image of {' x '.join(map(str, image))}: {error}."
+                    f"{type(self.module).__name__} of deepinv does not accept an image of {' × '.join(map(str, image))}: {error}."
                 ) from error
         return unbatched(image, self._measured[image])
 

@@ -51,8 +51,8 @@ def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int], region
     if region is not None and max(region.shape) > LARGEST:
         rows, columns = region.shape
         raise ConfigError(
-            f"the region has {rows:,} x {columns:,} pixels, and a crop is compared pixel by pixel. "
-            f"Write one of at most {LARGEST} x {LARGEST}, or leave it out."
+            f"the region has {rows:,} × {columns:,} pixels, and a crop is compared pixel by pixel. "
+            f"Write one of at most {LARGEST} × {LARGEST}, or leave it out."
         )
     planes = choose_planes(source, at, region)
     fixed = {axis: (index, index + 1) for axis, index in planes.at.items()}

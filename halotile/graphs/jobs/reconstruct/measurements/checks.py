@@ -55,7 +55,7 @@ def notes_of(operators: Iterable[Operator]) -> Iterator[str]:
             )
         if any(edge % 2 == 0 for edge in kernel.shape[-2:]):
             yield (
-                f"operators[{number}]: the kernel is {' x '.join(map(str, kernel.shape[-2:]))}: an even edge has no middle "
+                f"operators[{number}]: the kernel is {' × '.join(map(str, kernel.shape[-2:]))}: an even edge has no middle "
                 "pixel, and the image comes out half a pixel aside. Pad it to an odd edge if that matters."
             )
 
@@ -68,12 +68,12 @@ def note_of_shape(shape: Shape, data: Iterable[Shape]) -> Iterator[str]:
     >>> list(note_of_shape((120, 140), [(60, 70), (120, 140)]))
     []
     >>> list(note_of_shape((120, 140), [(60, 70)]))[0][:84]
-    'shape is auto: the image is taken to be 120 x 140, 4 times the pixels of its largest'
+    'shape is auto: the image is taken to be 120 × 140, 4 times the pixels of its largest'
     """
     largest = max(map(math.prod, data))
     if math.prod(shape) > largest:
         yield (
-            f"shape is auto: the image is taken to be {' x '.join(map(str, shape))}, {short_number(math.prod(shape) / largest)} times the "
+            f"shape is auto: the image is taken to be {' × '.join(map(str, shape))}, {short_number(math.prod(shape) / largest)} times the "
             "pixels of its largest measurement. Write shape, or another factor, if that is not what was meant."
         )
 
@@ -107,8 +107,8 @@ def check_kernels(operators: Iterable[Operator], image: Shape) -> None:
         for kernel, planes in _kernels(operator, image):
             if any(taps > n for taps, n in zip(kernel, planes, strict=True)):
                 raise ConfigError(
-                    f"operators[{number}]: the kernel is {' x '.join(map(str, kernel))} and its image "
-                    f"{' x '.join(map(str, planes))}: it would look past both sides at once. Write the shape of the image as it "
+                    f"operators[{number}]: the kernel is {' × '.join(map(str, kernel))} and its image "
+                    f"{' × '.join(map(str, planes))}: it would look past both sides at once. Write the shape of the image as it "
                     "is, or crop the kernel to the part that is not 0."
                 )
 

@@ -177,7 +177,7 @@ def image_shape(
         )
     shape, wrong = next(iter(tried.items()))
     raise ConfigError(
-        f"{wrong} If the image is not {' x '.join(map(str, shape))}, write its shape, such as shape: [4096, 4096]."
+        f"{wrong} If the image is not {' × '.join(map(str, shape))}, write its shape, such as shape: [4096, 4096]."
     )
 
 
