@@ -17,7 +17,7 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import Row
 from halotile.graphs.kinds.patterns import is_pattern, jobs_of
 from halotile.graphs.kinds.sections import STEM, DenoiserChoice, Input, Output
-from halotile.graphs.units import shape_text
+from halotile.graphs.units import pixel_size_text, shape_text
 
 if TYPE_CHECKING:
     from halotile.storage.arrays import Source
@@ -206,7 +206,7 @@ def info_rows(facts: dict[str, Any]) -> list[Row]:
             "chunks",
             shape_text(facts["chunks"]) if max(facts["chunks"]) > 1 else "none, any part is read by itself",
         ),
-        ("pixel size", _pixel_size(facts)),
+        ("pixel size", pixel_size_text(facts["axes"], facts["scale"], facts["units"])),
     ]
     if facts["channels"]:
         rows.append(("channels", ", ".join(facts["channels"])))
@@ -236,12 +236,3 @@ def config_text(facts: dict[str, Any]) -> str:
     if "sigma" in facts["config"]:
         hint += ".\n`recon-cli try config.yaml sheet.png --set denoiser.strength=0.5,1,2` draws a crop with several strengths before"
     return f"{hint}:\n\n{facts['config'].rstrip()}"
-
-
-def _pixel_size(facts: dict[str, Any]) -> str:
-    sizes = [
-        f"{axis} {size:g} {unit}".rstrip() if unit else f"{axis} {size:g}"
-        for axis, size, unit in zip(facts["axes"], facts["scale"], facts["units"], strict=True)
-        if axis != "c" and (unit or size != 1.0)
-    ]
-    return ", ".join(sizes) or "not known"

@@ -44,6 +44,22 @@ def rate_text(megapixels_per_second: float) -> str:
     return f"{short_number(megapixels_per_second)} Mpix/s"
 
 
+def pixel_size_text(axes: Sequence[str], scale: Sequence[float], units: Sequence[str | None]) -> str:
+    """Return the sizes of pixels that are known.
+
+    Examples
+    --------
+    >>> pixel_size_text("cyx", (1.0, 0.1, 0.1), (None, "micrometer", None)), pixel_size_text("yx", (1.0, 1.0), (None, None))
+    ('y 0.1 micrometer, x 0.1', 'not known')
+    """
+    sizes = [
+        f"{axis} {size:g} {unit}" if unit else f"{axis} {size:g}"
+        for axis, size, unit in zip(axes, scale, units, strict=True)
+        if axis != "c" and (unit or size != 1.0)
+    ]
+    return ", ".join(sizes) or "not known"
+
+
 def shape_text(shape: Sequence[int]) -> str:
     """Return the lengths along the axes as text.
 

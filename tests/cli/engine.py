@@ -22,7 +22,7 @@ RUNNER = CliRunner()
 
 FIGURES = {
     "input": "noisy.zarr", "output": "clean.zarr", "shape": [70000, 70000], "axes": "yx", "dtype": "uint16",
-    "output_shape": [70000, 70000], "output_dtype": "uint16", "denoiser": "tv", "blocks": 400, "block": [4096, 4096],
+    "output_shape": [70000, 70000], "output_dtype": "uint16", "pixel_size": "not known", "denoiser": "tv", "blocks": 400, "block": [4096, 4096],
     "shard": [1024, 1024], "chunk": [256, 256], "format": "zarr", "levels": [[70000, 70000]], "tile": [512, 512], "batch": 1, "depth": [[8, 8], [8, 8]],
     "depth_from": "declared by tv", "boundary": "reflect", "read_amplification": 1.0078, "compute_redundancy": 1.0635,
     "peak_memory_per_worker_bytes": 3 * 2**28, "memory_per_worker_bytes": 2**32, "output_bytes": 9_800_000_000,

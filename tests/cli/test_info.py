@@ -199,3 +199,17 @@ def test_axes_of_a_climate_model_are_time_and_space(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "a.zarr", data=np.zeros((5, 20, 30), np.float32), dimension_names=names)
     facts = describe(str(tmp_path / "a.zarr"))
     assert (facts["axes"], facts["remarks"]) == ("tyx", [])
+
+
+def test_a_pixel_size_is_known_or_not_in_the_plan_as_well(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", noisy_image((40, 30)))
+    sized = {
+        "a.npy": "float32, pixel size not known",
+        "c.zarr": "uint16, pixel size y 0.1 micrometer, x 0.2 micrometer",
+    }
+    save_channels(tmp_path / "c.zarr", [0.5, 0.1, 0.2])
+    for name, words in sized.items():
+        config = tmp_path / "config.yaml"
+        config.write_text(describe(str(tmp_path / name))["config"])
+        plan = RUNNER.invoke(app, ["plan", str(config), "--set", "denoiser={name: none}"]).stdout
+        assert words in plan

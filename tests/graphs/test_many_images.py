@@ -267,7 +267,7 @@ def test_the_folder_of_the_outputs_is_made_and_no_other(config: Path, starts: li
     assert command("try", config)[0] == exits.OK
     assert not (config.parent / "clean").exists()
     code, _, told = command("run", config, "--set", "output.path=new/clean/{stem}.zarr")
-    assert (code, (config.parent / "new").exists()) == (exits.REFUSED, False)
+    assert (code, (config.parent / "new").exists()) == (exits.USAGE, False)
     assert f"there is no folder {config.parent}/new/clean. Make it first" in told
     command("run", config)
     assert sorted(path.name for path in (config.parent / "clean").glob("*.zarr")) == ["a.zarr", "b.c.zarr"]

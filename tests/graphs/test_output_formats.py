@@ -106,7 +106,7 @@ def test_an_unknown_axis_is_one_that_ome_zarr_permits(tmp_path: Path) -> None:
     np.save(tmp_path / "frames.npy", noisy_image((3, 60, 50)))
     run_inline(job_of(tmp_path / "frames.npy", tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}))
     document = json.loads((tmp_path / "out.zarr" / "zarr.json").read_text())
-    assert document["attributes"]["ome"]["multiscales"][0]["axes"][0] == {"name": "q"}
+    assert document["attributes"]["ome"]["multiscales"][0]["axes"][0] == {"name": "t"}
     assert zarr.open_group(tmp_path / "out.zarr", mode="r")["0"].shape == (3, 60, 50)
 
 

@@ -14,10 +14,11 @@ import tifffile
 import zarr
 
 from halotile.cli.info import describe
+from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source
 from halotile.storage.sharded import levels
 from halotile.storage.sharded.layout import read_layout
-from tests.support import Image, job_of, noisy_image, run_inline
+from tests.support import Image, job_of, noisy_image, run_inline, write_zarr
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of these libraries
 
@@ -279,3 +280,27 @@ def test_an_axis_of_no_stated_meaning_has_none_in_the_output_either(tmp_path: Pa
     (multiscale,) = zarr.open_group(tmp_path / "out.zarr", mode="r").attrs["ome"]["multiscales"]
     assert multiscale["axes"][0] == {"name": "t"}
     assert read_layout(tmp_path / "out.zarr").axes == source.axes
+
+
+def test_the_contrast_of_one_channel_is_that_of_what_was_measured(tmp_path: Path) -> None:
+    napari = pytest.importorskip("napari_ome_zarr")
+    pixels = noisy_image((96, 80), "float32")
+    pixels[:40] = -9999
+    tag = (42113, "s", 0, "-9999", True)
+    tifffile.imwrite(tmp_path / "in.tif", pixels, extratags=[tag], metadata=None)
+    run_inline(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none"))
+    path = str(tmp_path / "out.zarr")
+    ((_, shown, _),) = napari.napari_get_reader(path)(path)
+    low, high = shown["contrast_limits"]
+    assert pixels[40:].min() <= low < high <= pixels[40:].max()
+    assert shown["name"] == "out"
+
+
+def test_a_chunk_that_cannot_be_read_does_not_keep_a_plan_from_being_made(tmp_path: Path) -> None:
+    path = write_zarr(tmp_path / "in.zarr", noisy_image((64, 64)), chunk=32)
+    (chunk,) = (tmp_path / "in.zarr/c/1").glob("1")
+    chunk.write_bytes(b"none")
+    plan = make_plan(job_of(path, tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}))
+    omero = plan.outputs[0].layout.omero
+    assert omero is not None
+    assert omero["channels"][0]["window"] == {"start": 0, "end": 1, "min": 0, "max": 1}

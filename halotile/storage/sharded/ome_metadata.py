@@ -80,7 +80,7 @@ def viewer_names(axes: Sequence[str]) -> tuple[str, ...]:
     (('t', 'y', 'x'), ('t', 'c', 'y', 'x'), ('t', 'c', 'z', 'y', 'x'))
     """
     spare = iter(letter for letter in "tc" if letter not in axes)
-    return tuple(axis if axis in _TYPES else next(spare) for axis in axes)
+    return tuple(axis if axis in _TYPES else next(spare, axis) for axis in axes)
 
 
 def own_axes(attributes: Mapping[str, Any], names: Sequence[Any]) -> tuple[str, ...] | None:
@@ -142,6 +142,8 @@ def output_fields(
         return {"ome": False}
     image = image or OmeImage()
     shown = len(image.omero["channels"]) if image.omero else None
+    if channels is None and "c" in viewer_names(axes):  # which has as many channels, for viewers
+        shown = None
     return {
         "ome": True,
         "translation": _scaled_translation(image.translation, scale, factor),

@@ -10,6 +10,7 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.trials.gpu_trials import written_tiles
 from halotile.graphs.plans.trials.receptive_field import Reach
+from halotile.graphs.units import pixel_size_text
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned
 
@@ -28,6 +29,7 @@ def figures_of(job: Denoising, task: DenoiseTask, reach: Reach, tuned: Tuned | N
         "dtype": str(task.source.dtype),
         "output_shape": list(layout.shape),
         "output_dtype": layout.dtype,
+        "pixel_size": pixel_size_text(layout.axes, layout.scale, layout.units),
         "denoiser": task.denoiser.name,
         "tile": list(task.tiling.tile),
         "batch": task.tiling.batch,

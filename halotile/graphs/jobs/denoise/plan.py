@@ -247,7 +247,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
         previous,
         dtype=opened.written.dtype,
         nodata=holes.value if holes else None,
-        channels=display_channels(opened.original, opened.holed.view(opened.original), previous),
+        channels=display_channels(opened.original, opened.holed.view(opened.original), opened.begun),
     )
     unit = block_unit(geometry, layout.shard)
     job, requested = no_more_than(job, computing.requested, geometry.shape, unit)

@@ -28,7 +28,10 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("input", str(figures["input"])),
         ("", f"{shape_text(figures['shape'])} {figures['dtype']}, axes {figures['axes']}"),
         ("output", str(figures["output"])),
-        ("", f"{shape_text(figures['output_shape'])} {figures['output_dtype']}"),
+        (
+            "",
+            f"{shape_text(figures['output_shape'])} {figures['output_dtype']}, pixel size {figures['pixel_size']}",
+        ),
         ("denoiser", f"{figures['denoiser']}, {device_text(figures)}"),
         ("", ""),
         *output_rows(figures),

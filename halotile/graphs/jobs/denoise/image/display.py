@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from halotile.graphs.kinds.patterns import stem
+from halotile.graphs.plans.stages import Begun
 from halotile.storage.arrays import Source
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.ome_metadata import Channels
@@ -20,8 +21,8 @@ TAILS = (0.1, 99.9)
 WHITE = "FFFFFF"
 
 
-def display_channels(source: Source, pixels: Readable, previous: Mapping[str, Any] | None) -> Channels:
-    """Return the channels as the ``omero`` metadata of OME-Zarr have them; none where the file does not describe them.
+def display_channels(source: Source, pixels: Readable, begun: Begun) -> Channels:
+    """Return the channels as the ``omero`` metadata of OME-Zarr have them; none of several that the file does not describe.
 
     The contrast that a file leaves open is that of samples of the image; a resumed run keeps the one that it began with.
 
@@ -31,13 +32,15 @@ def display_channels(source: Source, pixels: Readable, previous: Mapping[str, An
         The image.
     pixels : Readable
         Its pixels, with NaN in its holes.
-    previous : mapping, optional
-        The stored plan of the run that is resumed.
+    begun : Begun
+        The output, whose name is that of the only channel where the file has none, and the plan of an earlier run there.
     """
-    if previous and (kept := previous["outputs"][0]["layout"].get("omero")):
-        return tuple(kept["channels"])
+    if begun.previous:
+        kept = begun.previous["outputs"][0]["layout"].get("omero")
+        return tuple(kept["channels"]) if kept else ()
     count = source.shape[source.axes.index("c")] if "c" in source.axes else 1
-    if len(source.channels) != count:
+    described = source.channels or ({"label": stem(str(begun.output))},)
+    if len(described) != count or (source.ome and source.ome.omero):
         return ()
     return tuple(
         {
@@ -46,7 +49,7 @@ def display_channels(source: Source, pixels: Readable, previous: Mapping[str, An
             "active": True,
             "window": _window(channel.get("window"), source, pixels, number),
         }
-        for number, channel in enumerate(source.channels)
+        for number, channel in enumerate(described)
     )
 
 
@@ -54,11 +57,12 @@ def _window(given: Any, source: Source, pixels: Readable, number: int) -> dict[s
     """Return the values that are shown, and those that are possible."""
     values = np.zeros(1) if given else _sampled(source, pixels, number)
     start, end = given or np.percentile(values, TAILS).tolist()
+    end = end if end > start else start + 1
     if source.dtype.kind in "iu":
         lowest, highest = np.iinfo(str(source.dtype)).min, np.iinfo(str(source.dtype)).max
     else:
         lowest, highest = min(start, values.min()), max(end, values.max())
-    window = {"start": start, "end": end if end > start else start + 1, "min": lowest, "max": highest}
+    window = {"start": start, "end": end, "min": lowest, "max": highest}
     return {key: float(value) for key, value in window.items()}
 
 
