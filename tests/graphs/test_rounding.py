@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from skimage.data import camera, retina
 
-from halotile.graphs.jobs.denoise.image.rounding import Written, choose_type
+from halotile.graphs.jobs.denoise.image.rounding import ResultType, choose_type
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source
@@ -112,4 +112,4 @@ def test_a_resumed_run_keeps_its_type(tmp_path: Path, before: str) -> None:
     kept = choose_type(
         wanted, TotalVariation(strength=1.0), source, roles, levels=None, nodata=None, previous=previous
     )
-    assert kept == Written(before)
+    assert kept == ResultType(before)

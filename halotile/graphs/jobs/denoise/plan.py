@@ -23,7 +23,7 @@ from halotile.graphs.jobs.denoise.image.opening import (
     value_range,
 )
 from halotile.graphs.jobs.denoise.image.photons import Photons, choose_photon_noise, decided_noise
-from halotile.graphs.jobs.denoise.image.rounding import Written, choose_type
+from halotile.graphs.jobs.denoise.image.rounding import ResultType, choose_type
 from halotile.graphs.jobs.denoise.image.tiled_axes import Tiled, assign_axes
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
@@ -93,7 +93,7 @@ class _Opened:
     """Noise level of each plane, where they are estimated."""
     photons: Photons | None
     """Photon noise of each plane; None where noise does not depend on brightness."""
-    written: Written
+    written: ResultType
     """Type of the result, with notes on it and on the noise."""
 
     @property

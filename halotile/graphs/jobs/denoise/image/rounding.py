@@ -24,7 +24,7 @@ EXACT = 2.0**24
 """Whole numbers up to here are exact in float32."""
 
 
-class Written(NamedTuple):
+class ResultType(NamedTuple):
     """The type of the result, and notes."""
 
     dtype: str
@@ -40,7 +40,7 @@ def choose_type(
     levels: Levels | None,
     nodata: float | None,
     previous: Mapping[str, Any] | None,
-) -> Written:
+) -> ResultType:
     """Decide the type of the result: that of the image, unless rounding would cost more than a denoiser leaves.
 
     A resumed run keeps the type that it began with.
@@ -57,25 +57,25 @@ def choose_type(
     wanted = own if job.output.dtype == "auto" else job.output.dtype
     if previous is not None:
         before = previous["identity"]["layout"]["dtype"]
-        return Written(before if job.output.dtype == "auto" and before == "float32" else wanted)
+        return ResultType(before if job.output.dtype == "auto" and before == "float32" else wanted)
     is_rounded = source.dtype.kind in "iu" and np.dtype(wanted).kind in "iu" and not denoiser.keeps_values
     if not is_rounded and levels is None:
-        return Written(wanted)
+        return ResultType(wanted)
     planes = survey_planes(source, roles.spatial, roles.looped)
     remarks = remark_on_noise(job, denoiser, planes, roles, levels)
     coarse = [plane for plane in planes if is_rounded and _is_coarse(plane, source.dtype)]
     if not coarse:
-        return Written(wanted, remarks)
+        return ResultType(wanted, remarks)
     is_held = nodata is None or number_of_type(nodata, np.dtype(np.float32)) is not None
     if job.output.dtype == "auto" and is_held and all(abs(p.high) < EXACT > abs(p.low) for p in planes):
-        return Written(
+        return ResultType(
             "float32",
             (
                 *remarks,
                 f"{_reason(coarse)}, so the result is float32. output.dtype: {own} rounds it all the same",
             ),
         )
-    return Written(wanted, (*remarks, f"{_reason(coarse)}: output.dtype: float32 keeps them"))
+    return ResultType(wanted, (*remarks, f"{_reason(coarse)}: output.dtype: float32 keeps them"))
 
 
 def _is_coarse(plane: PlaneSurvey, dtype: np.dtype[Any]) -> bool:
