@@ -65,6 +65,16 @@ def test_the_sheet_shows_the_pixels_with_one_contrast(folder: Path) -> None:
         assert any(np.array_equal(sheet[y : y + 400, x : x + 400], drawn) for y, x in windows)
 
 
+def test_the_suggestion_names_its_plane(folder: Path) -> None:
+    plane = np.load("a.npy")
+    np.save("a.npy", np.stack([plane, plane]))
+    lists = ("--set", "denoiser.strength=0.5,1", "--set", "input.axes=cyx")
+    result = invoke("job.yaml", *lists, "--plane", "c=1", "--region", "0:64,0:64")
+    assert result.exit_code == 0, result.output
+    suggested = " ".join(result.stdout.partition("suggested")[2].split())
+    assert suggested.endswith("(for plane c=1; others may need another: --plane)")
+
+
 def test_figures_for_programs(folder: Path) -> None:
     result = invoke("job.yaml", "--json", "--set", "denoiser.strength=1,-1", "--region", "0:64,0:64")
     found = json.loads(result.stdout)
