@@ -57,12 +57,21 @@ def saved(path: Path, pixels: NDArray[Any]) -> Path:
     return path
 
 
+def stored(path: Path, pixels: NDArray[Any]) -> Path:
+    """An HDF5 file."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        file["frames"] = pixels
+    return path
+
+
 @pytest.mark.parametrize("name", FILTERS)
 def test_planes_far_apart_or_of_no_stated_meaning_stay_as_they_are_alone(tmp_path: Path, name: str) -> None:
     planes = frames()
     sources = {
         "apart": tagged(tmp_path / "apart.tif", planes, 5.0),
         "unknown": saved(tmp_path / "unknown.npy", planes),
+        "series": stored(tmp_path / "series.h5", planes),
         "distance": write_zarr(tmp_path / "distance.zarr", planes, axes="zyx"),
     }
     for key, source in sources.items():

@@ -89,6 +89,7 @@ def outcome_json(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
         "peak_memory_bytes",
         "device_peak_bytes",
         "compute_seconds",
+        "holes",
     )
     quarantined = [
         {
