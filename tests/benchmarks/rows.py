@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks.data import image
+from tests.benchmarks.photons import PHOTON_ROWS
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -388,11 +389,12 @@ FIGURES = [
         60,
         1,
     ),
+    *(Figure("photons", *row, 1) for row in PHOTON_ROWS),
 ]
 
 GROUPS = {
     "denoise": ("box", "cnn", "scaling", "memory", "noop", "checks", "trials", "start"),
-    "levels": ("levels",),
+    "images": ("levels", "photons"),
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables of the page, and the cases of each."""
