@@ -70,7 +70,7 @@ def write_zarr(path: Path, pixels: Image, chunk: int = 64, axes: str | None = No
 
 
 def job_of(
-    source: Path,
+    source: str | Path,
     output: Path,
     name: str,
     options: Mapping[str, Any] | None = None,

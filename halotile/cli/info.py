@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halotile.errors import HalotileError
+from halotile.errors import DamagedData, HalotileError
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import Row
@@ -74,13 +74,18 @@ def _pattern_of(path: str) -> str | None:
         return path
     if not os.path.isdir(path):
         return None
-    counts = Counter(entry.suffix for entry in Path(path).iterdir() if entry.suffix and entry.name[0] != ".")
+    names = {entry.name for entry in Path(path).iterdir() if entry.name[0] != "."}
+    # What a run wrote is no image to begin with.
+    images = (name for name in names if f"{name}.run" not in names and not name.endswith(".run"))
+    counts = Counter(suffix for name in images if (suffix := Path(name).suffix))
     patterns = [
         os.path.normpath(os.path.join(glob.escape(path), f"*{suffix}")) for suffix, _ in counts.most_common()
     ]
     for pattern in [path, *patterns]:
         try:
             open_source(pattern if pattern == path else sorted(glob.glob(pattern))[0], complex_pixels=True)
+        except DamagedData:
+            pass  # said of the file by its name
         except HalotileError:
             continue
         return None if pattern == path else pattern

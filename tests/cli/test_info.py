@@ -159,7 +159,8 @@ def test_several_images_are_shown_by_the_first_with_a_job_for_all(
     for number in (1, 2, 3):
         np.save(tmp_path / f"scans/slice_{number}.npy", noisy_image((40, 30 + number)))
         (tmp_path / f"scans/slice_{number}.txt").write_text("none")
-    zarr.create_array(tmp_path / "scans/slice_1.denoised.zarr", data=noisy_image((40, 30)))
+        zarr.create_array(tmp_path / f"scans/slice_{number}.denoised.zarr", data=noisy_image((40, 30)))
+        (tmp_path / f"scans/slice_{number}.denoised.zarr.run").mkdir()
     text = RUNNER.invoke(app, ["info", asked]).stdout
     pattern = asked if "*" in asked else "scans/*.npy"
     assert f"3 match {pattern}; what follows is the first, slice_1.npy" in text
@@ -171,6 +172,15 @@ def test_several_images_are_shown_by_the_first_with_a_job_for_all(
         f"{tmp_path}/{pattern}",
         f"{tmp_path}/scans/{{stem}}.denoised.zarr",
     )
+
+
+def test_a_damaged_first_image_of_a_folder_is_named(tmp_path: Path) -> None:
+    for name in ("a.tif", "b.tif"):
+        tifffile.imwrite(tmp_path / name, noisy_image((200, 300)))
+    whole = (tmp_path / "a.tif").read_bytes()
+    (tmp_path / "a.tif").write_bytes(whole[: len(whole) // 2])
+    result = RUNNER.invoke(app, ["info", str(tmp_path)])
+    assert (result.exit_code, "a.tif: the TIFF is cut short" in result.stderr) == (4, True)
 
 
 def test_the_configuration_comes_with_the_command_that_compares_strengths(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -175,6 +176,32 @@ def shared_gradients(group: TorchGroup) -> dict[str, Any]:
     step(0.0)
     loss = c.reduce_loss(torch.tensor(float(group.rank)), group), c.reduce_loss(1.0, group, mean=False)
     return {"first": first, "second": second, "loss": loss}
+
+
+def after_a_failed_pass(group: TorchGroup) -> list[Any]:
+    """Gradients that are asked for without being kept, of a pass that fails midway, and of the next."""
+    layer = torch.nn.Linear(2, 1)
+    c.mark_shared(layer, group)
+    batch = torch.full((1, 2), group.rank + 1.0)
+    asked = torch.autograd.grad(layer(batch).sum(), layer.weight)[0]
+    kept = layer.weight.grad
+    with suppress(RuntimeError):
+        (layer(batch).sum() + _Failing.apply(layer(batch)).sum()).backward()
+    layer.zero_grad()
+    layer(batch).sum().backward()
+    return [asked.tolist(), kept, layer.weight.grad.tolist()]
+
+
+class _Failing(torch.autograd.Function):  # type: ignore[misc]
+    """A function whose gradient fails."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of memory")
 
 
 def transform_faults(group: TorchGroup, shape: tuple[int, ...], tolerance: float) -> list[str]:

@@ -46,6 +46,11 @@ def test_gradients_of_shared_parameters_are_summed_once_a_pass(four: Distributed
         assert end["loss"] == (1.0, 3.0)
 
 
+def test_a_pass_that_failed_does_not_end_the_sums(four: DistributedContext) -> None:
+    ends = four.run_torch(collecting.after_a_failed_pass, ranks=2)
+    assert ends == [[[[1.0, 1.0]], None, [[3.0, 3.0]]], [[[2.0, 2.0]], None, [[3.0, 3.0]]]]
+
+
 @RANKS
 @pytest.mark.parametrize("columns", [8, 7])
 def test_transforms_and_their_gradients_for_every_norm(
@@ -80,6 +85,7 @@ def test_transforms_along_other_axes(four: DistributedContext, ranks: int) -> No
         (lambda x, g: collectives.halo_exchange(x, g, [4], 0, 1, 1), r"has 3 along axis 0"),
         (lambda x, g: fft.fftn(x, g, [3], dim=(0,)), r"Write two or more"),
         (lambda x, g: fft.irfft2(x, g, [3], is_cut_along_last=True), r"Write length="),
+        (lambda x, g: fft.irfft2(x, g, [3], length=12), r"a spectrum of 7 numbers, and this one has 4"),
     ],
 )
 def test_wrong_sizes_are_refused_with_what_to_write(call: object, message: str) -> None:

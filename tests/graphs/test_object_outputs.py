@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import halotile
 from halotile.cli.config.loading import load_job
 from halotile.cli.main import app
-from halotile.errors import BlockFailed, ConfigError, MissingPackage, OutputInUse, OutputRefused
+from halotile.errors import BlockFailed, ConfigError, InputError, MissingPackage, OutputInUse, OutputRefused
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.plans.make import make_plan
@@ -72,7 +72,11 @@ def test_the_objects_are_the_files_of_a_local_run(
 
 
 def test_killed_workers_and_drivers_lose_nothing(
-    scene: StoreScene, store_cluster: RunningCluster, check_whole: Callable[[], None]
+    scene: StoreScene,
+    store_cluster: RunningCluster,
+    check_whole: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with running(scene) as driver:
         workers = scene.workers()
@@ -82,11 +86,16 @@ def test_killed_workers_and_drivers_lose_nothing(
         kill(members(driver.pid))
     done = scene.journalled()
     assert 6 <= len(done) < BLOCKS
+    with monkeypatch.context() as elsewhere:
+        elsewhere.chdir(tmp_path_factory.mktemp("elsewhere"))
+        with pytest.raises(InputError, match="which has not finished it"):
+            make_plan(job_of(str(scene.output), Path("again.zarr"), "none"))
     scene.forget()
     scene.set_pace(0)
     assert scene.run(store_cluster).resumed == len(done)
     assert sorted(scene.seen()) == sorted(set(range(BLOCKS)) - done)
     check_whole()
+    make_plan(job_of(str(scene.output), Path("again.zarr"), "none"))
 
 
 def test_damage_is_repaired_and_nothing_else_is_done(

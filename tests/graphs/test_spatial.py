@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from halotile import DistributedContext
+from halotile.errors import RankFailed
 from tests.graphs import unet_on_ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
@@ -26,3 +29,14 @@ def test_what_mixes_rows_in_another_way_is_refused(four: DistributedContext) -> 
     for found in four.run_torch(unet_on_ranks.refusals, ranks=2):
         assert set(found) == set(unet_on_ranks.REFUSED)
         assert all(text.startswith("ConfigError: the network ") for text in found.values()), found
+
+
+def test_pools_keep_their_options(four: DistributedContext) -> None:
+    assert four.run_torch(unet_on_ranks.pools, ranks=3) == [[0.0] * 3] * 3
+
+
+def test_an_image_of_too_few_rows_is_refused_on_all_ranks(four: DistributedContext) -> None:
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match="a rank has no rows of an image of 4 rows"):
+        four.run_torch(unet_on_ranks.compared, 4, "zeros", False, ranks=2)
+    assert time.monotonic() - began < 20

@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 JOIN = """
 import torch, halotile
 with halotile.torch_group.join(device_mode="cpu", timeout_seconds=60) as group:
-    print(group.rank, group.world_size, group.host, float(group.all_reduce(torch.tensor(group.rank + 1.0))), flush=True)
+    total = float(group.all_reduce(torch.tensor(group.rank + 1.0)))
+    print(f"{group.rank} {group.world_size} {group.host} {total}\\n", end="", flush=True)
 """
 TRAIN = """
 import os, sys, time, torch, torch.distributed as dist

@@ -81,6 +81,21 @@ def compared(group: TorchGroup, rows: int, padding_mode: str, training: bool) ->
     }
 
 
+def pools(group: TorchGroup) -> list[float]:
+    """Differences of average pools with their options from those of the whole image."""
+    x = torch.randn(1, 2, 16, 11, generator=torch.Generator().manual_seed(1))
+    sizes = torch_group.aligned_sizes(16, group.world_size, 2)
+    gaps = []
+    for pool in (
+        nn.AvgPool2d(2, divisor_override=1),
+        nn.AvgPool2d((2, 3), padding=(0, 1), count_include_pad=False),
+        nn.MaxPool2d((2, 3), padding=(0, 1)),
+    ):
+        cut = torch_group.spatial(pool, group)(x.split(sizes, -2)[group.rank])
+        gaps.append(float((cut - pool(x).split([n // 2 for n in sizes], -2)[group.rank]).abs().max()))
+    return gaps
+
+
 REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "flip": lambda x: torch.flip(x, (-2,)),
     "mean": lambda x: x.mean((-2, -1)),
@@ -93,6 +108,12 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "roll": lambda x: torch.roll(x, 1, -2),
     "cumsum": lambda x: x.cumsum(-2),
     "getitem": lambda x: x[..., 1:, :],
+    "ceil_mode": lambda x: nn.AvgPool2d(2, ceil_mode=True)(x),
+    "max ceil_mode": lambda x: torch.max_pool2d(x, 2, 2, 0, 1, True),
+    "even kernel": lambda x: nn.Conv2d(1, 1, 4, padding="same")(x),
+    "property": lambda x: x.mT,
+    "three axes": lambda x: x[0].mean(1),
+    "index of three axes": lambda x: x[0][0, 1],
 }
 
 

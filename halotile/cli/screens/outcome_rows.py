@@ -121,6 +121,7 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         "undone_blocks": verdict.undone.to_text(),
         "problems": list(verdict.problems),
         "repaired": verdict.repaired,
+        "unchecked_levels": verdict.unchecked_levels,
     }
 
 
@@ -137,6 +138,11 @@ def verdict_lines(output: OutputPath, verdict: Verdict) -> list[str]:
         are = "block is" if count == 1 else "blocks are"
         lines.append(
             f"{count:,} {are} not done: {_cut(verdict.undone.to_text())} (quarantined, or not yet run)"
+        )
+    if verdict.unchecked_levels:
+        lines.append(
+            f"not checked: {counted(verdict.unchecked_levels, 'level')} that `recon-cli levels` added. To make them anew, remove their folders "
+            "and their entries in zarr.json"
         )
     if not verdict.repairable:
         lines.append(

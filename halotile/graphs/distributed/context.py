@@ -337,7 +337,7 @@ class DistributedContext(SingleRank):
         """
         call = partial(call_with_group, function, args)
         program = TorchProgram(call, self.folder, backend, self.device_mode, timeout_seconds)
-        return program.run(self.client, ranks, retries)
+        return program.run(self.client, ranks, retries, self.world_size)
 
     is_lazy = staticmethod(dask_arrays.is_lazy)
     lazy_blocks = staticmethod(dask_arrays.lazy_blocks)

@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from distributed import Client, Future
 
-from halotile.errors import ConfigError, PeerLost, RankFailed, TaskFailed
+from halotile.errors import ConfigError, PeerLost, RankFailed
+from halotile.graphs.clusters.connection.addresses import host_of
 from halotile.graphs.clusters.connection.present import present_workers
 from halotile.tasks.groups.opening import Rendezvous, opened
 
@@ -64,7 +64,7 @@ class TorchProgram:
     device_mode: str | None = None
     timeout_seconds: float = 60.0
 
-    def run(self, client: Client, ranks: int | None, retries: int) -> list[Any]:
+    def run(self, client: Client, ranks: int | None, retries: int, usual: int = 1) -> list[Any]:
         """Run the ranks to their end; return their results in order.
 
         Parameters
@@ -75,6 +75,8 @@ class TorchProgram:
             Number of ranks, each on a worker of its own; None: one on every worker that is there.
         retries : int
             Further attempts, from the beginning of the function, after a rank has failed.
+        usual : int
+            Number of workers of the cluster, some of which may just be coming back.
 
         Raises
         ------
@@ -83,7 +85,7 @@ class TorchProgram:
         RankFailed
             When a rank failed in every attempt.
         """
-        workers = _workers_for(client, ranks)
+        workers = _returned(client, ranks, ranks or usual)
         for attempt in range(retries + 1):
             try:
                 return self._attempt(client, workers)
@@ -100,11 +102,13 @@ class TorchProgram:
         """Run the ranks once, each on one of the workers."""
         token = secrets.token_hex(8)
         meeting = str(self.folder / f"ranks-{token}")
+        hosts = [host_of(worker) for worker in workers]
         places = [
             Rendezvous(
-                rank, len(workers), _local_rank(workers, rank), meeting, _host(worker), self.backend, self.device_mode, self.timeout_seconds
+                rank, len(workers), hosts[:rank].count(host), meeting, host, self.backend, self.device_mode, self.timeout_seconds,
+                local_size=hosts.count(host),
             )
-            for rank, worker in enumerate(workers)
+            for rank, host in enumerate(hosts)
         ]  # fmt: skip
         futures = [
             client.submit(
@@ -178,13 +182,13 @@ def _is_by_others(error: BaseException | None) -> bool:
 
 def _end_of(future: Future, rank: int) -> RankEnd:
     try:
-        end: RankEnd = future.result(timeout=RESTART_SECONDS)
+        end: RankEnd = future.result()
     except Exception as error:
         return RankEnd(rank, trace="".join(traceback.format_exception_only(error)))
     return end
 
 
-def _failure(failed: Sequence[RankEnd], hung: Sequence[int], count: int) -> TaskFailed:
+def _failure(failed: Sequence[RankEnd], hung: Sequence[int], count: int) -> RankFailed:
     """The error of a program: first that of the rank that failed by itself, then the others in a line."""
     causes = sorted(failed, key=lambda end: (end.by_others, end.rank))
     first = causes[0]
@@ -231,12 +235,3 @@ def _restart(client: Client, workers: Sequence[str]) -> None:
     if workers and client.status == "running":
         with suppress(Exception):
             client.restart_workers(list(workers), timeout=RESTART_SECONDS, raise_for_error=False)
-
-
-def _host(worker: str) -> str:
-    return urlsplit(worker).hostname or "127.0.0.1"
-
-
-def _local_rank(workers: Sequence[str], rank: int) -> int:
-    """Number of a rank among those on its machine."""
-    return sum(_host(worker) == _host(workers[rank]) for worker in workers[:rank])

@@ -11,9 +11,10 @@ from halotile.errors import DamagedData, InputError, MemoryRefused, OutputRefuse
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.kinds.sections import Run, parse_bytes
 from halotile.storage.arrays import Source
-from halotile.storage.disk.object_path import OutputPath, path_of
+from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.object_claim import check_finished
 from halotile.storage.stored_array import StoredArray
 
 
@@ -38,6 +39,9 @@ def check_whole(path: str) -> None:
         With the progress of that run, and how to resume it.
     """
     for output in (path_of(path), path_of(path).parent):  # the input may be a level of an OME-Zarr group
+        if isinstance(output, ObjectPath):
+            check_finished(output)
+            continue
         if not output.name or not (directory := RunDirectory.beside(output)).journal_path.is_file():
             continue
         with suppress(DamagedData, ResumeRefused):  # damaged or of another version: its state is unknown

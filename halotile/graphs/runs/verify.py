@@ -24,9 +24,9 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.names import output_path
 from halotile.storage.run_directory.number_ranges import RangeSet
-from halotile.storage.run_directory.object_claim import elsewhere
+from halotile.storage.run_directory.object_claim import ObjectClaim, elsewhere
 from halotile.storage.sharded.output import Layout, open_output
-from halotile.storage.sharded.ownership import metadata_problems, restore_metadata
+from halotile.storage.sharded.ownership import added_levels, metadata_problems, restore_metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class Verdict:
     against their checksums only: those of another place or time pass."""
     iterates: bool = False
     """True where a repair of blocks has to iterate again from the start."""
+    unchecked_levels: int = 0
+    """Levels that were added to the image, which no journal knows."""
 
     @property
     def sound(self) -> bool:
@@ -101,7 +103,16 @@ def verify(
             )
         layout = open_output(path)
         damaged = dict(damaged_blocks(path, layout, layout.grid))
-        return Verdict(len(layout.grid), len(layout.grid), _lines("shard", damaged), 0, repairable=False)
+        return Verdict(
+            len(layout.grid),
+            len(layout.grid),
+            _lines("shard", damaged),
+            0,
+            repairable=False,
+            unchecked_levels=added_levels(path, layout),
+        )
+    if isinstance(path, ObjectPath):
+        ObjectClaim(path, directory).check(may_replace=False)
     written = _outputs(directory, stored)
     problems = tuple(problem for state in written for problem in (*state.metadata(), *state.lines()))
     undone = _undone(written)
@@ -115,6 +126,7 @@ def verify(
             0,
             undone,
             iterates=iterates,
+            unchecked_levels=sum(added_levels(state.path, state.layout) for state in written),
         )
     _repair(path, stored, written, job, observer)
     after = _outputs(directory, stored, look_at=[state.damaged for state in written])

@@ -199,6 +199,10 @@ def lies_in(place: OutputPath, folder: OutputPath) -> bool:
     return folder == place or folder in (*place.parents,)
 
 
+REQUEST_TIMEOUT = "300 seconds"
+"""Time of one request: that of obstore, 30 s, is too short for a shard on a slow line."""
+
+
 @lru_cache(maxsize=64)
 def store_at(url: str) -> Any:
     """Return the store at a URL, with credentials, region and endpoint from the environment.
@@ -214,6 +218,8 @@ def store_at(url: str) -> Any:
         raise MissingPackage(
             'a Zarr at a URL is read and written with obstore, which is not installed. Write: pip install "halotile[s3]"'
         ) from error
+    # As an argument, it would take the place of all that the environment says of the client.
+    os.environ.setdefault("AWS_TIMEOUT", REQUEST_TIMEOUT)
     options: dict[str, Any] = {"client_options": {"allow_http": True}} if url.startswith("http://") else {}
     return from_url(url, **options)
 

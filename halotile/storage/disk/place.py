@@ -135,7 +135,7 @@ def check_reachable(place: OutputPath, key: str = "output.path") -> None:
     except OSError as error:
         raise OutputRefused(
             f"{key} is {place}: {error.strerror}. Write a place that exists and that you may list, read and write; credentials, region and "
-            "endpoint are in the environment, such as AWS_ACCESS_KEY_ID, AWS_REGION and AWS_ENDPOINT_URL."
+            "endpoint are in the environment, such as AWS_ACCESS_KEY_ID, AWS_REGION and AWS_ENDPOINT_URL; AWS_ALLOW_HTTP=true for an endpoint without TLS."
         ) from error
 
 

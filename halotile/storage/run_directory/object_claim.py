@@ -11,11 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefused
-from halotile.storage.disk.object_path import ObjectPath, OutputPath, store_errors
+from halotile.errors import DamagedData, HalotileError, InputError, OutputInUse, OutputRefused
+from halotile.storage.disk.object_path import SCHEMES, ObjectPath, OutputPath, store_errors
 from halotile.storage.disk.place import ZARR_JSON
 from halotile.storage.run_directory.directory import FILE_MODE, RunDirectory
-from halotile.storage.run_directory.names import CLAIM
+from halotile.storage.run_directory.names import CLAIM, FINISHED
 from halotile.storage.run_directory.validation import is_text, read_object
 
 _TEXTS = dict.fromkeys(("token", "directory", "host"), is_text)
@@ -128,6 +128,18 @@ class ObjectClaim:
         (self.output / ZARR_JSON).facts()
         return ""
 
+    def mark(self, *, is_finished: bool) -> None:
+        """Record whether every block of the output is done, for those who read it."""
+        import obstore
+
+        place = self.place.with_name(FINISHED)
+        with store_errors(place):
+            if is_finished:
+                obstore.put(place.store, place.key, b"")
+            else:
+                with suppress(FileNotFoundError):
+                    obstore.delete(place.store, place.key)
+
     def _is_own(self, holder: dict[str, Any]) -> bool:
         try:
             own = read_object(self.run.path / CLAIM, "", _TEXTS)
@@ -158,3 +170,22 @@ def elsewhere(output: OutputPath) -> str:
         if holder := ObjectClaim(output, run).holder():
             owner = f" It belongs to {words_of(holder)}."
     return f" Of an output in a store that is {run.path.name} in the working directory.{owner}"
+
+
+def check_finished(output: ObjectPath) -> None:
+    """Refuse an output in a store of which a run has blocks left to do.
+
+    Raises
+    ------
+    InputError
+        With where that run is.
+    """
+    if not output.key or output.url.partition("://")[0] not in SCHEMES:
+        return
+    claim = ObjectClaim(output, RunDirectory.beside(output))
+    with suppress(OSError):  # said where it is opened
+        if (holder := claim.holder()) and not claim.place.with_name(FINISHED).exists():
+            raise InputError(
+                f"{output} is the output of {words_of(holder)}, which has not finished it. Run there to go on; or remove "
+                f"{claim.place} to read it as it is."
+            )

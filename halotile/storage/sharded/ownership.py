@@ -83,6 +83,16 @@ def restore_metadata(root: str | OutputPath, layout: Layout, disk: OutputDisk | 
         disk.write_file(file, [json.dumps(written, indent=2).encode()])
 
 
+def added_levels(place: str | OutputPath, layout: Layout) -> int:
+    """Number of the levels that were added to an output, which no journal knows."""
+    document = _read_document(path_of(place) / ZARR_JSON) if layout.ome else None
+    try:
+        datasets = (document or {})["attributes"]["ome"]["multiscales"][0]["datasets"]
+    except (KeyError, IndexError, TypeError):
+        return 0
+    return max(0, len(datasets) - layout.levels)
+
+
 def remove_added_levels(place: str | OutputPath, layout: Layout, disk: OutputDisk | None = None) -> int:
     """Remove the levels that were added to an output whose pixels are about to change, and return their number."""
     root = path_of(place)

@@ -14,6 +14,8 @@ from halotile.tasks.groups.gloo import gloo_options
 from halotile.tasks.groups.group import TorchGroup, talking
 
 BACKENDS = ("auto", "gloo", "nccl")
+END_SECONDS = 3600.0
+"""Time in which all ranks have to end after the first; one that dies breaks its connections at once."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Rendezvous:
         ``cpu``, ``gpu``, or None: a GPU if there is one.
     timeout_seconds : float
         Longest wait for the other ranks.
+    local_size : int
+        Number of ranks on its machine.
+    gpu : int
+        Number of its GPU among those that it sees: a worker sees its own first.
     """
 
     rank: int = 0
@@ -45,6 +51,8 @@ class Rendezvous:
     backend: str = "auto"
     device_mode: str | None = None
     timeout_seconds: float = 60.0
+    local_size: int = 1
+    gpu: int = 0
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -69,7 +77,7 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
 
     device = choose_device(place.device_mode)
     if device.type == "cuda":
-        device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+        device = torch.device("cuda", place.gpu % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if place.backend == "nccl" and device.type == "cpu":
         raise ConfigError(
@@ -90,7 +98,7 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
             place.rank, place.world_size, place.local_rank, device, backend, place.timeout_seconds, place.host
         )
         yield group
-        group.barrier()  # nobody ends a connection that others still use
+        group.barrier(END_SECONDS)  # nobody ends a connection that others still use
     finally:
         dist.destroy_process_group()
 

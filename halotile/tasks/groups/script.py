@@ -21,9 +21,11 @@ import psutil
 
 from halotile.errors import RankFailed
 from halotile.tasks.groups.opening import Rendezvous
+from halotile.tasks.groups.torch_group import HOST
 
 MEETING = "HALOTILE_TORCH_MEETING"
 """Environment variable with the file in which the ranks meet."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def run_script(
@@ -78,12 +80,18 @@ def rank_variables(place: Rendezvous) -> Mapping[str, str]:
     >>> variables["RANK"], variables["WORLD_SIZE"], variables["GLOO_SOCKET_IFNAME"]
     ('1', '2', 'lo')
     """
+    visible, number = os.environ.get(VISIBLE, "").split(","), place.local_rank
+    if len(visible) > number:  # a worker sees its own GPU first, and a script takes that of its number
+        visible = [*visible[len(visible) - number :], *visible[: len(visible) - number]]
     variables = {
-        **{"RANK": place.rank, "WORLD_SIZE": place.world_size, "LOCAL_RANK": place.local_rank},
-        **{"MASTER_ADDR": place.host, "MASTER_PORT": 0, MEETING: place.meeting},
-        "HALOTILE_RANK": place.rank,
-        "HALOTILE_SIZE": place.world_size,
+        **{"RANK": place.rank, "WORLD_SIZE": place.world_size},
+        **{"LOCAL_RANK": number, "LOCAL_WORLD_SIZE": place.local_size},
+        **{"HALOTILE_RANK": place.rank, "HALOTILE_SIZE": place.world_size},
+        **{"HALOTILE_LOCAL_RANK": number, "HALOTILE_LOCAL_SIZE": place.local_size},
+        **{"MASTER_ADDR": place.host, "MASTER_PORT": 0, MEETING: place.meeting, HOST: place.host},
     }
+    if visible != [""]:
+        variables |= {VISIBLE: ",".join(visible)} | ({"LOCAL_RANK": 0} if len(visible) <= number else {})
     interface = _interface(place.host)
     names = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
     return {name: str(value) for name, value in variables.items()} | names

@@ -25,6 +25,9 @@ from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.launchers import Copy, copy_of
 from halotile.tasks.groups.opening import Rendezvous, opened
 
+HOST = "HALOTILE_TORCH_HOST"
+"""Environment variable with the address at which a rank listens."""
+
 __all__ = ["TorchGroup", "aligned_sizes", "join", "spatial"]
 
 
@@ -72,9 +75,17 @@ def _place(copy: Copy | None, environment: Mapping[str, str]) -> Rendezvous:
     """
     if copy is None:
         return Rendezvous()
-    is_here = copy.local_size == copy.size
-    host = "127.0.0.1" if is_here else socket.getfqdn()
-    return Rendezvous(copy.rank, copy.size, copy.local_rank or 0, _meeting(copy, environment), host)
+    is_here, number = copy.local_size == copy.size, copy.local_rank or 0
+    host = environment.get(HOST) or ("127.0.0.1" if is_here else socket.getfqdn())
+    return Rendezvous(
+        copy.rank,
+        copy.size,
+        number,
+        _meeting(copy, environment),
+        host,
+        local_size=copy.local_size or 1,
+        gpu=number,
+    )
 
 
 def _meeting(copy: Copy, environment: Mapping[str, str]) -> str:
@@ -83,7 +94,10 @@ def _meeting(copy: Copy, environment: Mapping[str, str]) -> str:
         said = environment.get("RANK"), environment.get("WORLD_SIZE")
         if said in ((None, None), (str(copy.rank), str(copy.size))):
             return "env://"
-    if not copy.launch:
+    if copy.launch in (
+        "",
+        environment.get("SLURM_JOB_ID"),
+    ):  # a later program of the job would meet the same file
         raise ConfigError(
             f"this is rank {copy.rank} of {copy.size}, and nothing says where the ranks meet. Set MASTER_ADDR and MASTER_PORT, or start them "
             "with torchrun, srun or mpirun."

@@ -74,9 +74,11 @@ def estimate_noise_levels(
 
 
 def sampled_planes(
-    source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()
+    source: Readable, spatial: Sequence[int], looped: Sequence[int] = (), most: int | None = None
 ) -> Iterator[tuple[tuple[int, ...], list[NDArray[np.float64]]]]:
     """Yield the place of each plane on the looped axes, with the squares that are sampled of it; NaN where they are not finite.
+
+    Of more planes than ``most``, as many are taken, spread evenly.
 
     Raises
     ------
@@ -91,7 +93,12 @@ def sampled_planes(
         )
     lengths = tuple(source.shape[axis] for axis in looped)
     samples = max(LEAST_SAMPLES, min(SAMPLES, ALL_SAMPLES // max(1, math.prod(lengths))))
-    for place in itertools.product(*map(range, lengths)):
+    total = math.prod(lengths)
+    count = min(total, total if most is None else most)
+    chosen = {number * total // count for number in range(count)}
+    for number, place in enumerate(itertools.product(*map(range, lengths))):
+        if number not in chosen:
+            continue
         regions = plane_regions(source.shape, square, dict(zip(looped, place, strict=True)), samples)
         yield place, [as_square(source.read(region), square) for region in regions]
 

@@ -1,8 +1,7 @@
-"""The first planes of an image as samples show them: range of values, noise level, and its growth with brightness."""
+"""Planes of an image as samples show them: range of values, noise level, and its growth with brightness."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from halotile.storage.rim import Readable
 from halotile.tasks.noise.estimate import Values, plane_level, sampled_planes
 from halotile.tasks.noise.photon_noise import fit_photon_noise
 
-PLANES = 4
+PLANES = 64
 """Planes that are looked at, at most."""
 TAIL = 1e-3
 """Share of the samples below the range of values, and above."""
@@ -47,7 +46,7 @@ class PlaneSurvey:
 def survey_planes(
     source: Readable, spatial: Sequence[int], looped: Sequence[int] = ()
 ) -> tuple[PlaneSurvey, ...]:
-    """Look at samples of the first planes; at none that are too small or cannot be read.
+    """Look at samples of the planes, spread evenly where there are many; at none that are too small or cannot be read.
 
     Parameters
     ----------
@@ -58,7 +57,7 @@ def survey_planes(
     """
     found = []
     with suppress(InputError):  # a run says so, where it matters
-        for place, squares in itertools.islice(sampled_planes(source, spatial, looped), PLANES):
+        for place, squares in sampled_planes(source, spatial, looped, PLANES):
             found.append(_surveyed(place, squares))
     return tuple(found)
 

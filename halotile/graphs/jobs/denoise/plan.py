@@ -134,7 +134,9 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     if photons is None:
         leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous)
     nodata = holed.holes.value if holed.holes else None
-    written = choose_type(job, denoiser, view, roles, levels=levels, nodata=nodata, previous=previous)
+    written = choose_type(
+        job, denoiser, view, roles, original.dtype, levels=levels, nodata=nodata, previous=previous
+    )
     return _Opened(
         begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, written
     )

@@ -100,6 +100,8 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
             for slot, journal in zip(slots, _open(slots), strict=True):
                 stack.enter_context(journal)
                 opened.append(HeldOutput(slot.output, journal, stack.enter_context(_hold(slot))))
+                if slot.claim and len(journal.done) < journal.total:
+                    slot.claim.mark(is_finished=False)
         except OSError as error:
             if not is_full(error):
                 raise

@@ -248,6 +248,8 @@ class HeldOutputs:
 
     def _unmark(self, held: HeldOutput, numbers: Iterable[int]) -> None:
         """Remove blocks from a journal: until they are done again, no input is known to be theirs."""
+        if isinstance(held.hold, ObjectClaim):
+            held.hold.mark(is_finished=False)
         held.journal.unmark(numbers)
         if held.journal is self._at_hand:
             self._certain.discard(numbers)
@@ -294,6 +296,8 @@ class HeldOutputs:
         for held in self.held:
             self._wait_until_checked(partial(self._check_output, held, signals))
             held.journal.ensure_durable()
+            if isinstance(held.hold, ObjectClaim) and len(held.journal.done) == held.journal.total:
+                held.hold.mark(is_finished=True)
 
     def _check_output(self, held: HeldOutput, signals: Signals) -> None:
         held.check_place()

@@ -122,6 +122,10 @@ def irfft2(
             "the spectrum is cut along its last axis, and its whole length is unknown. Write length=, that of the result."
         )
     total = x.shape[last] if length is None else length // 2 + 1
+    if not is_cut_along_last and total > x.shape[last]:
+        raise ConfigError(
+            f"length is {length}, which takes a spectrum of {total} numbers, and this one has {x.shape[last]}. Write a smaller one."
+        )
     if not is_cut_along_last:
         x = distributed_transpose(x.narrow(last, 0, min(total, x.shape[last])), group, sizes, first, last)
     x = torch.fft.ifft(x, dim=first, norm=norm)

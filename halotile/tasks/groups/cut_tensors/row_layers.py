@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from halotile.errors import ConfigError
 from halotile.tasks.groups.cut_tensors.halo import halo_exchange
-from halotile.tasks.groups.cut_tensors.transfers import all_reduce
+from halotile.tasks.groups.cut_tensors.transfers import all_reduce, wide_type
 from halotile.tasks.groups.group import TorchGroup
 
 ROWS = -2
@@ -43,9 +43,9 @@ def _window(
     ]
     before = max(0, *(bounds[r] - needs[r][0] for r in range(len(sizes)) if sizes[r]))
     after = max(0, *(needs[r][1] - bounds[r + 1] for r in range(len(sizes)) if sizes[r]))
-    if sizes[group.rank] == 0 or firsts[group.rank] == firsts[group.rank + 1]:
+    if not all(sizes) or any(a == b for a, b in itertools.pairwise(firsts)):  # for all ranks alike
         raise ConfigError(
-            f"rank {group.rank} has no rows of an image of {bounds[-1]} rows here. Take fewer ranks, or a larger image."
+            f"a rank has no rows of an image of {bounds[-1]} rows here ({sizes}). Take fewer ranks, or a larger image."
         )
     wide = halo_exchange(x, group, sizes, ROWS, before, after, "zero")
     start = needs[group.rank][0] - (bounds[group.rank] - before)
@@ -71,6 +71,10 @@ def _conv2d(
 ) -> torch.Tensor:
     steps, spread = _pair(stride), _pair(dilation)
     if padding == "same":
+        if any((k - 1) * d % 2 for k, d in zip(weight.shape[2:], spread, strict=True)):
+            raise ConfigError(
+                "the network has a convolution of an even kernel with padding='same', and its rows are cut among ranks. Pad it by numbers."
+            )
         padding = [(k - 1) * d // 2 for k, d in zip(weight.shape[2:], spread, strict=True)]
     edges = _pair(0 if padding == "valid" else padding)
     window = _window(input, group, weight.shape[2], steps[0], spread[0], edges[0])
@@ -115,31 +119,57 @@ def _with_bias_below(full: torch.Tensor, bias: torch.Tensor, rows: int) -> torch
     return torch.cat([top, bottom + bias.view(1, -1, 1, 1)], ROWS)
 
 
-def _pool(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def pooled(
-        group: TorchGroup,
-        input: torch.Tensor,  # noqa: A002 - torch's own name
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        *args: Any,
-        **options: Any,
-    ) -> torch.Tensor:
-        extra = [*args, *options.values()]
-        kernel, edges = _pair(kernel_size), _pair(padding)
-        if (
-            any(extra_value not in (1, (1, 1), [1, 1], False, True, None) for extra_value in extra)
-            or options.get("ceil_mode")
-            or edges[0]
-        ):
-            raise ConfigError(
-                "the network pools with padding, dilation or ceil_mode, and its rows are cut among ranks. Leave them out."
-            )
-        steps = _pair(kernel_size if stride in (None, [], ()) else stride)
-        window = _window(input, group, kernel[0], steps[0], 1, 0)
-        return function(window, kernel, steps, (0, edges[1]))
+def _max_pool2d(
+    group: TorchGroup,
+    input: torch.Tensor,  # noqa: A002 - torch's own name
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> torch.Tensor:
+    _check_pool(
+        rows_of_padding=_pair(padding)[0],
+        dilation=_pair(dilation) != (1, 1),
+        ceil_mode=ceil_mode,
+        return_indices=return_indices,
+    )
+    window, kernel, steps = _pooled_window(group, input, kernel_size, stride)
+    return F.max_pool2d(window, kernel, steps, (0, _pair(padding)[1]))
 
-    return pooled
+
+def _avg_pool2d(
+    group: TorchGroup,
+    input: torch.Tensor,  # noqa: A002 - torch's own name
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> torch.Tensor:
+    _check_pool(rows_of_padding=_pair(padding)[0], ceil_mode=ceil_mode)
+    window, kernel, steps = _pooled_window(group, input, kernel_size, stride)
+    sides = (0, _pair(padding)[1])
+    return F.avg_pool2d(window, kernel, steps, sides, False, count_include_pad, divisor_override)
+
+
+def _check_pool(**asked: Any) -> None:
+    """Refuse what pools rows beyond the image, or that are not beside each other."""
+    if wrong := [name for name, value in asked.items() if value]:
+        raise ConfigError(
+            f"the network pools with {' and '.join(wrong)}, and its rows are cut among ranks. Leave it out."
+        )
+
+
+def _pooled_window(
+    group: TorchGroup, x: torch.Tensor, kernel_size: Any, stride: Any
+) -> tuple[torch.Tensor, tuple[int, int], tuple[int, int]]:
+    """The rows that are pooled, kernel and stride."""
+    kernel = _pair(kernel_size)
+    steps = _pair(kernel_size if stride in (None, [], ()) else stride)
+    return _window(x, group, kernel[0], steps[0], 1, 0), kernel, steps
 
 
 def _interpolate(
@@ -252,11 +282,12 @@ def _normalised(
     x: torch.Tensor, group: TorchGroup, axes: tuple[int, ...], eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """A tensor with mean 0 and variance 1 over axes of all ranks, its mean and variance, and the number of its values in each."""
-    own = x.sum(axes, keepdim=True) * 0 + float(x.numel() // x.sum(axes).numel())
-    count = all_reduce(own.detach(), group)
-    mean = all_reduce(x.sum(axes, keepdim=True), group) / count
-    variance = all_reduce((x - mean).square().sum(axes, keepdim=True), group) / count
-    return (x - mean) * (variance + eps).rsqrt(), mean, variance, int(count.flatten()[0])
+    wide = x.to(wide_type(x))
+    total = wide.sum(axes, keepdim=True)
+    count = int(group.all_reduce(torch.tensor(x.numel() // total.numel(), device=x.device)))
+    mean = all_reduce(total, group) / count
+    variance = all_reduce((wide - mean).square().sum(axes, keepdim=True), group) / count
+    return ((wide - mean) * (variance + eps).rsqrt()).to(x.dtype), mean, variance, count
 
 
 def _affine(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
@@ -268,8 +299,8 @@ _HALO_OF_MODE = {"nearest": 0, "nearest-exact": 0, "bilinear": 1, "bicubic": 2}
 LAYERS: dict[str, Callable[..., Any]] = {
     "conv2d": _conv2d,
     "conv_transpose2d": _conv_transpose2d,
-    "max_pool2d": _pool(F.max_pool2d),
-    "avg_pool2d": _pool(F.avg_pool2d),
+    "max_pool2d": _max_pool2d,
+    "avg_pool2d": _avg_pool2d,
     "interpolate": _interpolate,
     "pad": _pad,
     "group_norm": _group_norm,

@@ -34,20 +34,30 @@ def mark_shared(module: torch.nn.Module, group: TorchGroup, *, mean: bool = Fals
     [[1.0, 1.0]]
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    arriving: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
     found: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    passes = [-1]
 
     def record(number: int, gradient: torch.Tensor) -> None:
-        if not found:  # the first of this backward pass
-            torch.autograd.Variable._execution_engine.queue_callback(reduce)
         before = parameters[number].grad
-        found[number] = gradient.detach(), None if before is None else before.clone()
+        arriving[number] = gradient.detach(), None if before is None else before.clone()
+
+    def written(number: int, _: torch.Tensor) -> None:
+        # A pass that failed leaves its gradients behind, and calls nothing at its end.
+        if (now := torch._C._current_graph_task_id()) != passes[0]:
+            passes[0] = now
+            found.clear()
+            torch.autograd.Variable._execution_engine.queue_callback(reduce)
+        found[number] = arriving.pop(number)
 
     def reduce() -> None:
         _sum_gradients(parameters, dict(found), group, mean)
         found.clear()
 
-    numbered = enumerate(parameters if group.world_size > 1 else ())
-    handles = [parameter.register_hook(partial(record, number)) for number, parameter in numbered]
+    handles = []
+    for number, parameter in enumerate(parameters if group.world_size > 1 else ()):
+        handles.append(parameter.register_hook(partial(record, number)))
+        handles.append(parameter.register_post_accumulate_grad_hook(partial(written, number)))
 
     def unmark() -> None:
         for handle in handles:
@@ -64,7 +74,7 @@ def _sum_gradients(
     mean: bool,
 ) -> None:
     """Replace the gradients of this rank, each found with what was there before, by the sums over the ranks."""
-    wide = [_wide(found[n][0] if n in found else torch.zeros_like(p)) for n, p in enumerate(parameters)]
+    wide = [_widened(found[n][0] if n in found else torch.zeros_like(p)) for n, p in enumerate(parameters)]
     for dtype in sorted({gradient.dtype for gradient in wide}, key=str):
         chosen = [number for number, gradient in enumerate(wide) if gradient.dtype == dtype]
         flat = torch.cat([wide[number].reshape(-1) for number in chosen])
@@ -76,5 +86,5 @@ def _sum_gradients(
             parameter.grad = gradient if before is None else before + gradient
 
 
-def _wide(gradient: torch.Tensor) -> torch.Tensor:
+def _widened(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient

@@ -36,6 +36,12 @@ _BY_ITSELF = {
 """Functions of single numbers, or of a row and the channels of its pixels; in place too."""
 
 
+_PROPERTIES = {
+    "data", "device", "dtype", "grad_fn", "is_cuda", "is_leaf", "layout", "ndim", "requires_grad", "shape",
+}  # fmt: skip
+"""Properties of a tensor that are those of its rows; the shape is that of this rank's part."""
+
+
 def aligned_sizes(rows: int, ranks: int, stride: int) -> list[int]:
     """Numbers of rows of the ranks, multiples of a network's total stride but for the last one's.
 
@@ -104,11 +110,23 @@ class _CutRows(TorchFunctionMode):  # type: ignore[misc]
         name = getattr(func, "__name__", str(func))
         if special := LAYERS.get(name):
             return special(self.group, *args, **options)
-        if name == "__getitem__":
+        if name == "__get__":
+            property_name = getattr(getattr(func, "__self__", None), "__name__", "")
+            if property_name not in _PROPERTIES:
+                _refuse(f"the property {property_name}")
+        elif name == "__getitem__":
+            _check_image(name, args[0])
             _check_index(args[1])
-        elif name not in _BY_ITSELF and name != "__get__" and name.strip("_") not in _BY_ITSELF:
+        elif name not in _BY_ITSELF and name.strip("_") not in _BY_ITSELF:
             _check_axes(name, args, options)
         return func(*args, **options)
+
+
+def _check_image(name: str, value: Any) -> None:
+    """Refuse tensors of which the second axis need not be that of the channels."""
+    tensors = value if isinstance(value, tuple | list) else [value]
+    if any(not isinstance(tensor, torch.Tensor) or tensor.ndim != 4 for tensor in tensors):
+        _refuse(f"{name} on a tensor without the axes batch, channels, rows, columns")
 
 
 def _check_index(index: Any) -> None:
@@ -122,6 +140,7 @@ def _check_index(index: Any) -> None:
 
 def _check_axes(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> None:
     """Accept functions along the channels alone; refuse those that are not known to leave rows alone."""
+    _check_image(name, args[0])
     place = 2 if name in ("chunk", "split") else 1
     axes = options.get("dim", args[place] if len(args) > place else None)
     if name not in _ALONG_AXES or axes not in (1, (1,), [1]):

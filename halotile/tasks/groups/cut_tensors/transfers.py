@@ -61,7 +61,7 @@ def gather_v(
 def all_gather_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0) -> torch.Tensor:
     """Join the parts of all ranks on every rank; the gradient of a part is the sum over the ranks."""
     _check_part(x, group, sizes, dim)
-    copies = x.to(_wide(x)).expand(
+    copies = x.to(wide_type(x)).expand(
         group.world_size, *x.shape
     )  # so that gradients of halves are summed in float32
     return torch.cat(exchange(copies.to(x.dtype).unbind(), _shapes(x, dim, sizes), group), dim)
@@ -73,7 +73,7 @@ def all_reduce_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: 
     received = exchange(
         x.split([*sizes], dim), _shapes(x, dim, [sizes[group.rank]] * group.world_size), group
     )
-    return torch.stack(received).to(_wide(x)).sum(0).to(x.dtype)
+    return torch.stack(received).to(wide_type(x)).sum(0).to(x.dtype)
 
 
 def all_reduce(x: torch.Tensor, group: TorchGroup) -> torch.Tensor:
@@ -114,7 +114,7 @@ def indexed_all_to_all_v(
         The axis of the slices.
     """
     _check_table(group, sizes)
-    chosen = x.to(_wide(x)).index_select(dim, torch.cat([*indices])).to(x.dtype)
+    chosen = x.to(wide_type(x)).index_select(dim, torch.cat([*indices])).to(x.dtype)
     return all_to_all_v(chosen, group, sizes, dim)
 
 
@@ -155,7 +155,8 @@ def reduce_loss(loss: float | torch.Tensor, group: TorchGroup, *, mean: bool = T
     return float(group.all_reduce(value.to(group.device), "mean" if mean else "sum"))
 
 
-def _wide(x: torch.Tensor) -> torch.dtype:
+def wide_type(x: torch.Tensor) -> torch.dtype:
+    """Type in which numbers of a tensor are summed."""
     return torch.float32 if x.dtype in HALVES else x.dtype
 
 

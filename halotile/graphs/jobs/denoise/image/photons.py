@@ -26,6 +26,8 @@ from halotile.tasks.noise.survey import PlaneSurvey
 from halotile.tasks.roles import Roles
 
 MODEL: Literal["poisson-gaussian"] = "poisson-gaussian"
+NAMED_PLANES = 6
+"""Planes that a note names."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,10 @@ def remark_on_noise(
         return ()
     if not (growing := [place_text(roles, plane.place) for plane in planes if plane.grows]):
         return ()
-    where = f" in plane {'; '.join(growing)}" if any(growing) else ""
+    where = ""
+    if len(growing) < len(planes):
+        more = " and others" if len(growing) > NAMED_PLANES else ""
+        where = f" in plane{'s' * (len(growing) > 1)} {'; '.join(growing[:NAMED_PLANES])}{more}"
     return (
         f"the noise grows with brightness{where}, as that of counted photons does, and one level is taken for all of a plane. If photons "
         f"are counted, write noise: {{model: {MODEL}}}, or compare the two with `recon-cli try`, plane by plane",

@@ -36,6 +36,7 @@ def choose_type(
     denoiser: Denoiser,
     source: Readable,
     roles: Roles,
+    stored: np.dtype[np.generic],
     *,
     levels: Levels | None,
     nodata: float | None,
@@ -47,23 +48,27 @@ def choose_type(
 
     Parameters
     ----------
+    source : Readable
+        The image, with NaN in its holes.
+    stored : dtype
+        Type of the file.
     levels : ndarray or None
         The estimated noise levels, one for each plane.
     nodata : float or None
         The value of a hole.
     """
     # A mask is smoothed to values between 0 and 1.
-    own = "float32" if source.dtype == np.bool_ else str(source.dtype)
+    own = "float32" if stored == np.bool_ else str(stored)
     wanted = own if job.output.dtype == "auto" else job.output.dtype
     if previous is not None:
         before = previous["identity"]["layout"]["dtype"]
         return ResultType(before if job.output.dtype == "auto" and before == "float32" else wanted)
-    is_rounded = source.dtype.kind in "iu" and np.dtype(wanted).kind in "iu" and not denoiser.keeps_values
+    is_rounded = stored.kind in "iu" and np.dtype(wanted).kind in "iu" and not denoiser.keeps_values
     if not is_rounded and levels is None:
         return ResultType(wanted)
     planes = survey_planes(source, roles.spatial, roles.looped)
     remarks = remark_on_noise(job, denoiser, planes, roles, levels)
-    coarse = [plane for plane in planes if is_rounded and _is_coarse(plane, source.dtype)]
+    coarse = [plane for plane in planes if is_rounded and _is_coarse(plane, stored)]
     if not coarse:
         return ResultType(wanted, remarks)
     is_held = nodata is None or number_of_type(nodata, np.dtype(np.float32)) is not None
