@@ -24,10 +24,10 @@ def ctx(cluster: RunningCluster) -> Iterator[DistributedContext]:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def four() -> Iterator[DistributedContext]:
-    """Four workers for the ranks of torch programs."""
-    with DistributedContext(workers=4, device_mode="cpu", memory_per_worker="2GiB") as opened:
+    """Four workers for the ranks of torch programs; no longer than a module, whose Dask it is by default."""
+    with DistributedContext(workers=4, device_mode="cpu", memory_per_worker="3GiB") as opened:
         yield opened
 
 

@@ -166,7 +166,7 @@ def test_a_nan_does_not_become_an_integer(
     parts = {"output": {"dtype": "uint16"}}
     with pytest.raises(ConfigError, match=r"output\.dtype is uint16, which cannot hold the NaN"):
         scene.run(cluster, parts=parts)
-    monkeypatch.setattr(holes, "sample_regions", lambda *_: [Region((0, 0), (BLOCK, BLOCK))])
+    monkeypatch.setattr(holes, "_squares", lambda *_: [Region((0, 0), (BLOCK, BLOCK))])
     with pytest.raises(BlockFailed, match=r"block 19 .*a pixel is NaN, and the output is uint16"):
         scene.run(cluster, parts=parts)
     assert scene.journalled() == others(19)

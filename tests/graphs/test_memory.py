@@ -20,7 +20,7 @@ SLACK_BYTES = 48 * MIB
 """What the allocator keeps and the interpreter makes in passing."""
 
 MEASURE = """
-import json, sys
+import ctypes, json, sys
 from pathlib import Path
 import psutil
 import halotile.graphs.runs.passes.worker_setup, halotile.graphs.runs.driver  # what a worker has imported
@@ -36,6 +36,7 @@ prepare_process(1)
 job = job_of(folder / "in.zarr", folder / "out.zarr", name, options, shard="auto", chunk="auto", tile={"block": block})
 plan = make_plan(job)
 create_output(plan.output, plan.layout)
+ctypes.CDLL(None).malloc_trim(0)  # what the planning had: a worker does not plan
 before = psutil.Process().memory_info().rss
 receipt = BlockRunner(work_of(plan).task).run(range(min(3, len(plan.grid))))
 assert not receipt.bad, receipt.bad[0].traceback
