@@ -85,7 +85,7 @@ class TorchProgram:
         RankFailed
             When a rank failed in every attempt.
         """
-        workers = _returned(client, ranks, ranks or usual)
+        workers = _returned(client, ranks, min(ranks or usual, usual))
         for attempt in range(retries + 1):
             try:
                 return self._attempt(client, workers)
@@ -95,7 +95,7 @@ class TorchProgram:
                 warnings.warn(
                     f"{error} Starting again: attempt {attempt + 2} of {retries + 1}.", stacklevel=3
                 )
-                workers = _returned(client, ranks, len(workers))
+                workers = _returned(client, ranks, len(workers))[: len(workers)]
         raise AssertionError
 
     def _attempt(self, client: Client, workers: Sequence[str]) -> list[Any]:
@@ -223,11 +223,11 @@ def _workers_for(client: Client, ranks: int | None) -> list[str]:
 
 
 def _returned(client: Client, ranks: int | None, count: int) -> list[str]:
-    """Wait for as many workers as before; where the number of ranks is open, go on with those that are left."""
+    """Wait for so many workers, for a while; where the number of ranks is open, go on with those that are left."""
     end = time.monotonic() + RETURN_SECONDS
     while len(present_workers(client)) < count and time.monotonic() < end:
         time.sleep(POLL_SECONDS)
-    return _workers_for(client, ranks)[:count]
+    return _workers_for(client, ranks)
 
 
 def _restart(client: Client, workers: Sequence[str]) -> None:

@@ -50,7 +50,7 @@ def execute_torch(
 
         ctx.client.subscribe_topic(TOPIC, show)
         program = TorchProgram(partial(run_rank_of_script, script, tuple(arguments)), ctx.folder)
-        program.run(ctx.client, order.workers, retries=0)
+        program.run(ctx.client, order.workers, retries=0, usual=order.workers)
 
 
 def run_rank_of_script(script: str, arguments: tuple[str, ...], place: Rendezvous) -> None:

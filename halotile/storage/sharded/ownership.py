@@ -97,15 +97,14 @@ def remove_added_levels(place: str | OutputPath, layout: Layout, disk: OutputDis
     """Remove the levels that were added to an output whose pixels are about to change, and return their number."""
     root = path_of(place)
     disk, file = disk or disk_of(root), root / ZARR_JSON
-    document = _read_document(file) if layout.ome else None
-    if document is None:
+    document = _read_document(file)
+    if document is None or not added_levels(root, layout):
         return 0
     datasets = document["attributes"]["ome"]["multiscales"][0]["datasets"]
     added = [root / entry["path"] for entry in datasets[layout.levels :]]
-    if added:
-        del datasets[layout.levels :]
-        document.pop("consolidated_metadata", None)
-        disk.write_file(file, [json.dumps(document, indent=2).encode()])
+    del datasets[layout.levels :]
+    document.pop("consolidated_metadata", None)
+    disk.write_file(file, [json.dumps(document, indent=2).encode()])
     for folder in added:
         if folder.parent == root and folder.is_dir():
             disk.remove_tree(folder)

@@ -94,10 +94,8 @@ def _meeting(copy: Copy, environment: Mapping[str, str]) -> str:
         said = environment.get("RANK"), environment.get("WORLD_SIZE")
         if said in ((None, None), (str(copy.rank), str(copy.size))):
             return "env://"
-    if copy.launch in (
-        "",
-        environment.get("SLURM_JOB_ID"),
-    ):  # a later program of the job would meet the same file
+    # By the number of a Slurm job alone, a later program of the job would meet at the same file.
+    if copy.launch in ("", environment.get("SLURM_JOB_ID")):
         raise ConfigError(
             f"this is rank {copy.rank} of {copy.size}, and nothing says where the ranks meet. Set MASTER_ADDR and MASTER_PORT, or start them "
             "with torchrun, srun or mpirun."

@@ -7,7 +7,6 @@ adjoints, so that gradients of any order are right for every norm. Transforms of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
@@ -50,8 +49,7 @@ def fft2(
     >>> torch.allclose(fft2(x, TorchGroup(), [4]), torch.fft.fft2(x))
     True
     """
-    last = partial(torch.fft.fft, norm=norm)
-    return _two_axes(x, group, sizes, dim, last, partial(torch.fft.fft, norm=norm), keep)
+    return _two_axes(x, group, sizes, dim, norm, (torch.fft.fft, torch.fft.fft), keep)
 
 
 def ifft2(
@@ -64,8 +62,7 @@ def ifft2(
     keep: bool = True,
 ) -> torch.Tensor:
     """Inverse of :func:`fft2`; parameters as there."""
-    last = partial(torch.fft.ifft, norm=norm)
-    return _two_axes(x, group, sizes, dim, last, partial(torch.fft.ifft, norm=norm), keep)
+    return _two_axes(x, group, sizes, dim, norm, (torch.fft.ifft, torch.fft.ifft), keep)
 
 
 def rfft2(
@@ -78,8 +75,7 @@ def rfft2(
     keep: bool = True,
 ) -> torch.Tensor:
     """Transform of a real tensor, cut along ``dim[0]``; ``dim[1]`` of the result has n // 2 + 1 numbers. Parameters as for :func:`fft2`."""
-    last = partial(torch.fft.rfft, norm=norm)
-    return _two_axes(x, group, sizes, dim, last, partial(torch.fft.fft, norm=norm), keep)
+    return _two_axes(x, group, sizes, dim, norm, (torch.fft.rfft, torch.fft.fft), keep)
 
 
 def irfft2(
@@ -170,15 +166,15 @@ def _two_axes(
     group: TorchGroup,
     sizes: Sequence[int],
     dim: tuple[int, int],
-    along_last: Callable[..., torch.Tensor],
-    along_first: Callable[..., torch.Tensor],
+    norm: str,
+    transforms: tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]],
     keep: bool,
 ) -> torch.Tensor:
-    """Transform the whole axis, then the one that is cut."""
+    """Transform the whole axis by the first transform, then the one that is cut by the second."""
     first, last = dim
-    x = along_last(x, dim=last)
+    x = transforms[0](x, dim=last, norm=norm)
     length = x.shape[last]
-    x = along_first(distributed_transpose(x, group, sizes, first, last), dim=first)
+    x = transforms[1](distributed_transpose(x, group, sizes, first, last), dim=first, norm=norm)
     if not keep:
         return x
     return distributed_transpose(x, group, even_sizes(length, group.world_size), last, first, sizes)

@@ -9,6 +9,7 @@ import torch
 
 from halotile.errors import ConfigError
 from halotile.tasks.groups.cut_tensors.exchange import exchange
+from halotile.tasks.groups.cut_tensors.transfers import check_part, shapes_like
 from halotile.tasks.groups.group import TorchGroup
 
 RULES = ("cut", "zero", "circular")
@@ -54,10 +55,7 @@ def halo_exchange(
     """
     if boundary not in RULES:
         raise ConfigError(f"boundary is {boundary!r}. Write one of {', '.join(RULES)}.")
-    if len(sizes) != group.world_size or x.shape[dim] != sizes[group.rank]:
-        raise ConfigError(
-            f"the part of rank {group.rank} has {x.shape[dim]} along axis {dim}, and sizes are {list(sizes)}. Write the lengths of the parts."
-        )
+    check_part(x, group, sizes, dim)
     bounds = [*accumulate(sizes, initial=0)]
     length = bounds[-1]
     wanted = [_wanted(a, b, before, after, length, boundary) for a, b in pairwise(bounds)]
@@ -68,12 +66,8 @@ def halo_exchange(
         for pieces in wanted
     ]  # fmt: skip
     mine = wanted[group.rank]
-    shapes = []
-    for owned in owns:
-        shape = [*x.shape]
-        shape[dim] = sum(b - a for a, b in _inside(mine, owned))
-        shapes.append(shape)
-    received = exchange(sent, shapes, group)
+    lengths = [sum(b - a for a, b in _inside(mine, owned)) for owned in owns]
+    received = exchange(sent, shapes_like(x, dim, lengths), group)
     found = _in_order(received, mine, owns, dim)
     if boundary == "zero":
         found = _padded(found, dim, max(0, before - start), max(0, bounds[group.rank + 1] + after - length))
@@ -125,8 +119,5 @@ def _padded(x: torch.Tensor, dim: int, before: int, after: int) -> torch.Tensor:
     """Add zeros on either side along one axis."""
     if x.shape[dim] == 0:
         return x
-    sides = [
-        x.new_zeros([n if axis == dim % x.ndim else m for axis, m in enumerate(x.shape)])
-        for n in (before, after)
-    ]
+    sides = [x.new_zeros(shape) for shape in shapes_like(x, dim, (before, after))]
     return torch.cat([sides[0], x, sides[1]], dim)

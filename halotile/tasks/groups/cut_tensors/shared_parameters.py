@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from halotile.tasks.groups.cut_tensors.transfers import wide_type
 from halotile.tasks.groups.group import TorchGroup
 
 
@@ -74,7 +75,8 @@ def _sum_gradients(
     mean: bool,
 ) -> None:
     """Replace the gradients of this rank, each found with what was there before, by the sums over the ranks."""
-    wide = [_widened(found[n][0] if n in found else torch.zeros_like(p)) for n, p in enumerate(parameters)]
+    added = [found[n][0] if n in found else torch.zeros_like(p) for n, p in enumerate(parameters)]
+    wide = [gradient.to(wide_type(gradient)) for gradient in added]
     for dtype in sorted({gradient.dtype for gradient in wide}, key=str):
         chosen = [number for number, gradient in enumerate(wide) if gradient.dtype == dtype]
         flat = torch.cat([wide[number].reshape(-1) for number in chosen])
@@ -84,7 +86,3 @@ def _sum_gradients(
             before = found[number][1] if number in found else parameter.grad
             gradient = part.view(parameter.shape).to(parameter.dtype)
             parameter.grad = gradient if before is None else before + gradient
-
-
-def _widened(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient

@@ -45,33 +45,32 @@ def scatter_v(
         )
     parts = x.split([*sizes], dim) if group.rank == source else [_cut(x, dim)] * group.world_size
     lengths = [sizes[group.rank] if rank == source else 0 for rank in range(group.world_size)]
-    return torch.cat(exchange(parts, _shapes(x, dim, lengths), group), dim)
+    return torch.cat(exchange(parts, shapes_like(x, dim, lengths), group), dim)
 
 
 def gather_v(
     x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0, destination: int = 0
 ) -> torch.Tensor:
     """Join the parts of all ranks on rank ``destination``; on the others the result has length 0, and belongs into their loss all the same."""
-    _check_part(x, group, sizes, dim)
+    check_part(x, group, sizes, dim)
     parts = [x if rank == destination else _cut(x, dim) for rank in range(group.world_size)]
     lengths = sizes if group.rank == destination else [0] * group.world_size
-    return torch.cat(exchange(parts, _shapes(x, dim, lengths), group), dim)
+    return torch.cat(exchange(parts, shapes_like(x, dim, lengths), group), dim)
 
 
 def all_gather_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0) -> torch.Tensor:
     """Join the parts of all ranks on every rank; the gradient of a part is the sum over the ranks."""
-    _check_part(x, group, sizes, dim)
-    copies = x.to(wide_type(x)).expand(
-        group.world_size, *x.shape
-    )  # so that gradients of halves are summed in float32
-    return torch.cat(exchange(copies.to(x.dtype).unbind(), _shapes(x, dim, sizes), group), dim)
+    check_part(x, group, sizes, dim)
+    # Wide for a moment, so that gradients of halves are summed in float32.
+    copies = x.to(wide_type(x)).expand(group.world_size, *x.shape)
+    return torch.cat(exchange(copies.to(x.dtype).unbind(), shapes_like(x, dim, sizes), group), dim)
 
 
 def all_reduce_v(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0) -> torch.Tensor:
     """Sum tensors of the size of the whole over the ranks, each of which keeps its part; halves are summed in float32, in the order of the ranks."""
     _check_sizes(group, sizes)
     received = exchange(
-        x.split([*sizes], dim), _shapes(x, dim, [sizes[group.rank]] * group.world_size), group
+        x.split([*sizes], dim), shapes_like(x, dim, [sizes[group.rank]] * group.world_size), group
     )
     return torch.stack(received).to(wide_type(x)).sum(0).to(x.dtype)
 
@@ -88,7 +87,7 @@ def all_to_all_v(
     """Send consecutive slices to the ranks, and join theirs: ``sizes[a][b]`` is the length that rank a sends to rank b."""
     _check_table(group, sizes)
     received = [row[group.rank] for row in sizes]
-    return torch.cat(exchange(x.split([*sizes[group.rank]], dim), _shapes(x, dim, received), group), dim)
+    return torch.cat(exchange(x.split([*sizes[group.rank]], dim), shapes_like(x, dim, received), group), dim)
 
 
 def indexed_all_to_all_v(
@@ -141,12 +140,11 @@ def distributed_transpose(
     new_sizes : sequence of int, optional
         Lengths of the parts along ``whole``; left out, even ones.
     """
-    _check_part(x, group, sizes, cut)
+    check_part(x, group, sizes, cut)
     new = even_sizes(x.shape[whole], group.world_size) if new_sizes is None else new_sizes
     _check_sizes(group, new)
-    like = _shapes(x, whole, [new[group.rank]])[0]
-    shapes = [[n if axis == cut % x.ndim else m for axis, m in enumerate(like)] for n in sizes]
-    return torch.cat(exchange(x.split([*new], whole), shapes, group), cut)
+    parts = x.split([*new], whole)
+    return torch.cat(exchange(parts, shapes_like(parts[group.rank], cut, sizes), group), cut)
 
 
 def reduce_loss(loss: float | torch.Tensor, group: TorchGroup, *, mean: bool = True) -> float:
@@ -165,7 +163,7 @@ def _cut(x: torch.Tensor, dim: int) -> torch.Tensor:
     return x.narrow(dim, 0, 0)
 
 
-def _shapes(x: torch.Tensor, dim: int, lengths: Sequence[int]) -> list[list[int]]:
+def shapes_like(x: torch.Tensor, dim: int, lengths: Sequence[int]) -> list[list[int]]:
     """Shapes like that of ``x`` with other lengths along an axis."""
     return [[n if axis == dim % x.ndim else m for axis, m in enumerate(x.shape)] for n in lengths]
 
@@ -177,7 +175,8 @@ def _check_sizes(group: TorchGroup, sizes: Sequence[int]) -> None:
         )
 
 
-def _check_part(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int) -> None:
+def check_part(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int) -> None:
+    """Refuse a part of another length than ``sizes`` say."""
     _check_sizes(group, sizes)
     if x.shape[dim] != sizes[group.rank]:
         raise ConfigError(
