@@ -63,11 +63,11 @@ def serving() -> Iterator[tuple[ObjectServer, str]]:
     """The server with an empty bucket, and its address."""
     moto = pytest.importorskip("moto.server")
     boto3 = pytest.importorskip("boto3")
-    from werkzeug.serving import make_server
+    werkzeug = pytest.importorskip("werkzeug.serving")
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ObjectServer(moto.DomainDispatcherApplication(moto.create_backend_app))
-    listening = make_server("127.0.0.1", 0, server, threaded=True)
+    listening = werkzeug.make_server("127.0.0.1", 0, server, threaded=True)
     threading.Thread(target=listening.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{listening.server_port}"
     keys = {"aws_access_key_id": "a", "aws_secret_access_key": SECRET}
