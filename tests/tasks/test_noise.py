@@ -58,6 +58,18 @@ def test_every_type_of_pixel_is_measured_in_its_own_units(dtype: str) -> None:
     assert level_of(Stored(pixels)) == pytest.approx(6.0, rel=0.1)
 
 
+@pytest.mark.parametrize("counts", [0.5, 1, 1.5, 2, 3, 8, 50])
+@pytest.mark.parametrize("unit", [1, 0.25])
+def test_the_level_of_few_counts_is_not_one_of_their_steps(counts: float, unit: float) -> None:
+    pixels = np.random.default_rng(1).poisson(counts, (500, 500)) * unit
+    assert level_of(Stored(pixels)) == pytest.approx(unit * counts**0.5, rel=0.03)
+
+
+def test_rounding_of_pixels_counts_as_noise() -> None:
+    pixels = np.rint(np.random.default_rng(2).normal(100, 1.2, (500, 500))).astype(np.uint8)
+    assert level_of(Stored(pixels)) == pytest.approx(pixels.std(), rel=0.02)
+
+
 def test_an_empty_background_does_not_hide_the_noise() -> None:
     pixels = np.zeros((2048, 2048), np.float32)
     pixels[:700, :700] = noisy((700, 700), 0.1)

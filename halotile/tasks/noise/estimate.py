@@ -22,8 +22,11 @@ SAMPLES, LEAST_SAMPLES, ALL_SAMPLES = 64, 4, 4096
 """Squares of a plane: at most, at least, and of all planes together as far as the least permits."""
 EDGE = 256
 """Edge of a square in pixels."""
+TIED = 0.01
+"""Fraction of values that equal their median above which they are those of a rounded image."""
 SATURATED = 1e-3
-"""Fraction of the samples of a plane above which its least or largest value is one at which a detector saturates."""
+PILED_UP = 3
+"""A detector saturates at the least or largest value of a plane that more than this fraction of the samples has, and so many times as many as the next value."""
 
 
 def estimate_noise_levels(
@@ -145,19 +148,26 @@ def plane_level(squares: list[NDArray[np.float64]]) -> float:
 def _without_saturated(squares: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
     """The squares with NaN at the ends of their range, where many pixels lie there; those that have next to no others left out."""
     values = np.concatenate([square[np.isfinite(square)] for square in squares])
-    ends = (
-        {end for end in (values.min(), values.max()) if np.mean(values == end) > SATURATED}
-        if values.size
-        else set()
-    )
+    ends = [sign * end for sign in (1, -1) if (end := _piled_up(sign * values)) is not None]
     if not ends:
         return squares
-    measured = [(square, np.isfinite(square), np.isin(square, list(ends))) for square in squares]
+    measured = [(square, np.isfinite(square), np.isin(square, ends)) for square in squares]
     return [
         np.where(saturated, math.nan, square)
         for square, finite, saturated in measured
         if 2 * saturated.sum() < finite.sum()
     ]
+
+
+def _piled_up(values: Values) -> float | None:
+    """The least value if many have it that would lie below; few counts do not: as many are 1 as 0 at a mean of 1."""
+    least = values.min(initial=np.inf)
+    others = values[values > least]
+    number = values.size - others.size
+    if number <= SATURATED * values.size:
+        return None
+    piled = not others.size or number > PILED_UP * np.count_nonzero(others == others.min())
+    return float(least) if piled else None
 
 
 def sample_regions(
@@ -186,7 +196,29 @@ def square_level(square: NDArray[np.float64]) -> float:
     square = square[:rows, :columns]
     details = (square[::2, ::2] - square[1::2, ::2] - square[::2, 1::2] + square[1::2, 1::2]) / 2
     details = np.abs(details[np.isfinite(details)])
-    return float(np.median(details)) / NORMAL_MAD if details.size else math.nan
+    return grouped_median(details) / NORMAL_MAD if details.size else math.nan
+
+
+def grouped_median(values: NDArray[np.float64]) -> float:
+    """The median of values, which of rounded ones lies within the step that they were rounded to.
+
+    Where more than one in a hundred values equals the median, these are taken as spread evenly over their step: the
+    details of small integers would else have one of few levels. A median of 0 stays 0.
+
+    Examples
+    --------
+    >>> grouped_median(np.array([0.0, 1.0, 1.0, 1.0, 2.0])), grouped_median(np.array([0.0, 1.0, 1.0, 2.0, 2.0]))
+    (1.0, 1.25)
+    """
+    median = float(np.median(values))
+    tied = np.count_nonzero(values == median)
+    if median == 0 or tied <= len(values) * TIED:
+        return median
+    below, above = values[values < median], values[values > median]
+    if not below.size or not above.size:
+        return median
+    low, high = (below.max() + median) / 2, (median + above.min()) / 2
+    return float(low + (high - low) * (len(values) / 2 - len(below)) / tied)
 
 
 def _spread(number: int, axes: int) -> tuple[float, ...]:
