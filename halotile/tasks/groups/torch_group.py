@@ -24,11 +24,12 @@ from halotile.tasks.groups.cut_tensors.spatial import aligned_sizes, spatial
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.launchers import Copy, copy_of
 from halotile.tasks.groups.opening import Rendezvous, opened
+from halotile.tasks.groups.training.fit import fit
 
 HOST = "HALOTILE_TORCH_HOST"
 """Environment variable with the address at which a rank listens."""
 
-__all__ = ["TorchGroup", "aligned_sizes", "join", "spatial"]
+__all__ = ["TorchGroup", "aligned_sizes", "fit", "join", "spatial"]
 
 
 @contextmanager

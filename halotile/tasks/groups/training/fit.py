@@ -1,0 +1,241 @@
+"""Training of a network by the ranks of a group, with the same bits for any number of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from halotile.errors import ConfigError, Diverged
+from halotile.tasks.groups.cut_tensors.transfers import wide_type
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.saved import read_content, state_in, write_state
+
+SLOTS = 4
+"""Parts of a batch, by default."""
+CHECKPOINT_SECONDS = 30.0
+LossFunction = Callable[[torch.nn.Module, Any], torch.Tensor]
+SlotData = Callable[[int, int], Any]
+OnStep = Callable[[int, float], None]
+
+
+def fit(
+    group: TorchGroup,
+    module: torch.nn.Module,
+    batch: SlotData,
+    loss: LossFunction,
+    optimizer: torch.optim.Optimizer,
+    *,
+    steps: int,
+    slots: int = SLOTS,
+    seed: int = 0,
+    scheduler: Any = None,
+    mode: Literal["exact", "fast"] = "exact",
+    checkpoint: str | PathLike[str] | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    report: OnStep = lambda step, value: None,
+) -> list[float]:
+    """Train a network on the ranks of a group; return the loss of every step.
+
+    Each step has a batch in a fixed number of parts, the slots, which the ranks share. Their gradients are averaged in the order of the
+    slots, so that on CPUs with the same number of threads the losses and the network have the same bits for any number of ranks, and
+    after an interruption.
+
+    Parameters
+    ----------
+    group : TorchGroup
+        The ranks, all of which call this function.
+    module : Module
+        The network; that of rank 0 is copied to the others. Running statistics, as of batch norm, are averaged over the slots.
+    batch : callable
+        ``batch(step, slot)`` returns the data of a slot, wherever it is called.
+    loss : callable
+        ``loss(module, data)`` returns the mean loss of a slot, a tensor with one number.
+    optimizer : Optimizer
+        Any of torch's, for the parameters of the module.
+    steps : int
+        Number of steps, those before an interruption included.
+    slots : int
+        Number of slots: at least as many as ranks.
+    seed : int
+        The random numbers of torch in a slot, such as those of dropout, follow from it, from the step and from the slot.
+    scheduler : LRScheduler, optional
+        Is stepped after each step.
+    mode : {"exact", "fast"}
+        fast: the ranks add gradients in the order of their backend, which exchanges less; the bits depend on their number.
+    checkpoint : path, optional
+        File on a disk that all ranks see. It keeps network, optimizer, scheduler and losses, and a call goes on from there.
+    checkpoint_seconds : float
+        Time between two writes of that file.
+    report : callable
+        Called by rank 0 with the number of steps that are done and the last loss.
+
+    Raises
+    ------
+    ConfigError
+        When there are fewer slots than ranks, or the loss is not one number.
+    Diverged
+        When a loss is not finite.
+    DamagedData
+        When the checkpoint is damaged.
+    PeerLost
+        When another rank has ended.
+
+    Examples
+    --------
+    >>> layer = torch.nn.Linear(1, 1)
+    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    >>> points = lambda step, slot: torch.tensor([[float(slot)]])
+    >>> losses = fit(TorchGroup(), layer, points, lambda f, x: (f(x) - 2 * x).square().mean(), optimizer, steps=200)
+    >>> len(losses), losses[-1] < 1e-3
+    (200, True)
+    """
+    if slots < group.world_size:
+        raise ConfigError(
+            f"slots is {slots}, and there are {group.world_size} ranks: each takes at least one. Write slots={group.world_size} or more."
+        )
+    training = _Training(group, module, optimizer, scheduler, slots, mode == "exact")
+    path = None if checkpoint is None else Path(checkpoint)
+    losses = training.begin(path)
+    last_write = time.monotonic()
+    for step in range(len(losses), steps):
+        losses.append(training.step(batch, loss, seed, step))
+        if not math.isfinite(losses[-1]):
+            raise Diverged(
+                f"the loss is {losses[-1]} in step {step + 1} of {steps}. Write a smaller learning rate, or look at the images."
+            )
+        if group.rank == 0:
+            report(step + 1, losses[-1])
+            if path and (step + 1 == steps or time.monotonic() - last_write >= checkpoint_seconds):
+                training.write(path, losses)
+                last_write = time.monotonic()
+    group.barrier()  # the checkpoint is there once any rank returns
+    return losses
+
+
+@dataclass(frozen=True)
+class _Training:
+    """Network, optimizer and scheduler of one rank."""
+
+    group: TorchGroup
+    module: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: Any
+    slots: int
+    is_exact: bool
+    parameters: list[torch.nn.Parameter] = field(init=False)
+    buffers: list[torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", [p for p in self.module.parameters() if p.requires_grad])
+        object.__setattr__(self, "buffers", list(self.module.buffers()))
+
+    def begin(self, path: Path | None) -> list[float]:
+        """Start all ranks from the checkpoint that rank 0 reads, or else from its network; return the losses so far."""
+        content = read_content(path) if path and self.group.rank == 0 else b""
+        size = int(self.group.broadcast(torch.tensor([len(content)], device=self.group.device)))
+        if not size:
+            with torch.no_grad():
+                for tensor in (*self.module.parameters(), *self.buffers):
+                    tensor.copy_(self.group.broadcast(tensor))
+            return []
+        sent = torch.zeros(size, dtype=torch.uint8)
+        if content:
+            sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        state = state_in(self.group.broadcast(sent.to(self.group.device)).cpu().numpy().tobytes())
+        try:
+            self.module.load_state_dict(state["module"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"{path} is the checkpoint of another network or optimizer. Write another path, or remove it."
+            ) from error
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        losses: list[float] = state["losses"]
+        return losses
+
+    def write(self, path: Path, losses: Sequence[float]) -> None:
+        """Write the checkpoint."""
+        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        state = {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+        write_state(path, state | {"scheduler": scheduler, "losses": list(losses)})
+
+    def step(self, batch: SlotData, loss: LossFunction, seed: int, step: int) -> float:
+        """Do one step; return the mean loss of its slots."""
+        before = [buffer.clone() for buffer in self.buffers]
+        parts, after = {}, before
+        for slot in self.group.slots(self.slots):
+            self._restore(before)
+            with _random(seed, step, slot, self.group.device):
+                value = loss(self.module, batch(step, slot))
+            if value.numel() != 1:
+                raise ConfigError(
+                    f"the loss has shape {list(value.shape)}. Return one number, such as .mean()."
+                )
+            self.optimizer.zero_grad(set_to_none=True)
+            value.backward()
+            after = [buffer.clone() for buffer in self.buffers]
+            parts[slot] = self._flat(value.detach(), after)
+        mean = self._average(parts)
+        self._take(mean, after)
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        return float(mean[0])
+
+    def _flat(self, value: torch.Tensor, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Loss, gradients and running statistics of a slot in one vector."""
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
+        tensors = [value, *map(_real, gradients), *filter(torch.is_floating_point, buffers)]
+        dtype = max(map(wide_type, tensors), key=lambda each: torch.finfo(each).bits)
+        return torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
+
+    def _average(self, parts: dict[int, torch.Tensor]) -> torch.Tensor:
+        """The mean over all slots of all ranks."""
+        if self.is_exact:
+            return self.group.sum_slots(parts, self.slots) / self.slots
+        total = self.group.all_reduce(torch.stack(list(parts.values())).sum(0))
+        return total / self.slots
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _take(self, mean: torch.Tensor, after: Sequence[torch.Tensor]) -> None:
+        """Set the gradients and the running statistics to the means; counters are those of a slot."""
+        averaged = list(filter(torch.is_floating_point, self.buffers))
+        sizes = [1, *(_real(tensor).numel() for tensor in (*self.parameters, *averaged))]
+        _, *pieces = mean.split(sizes)
+        for parameter, piece in zip(self.parameters, pieces, strict=False):
+            gradient = torch.empty_like(parameter)
+            _real(gradient).copy_(piece.view_as(_real(gradient)))
+            parameter.grad = gradient
+        self._restore(after)
+        for buffer, piece in zip(averaged, pieces[len(self.parameters) :], strict=True):
+            buffer.copy_(piece.view_as(buffer))
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _restore(self, values: Sequence[torch.Tensor]) -> None:
+        for buffer, value in zip(self.buffers, values, strict=True):
+            buffer.copy_(value)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """A view with real and imaginary parts, of a complex tensor."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+@contextmanager
+def _random(seed: int, step: int, slot: int, device: Any) -> Iterator[None]:
+    """Random numbers of torch that follow from three numbers; those of the program go on as before afterwards."""
+    (number,) = np.random.SeedSequence((seed, step, slot)).generate_state(1, np.uint64)
+    cuda = [device] if torch.device(device).type == "cuda" else []
+    with torch.random.fork_rng(cuda):
+        torch.manual_seed(int(number))
+        yield
