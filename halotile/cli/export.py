@@ -42,6 +42,7 @@ def export(request: ExportRequest, *, quiet: bool = False) -> str:
     InputError
         When the image cannot be read.
     """
+    from halotile.graphs.plans.inputs import check_whole
     from halotile.storage.images.pyramid import level_shapes
     from halotile.storage.images.tiff_export import write_tiff
 
@@ -52,6 +53,7 @@ def export(request: ExportRequest, *, quiet: bool = False) -> str:
     region = parse_region(request.region, request.option("region"))
     at = parse_plane(request.plane, request.option("plane"))
     check_file(request.file, [request.path], None if request.overwrite else request.option("overwrite"))
+    check_whole(request.path)
     planes = opened_planes(request.path, at, region, request.level, request.dataset)
     source = planes.source
     if source.dtype.kind == "c":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,15 @@ def readable_parts(source: Readable, regions: Iterable[Region]) -> list[tuple[Re
         with suppress(DamagedData, InputUnreadable):
             parts.append((region, source.read(region)))
     return parts
+
+
+def chunks_of(view: Readable) -> tuple[int, ...]:
+    """Edges of the chunks of the array that a view reads; of single pixels where it has none."""
+    stored: Any = view
+    while not hasattr(stored, "chunks") and hasattr(stored, "source"):
+        stored = stored.source
+    chunks = tuple(getattr(stored, "chunks", None) or ())
+    return chunks if len(chunks) == len(view.shape) else (1,) * len(view.shape)
 
 
 @dataclass(frozen=True, slots=True)

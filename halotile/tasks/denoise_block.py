@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from halotile.storage.grid import Block, Grid
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
+from halotile.storage.sharded.levels import avoid_value
 from halotile.storage.sharded.output import ShardWriter, to_dtype
 from halotile.storage.views import PlaneValues
 from halotile.tasks.block import Receipt
@@ -20,7 +21,7 @@ from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.devices.device import Device, unless_lost
 from halotile.tasks.devices.gpu import open_device
 from halotile.tasks.finite import check_image, check_side
-from halotile.tasks.holes import Holes, Valid, avoid_value, fill_from_nearest
+from halotile.tasks.holes import Holes, Valid, fill_from_nearest
 from halotile.tasks.inner_tiles import QueuedCore, StagedBlock, TileRunner, Tiling
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.probe import check_purity

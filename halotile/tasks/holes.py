@@ -121,23 +121,6 @@ def _swept(pixels: NDArray[Any], known: Valid, dims: int) -> tuple[NDArray[Any],
     return result, distance <= SWEEP[dims]
 
 
-def avoid_value(pixels: NDArray[Any], value: float) -> None:
-    """Give measured pixels that have come out as the value of a hole the next one, as GDAL does.
-
-    Examples
-    --------
-    >>> pixels = np.array([0, 7, 255], "uint8")
-    >>> avoid_value(pixels, 255)
-    >>> pixels.tolist()
-    [0, 7, 254]
-    """
-    same = pixels == pixels.dtype.type(value)
-    if pixels.dtype.kind == "f":
-        pixels[same] = np.nextafter(pixels.dtype.type(value), pixels.dtype.type(math.inf))
-    else:
-        pixels[same] = value + 1 if value < np.iinfo(pixels.dtype).max else value - 1
-
-
 def describe_value(value: float | None, dtype: np.dtype[Any]) -> str:
     """The values that stand for a hole, in words.
 

@@ -12,8 +12,11 @@ import zarr
 from typer.testing import CliRunner
 
 import halotile
+from halotile.cli.config.loading import load_job
 from halotile.cli.main import app
 from halotile.errors import ConfigError, OutputRefused
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.outputs.claim import claim
 
 RUNNER = CliRunner()
 PIXELS = np.random.default_rng(0).integers(0, 4000, (2, 3, 600, 90), "u2")
@@ -83,3 +86,15 @@ def test_a_script_is_told_of_arguments_not_of_options(folder: Path) -> None:
         halotile.export("a.zarr", folder / "a.tif")
     with pytest.raises(ConfigError, match=r"^cog=True: b\.npy says nothing .* Leave cog=True out"):
         halotile.export("b.npy", "b.tif", cog=True)
+
+
+def test_an_unfinished_output_is_refused(folder: Path) -> None:
+    (folder / "job.yaml").write_text(
+        "version: 1\njob: denoise\ninput: {path: b.npy}\noutput: {path: out.zarr}\ndenoiser: {name: none}\n"
+    )
+    plan = make_plan(load_job("job.yaml"))
+    with claim(plan):
+        pass
+    result = invoke("out.zarr", "out.tif")
+    assert (result.exit_code, "left to do" in result.stderr) == (4, True)
+    assert not (folder / "out.tif").exists()

@@ -93,6 +93,8 @@ def test_figures_for_programs(folder: Path) -> None:
         (["--set", "denoiser.strength"], "not a key and a value"),
         (["--set", f"denoiser.strength={','.join(map(str, range(1, 60)))}"], "make 59 settings"),
         (["--region", "5:9"], "not rows and columns"),
+        (["--region", "0:1,0:100"], "1 × 100 pixels, too few"),
+        (["--region", "0:9,0:9"], "Take at least 16 × 16"),
         (["--plane", "t=3"], "the image's axes are yx"),
         (["sheet.jpg"], "a name that ends in .png"),
         (["a.npy.png", "--set", "input.path=nothing.npy"], "nothing.npy"),

@@ -16,7 +16,14 @@ from halotile.errors import ConfigError
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded import levels
 from halotile.storage.sharded.levels import halve
-from halotile.storage.sharded.output import Layout, ShardWriter, check_block, create_output, open_output
+from halotile.storage.sharded.output import (
+    Layout,
+    ShardWriter,
+    check_block,
+    create_output,
+    halve_to,
+    open_output,
+)
 from halotile.storage.sharded.ownership import find_foreign_entry, metadata_problems
 from tests.support import noisy_image
 
@@ -96,10 +103,19 @@ def test_levels_do_not_depend_on_the_blocks(tmp_path: Path, dtype: str, block: t
 
 def test_holes_are_left_out() -> None:
     pixels = np.array([[1, -9, -9, -9], [3, 5, -9, -9]], "int16")
-    np.testing.assert_array_equal(halve(pixels, (2, 2), -9), [[3, -9]])
+    np.testing.assert_array_equal(halve(pixels, (2, 2), -9), [[3, np.nan]])
     floats = np.array([[1, np.nan, np.nan, np.nan], [3, 5, np.nan, np.nan]], "float32")
     np.testing.assert_array_equal(halve(floats, (2, 2), None), [[3, np.nan]])
     np.testing.assert_array_equal(halve(np.full((2, 2), 3e38, "float32"), (2, 2), None), [[np.float32(3e38)]])
+
+
+def test_a_mean_that_is_no_hole_does_not_get_the_value_of_one() -> None:
+    pixels = np.array([[-3, 3, 0, 0, -1, 0], [3, -3, 0, 0, 0, 1]], "int16")
+    assert halve_to("int16", pixels, (2, 2), 0).tolist() == [[1, 0, 1]]
+    assert halve_to("uint8", np.array([[254, 255]], "uint8"), (1, 2), 255).tolist() == [[254]]
+    floats = halve_to("float32", np.array([[-1.0, 1.0, 0.0, np.nan]], "float32"), (1, 2), 0)
+    assert floats[0, 0] > 0
+    assert floats[0, 1] == 0
 
 
 def test_z_is_halved_where_voxels_are_cubes(tmp_path: Path) -> None:

@@ -120,3 +120,27 @@ def test_a_missing_part_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         saved(tmp_path, (4, 5, 6), "zyx", at=at, region=region)
+
+
+@pytest.mark.parametrize(
+    ("colours", "is_colour"),
+    [
+        (["0000FF", "00FF00", "FF0000"], False),
+        (["FF0000", "00FF00", "0000FF"], True),
+        (["0000FF", "00FF00", "FF0000", "FFFFFF"], False),
+    ],
+)
+def test_channels_with_colours_of_their_own_are_planes(
+    tmp_path: Path, colours: list[str], is_colour: bool
+) -> None:
+    group = zarr.create_group(tmp_path / "a.zarr")
+    group.create_array("0", data=np.zeros((len(colours), 4, 4), "uint8"))
+    axes = [{"name": "c", "type": "channel"}, {"name": "y", "type": "space"}, {"name": "x", "type": "space"}]
+    scale = [{"type": "scale", "scale": [1.0, 1.0, 1.0]}]
+    group.attrs["ome"] = {
+        "version": "0.5",
+        "multiscales": [{"axes": axes, "datasets": [{"path": "0", "coordinateTransformations": scale}]}],
+        "omero": {"channels": [{"label": name, "color": name} for name in colours]},
+    }
+    planes = choose_planes(open_source(tmp_path / "a.zarr"), {}, None)
+    assert (planes.colour, planes.loops) == (is_colour, () if is_colour else ("c",))

@@ -40,6 +40,10 @@ def exported(folder: Path, pixels: Pixels, axes: str, **options: Any) -> Path:
     [
         ("yx", (300, 270)),
         ("yx", (1, 1)),
+        ("yx", (600, 1)),
+        ("zyx", (3, 77, 1)),
+        ("qyx", (3, 77, 1)),
+        ("yxc", (270, 1, 3)),
         ("zyx", (3, 40, 300)),
         ("tczyx", (2, 2, 3, 40, 30)),
         ("qyx", (2, 40, 30)),
@@ -80,6 +84,26 @@ def test_a_plane_and_a_part_can_be_chosen(tmp_path: Path) -> None:
     path = exported(tmp_path, pixels, "tcyx", at={"c": 2}, region=Region((10, 20), (290, 40)))
     assert np.array_equal(tifffile.imread(path), pixels[:, 2, 10:290, 20:40])
     assert "".join(open_source(path).axes) == "tyx"
+
+
+def test_levels_a_pixel_wide_are_means(tmp_path: Path) -> None:
+    pixels = image((1200, 2))
+    with tifffile.TiffFile(exported(tmp_path, pixels, "yx")) as file:
+        level = file.series[0].levels[1].asarray()
+    assert np.array_equal(level, np.rint(pixels.reshape(600, 4).mean(1, keepdims=True)))
+
+
+def test_a_mean_is_no_hole(tmp_path: Path) -> None:
+    heights = np.full((600, 600), -3, "int16")
+    heights[:, ::2] = 3
+    heights[:20] = 0
+    tags = [(42113, "s", 0, "0", True)]
+    tifffile.imwrite(tmp_path / "in.tif", heights, extratags=tags)
+    write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "in.tif"), {}, None))
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
+        level = file.series[0].levels[1].asarray()
+    assert (level[:10] == 0).all()
+    assert (level[10:] == 1).all()
 
 
 def test_it_is_tiled_and_compressed(tmp_path: Path) -> None:

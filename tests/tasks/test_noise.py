@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
+from halotile.tasks.noise import estimate
 from halotile.tasks.noise.estimate import estimate_noise_levels, sample_regions
 
 
@@ -145,6 +146,25 @@ def test_many_planes_have_few_samples_each() -> None:
     found = estimate_noise_levels(image, (1, 2), (0,))
     assert len(image.reads) == 4 * 2000
     assert found == pytest.approx(0.1, rel=0.1)
+
+
+@dataclass
+class Chunked(Stored):
+    """An array in chunks."""
+
+    chunks: tuple[int, ...] = ()
+
+
+def test_planes_of_one_chunk_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.stack([noisy((64, 64), 0.1 * (1 + plane % 7)) for plane in range(60)]).reshape(2, 30, 64, 64)
+    apart, together = Stored(pixels), Chunked(pixels, chunks=(1, 20, 64, 64))
+    expected = estimate_noise_levels(apart, (2, 3), (0, 1))
+    np.testing.assert_array_equal(estimate_noise_levels(together, (2, 3), (0, 1)), expected)
+    assert (len(apart.reads), len(together.reads)) == (60, 4)
+    monkeypatch.setattr(estimate, "AT_ONCE_BYTES", 64 * 256**2 * 8 * 5)
+    bounded = Chunked(pixels, chunks=(2, 20, 64, 64))
+    np.testing.assert_array_equal(estimate_noise_levels(bounded, (2, 3), (0, 1)), expected)
+    assert max(region.size for region in bounded.reads) <= 5 * 64**2
 
 
 @pytest.mark.parametrize("ends", [(0.0, 1.0), (-9.0, 0.6), (0.3, 9.0)])

@@ -166,6 +166,9 @@ class Disk:
             Names of files directly in it to remove last, even across a power cut: a partly removed tree can still be
             recognized by them.
         """
+        if path.is_symlink():
+            self._unlink(path)
+            return
         keep = [path / name for name in last if (path / name).is_file()]
         for entry in list(os.scandir(path)):
             if path / entry.name not in keep:

@@ -27,6 +27,7 @@ from halotile.storage.stored_array import StoredArray
 
 ALL = "all"
 """Dataset of the series of equal shape as one image."""
+_MINISWHITE, _UPRIGHT = 0, 1
 _PALETTE = 3
 MOST_LISTED = 4
 """Series that are listed one by one."""
@@ -207,7 +208,21 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
         if is_stack
         else _series_remark(file, number)
     )
-    return replace(header, remarks=(*about, *header.remarks))
+    return replace(header, remarks=(*about, *_display_remarks(series.keyframe), *header.remarks))
+
+
+def _display_remarks(page: Any) -> tuple[str, ...]:
+    """Remarks on tags that only change how viewers show the pixels."""
+    turned = getattr(page.tags.get("Orientation"), "value", _UPRIGHT) != _UPRIGHT
+    return (
+        *(("a tag of the file turns it for viewers: rows and columns are read as they are stored",) * turned),
+        *(
+            (
+                "a tag of the file shows 0 as white: values are read as they are stored, and are shown with 0 as black",
+            )
+            * (page.photometric == _MINISWHITE)
+        ),
+    )
 
 
 def _nodata(page: Any) -> str | None:

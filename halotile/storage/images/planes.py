@@ -167,12 +167,11 @@ def known_channels(source: Source) -> Channels:
 
 
 def _is_colour(source: Source) -> bool:
-    """Return True when the channels are red, green and blue, or look so: three or four that are interleaved, or bytes."""
+    """Return True when the channels are red, green and blue, or look so: three or four that are interleaved, or bytes; and unnamed."""
     if "c" not in source.axes or _along(source, "c") not in (3, 4):
         return False
-    omero = source.ome.omero if source.ome else None
-    if omero and [channel.get("color") for channel in omero["channels"]] == list(RGB.values()):
-        return True
+    if any(channels := known_channels(source)):
+        return [channel.get("color") for channel in channels] == list(RGB.values())
     return source.axes[-1] == "c" or source.dtype == np.uint8
 
 

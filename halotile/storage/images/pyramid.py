@@ -14,8 +14,8 @@ from halotile.storage.grid import Region
 from halotile.storage.images.planes import Planes, choose_planes
 from halotile.storage.rim import Pixels
 from halotile.storage.sharded.layout import read_layout
-from halotile.storage.sharded.levels import coarser, halve
-from halotile.storage.sharded.output import to_dtype
+from halotile.storage.sharded.levels import coarser
+from halotile.storage.sharded.output import halve_to
 
 LARGEST_TOP = 512
 """Longest edge in pixels of the coarsest level; validators of GeoTIFFs ask for levels of a larger image."""
@@ -73,10 +73,9 @@ class NextLevel:
 
     def add(self, index: tuple[int, ...], part: Region, pixels: Pixels) -> None:
         """Add the means of a part of one plane, which begins at even rows and columns."""
-        means = halve(pixels, _HALF, self.nodata)
         # Opened anew for each part, or the whole file would count as memory of this process.
         array = np.lib.format.open_memmap(self.path, "r+")
-        array[index][coarser(part, _HALF).slices] = to_dtype(means, self.dtype)
+        array[index][coarser(part, _HALF).slices] = halve_to(self.dtype, pixels, _HALF, self.nodata)
 
     def read(self) -> Planes:
         """The planes of the level, when all parts were added."""

@@ -76,9 +76,12 @@ def write_tiff(path: Path, planes: Planes, *, cog: bool = False, tick: Tick = la
         "metadata": None,
         "extratags": [*_place_tags(planes, cog=cog), *_nodata_tags(planes)],
     }
+    if not cog and (
+        is_ome or planes.shape[1] > 1
+    ):  # tifffile takes a last axis of 1 for samples, but in OME-XML
+        first |= {"metadata": {"axes": letters.upper(), **_calibration(planes)}}
     if not cog:
-        first |= {"metadata": {"axes": letters.upper(), **_calibration(planes)}, **_resolution(planes)}
-        first |= {"subifds": levels - 1}
+        first |= {**_resolution(planes), "subifds": levels - 1}
     reduced = {"metadata": None, "extratags": _nodata_tags(planes), "subfiletype": 1}
     with _replacing(path) as partial, _scratch_folder(path) as scratch:
         written = scratch / "levels.tif" if cog else partial
@@ -173,10 +176,12 @@ def _bands(planes: Planes) -> Iterator[Region]:
 
 
 def _cut_tiles(pixels: Pixels) -> Iterator[Pixels]:
-    """Tiles, row by row; those at the far edges are smaller."""
+    """Whole tiles, row by row: tifffile would pad those at the far edges itself, and garble the ones a single pixel wide."""
     height, width = pixels.shape[:2]
     for top, left in itertools.product(range(0, height, TILE), range(0, width, TILE)):
-        yield pixels[top : top + TILE, left : left + TILE]
+        tile = pixels[top : top + TILE, left : left + TILE]
+        missing = [(0, TILE - n) for n in tile.shape[:2]] + [(0, 0)] * (tile.ndim - 2)
+        yield np.pad(tile, missing, mode="edge")
 
 
 def _known_sizes(planes: Planes) -> dict[str, tuple[float, str]]:

@@ -86,6 +86,7 @@ class ObjectClaim:
         OutputInUse
             When another run claims it at this moment.
         """
+        before = self._facts()  # those of a claim that is put after this are others
         holder = self.check(may_replace=may_replace)
         if holder is not None and self._is_own(holder):
             return
@@ -101,7 +102,7 @@ class ObjectClaim:
         self.run.disk.write_file(self.run.path / CLAIM, [content], mode=FILE_MODE)
         try:
             with suppress(FileExistsError):
-                self._put(content, replaced=self.place.facts() if holder else None)
+                self._put(content, replaced=before)
             is_there = self.place.read_bytes() == content
         except OSError as error:
             raise OutputRefused(
@@ -146,6 +147,12 @@ class ObjectClaim:
         except DamagedData:
             return False
         return own is not None and own.get("token") == holder["token"]
+
+    def _facts(self) -> Any:
+        """Facts of the claim that is there; None where there is none, or where the check says why it cannot be read."""
+        with suppress(OSError):
+            return self.place.facts()
+        return None
 
     def _put(self, content: bytes, replaced: Any) -> None:
         """Put the claim where there is none, or in place of the one with these facts, in one step."""

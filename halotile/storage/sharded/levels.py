@@ -157,7 +157,7 @@ def coarser(region: Region, factor: Sequence[int]) -> Region:
 def halve(pixels: NDArray[Any], factor: Sequence[int], nodata: float | None) -> NDArray[Any]:
     """The means of pairs of pixels along each axis where ``factor`` is 2, as floats; the last of an odd number is by itself.
 
-    Pixels that are not finite, or have the value ``nodata``, are left out; without any other a mean is ``nodata``, or NaN.
+    Pixels that are not finite, or have the value ``nodata``, are left out; without any other a mean is NaN.
 
     Examples
     --------
@@ -179,9 +179,26 @@ def halve(pixels: NDArray[Any], factor: Sequence[int], nodata: float | None) -> 
     values = _means(np.where(valid, pixels, pixels.dtype.type(0)), axes, np.dtype(np.float64))
     partial = (share < 1) | ~np.isfinite(means)
     with np.errstate(invalid="ignore", over="ignore"):
-        filled = np.where(share > 0, values / share, math.nan if nodata is None else nodata)
+        filled = np.where(share > 0, values / share, math.nan)
         means[partial] = filled[partial]
     return means
+
+
+def avoid_value(pixels: NDArray[Any], value: float) -> None:
+    """Give measured pixels that have come out as the value of a hole the next one, as GDAL does.
+
+    Examples
+    --------
+    >>> pixels = np.array([0, 7, 255], "uint8")
+    >>> avoid_value(pixels, 255)
+    >>> pixels.tolist()
+    [0, 7, 254]
+    """
+    same = pixels == pixels.dtype.type(value)
+    if pixels.dtype.kind == "f":
+        pixels[same] = np.nextafter(pixels.dtype.type(value), pixels.dtype.type(math.inf))
+    else:
+        pixels[same] = value + 1 if value < np.iinfo(pixels.dtype).max else value - 1
 
 
 def _means(pixels: NDArray[Any], axes: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -21,7 +21,7 @@ from halotile.storage.disk.place import ZARR_FILES, check_place
 from halotile.storage.grid import Grid, Region
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.sharded.layout import Layout, read_layout
-from halotile.storage.sharded.levels import LevelArray, coarser, halve
+from halotile.storage.sharded.levels import LevelArray, avoid_value, coarser, halve
 from halotile.storage.sharded.output_disk import OutputDisk, disk_of, opened
 from halotile.storage.sharded.shards import (
     ShardFormat,
@@ -301,12 +301,31 @@ def halved(
 
     def fill(part: Region) -> None:
         finer = tuple(slice(s.start * f, s.stop * f) for s, f in zip(part.slices, factor, strict=True))
-        means = halve(to_dtype(pixels[finer], dtype), factor, nodata)
-        halves[part.slices] = to_dtype(means, rounded)
+        halves[part.slices] = halve_to(rounded, to_dtype(pixels[finer], dtype), factor, nodata)
 
     edges = tuple(HALVED_ROWS if f == 2 else 1 for f in factor)
     IO_THREADS.run_all(fill, (block.core for block in Grid(shape, edges, ((0, 0),) * len(shape))))
     return halves
+
+
+def halve_to(
+    dtype: str | np.dtype[Any], pixels: NDArray[Any], factor: Sequence[int], nodata: float | None
+) -> NDArray[Any]:
+    """Means as of :func:`halve`, in a dtype; ``nodata`` where no pixel was measured, and nowhere else.
+
+    Examples
+    --------
+    >>> halve_to("int16", np.array([[-3, 3, 0, 0]], "int16"), (1, 2), 0)
+    array([[1, 0]], dtype=int16)
+    """
+    means = halve(pixels, factor, nodata)
+    if nodata is None:
+        return to_dtype(means, dtype)
+    empty = np.isnan(means)
+    values = to_dtype(np.where(empty, 0, means), dtype)
+    avoid_value(values, nodata)
+    values[empty] = nodata
+    return values
 
 
 def _shards_of(

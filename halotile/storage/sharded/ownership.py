@@ -101,14 +101,16 @@ def remove_added_levels(place: str | OutputPath, layout: Layout, disk: OutputDis
     if document is None or not added_levels(root, layout):
         return 0
     datasets = document["attributes"]["ome"]["multiscales"][0]["datasets"]
-    added = [root / entry["path"] for entry in datasets[layout.levels :]]
+    names = [str(entry["path"]) for entry in datasets[layout.levels :]]
     del datasets[layout.levels :]
     document.pop("consolidated_metadata", None)
     disk.write_file(file, [json.dumps(document, indent=2).encode()])
-    for folder in added:
-        if folder.parent == root and folder.is_dir():
-            disk.remove_tree(folder)
-    return len(added)
+    own = {".", "..", *(array.name for array in layout.arrays)}
+    for name in names:
+        # Anybody may have written these names: nothing outside the image is removed.
+        if "/" not in name and name not in own and (root / name).is_dir():
+            disk.remove_tree(root / name)
+    return len(names)
 
 
 def find_foreign_entry(root: str | OutputPath, layout: Layout) -> str:

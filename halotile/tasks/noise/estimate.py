@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
+from halotile.storage.views import chunks_of
 
 Values = NDArray[np.float64]
 
@@ -20,6 +21,8 @@ NORMAL_MAD = 0.6744897501960817
 """Median of |z| for a standard normal z."""
 SAMPLES, LEAST_SAMPLES, ALL_SAMPLES = 64, 4, 4096
 """Squares of a plane: at most, at least, and of all planes together as far as the least permits."""
+AT_ONCE_BYTES = 2**28
+"""Most bytes of samples in memory."""
 EDGE = 256
 """Edge of a square in pixels."""
 TIED = 0.01
@@ -99,11 +102,44 @@ def sampled_planes(
     total = math.prod(lengths)
     count = min(total, total if most is None else most)
     chosen = {number * total // count for number in range(count)}
-    for number, place in enumerate(itertools.product(*map(range, lengths))):
-        if number not in chosen:
+    wanted = {place for number, place in enumerate(np.ndindex(lengths)) if number in chosen}
+    for planes in _planes_at_once(source, looped, samples):
+        places = [place for place in np.ndindex(planes.shape) if _add(planes.start, place) in wanted]
+        if not places:
             continue
-        regions = plane_regions(source.shape, square, dict(zip(looped, place, strict=True)), samples)
-        yield place, [as_square(source.read(region), square) for region in regions]
+        read = []
+        for region in plane_regions(source.shape, square, dict.fromkeys(looped, 0), samples):
+            start, stop = list(region.start), list(region.stop)
+            for axis, first, end in zip(looped, planes.start, planes.stop, strict=True):
+                start[axis], stop[axis] = first, end
+            read.append(source.read(Region(tuple(start), tuple(stop))))
+        for place in places:
+            at = [slice(None)] * len(source.shape)
+            for axis, index in zip(looped, place, strict=True):
+                at[axis] = slice(index, index + 1)
+            yield _add(planes.start, place), [as_square(pixels[tuple(at)], square) for pixels in read]
+
+
+def _add(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip(first, second, strict=True))
+
+
+def _planes_at_once(source: Readable, looped: Sequence[int], samples: int) -> list[Region]:
+    """Ranges of planes that lie in the same chunks, which are decoded once for all of them; a bounded number of bytes each."""
+    lengths = tuple(source.shape[axis] for axis in looped)
+    chunks = chunks_of(source)
+    edges = [min(n, chunks[axis]) for axis, n in zip(looped, lengths, strict=True)]
+    while (
+        max(edges, default=1) > 1
+        and math.prod(edges) * samples * EDGE**2 * source.dtype.itemsize > AT_ONCE_BYTES
+    ):
+        axis = edges.index(max(edges))
+        edges[axis] = -(-edges[axis] // 2)
+    starts = [range(0, n, edge) for n, edge in zip(lengths, edges, strict=True)]
+    return [
+        Region(start, tuple(min(a + e, n) for a, e, n in zip(start, edges, lengths, strict=True)))
+        for start in itertools.product(*starts)
+    ]
 
 
 def plane_regions(

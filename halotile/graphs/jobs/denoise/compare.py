@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -226,4 +227,8 @@ def _evaluated(setting: Setting, crop: DenoisedPlace, noise: Values, score: Scor
         error = unbiased_risk(noisy, unrounded, noise, crop.denoise)
     else:
         error = blind_loss(noisy, noise, crop.denoise)
+    if not math.isfinite(error):
+        raise InputError(
+            "no pixel of the crop can be compared: all are holes, or without noise. Take another region."
+        )
     return TriedSetting(setting, denoised, residual, Residual.of(residual), error)

@@ -20,9 +20,8 @@ def pixel_sizes(file: Any, series: int) -> Sizes:
     """The pixel sizes that the file states; other axes are left out."""
     if file.is_ome:
         return _from_ome(file.ome_metadata, series)
-    if file.is_imagej:
-        return _from_imagej(file)
-    return _from_tags(file)
+    page = file.series[series].keyframe
+    return _from_imagej(file, page) if file.is_imagej else _from_tags(page)
 
 
 def _from_ome(xml: str, series: int) -> Sizes:
@@ -78,30 +77,33 @@ def _length(value: Any) -> float | None:
     return size if 0 < size < math.inf else None
 
 
-def _from_imagej(file: Any) -> Sizes:
-    """Sizes from the resolution tags, in the unit of ImageJ's description, and from its spacing and frame interval."""
+def _from_imagej(file: Any, page: Any) -> Sizes:
+    """Sizes from the resolution tags and ImageJ's description, which names units of other axes where they differ from that along x."""
     description = file.imagej_metadata or {}
     unit = _unit(str(description.get("unit", "")))
     if unit is None:
         return {}
-    sizes = _resolution(file, unit, 1.0)
-    for axis, key, axis_unit in (("z", "spacing", unit), ("t", "finterval", "second")):
+    sizes = _resolution(page, unit, 1.0)
+    if "y" in sizes and "yunit" in description:
+        sizes["y"] = (sizes["y"][0], _unit(str(description["yunit"])))
+    for axis, key, usual in (("z", "spacing", unit), ("t", "finterval", "second")):
         if (size := _length(description.get(key))) is not None:
-            sizes[axis] = (size, axis_unit)
+            named = description.get(f"{axis}unit")
+            sizes[axis] = (size, usual if named is None else _unit(str(named)))
     return sizes
 
 
-def _from_tags(file: Any) -> Sizes:
+def _from_tags(page: Any) -> Sizes:
     """Sizes from resolution tags in pixels per centimeter. Those per inch concern printing, and are ignored."""
-    tag = file.pages[0].tags.get("ResolutionUnit")
-    return _resolution(file, "micrometer", 1e4) if tag is not None and tag.value == _CENTIMETER else {}
+    tag = page.tags.get("ResolutionUnit")
+    return _resolution(page, "micrometer", 1e4) if tag is not None and tag.value == _CENTIMETER else {}
 
 
-def _resolution(file: Any, unit: str, length: float) -> Sizes:
+def _resolution(page: Any, unit: str, length: float) -> Sizes:
     """Pixel sizes from the two resolution tags, which are fractions in pixels per ``length``."""
     sizes: Sizes = {}
     for axis in "xy":
-        tag = file.pages[0].tags.get(f"{axis.upper()}Resolution")
+        tag = page.tags.get(f"{axis.upper()}Resolution")
         match tag.value if tag is not None else None:
             case (int(pixels), int(per)) if pixels and (size := _length(length * per / pixels)) is not None:
                 sizes[axis] = (size, unit)

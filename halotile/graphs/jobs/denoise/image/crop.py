@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,6 +22,8 @@ EDGE = 512
 """Edge of a crop in pixels."""
 CANDIDATES = 16
 """Places of which the one with most structure is taken."""
+SMALLEST, NARROWEST = 16, 4
+"""Edge of the smallest square crop whose figures mean something, and of the narrowest one that has neighbours to go by."""
 LARGEST = 1024
 """Edge of the largest crop that is asked for."""
 COARSE = 8
@@ -55,6 +58,11 @@ def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int], region
             f"Write one of at most {LARGEST} × {LARGEST}, or leave it out."
         )
     planes = choose_planes(source, at, region)
+    if min(planes.shape) < NARROWEST or math.prod(planes.shape) < SMALLEST**2:
+        raise ConfigError(
+            f"the crop has {planes.shape[0]} × {planes.shape[1]} pixels, too few to compare settings by. "
+            f"Take at least {SMALLEST} × {SMALLEST}."
+        )
     fixed = {axis: (index, index + 1) for axis, index in planes.at.items()}
     if planes.colour:
         fixed["c"] = (0, planes.samples)

@@ -15,7 +15,7 @@ from halotile.storage.arrays import Source
 from halotile.storage.formats.base import number_of_type
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
-from halotile.storage.views import WithoutValue, readable_parts
+from halotile.storage.views import WithoutValue, chunks_of, readable_parts
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.holes import Holes, describe_value, fill_reach
 from halotile.tasks.noise.estimate import sample_regions
@@ -84,7 +84,7 @@ def choose_holes(
 def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> tuple[float, float]:
     """Return the share of holes in what is looked at, and the mean of its measured pixels that a mask keeps."""
     holes, pixels, total, measured = 0, 0, 0.0, 0
-    for square in _squares(view.shape, tuple(spatial[-2:])):
+    for square in _squares(view, tuple(spatial[-2:])):
         for _, part in readable_parts(view, [square]):
             finite = np.isfinite(part)
             holes, pixels = holes + part.size - int(finite.sum()), pixels + part.size
@@ -94,11 +94,15 @@ def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> t
     return holes / max(pixels, 1), total / max(measured, 1)
 
 
-def _squares(shape: tuple[int, ...], plane: tuple[int, ...]) -> Sequence[Region]:
-    """Return the parts of an image in which holes are counted: all of it, where it is not large."""
+def _squares(view: Readable, plane: tuple[int, ...]) -> Sequence[Region]:
+    """Return the parts of an image in which holes are counted: all of it, where it is not large, and planes of the same chunks together."""
+    shape = view.shape
     if math.prod(shape) > COUNTED_PIXELS:
         return sample_regions(shape, SAMPLES, plane)
-    edges = tuple(min(n, COUNTED_AT_ONCE) if axis in plane else 1 for axis, n in enumerate(shape))
+    edges = tuple(
+        min(n, COUNTED_AT_ONCE if axis in plane else chunk)
+        for axis, (n, chunk) in enumerate(zip(shape, chunks_of(view), strict=True))
+    )
     return [block.core for block in Grid(shape, edges, ((0, 0),) * len(shape))]
 
 
@@ -125,7 +129,9 @@ def _mask_at(mask: Readable, square: Region, axes: int, spatial: Sequence[int]) 
     if len(mask.shape) == axes:
         return np.asarray(mask.read(square) != 0).ravel()
     place = Region(tuple(square.start[i] for i in spatial), tuple(square.stop[i] for i in spatial))
-    return np.broadcast_to(np.asarray(mask.read(place) != 0).ravel(), (square.size,))
+    kept = np.asarray(mask.read(place) != 0)
+    looped = tuple(axis for axis in range(axes) if axis not in spatial)
+    return np.broadcast_to(np.expand_dims(kept, looped), square.shape).ravel()
 
 
 def _noted(holes: Holes, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Holed:
