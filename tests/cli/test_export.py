@@ -92,7 +92,7 @@ def test_an_unfinished_output_is_refused(folder: Path) -> None:
     (folder / "job.yaml").write_text(
         "version: 1\njob: denoise\ninput: {path: b.npy}\noutput: {path: out.zarr}\ndenoiser: {name: none}\n"
     )
-    plan = make_plan(load_job("job.yaml"))
+    plan = make_plan(load_job(folder / "job.yaml"))
     with claim(plan):
         pass
     result = invoke("out.zarr", "out.tif")

@@ -137,10 +137,11 @@ def test_channels_with_colours_of_their_own_are_planes(
     group.create_array("0", data=np.zeros((len(colours), 4, 4), "uint8"))
     axes = [{"name": "c", "type": "channel"}, {"name": "y", "type": "space"}, {"name": "x", "type": "space"}]
     scale = [{"type": "scale", "scale": [1.0, 1.0, 1.0]}]
+    window = {"min": 0, "max": 255, "start": 0, "end": 255}
     group.attrs["ome"] = {
         "version": "0.5",
         "multiscales": [{"axes": axes, "datasets": [{"path": "0", "coordinateTransformations": scale}]}],
-        "omero": {"channels": [{"label": name, "color": name} for name in colours]},
+        "omero": {"channels": [{"label": name, "color": name, "window": window} for name in colours]},
     }
     planes = choose_planes(open_source(tmp_path / "a.zarr"), {}, None)
     assert (planes.colour, planes.loops) == (is_colour, () if is_colour else ("c",))

@@ -161,7 +161,7 @@ def test_planes_of_one_chunk_are_read_together(monkeypatch: pytest.MonkeyPatch) 
     expected = estimate_noise_levels(apart, (2, 3), (0, 1))
     np.testing.assert_array_equal(estimate_noise_levels(together, (2, 3), (0, 1)), expected)
     assert (len(apart.reads), len(together.reads)) == (60, 4)
-    monkeypatch.setattr(estimate, "AT_ONCE_BYTES", 64 * 256**2 * 8 * 5)
+    monkeypatch.setattr(estimate, "AT_ONCE_BYTES", 64**2 * 8 * 5)
     bounded = Chunked(pixels, chunks=(2, 20, 64, 64))
     np.testing.assert_array_equal(estimate_noise_levels(bounded, (2, 3), (0, 1)), expected)
     assert max(region.size for region in bounded.reads) <= 5 * 64**2

@@ -105,7 +105,7 @@ def remove_added_levels(place: str | OutputPath, layout: Layout, disk: OutputDis
     del datasets[layout.levels :]
     document.pop("consolidated_metadata", None)
     disk.write_file(file, [json.dumps(document, indent=2).encode()])
-    own = {".", "..", *(array.name for array in layout.arrays)}
+    own = {"", ".", "..", *(array.name for array in layout.arrays)}
     for name in names:
         # Anybody may have written these names: nothing outside the image is removed.
         if "/" not in name and name not in own and (root / name).is_dir():

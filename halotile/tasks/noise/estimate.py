@@ -103,12 +103,14 @@ def sampled_planes(
     count = min(total, total if most is None else most)
     chosen = {number * total // count for number in range(count)}
     wanted = {place for number, place in enumerate(np.ndindex(lengths)) if number in chosen}
-    for planes in _planes_at_once(source, looped, samples):
+    regions = plane_regions(source.shape, square, dict.fromkeys(looped, 0), samples)
+    plane_bytes = sum(region.size for region in regions) * source.dtype.itemsize
+    for planes in _planes_at_once(source, looped, AT_ONCE_BYTES // plane_bytes):
         places = [place for place in np.ndindex(planes.shape) if _add(planes.start, place) in wanted]
         if not places:
             continue
         read = []
-        for region in plane_regions(source.shape, square, dict.fromkeys(looped, 0), samples):
+        for region in regions:
             start, stop = list(region.start), list(region.stop)
             for axis, first, end in zip(looped, planes.start, planes.stop, strict=True):
                 start[axis], stop[axis] = first, end
@@ -124,15 +126,12 @@ def _add(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
     return tuple(a + b for a, b in zip(first, second, strict=True))
 
 
-def _planes_at_once(source: Readable, looped: Sequence[int], samples: int) -> list[Region]:
-    """Ranges of planes that lie in the same chunks, which are decoded once for all of them; a bounded number of bytes each."""
+def _planes_at_once(source: Readable, looped: Sequence[int], most: int) -> list[Region]:
+    """Ranges of at most so many planes that lie in the same chunks, which are decoded once for all of them."""
     lengths = tuple(source.shape[axis] for axis in looped)
     chunks = chunks_of(source)
     edges = [min(n, chunks[axis]) for axis, n in zip(looped, lengths, strict=True)]
-    while (
-        max(edges, default=1) > 1
-        and math.prod(edges) * samples * EDGE**2 * source.dtype.itemsize > AT_ONCE_BYTES
-    ):
+    while max(edges, default=1) > 1 and math.prod(edges) > most:
         axis = edges.index(max(edges))
         edges[axis] = -(-edges[axis] // 2)
     starts = [range(0, n, edge) for n, edge in zip(lengths, edges, strict=True)]
