@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +77,59 @@ class WithoutValue:
         return np.where(pixels == pixels.dtype.type(self.value), np.nan, pixels).astype(
             self.dtype, copy=False
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """An array with NaN where a mask is 0, which has some of its axes or all; of floats, whatever it is stored as."""
+
+    source: Readable
+    mask: Readable
+    axes: tuple[int, ...]
+    """Axes of the mask, counted from the last one of the array: negative."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in pixels."""
+        return self.source.shape
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of one pixel: wide enough for every value of the stored type."""
+        return np.result_type(self.source.dtype, np.float32)
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        pixels = self.source.read(region)
+        place = Region(
+            tuple(region.start[axis] for axis in self.axes), tuple(region.stop[axis] for axis in self.axes)
+        )
+        others = tuple(axis for axis in range(-pixels.ndim, 0) if axis not in self.axes)
+        kept = np.expand_dims(self.mask.read(place) != 0, others)
+        return np.where(kept, pixels, np.nan).astype(self.dtype, copy=False)
+
+
+def measured(
+    source: Readable, value: float | None, mask: Readable | None, spatial: Sequence[int], dims: int
+) -> Readable:
+    """An array with NaN where it has the value of a hole, or where a mask is 0.
+
+    Parameters
+    ----------
+    source : Readable
+        The array; of an axis that it lacks, the first, it has one pixel.
+    value : float, optional
+        The value of a hole.
+    mask : Readable, optional
+        The mask, with all axes or the spatial ones.
+    spatial : sequence of int
+        Positions of the spatial axes, out of ``dims``.
+    """
+    view = source if value is None else WithoutValue(source, value)
+    if mask is None:
+        return view
+    axes = tuple(range(-dims, 0)) if len(mask.shape) == dims else tuple(axis - dims for axis in spatial)
+    return Masked(view, mask, axes) if len(axes) <= len(source.shape) else view
 
 
 @dataclass(frozen=True, slots=True)

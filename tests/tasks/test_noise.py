@@ -59,7 +59,7 @@ def test_every_type_of_pixel_is_measured_in_its_own_units(dtype: str) -> None:
     assert level_of(Stored(pixels)) == pytest.approx(6.0, rel=0.1)
 
 
-@pytest.mark.parametrize("counts", [0.5, 1, 1.5, 2, 3, 8, 50])
+@pytest.mark.parametrize("counts", [0.5, 1, 1.5, 2, 3, 5])
 @pytest.mark.parametrize("unit", [1, 0.25])
 def test_the_level_of_few_counts_is_not_one_of_their_steps(counts: float, unit: float) -> None:
     pixels = np.random.default_rng(1).poisson(counts, (500, 500)) * unit

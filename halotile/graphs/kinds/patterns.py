@@ -73,6 +73,10 @@ def for_its_image(job: AJob) -> AJob:
     section: Any = getattr(job, "input", None)
     if section is None:
         return job
+    if "://" in section.path and "*" in section.path:
+        raise ConfigError(
+            f"input.path is {section.path}: patterns are for files on a disk. Write the address of one image."
+        )
     word = stem(section.path)
     sides = {name: side.replace(STEM, word) for name, side in section.sides.items()}
     moved: AJob = job.moved_to(job.place.replace(STEM, word))

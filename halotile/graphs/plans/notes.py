@@ -43,7 +43,7 @@ def notes_of(
     """The notes of a plan, one sentence each; ``dtype`` is that of the pixels as they are read, ``values`` are those of 0 and 1."""
     return (
         *((of_trial,) if of_trial else ()),
-        *(() if levels is None else (levels_text(levels, roles, values),)),
+        *(() if levels is None else (levels_text(levels, roles, values), *_noiseless(levels, roles))),
         *reach.remarks,
         *_metadata(layout),
         *_narrowing(dtype, np.dtype(layout.dtype)),
@@ -97,6 +97,15 @@ def levels_text(levels: NDArray[np.float64], roles: Roles, values: tuple[float, 
     width = values[1] - values[0] if values else 1
     in_file = f" ({values_text(levels * width)} in the file)" if width != 1 else ""
     return f"noise level {values_text(levels)}{in_file}{planes_text(levels, roles)}"
+
+
+def _noiseless(levels: NDArray[np.float64], roles: Roles) -> tuple[str, ...]:
+    """Return a note on planes among others of which no noise could be estimated."""
+    places = [place_text(roles, place) for place in np.ndindex(levels.shape) if levels[place] == 0]
+    if not places:
+        return ()
+    named = "; ".join(places) if len(places) <= MOST_LISTED else counted(len(places), "plane")
+    return (f"no noise can be estimated in {named}: left as it is",)
 
 
 def values_text(values: NDArray[np.float64]) -> str:

@@ -27,6 +27,8 @@ EDGE = 256
 """Edge of a square in pixels."""
 TIED = 0.01
 """Fraction of values that equal their median above which they are those of a rounded image."""
+COARSE_STEPS = 3
+"""Steps up to which the rounding of a median counts: further up it is at most an eighth off."""
 SATURATED = 1e-3
 PILED_UP = 3
 """A detector saturates at the least or largest value of a plane that more than this fraction of the samples has, and so many times as many as the next value."""
@@ -235,10 +237,10 @@ def square_level(square: NDArray[np.float64]) -> float:
 
 
 def grouped_median(values: NDArray[np.float64]) -> float:
-    """The median of values, which of rounded ones lies within the step that they were rounded to.
+    """The median of values, which of coarsely rounded ones lies within the step that they were rounded to.
 
-    Where more than one in a hundred values equals the median, these are taken as spread evenly over their step: the
-    details of small integers would else have one of few levels. A median of 0 stays 0.
+    Where more than one in a hundred values equals the median, and it is one of the least values, these are taken as spread evenly
+    over their step: the details of small integers would else have one of few levels. A median of 0 stays 0.
 
     Examples
     --------
@@ -250,7 +252,7 @@ def grouped_median(values: NDArray[np.float64]) -> float:
     if median == 0 or tied <= len(values) * TIED:
         return median
     below, above = values[values < median], values[values > median]
-    if not below.size or not above.size:
+    if not below.size or not above.size or len(np.unique(below)) > COARSE_STEPS:
         return median
     low, high = (below.max() + median) / 2, (median + above.min()) / 2
     return float(low + (high - low) * (len(values) / 2 - len(below)) / tied)

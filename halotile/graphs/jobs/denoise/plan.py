@@ -106,6 +106,10 @@ class _Opened:
         """The role of each axis."""
         return self.tiled.roles
 
+    def view(self, source: Readable) -> Readable:
+        """The input with NaN in its holes, and where it is masked."""
+        return self.holed.view(source, self.sides.get("mask"), self.roles)
+
     @property
     def all_sides(self) -> dict[str, Readable]:
         """The side inputs of the job, and the noise levels of planes where they were estimated."""
@@ -128,7 +132,8 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     holed = choose_holes(job, original, tiled.source, tiled.roles.spatial, sides.get("mask"), begun.previous)
     values = value_range(job, tiled.source.dtype)
     check_units(denoiser, values, sides)
-    view, roles, previous = holed.view(tiled.source), tiled.roles, begun.previous
+    roles, previous = tiled.roles, begun.previous
+    view = holed.view(tiled.source, sides.get("mask"), roles)
     photons = choose_photon_noise(job, tiled.denoiser, view, roles, values, previous)
     leveled, levels = tiled.denoiser, None
     if photons is None:
@@ -232,7 +237,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
         denoiser = denoiser.probed(*reach.probed)
     if own_code and previous is None and job.tile.seams != "allow":
         choose = partial(
-            choose_samples, opened.holed.view(opened.source), roles, opened.values, reach.depth, reach.align
+            choose_samples, opened.view(opened.source), roles, opened.values, reach.depth, reach.align
         )
         reach = compared_on_image(
             reach, denoiser, choose, job.tile, run=job.run, report=request.report, sides=sides
@@ -249,7 +254,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
         previous,
         dtype=opened.written.dtype,
         nodata=holes.value if holes else None,
-        channels=display_channels(opened.original, opened.holed.view(opened.original), opened.begun),
+        channels=display_channels(opened.original, opened.view(opened.original), opened.begun),
     )
     unit = block_unit(geometry, layout.shard)
     job, requested = no_more_than(job, computing.requested, geometry.shape, unit)

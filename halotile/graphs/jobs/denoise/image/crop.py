@@ -13,7 +13,7 @@ from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
 from halotile.storage.images.planes import choose_planes
 from halotile.storage.rim import Array, Readable
-from halotile.storage.views import WithoutValue, readable_parts
+from halotile.storage.views import measured, readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_level, plane_regions, sample_regions
 from halotile.tasks.trials.place import Spans
@@ -81,9 +81,9 @@ def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int], region
 
 
 def image_of(source: Readable, task: DenoiseTask) -> Readable:
-    """Return the image with NaN in its holes."""
-    value = task.holes.value if task.holes else None
-    return source if value is None else WithoutValue(source, value)
+    """Return the image with NaN in its holes, and where it is masked."""
+    value, roles = task.holes.value if task.holes else None, task.roles
+    return measured(source, value, task.sides.get("mask"), roles.spatial, len(roles.axes))
 
 
 def levels_at(source: Source, task: DenoiseTask, place: Spans) -> NDArray[np.float64]:

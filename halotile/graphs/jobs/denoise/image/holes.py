@@ -15,10 +15,11 @@ from halotile.storage.arrays import Source
 from halotile.storage.formats.base import number_of_type
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
-from halotile.storage.views import WithoutValue, chunks_of, readable_parts
+from halotile.storage.views import WithoutValue, chunks_of, measured, readable_parts
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.holes import Holes, describe_value, fill_reach
 from halotile.tasks.noise.estimate import sample_regions
+from halotile.tasks.roles import Roles
 
 COUNTED_PIXELS = 2**24
 """Pixels of an image whose holes are counted one by one while a job is planned."""
@@ -28,16 +29,15 @@ SAMPLES = 64
 
 
 class Holed(NamedTuple):
-    """The values that stand for a hole, and a note about them."""
+    """The values that stand for a hole, and notes about them."""
 
     holes: Holes | None
     notes: tuple[str, ...]
 
-    def view(self, source: Readable) -> Readable:
-        """The image with NaN in its holes."""
-        if self.holes is None or self.holes.value is None:
-            return source
-        return WithoutValue(source, self.holes.value)
+    def view(self, source: Readable, mask: Readable | None, roles: Roles) -> Readable:
+        """The image with NaN in its holes, and where it is masked."""
+        value = self.holes.value if self.holes else None
+        return measured(source, value, mask, roles.spatial, len(roles.axes))
 
     def halo(self, denoiser: Denoiser, depth: int, dims: int) -> int:
         """Pixels that a block reads beyond its halo, to fill holes."""
@@ -67,31 +67,37 @@ def choose_holes(
     has_nan = is_float and job.input.nodata != "none"
     if value is None and not has_nan and mask is None:
         return Holed(None, ())
-    found = Holed(Holes(value, 0.0, nan=has_nan), ())
     known = previous["identity"].get("holes") if previous else None
     if known and (known["value"], known.get("nan", True)) == (value, has_nan):
         return _noted(Holes(**known), dtype, source.shape)
-    share, mean = _counted(found.view(source), mask, spatial)
+    view = source if value is None else WithoutValue(source, value)
+    share, masked, mean = _counted(view, mask, spatial)
     share = share if has_nan or value is not None else 0.0
     written = job.output.dtype
     if share and value is None and written != "auto" and np.dtype(written).kind != "f":
         raise ConfigError(
             f"output.dtype is {written}, which cannot hold the NaN of this image's holes. Write a type of floats, such as float32."
         )
-    return _noted(Holes(value, mean, share, has_nan), dtype, source.shape)
+    holed = _noted(Holes(value, mean, share, has_nan), dtype, source.shape)
+    if mask is None:
+        return holed
+    kept = f"masked pixels ({_number_text(masked, source.shape)}) stay as they are, and no other pixel depends on them"
+    return Holed(holed.holes, (*holed.notes, kept))
 
 
-def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> tuple[float, float]:
-    """Return the share of holes in what is looked at, and the mean of its measured pixels that a mask keeps."""
-    holes, pixels, total, measured = 0, 0, 0.0, 0
+def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> tuple[float, float, float]:
+    """Return the shares of holes and of masked pixels in what is looked at, and the mean of the others."""
+    holes, masked, pixels, total, known = 0, 0, 0, 0.0, 0
     for square in _squares(view, tuple(spatial[-2:])):
         for _, part in readable_parts(view, [square]):
             finite = np.isfinite(part)
             holes, pixels = holes + part.size - int(finite.sum()), pixels + part.size
             if mask is not None:
-                finite &= _mask_at(mask, square, len(view.shape), spatial).reshape(part.shape)
-            total, measured = total + float(part[finite].sum(dtype=np.float64)), measured + int(finite.sum())
-    return holes / max(pixels, 1), total / max(measured, 1)
+                kept = _mask_at(mask, square, len(view.shape), spatial).reshape(part.shape)
+                masked += part.size - int(kept.sum())
+                finite &= kept
+            total, known = total + float(part[finite].sum(dtype=np.float64)), known + int(finite.sum())
+    return holes / max(pixels, 1), masked / max(pixels, 1), total / max(known, 1)
 
 
 def _squares(view: Readable, plane: tuple[int, ...]) -> Sequence[Region]:
@@ -137,9 +143,14 @@ def _mask_at(mask: Readable, square: Region, axes: int, spatial: Sequence[int]) 
 def _noted(holes: Holes, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Holed:
     if not holes.are_likely:
         return Holed(holes, ())
-    size = math.prod(shape)
-    there = f"about {holes.share:.2%} of the pixels, by samples" if holes.share else "none in the samples"
-    if size <= COUNTED_PIXELS:
-        there = f"{round(holes.share * size):,} of {size:,}"
+    there = _number_text(holes.share, shape)
     kept = f"pixels of {describe_value(holes.value, dtype)} are holes ({there}): they stay as they are, and no other pixel depends on them"
     return Holed(holes, (f"{kept}. To denoise them too, write input.nodata: none",))
+
+
+def _number_text(share: float, shape: tuple[int, ...]) -> str:
+    """Return the number of pixels of a share of the image; of a large one that was sampled, about."""
+    size = math.prod(shape)
+    if size <= COUNTED_PIXELS:
+        return f"{round(share * size):,} of {size:,}"
+    return f"about {share:.2%} of the pixels, by samples" if share else "none in the samples"

@@ -141,7 +141,7 @@ def remark_on_noise(
     levels: Levels | None,
 ) -> tuple[str, ...]:
     """Return a remark on noise that clearly grows with brightness, where one level is estimated for each plane."""
-    is_open = levels is not None and job.noise.model == "gaussian"
+    is_open = levels is not None
     if not is_open or _faults(job, denoiser, NoiseModel(model=MODEL)):
         return ()
     if not (growing := [place_text(roles, plane.place) for plane in planes if plane.grows]):
