@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.data import image
+from tests.benchmarks.commands import planned, start_up
 from tests.benchmarks.photons import PHOTON_ROWS
+from tests.benchmarks.ranks import RANK_ROWS
 
 HERE = Path(__file__).parent
-REPOSITORY = HERE.parents[1]
 
 
 @dataclass(frozen=True)
@@ -91,48 +88,6 @@ def differing(folder: Path) -> float:
 def checks(folder: Path) -> float:
     """Per cent of a copy's time that its own checks take."""
     return program("safeguards.share", folder, 16384)["percent"]
-
-
-def start_up(*arguments: str) -> Callable[[Path], float]:
-    """Seconds that a recon-cli command takes as a whole process."""
-
-    def measure(folder: Path) -> float:
-        job = folder / "job.yaml"
-        job.write_text(
-            f"version: 1\njob: denoise\ninput: {{path: {folder}}}\noutput: {{path: {folder / 'no.zarr'}}}\n"
-            "denoiser: {name: tv, strength: 0.1}\n"
-        )
-        command = [
-            str(Path(sys.executable).with_name("recon-cli")),
-            *(a.replace("JOB", str(job)) for a in arguments),
-        ]
-        began = time.perf_counter()
-        subprocess.run(command, capture_output=True, check=True)
-        return time.perf_counter() - began
-
-    return measure
-
-
-def planned(build: str, **options: int) -> Callable[[Path], float]:
-    """Seconds that `recon-cli plan` takes with a network that it has not seen yet."""
-
-    def measure(folder: Path) -> float:
-        job = folder / "network.yaml"
-        job.write_text(
-            f"version: 1\njob: denoise\ninput: {{path: {image(folder, 1024)}}}\noutput: {{path: {folder / 'no.zarr'}}}\n"
-            f"denoiser: {{name: torch, import: '{build}', options: {json.dumps(options)}}}\n"
-        )
-        with tempfile.TemporaryDirectory() as nothing_kept:
-            began = time.perf_counter()
-            subprocess.run(
-                [Path(sys.executable).with_name("recon-cli"), "plan", job, "--allow-import"],
-                stdout=subprocess.DEVNULL,  # not a pipe, which would end with the process that trials were forked from
-                check=True,
-                env=os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": nothing_kept},
-            )
-            return time.perf_counter() - began
-
-    return measure
 
 
 def noop(blocks: int, figure: str) -> Callable[[Path], float]:
@@ -322,6 +277,7 @@ RATIOS = [
         0.75,
         figure="iteration_bytes",
     ),
+    *(Ratio(*row) for row in RANK_ROWS),
 ]
 
 
@@ -395,6 +351,7 @@ FIGURES = [
 GROUPS = {
     "denoise": ("box", "cnn", "scaling", "memory", "noop", "checks", "trials", "start"),
     "images": ("levels", "photons"),
+    "torch": ("ranks",),
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables of the page, and the cases of each."""

@@ -1,0 +1,58 @@
+"""Seconds that commands take as whole processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.benchmarks.data import image
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def start_up(*arguments: str) -> Callable[[Path], float]:
+    """Seconds that a recon-cli command takes as a whole process."""
+
+    def measure(folder: Path) -> float:
+        job = folder / "job.yaml"
+        job.write_text(
+            f"version: 1\njob: denoise\ninput: {{path: {folder}}}\noutput: {{path: {folder / 'no.zarr'}}}\n"
+            "denoiser: {name: tv, strength: 0.1}\n"
+        )
+        command = [
+            str(Path(sys.executable).with_name("recon-cli")),
+            *(a.replace("JOB", str(job)) for a in arguments),
+        ]
+        began = time.perf_counter()
+        subprocess.run(command, capture_output=True, check=True)
+        return time.perf_counter() - began
+
+    return measure
+
+
+def planned(build: str, **options: int) -> Callable[[Path], float]:
+    """Seconds that `recon-cli plan` takes with a network that it has not seen yet."""
+
+    def measure(folder: Path) -> float:
+        job = folder / "network.yaml"
+        job.write_text(
+            f"version: 1\njob: denoise\ninput: {{path: {image(folder, 1024)}}}\noutput: {{path: {folder / 'no.zarr'}}}\n"
+            f"denoiser: {{name: torch, import: '{build}', options: {json.dumps(options)}}}\n"
+        )
+        with tempfile.TemporaryDirectory() as nothing_kept:
+            began = time.perf_counter()
+            subprocess.run(
+                [Path(sys.executable).with_name("recon-cli"), "plan", job, "--allow-import"],
+                stdout=subprocess.DEVNULL,  # not a pipe, which would end with the process that trials were forked from
+                check=True,
+                env=os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": nothing_kept},
+            )
+            return time.perf_counter() - began
+
+    return measure
