@@ -160,7 +160,8 @@ def _fit_of_even(even: Even, others: Sequence[Fit]) -> Fit:
     if others:
         gain, variance = (float(np.median([fit[i] for fit in others])) for i in range(2))
         predicted = gain * even.median + variance
-        if not measured or even.level**2 / SUITS <= predicted <= SUITS * even.level**2 and even.level > 0:
+        suits = even.level > 0 and 1 / SUITS <= predicted / even.level**2 <= SUITS
+        if suits or not measured:
             return Fit(gain, variance, is_clear=False)
     return Fit(0.0, even.level**2 if measured else 0.0, is_clear=False)
 
