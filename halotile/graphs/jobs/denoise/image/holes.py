@@ -19,6 +19,7 @@ from halotile.storage.views import WithoutValue, chunks_of, readable_parts
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.holes import Holes, describe_value, fill_reach
 from halotile.tasks.noise.estimate import sample_regions
+from halotile.tasks.noise.far_value import NO_ENDS, Ends
 
 COUNTED_PIXELS = 2**24
 """Pixels of an image whose holes are counted one by one while a job is planned."""
@@ -71,19 +72,39 @@ def choose_holes(
     known = previous["identity"].get("holes") if previous else None
     if known and (known["value"], known.get("nan", True)) == (value, has_nan):
         return _noted(Holes(**known), dtype, source.shape)
-    share, mean = _counted(found.view(source), mask, spatial)
+    share, mean, ends = _counted(found.view(source), mask, spatial)
     share = share if has_nan or value is not None else 0.0
     written = job.output.dtype
     if share and value is None and written != "auto" and np.dtype(written).kind != "f":
         raise ConfigError(
             f"output.dtype is {written}, which cannot hold the NaN of this image's holes. Write a type of floats, such as float32."
         )
-    return _noted(Holes(value, mean, share, has_nan), dtype, source.shape)
+    noted = _noted(Holes(value, mean, share, has_nan), dtype, source.shape)
+    far = (
+        note_of_far_value(ends, job, by_samples=math.prod(source.shape) > COUNTED_PIXELS) if is_float else ()
+    )
+    return noted._replace(notes=(*noted.notes, *far))
 
 
-def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> tuple[float, float]:
-    """Return the share of holes in what is looked at, and the mean of its measured pixels that a mask keeps."""
-    holes, pixels, total, measured = 0, 0, 0.0, 0
+def note_of_far_value(ends: Ends, job: Denoising, *, by_samples: bool) -> tuple[str, ...]:
+    """Return a note on a value far from all others, which nothing declares as that of holes."""
+    far = ends.far_value()
+    if far is None or job.input.nodata == "none":
+        return ()
+    there = (
+        f"about {far.number / ends.pixels:.2%} of the pixels, by samples,"
+        if by_samples
+        else f"{far.number:,} pixels"
+    )
+    return (
+        f"{there} are {far.value:.10g}, far from all others ({far.low:,.5g} to {far.high:,.5g}): if they are no measurements, write "
+        f"input.nodata: {far.value:.10g}",
+    )
+
+
+def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> tuple[float, float, Ends]:
+    """Return the share of holes in what is looked at, the mean of its measured pixels that a mask keeps, and the ends of these."""
+    holes, pixels, total, measured, ends = 0, 0, 0.0, 0, NO_ENDS
     for square in _squares(view, tuple(spatial[-2:])):
         for _, part in readable_parts(view, [square]):
             finite = np.isfinite(part)
@@ -91,7 +112,8 @@ def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> t
             if mask is not None:
                 finite &= _mask_at(mask, square, len(view.shape), spatial).reshape(part.shape)
             total, measured = total + float(part[finite].sum(dtype=np.float64)), measured + int(finite.sum())
-    return holes / max(pixels, 1), total / max(measured, 1)
+            ends = ends.joined(Ends.of(part[finite]))
+    return holes / max(pixels, 1), total / max(measured, 1), ends
 
 
 def _squares(view: Readable, plane: tuple[int, ...]) -> Sequence[Region]:
