@@ -56,13 +56,10 @@ class Ends(NamedTuple):
         FarValue(value=-9999.0, number=10, low=12.0, high=500.0)
         """
         values = sorted(self.counts)
-        for end, gap, others in (
-            (values[:1], values[1:2], values[1:]),
-            (values[-1:], values[-2:-1], values[:-1]),
-        ):
+        for end, others in ((values[:1], values[1:]), (values[-1:], values[:-1])):
             if len(others) < 2 or self.counts[end[0]] < max(LEAST_COUNT, LEAST_SHARE * self.pixels):
                 continue
-            if abs(end[0] - gap[0]) > others[-1] - others[0]:
+            if min(abs(end[0] - other) for other in others) > others[-1] - others[0]:
                 return FarValue(end[0], self.counts[end[0]], others[0], others[-1])
         return None
 
