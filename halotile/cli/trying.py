@@ -232,7 +232,7 @@ def comparison_json(comparison: Comparison, file: Path | None) -> dict[str, Any]
             for tried in comparison.tried
         ],
         "failed": [{"set": list(setting), "error": why} for setting, why in comparison.failed.items()],
-        "suggested": list(comparison.best.setting),
+        "suggested": None if comparison.suggested is None else list(comparison.suggested.setting),
     }
 
 
@@ -248,7 +248,7 @@ def draw(file: Path, comparison: Comparison) -> None:
     cells = [Cell("noisy", [grey(comparison.noisy, low, high)])]
     has_others = len(comparison.tried) > 1
     for tried in comparison.tried:
-        is_best, is_structured = tried is comparison.best, tried.statistics.is_structured
+        is_best, is_structured = tried is comparison.suggested, tried.statistics.is_structured
         cells.append(
             Cell(
                 labels[tried.setting],
@@ -267,10 +267,12 @@ def draw(file: Path, comparison: Comparison) -> None:
 
 
 def _suggestion(comparison: Comparison) -> str:
-    """Return the best setting, and the plane that it is best for."""
+    """Return the best setting, and the plane that it is best for; a sentence where none is worth it."""
+    if comparison.suggested is None:
+        return "no setting is better than the image as it is, by this estimate"
     plane = _plane_text(comparison)
     where = f" (for plane {plane}; others may need another: --plane)" if plane else ""
-    return (written(comparison.best.setting) or "the job as it is") + where
+    return (written(comparison.suggested.setting) or "the job as it is") + where
 
 
 def _plane_text(comparison: Comparison) -> str:

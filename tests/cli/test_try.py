@@ -75,6 +75,20 @@ def test_the_suggestion_names_its_plane(folder: Path) -> None:
     assert suggested.endswith("(for plane c=1; others may need another: --plane)")
 
 
+def test_no_setting_is_suggested_where_none_beats_the_noisy_crop(folder: Path) -> None:
+    hot = np.load("a.npy")
+    hot[::20, ::20] = 60000
+    np.save("a.npy", hot)
+    (folder / "job.yaml").write_text(JOB.replace("tv, strength: 1.0, sigma: auto", "gaussian, sigma: 1.0"))
+    lists = ("--set", "denoiser.sigma=1,2", "--region", "0:64,0:64")
+    result = invoke("job.yaml", "sheet.png", *lists)
+    assert "no setting is better than the image as it is" in " ".join(result.stdout.split())
+    assert "--set" not in result.stdout
+    found = json.loads(invoke("job.yaml", *lists, "--json").stdout)
+    assert min(entry["error"] for entry in found["settings"]) >= 1
+    assert found["suggested"] is None
+
+
 def test_figures_for_programs(folder: Path) -> None:
     result = invoke("job.yaml", "--json", "--set", "denoiser.strength=1,-1", "--region", "0:64,0:64")
     found = json.loads(result.stdout)

@@ -179,12 +179,38 @@ def test_the_plan_shows_the_noise_of_each_plane(tmp_path: Path) -> None:
     assert plan.documents.resolved["denoiser"]["sigma"] == "auto"
 
 
+@pytest.mark.parametrize("name", ["tv", "nlm"])
+@pytest.mark.parametrize(
+    ("gains", "level", "sigma", "least"), [((30.0,), 100.0, 1.5, 0.3), ((2.0, 20.0), 420.0, 3.2, 0.6)]
+)
+def test_a_channel_without_photons_is_denoised_as_one_of_constant_noise(
+    tmp_path: Path, name: str, gains: tuple[float, ...], level: float, sigma: float, least: float
+) -> None:
+    truth = true_counts(3900)[100:400, 100:400]
+    lit = [gain * counted(truth / gain, seed) + 50 for seed, gain in enumerate(gains)]
+    empty = level + sigma * np.random.default_rng(9).standard_normal(truth.shape)
+    flat = np.full(truth.shape, 7.25)
+    planes = np.stack([*lit, empty, flat]).astype(np.float32)
+    result = denoised(tmp_path, planes, name, PHOTONS, AUTO, axes="cyx")
+    assert abs(result[-2].mean(dtype=float) - empty.mean()) < 0.002 * sigma
+    assert abs(result[-2].mean(dtype=float) - level) < 0.02
+    assert np.sqrt(np.mean((result[-2] - level) ** 2)) < least
+    assert np.abs(result[-1] - 7.25).max() < 1e-5
+    (tmp_path / "plain").mkdir()
+    plain = denoised(tmp_path / "plain", planes, name, {}, AUTO, axes="cyx")
+    assert np.array_equal(result[-2:], plain[-2:])
+    plan = make_plan(job_of(tmp_path / "in.zarr", tmp_path / "p.zarr", name, AUTO[name], noise=PHOTONS))
+    note = next(note for note in plan.notes if "photon noise of gain" in note)
+    assert f"c={len(gains)} shows no photon noise: taken as constant, {sigma:.1f}"[:-1] in note
+
+
 def test_the_note_names_the_planes_whose_noise_grows(tmp_path: Path) -> None:
     even = 100 + 3 * np.random.default_rng(0).standard_normal((500, 500))
     planes = np.stack([even, counted(true_counts(50)), even]).astype(np.float32)
     source = write_zarr(tmp_path / "in.zarr", planes, axes="cyx")
     plan = make_plan(job_of(source, tmp_path / "out.zarr", "tv", AUTO["tv"]))
-    assert any("the noise grows with brightness in plane c=1, as" in note for note in plan.notes)
+    note = next(note for note in plan.notes if "the noise grows with brightness in c=1, as" in note)
+    assert note.endswith("`recon-cli try`, channel by channel")
 
 
 def test_an_estimate_of_one_plane_is_written_out(tmp_path: Path) -> None:

@@ -143,4 +143,4 @@ def test_a_plane_of_few_values_is_found_among_others(tmp_path: Path, place: int)
     planes[place] = counted(5)
     wanted = job_of(write_zarr(tmp_path / "in.zarr", planes, axes="cyx"), tmp_path / "out.zarr", *TV)
     assert make_plan(wanted).summary()["output_dtype"] == "float32"
-    assert any(f"grows with brightness in plane c={place}, as" in note for note in make_plan(wanted).notes)
+    assert any(f"grows with brightness in c={place}, as" in note for note in make_plan(wanted).notes)

@@ -92,6 +92,15 @@ def test_a_image_whose_noise_cannot_be_estimated_is_refused(value: float, why: s
         level_of(Stored(np.full((300, 300), value)))
 
 
+@pytest.mark.parametrize(("dtype", "named"), [("uint8", True), ("bool", True), ("float32", False)])
+def test_labels_without_noise_are_not_to_be_denoised(dtype: str, named: bool) -> None:
+    labels = np.zeros((300, 300), dtype)
+    labels[100:200] = 1
+    with pytest.raises(InputError, match="Write sigma as a number") as error:
+        level_of(Stored(labels))
+    assert ("gaussian and median would mix classes" in str(error.value)) == named
+
+
 def test_the_same_places_are_read_every_time_and_little_of_a_large_image() -> None:
     row = np.random.default_rng(5).standard_normal(110_000)
     image = Stored(np.lib.stride_tricks.as_strided(row, (50_000, 60_000), row.strides * 2))

@@ -80,15 +80,31 @@ def test_scattered_holes_do_not_change_the_estimate(kind: str, peak: float) -> N
     assert after.offset == pytest.approx(before.offset, abs=0.05 * peak)
 
 
-def test_planes_are_estimated_by_themselves_and_an_even_one_like_the_others() -> None:
-    planes = np.stack([counted(50), 3 * counted(50), np.full((500, 500), 7.0)])
+def test_planes_are_estimated_by_themselves_and_an_even_one_like_the_others_where_that_suits_it() -> None:
+    rng = np.random.default_rng(1)
+    lit, empty = 2 * rng.poisson(20.0, (500, 500)), 30 + 1.5 * rng.standard_normal((500, 500))
+    planes = np.stack([counted(50), 3 * counted(50), lit, empty, np.full((500, 500), 7.0)])
     found = estimate_photon_noise(Stored(planes), (1, 2), (0,))
     assert found is not None
     alone = [estimate_photon_noise(Stored(plane), (0, 1)) for plane in planes[:2]]
     assert [part.gain for part in alone if part] == list(found.gain[:2])
     assert found.gain[2] == np.median(found.gain[:2])
+    assert list(found.gain[3:]) == [0, 0]
+    assert list(found.read_sigma[3:]) == pytest.approx([1.5, 0], abs=0.03)
     assert estimate_photon_noise(Stored(planes), (1, 2), (0,), clearly=True) is None
-    assert [plane.grows for plane in survey_planes(Stored(planes), (1, 2), (0,))] == [True, True, False]
+    assert [plane.grows for plane in survey_planes(Stored(planes), (1, 2), (0,))] == [True, True] + 3 * [
+        False
+    ]
+
+
+def test_no_channel_gets_the_noise_of_another() -> None:
+    lit = 2 * np.random.default_rng(1).poisson(20.0, (500, 500)).astype(float)
+    stack = np.stack([[2 * counted(50), lit], [lit, lit], [counted(50), lit]])
+    found = estimate_photon_noise(Stored(stack), (2, 3), (0, 1), apart=(1,))
+    assert found is not None
+    assert found.gain[1, 0] == np.median(found.gain[[0, 2], 0])
+    assert list(found.gain[:, 1]) == [0, 0, 0]
+    assert found.read_sigma[:, 1] == pytest.approx(2 * np.sqrt(20), rel=0.02)
 
 
 @pytest.mark.parametrize("sigma", [0.005, 0.02, 0.1, 0.2])

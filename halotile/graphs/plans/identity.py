@@ -90,6 +90,10 @@ KEYS = {
 """Names in a job file of identity parts that several kinds share, where the names differ."""
 
 
+MOST_NUMBERS = 8
+"""Numbers of a list that a difference shows; of more it shows half as many."""
+
+
 NO_WORDS: Mapping[str, str] = {}
 
 
@@ -109,6 +113,8 @@ def differences(
     ['tile.depth was [7], is [9]']
     >>> differences({}, {"device": "cuda", "tile": [64, 64], "batch": 4})
     ['run.device was "cpu", is "cuda"']
+    >>> differences({}, {"noise": {"gain": [[29.01083, 28.5], [30.1, 31.0]] * 4, "estimated": True}})
+    ['noise was absent, is {"gain": [29.01, 28.5, 30.1, 31, ... 16 numbers], "estimated": true}']
     """
     lines, words = [], identity_words(own)
     if not path and before.get("device") != now.get("device"):
@@ -161,4 +167,19 @@ def _forms(images: Any) -> Any:
 
 
 def _word(value: Any) -> str:
-    return "absent" if value is None else json.dumps(value, default=str)
+    return "absent" if value is None else _json(value)
+
+
+def _json(value: Any) -> str:
+    """Return a value as JSON; of many numbers the first ones."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)}: {_json(part)}" for key, part in value.items()) + "}"
+    flat = _flat(value)
+    if len(flat) <= MOST_NUMBERS or not all(isinstance(part, int | float) for part in flat):
+        return json.dumps(value, default=str)
+    first = ", ".join(f"{number:.4g}" for number in flat[: MOST_NUMBERS // 2])
+    return f"[{first}, ... {len(flat)} numbers]"
+
+
+def _flat(value: Any) -> list[Any]:
+    return [part for each in value for part in _flat(each)] if isinstance(value, list | tuple) else [value]

@@ -90,13 +90,13 @@ def levels_text(levels: NDArray[np.float64], roles: Roles, values: tuple[float, 
     Examples
     --------
     >>> levels_text(np.array([0.02, 0.2]), Roles(("c", "y", "x"), (1, 2), None))
-    'noise level 0.02, 0.2 of c 0 to 1, estimated plane by plane'
+    'noise level 0.02, 0.2 of c 0 to 1, estimated channel by channel'
     >>> levels_text(np.array([0.02]), Roles(("y", "x"), (0, 1), None), (0, 255))
     'noise level 0.02 (5.1 in the file), estimated from the whole image'
     """
     width = values[1] - values[0] if values else 1
-    in_file = f" ({values_text(levels * width)} in the file)" if width != 1 else ""
-    return f"noise level {values_text(levels)}{in_file}{planes_text(levels, roles)}"
+    in_file = f" ({values_text(levels * width, roles)} in the file)" if width != 1 else ""
+    return f"noise level {values_text(levels, roles)}{in_file}{planes_text(levels, roles)}"
 
 
 def _noiseless(levels: NDArray[np.float64], roles: Roles) -> tuple[str, ...]:
@@ -108,11 +108,28 @@ def _noiseless(levels: NDArray[np.float64], roles: Roles) -> tuple[str, ...]:
     return (f"no noise can be estimated in {named}: left as it is",)
 
 
-def values_text(values: NDArray[np.float64]) -> str:
-    """Return the values of the planes of an image: all of a few, or the range of many."""
-    if values.size <= MOST_LISTED and sum(n > 1 for n in values.shape) <= 1:
-        return ", ".join(f"{value:.4g}" for value in values.flat)
-    return f"{values.min():.4g} to {values.max():.4g}"
+def values_text(values: NDArray[np.float64], roles: Roles) -> str:
+    """Return the values of the planes of an image: one for each of a few, the range for each of a few channels, or that of all.
+
+    Examples
+    --------
+    >>> values_text(np.array([[1.0, 2.0], [1.0, 3.0]]), Roles(("t", "c", "y", "x"), (2, 3), None))
+    '1, 2 to 3'
+    """
+    listed = _listed(values, roles)
+    parts = [values] if listed is None else np.moveaxis(values, roles.looped.index(listed), 0)
+    ranges = [(f"{part.min():.4g}", f"{part.max():.4g}") for part in parts]
+    return ", ".join(low if low == high else f"{low} to {high}" for low, high in ranges)
+
+
+def _listed(values: NDArray[np.float64], roles: Roles) -> int | None:
+    """Return the axis along which values are listed: that of a few channels, or the only one."""
+    several = [axis for axis, n in zip(roles.looped, values.shape, strict=False) if n > 1]
+    for axis in several:
+        is_listed = roles.axes[axis] == "c" or len(several) == 1
+        if is_listed and values.shape[roles.looped.index(axis)] <= MOST_LISTED:
+            return axis
+    return None
 
 
 def place_text(roles: Roles, place: tuple[int, ...]) -> str:
@@ -130,11 +147,20 @@ def planes_text(values: NDArray[np.float64], roles: Roles) -> str:
     """Return which planes were estimated, to follow :func:`values_text`."""
     if values.size == 1:
         return ", estimated from the whole image"
-    axes = [i for i, n in zip(roles.looped, values.shape, strict=True) if n > 1]
-    if len(axes) == 1 and values.size <= MOST_LISTED:
-        return f" of {roles.axes[axes[0]]} 0 to {values.size - 1}, estimated plane by plane"
-    letters = "".join(roles.axes[i] for i in axes)
-    return f", estimated plane by plane ({counted(values.size, 'plane')} along {letters})"
+    letters = "".join(roles.axes[i] for i, n in zip(roles.looped, values.shape, strict=True) if n > 1)
+    plane = plane_word(letters)
+    listed = _listed(values, roles)
+    of = ""
+    if listed is not None:
+        of = f" of {roles.axes[listed]} 0 to {values.shape[roles.looped.index(listed)] - 1}"
+    all_listed = listed is not None and len(letters) == 1
+    count = "" if all_listed else f" ({counted(values.size, plane)} along {letters})"
+    return f"{of}, estimated {plane} by {plane}{count}"
+
+
+def plane_word(letters: str) -> str:
+    """Return the word for a plane at an index of these axes."""
+    return "channel" if letters == "c" else "plane"
 
 
 def _metadata(layout: Layout) -> tuple[str, ...]:

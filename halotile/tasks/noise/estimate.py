@@ -74,8 +74,11 @@ def estimate_noise_levels(
         why = "its pixels are equal wherever it was sampled"
         if np.isnan(levels).all():
             why = "no 2 x 2 pixels are finite wherever it was sampled"
+        stored = getattr(source, "source", source)  # of integers with holes a view has floats
+        labels = "; or, where the values are classes or labels, do not denoise it: gaussian and median would mix classes"
+        end = labels if np.dtype(stored.dtype).kind in "iub" else ""
         raise InputError(
-            f"sigma is auto, but no noise could be estimated in the image: {why}. Write sigma as a number."
+            f"sigma is auto, but no noise could be estimated in the image: {why}. Write sigma as a number{end}."
         )
     known: NDArray[np.float64] = np.nan_to_num(levels)
     return known

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.rim import Readable
-from halotile.tasks.noise.estimate import NORMAL_MAD, SATURATED, Values, sampled_planes
+from halotile.tasks.noise.estimate import NORMAL_MAD, SATURATED, Values, plane_level, sampled_planes
 
 BLOCK = 16
 """Edge of the blocks whose mean and variance are compared, in pixels."""
@@ -31,6 +31,8 @@ EVEN_RATIO, CLEAR_RATIO_EVEN = 1.2, 4.0
 bright and dark, at least, where it is clear all the same."""
 DARKEST = 0.005
 """Quantile of the means of blocks that the offset cannot exceed; classes lie between it and that from above."""
+SUITS = 2.0
+"""Ratio of the variance that other planes predict for one and its own, or the inverse, up to which their noise is taken for it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class PhotonNoise:
     Parameters
     ----------
     gain : ndarray
-        Value of one photon, in units of the image: one number, or one for each plane.
+        Value of one photon, in units of the image: one number, or one for each plane. 0 where no photons are counted: noise of one level.
     offset : ndarray
         Value without any photon, of the same shape.
     read_sigma : ndarray
@@ -61,7 +63,8 @@ class PhotonNoise:
     @classmethod
     def of(cls, gain: Values, variance: Values) -> Self:
         """The noise of variance ``gain * z + variance`` at a pixel of mean ``z``: an image does not tell offset and readout apart."""
-        return cls(gain, np.maximum(-variance / gain, 0.0) + 0.0, np.sqrt(np.maximum(variance, 0.0)))
+        offset = np.maximum(-variance / np.where(gain > 0, gain, 1.0), 0.0) + 0.0
+        return cls(gain, offset, np.sqrt(np.maximum(variance, 0.0)))
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Self:
@@ -88,12 +91,26 @@ class Fit(NamedTuple):
     """True if the variances differ much and lie close to the line."""
 
 
+class Even(NamedTuple):
+    """A plane in which noise does not grow with brightness."""
+
+    median: float
+    level: float
+    """Its noise level; NaN where nothing is measured."""
+
+
 def estimate_photon_noise(
-    source: Readable, spatial: Sequence[int], looped: Sequence[int] = (), *, clearly: bool = False
+    source: Readable,
+    spatial: Sequence[int],
+    looped: Sequence[int] = (),
+    *,
+    apart: Sequence[int] = (),
+    clearly: bool = False,
 ) -> PhotonNoise | None:
     """Estimate the photon noise of every plane from the samples of :func:`~halotile.tasks.noise.estimate.estimate_noise_levels`.
 
-    A plane in which noise does not grow with brightness, such as one of equal brightness, gets the median of the others.
+    A plane in which noise does not grow with brightness, such as one of equal brightness, gets the median of the others where
+    that is as much noise as it has; else noise of its own level, with a gain of 0.
 
     Parameters
     ----------
@@ -101,6 +118,8 @@ def estimate_photon_noise(
         The image.
     spatial, looped : sequence of int
         Positions of the spatial axes, and of those of which each index is a plane by itself.
+    apart : sequence of int
+        Those of the looped axes whose indices share no noise: channels.
     clearly : bool
         Require that the noise of every plane clearly grows with brightness.
 
@@ -114,15 +133,37 @@ def estimate_photon_noise(
     InputError
         When the image has no 2 x 2 pixels.
     """
-    found = {place: fit_photon_noise(squares) for place, squares in sampled_planes(source, spatial, looped)}
-    fits = [fit for fit in found.values() if fit]
-    if not fits or (clearly and not (len(fits) == len(found) and all(fit.is_clear for fit in fits))):
+    fits: dict[tuple[int, ...], Fit] = {}
+    evens: dict[tuple[int, ...], Even] = {}
+    for place, squares in sampled_planes(source, spatial, looped):
+        if fit := fit_photon_noise(squares):
+            fits[place] = fit
+        else:
+            values = _measured(squares)
+            evens[place] = Even(float(np.median(values)) if values.size else 0.0, plane_level(squares))
+    if not fits or (clearly and (evens or not all(fit.is_clear for fit in fits.values()))):
         return None
-    usual = [float(np.median([fit[i] for fit in fits])) for i in range(2)]
+    kept = [number for number, axis in enumerate(looped) if axis in apart]
+    for place, even in evens.items():
+        like = [fit for other, fit in fits.items() if all(other[i] == place[i] for i in kept)]
+        fits[place] = _fit_of_even(even, like)
     lengths = tuple(source.shape[axis] for axis in looped)
-    known = [found[place] or usual for place in np.ndindex(lengths)]
-    gain, variance = (np.array([fit[i] for fit in known]).reshape(lengths) for i in range(2))
+    gain, variance = (
+        np.array([fits[at][i] for at in np.ndindex(lengths)]).reshape(lengths) for i in range(2)
+    )
     return PhotonNoise.of(gain, variance)
+
+
+def _fit_of_even(even: Even, others: Sequence[Fit]) -> Fit:
+    """Return the noise of a plane whose own does not grow with brightness: that of the others where it suits, else of one level."""
+    measured = not math.isnan(even.level)
+    if others:
+        gain, variance = (float(np.median([fit[i] for fit in others])) for i in range(2))
+        predicted = gain * even.median + variance
+        suits = even.level > 0 and 1 / SUITS <= predicted / even.level**2 <= SUITS
+        if suits or not measured:
+            return Fit(gain, variance, is_clear=False)
+    return Fit(0.0, even.level**2 if measured else 0.0, is_clear=False)
 
 
 def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:

@@ -12,6 +12,7 @@ import numpy as np
 from halotile.errors import InputError
 from halotile.storage.rim import Readable
 from halotile.tasks.noise.estimate import Values, plane_level, sampled_planes
+from halotile.tasks.noise.far_value import Ends
 from halotile.tasks.noise.photon_noise import fit_photon_noise
 
 PLANES = 64
@@ -34,6 +35,8 @@ class PlaneSurvey:
         Noise level in the same units; 0 or NaN where there is none.
     grows : bool
         True if the noise clearly grows with brightness.
+    ends : Ends
+        Its least and largest values.
     """
 
     place: tuple[int, ...]
@@ -41,6 +44,7 @@ class PlaneSurvey:
     high: float
     level: float
     grows: bool
+    ends: Ends
 
 
 def survey_planes(
@@ -66,6 +70,5 @@ def _surveyed(place: tuple[int, ...], squares: list[Values]) -> PlaneSurvey:
     values = np.concatenate([square[np.isfinite(square)] for square in squares])
     low, high = np.quantile(values, [TAIL, 1 - TAIL]) if values.size else (math.nan, math.nan)
     fit = fit_photon_noise(squares)
-    return PlaneSurvey(
-        place, float(low), float(high), plane_level(squares), grows=fit is not None and fit.is_clear
-    )
+    grows = fit is not None and fit.is_clear
+    return PlaneSurvey(place, float(low), float(high), plane_level(squares), grows, Ends.of(values))

@@ -90,6 +90,11 @@ class Comparison:
         """The setting with the smallest estimated error."""
         return min(self.tried, key=lambda tried: tried.error)
 
+    @property
+    def suggested(self) -> TriedSetting | None:
+        """The same, if its estimated error is less than that of the noisy crop."""
+        return self.best if self.best.error < 1 else None
+
 
 def compare(
     settings: Sequence[Setting],

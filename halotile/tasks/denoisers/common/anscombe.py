@@ -24,6 +24,7 @@ class PhotonRounds(torch.nn.Module):  # type: ignore[misc]  # torch has no types
     A mixture of the image with an estimate is again like counts, of less noise: divided by ``a²``, its variance is its mean.
     A denoiser that keeps the mean needs T in the first round alone. In the others it takes the mixture itself, with a map of
     its noise from the last estimate: what is averaged across an edge after T comes out too dark.
+    Where the gain is 0, noise has one level, and the first round is all: ``x = D(z)``.
 
     Parameters
     ----------
@@ -60,14 +61,15 @@ class PhotonRounds(torch.nn.Module):  # type: ignore[misc]  # torch has no types
         """Denoise a batch, in the units of the image."""
         gain = number_like(self.gain if gain is None else gain, batch)
         variance = number_like(self.variance if variance is None else variance, batch)
-        estimate = batch
+        estimate, counts = batch, gain > 0
         for share in SHARES:
             mixture = batch if share == 1 else (batch * share).add_(estimate * (1 - share))
             if self.keeps_mean and share < 1:
                 noise = (gain * estimate).add_(variance).maximum(gain * gain * LEAST).sqrt_().mul_(share)
-                estimate = self._denoised_by_map(mixture, noise, valid)
+                found = self._denoised_by_map(mixture, noise, valid)
             else:
-                estimate = self._denoised(mixture, gain * share**2, variance * share**2, valid)
+                found = self._denoised(mixture, gain * share**2, variance * share**2, valid)
+            estimate = found if share == 1 else torch.where(counts, found, estimate)
         return estimate
 
     def _denoised_by_map(
@@ -84,16 +86,19 @@ class PhotonRounds(torch.nn.Module):  # type: ignore[misc]  # torch has no types
     def _denoised(
         self, image: torch.Tensor, gain: torch.Tensor, variance: torch.Tensor, valid: torch.Tensor | None
     ) -> torch.Tensor:
-        """Denoise an image whose noise has the variance ``gain * image + variance``."""
+        """Denoise an image whose noise has the variance ``gain * image + variance``, transformed where that grows."""
+        counts, level = gain > 0, variance.clamp_min(0).sqrt_().div_(self.white)
         at_zero = (gain * gain).mul_(0.375).add_(variance)
         unit = (gain * self.white).add_(at_zero).clamp_min_(0).maximum(gain * gain).sqrt_()
         transformed = (image * gain).add_(at_zero).clamp_min_(0).sqrt_().div_(unit)
-        sides = {"sigma": (gain / unit).mul_(0.5).expand_as(image[:, :1])}
+        transformed = torch.where(counts, transformed, image.div(self.white))
+        sides = {"sigma": torch.where(counts, (gain / unit).mul_(0.5), level).expand_as(image[:, :1])}
         if valid is not None:
             transformed.mul_(valid)
             sides["valid"] = valid
         denoised = self.model(transformed, **sides).to(image.dtype)
-        return exact_inverse(denoised * (unit * 2).div_(gain)).mul_(gain).sub_(variance / gain)
+        inverse = exact_inverse(denoised * (unit * 2).div_(gain)).mul_(gain).sub_(variance / gain)
+        return torch.where(counts, inverse, denoised.mul_(self.white))
 
 
 def exact_inverse(d: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from halotile.storage.views import WithoutValue, chunks_of, measured, readable_p
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.holes import Holes, describe_value, fill_reach
 from halotile.tasks.noise.estimate import sample_regions
+from halotile.tasks.noise.far_value import NO_ENDS, Ends
 from halotile.tasks.roles import Roles
 
 COUNTED_PIXELS = 2**24
@@ -71,23 +72,51 @@ def choose_holes(
     if known and (known["value"], known.get("nan", True)) == (value, has_nan):
         return _noted(Holes(**known), dtype, source.shape)
     view = source if value is None else WithoutValue(source, value)
-    share, masked, mean = _counted(view, mask, spatial)
-    share = share if has_nan or value is not None else 0.0
+    counted = _counted(view, mask, spatial)
+    share = counted.holes if has_nan or value is not None else 0.0
     written = job.output.dtype
     if share and value is None and written != "auto" and np.dtype(written).kind != "f":
         raise ConfigError(
             f"output.dtype is {written}, which cannot hold the NaN of this image's holes. Write a type of floats, such as float32."
         )
-    holed = _noted(Holes(value, mean, share, has_nan), dtype, source.shape)
-    if mask is None:
-        return holed
-    kept = f"masked pixels ({_number_text(masked, source.shape)}) stay as they are, and no other pixel depends on them"
-    return Holed(holed.holes, (*holed.notes, kept))
+    holed = _noted(Holes(value, counted.mean, share, has_nan), dtype, source.shape)
+    notes = list(holed.notes)
+    if mask is not None:
+        there = _number_text(counted.masked, source.shape)
+        notes.append(f"masked pixels ({there}) stay as they are, and no other pixel depends on them")
+    if is_float:
+        notes += note_of_far_value(counted.ends, job, by_samples=math.prod(source.shape) > COUNTED_PIXELS)
+    return Holed(holed.holes, tuple(notes))
 
 
-def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> tuple[float, float, float]:
-    """Return the shares of holes and of masked pixels in what is looked at, and the mean of the others."""
-    holes, masked, pixels, total, known = 0, 0, 0, 0.0, 0
+def note_of_far_value(ends: Ends, job: Denoising, *, by_samples: bool) -> tuple[str, ...]:
+    """Return a note on a value far from all others, which nothing declares as that of holes."""
+    far = ends.far_value()
+    if far is None or job.input.nodata == "none":
+        return ()
+    there = (
+        f"about {far.number / ends.pixels:.2%} of the pixels, by samples,"
+        if by_samples
+        else f"{far.number:,} pixels"
+    )
+    return (
+        f"{there} are {far.value:.10g}, far from all others ({far.low:,.5g} to {far.high:,.5g}): if they are no measurements, write "
+        f"input.nodata: {far.value:.10g}",
+    )
+
+
+class _Counted(NamedTuple):
+    """Shares of holes and of masked pixels in what is looked at, with mean and ends of the others."""
+
+    holes: float
+    masked: float
+    mean: float
+    ends: Ends
+
+
+def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> _Counted:
+    """Look at the pixels of an image, or at samples of a large one."""
+    holes, masked, pixels, total, known, ends = 0, 0, 0, 0.0, 0, NO_ENDS
     for square in _squares(view, tuple(spatial[-2:])):
         for _, part in readable_parts(view, [square]):
             finite = np.isfinite(part)
@@ -97,7 +126,8 @@ def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> t
                 masked += part.size - int(kept.sum())
                 finite &= kept
             total, known = total + float(part[finite].sum(dtype=np.float64)), known + int(finite.sum())
-    return holes / max(pixels, 1), masked / max(pixels, 1), total / max(known, 1)
+            ends = ends.joined(Ends.of(part[finite]))
+    return _Counted(holes / max(pixels, 1), masked / max(pixels, 1), total / max(known, 1), ends)
 
 
 def _squares(view: Readable, plane: tuple[int, ...]) -> Sequence[Region]:

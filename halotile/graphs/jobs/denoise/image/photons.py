@@ -13,7 +13,7 @@ from halotile.graphs.jobs.denoise.image.opening import Levels, plane_values
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.jobs.denoise.rules import noise_of_camera, noise_of_denoiser
 from halotile.graphs.kinds.sections import Tile
-from halotile.graphs.plans.notes import place_text, planes_text, values_text
+from halotile.graphs.plans.notes import place_text, plane_word, planes_text, values_text
 from halotile.graphs.plans.trials.receptive_field import Reach, resolve_reach
 from halotile.graphs.rules.combinations import apply_rules
 from halotile.graphs.words import dotted
@@ -77,9 +77,19 @@ class Photons:
         'photon noise of gain 2, offset 95.5 and read noise 0, estimated from the whole image: denoised in 3 rounds'
         """
         noise = self.noise
-        gain, offset, read = map(values_text, (noise.gain, noise.offset, noise.read_sigma))
+        numbers = (noise.gain, noise.offset, noise.read_sigma)
+        gain, offset, read = (values_text(each, roles) for each in numbers)
         origin = ", as given" if self.is_given else planes_text(noise.gain, roles)
-        return f"photon noise of gain {gain}, offset {offset} and read noise {read}{origin}: denoised in {ROUNDS} rounds"
+        constant = (
+            [tuple(map(int, place)) for place in np.argwhere(noise.gain == 0)] if noise.gain.ndim else []
+        )
+        named = [
+            f"{place_text(roles, place)} shows no photon noise: taken as constant, {noise.read_sigma[place]:.4g}"
+            for place in constant[:NAMED_PLANES]
+        ]
+        more = [f"so do {len(constant) - NAMED_PLANES} more"] if len(constant) > NAMED_PLANES else []
+        rounds = f"photon noise of gain {gain}, offset {offset} and read noise {read}{origin}: denoised in {ROUNDS} rounds"
+        return "; ".join((rounds, *named, *more))
 
 
 def choose_photon_noise(
@@ -116,7 +126,8 @@ def choose_photon_noise(
     is_auto = wanted.model == "auto"
     if is_auto and previous and "noise" in previous["identity"]:
         return None
-    found = estimate_photon_noise(source, roles.spatial, roles.looped, clearly=is_auto)
+    channels = [axis for axis in roles.looped if roles.axes[axis] == "c"]
+    found = estimate_photon_noise(source, roles.spatial, roles.looped, apart=channels, clearly=is_auto)
     if found is None and is_auto:
         return None
     if found is None:
@@ -141,18 +152,21 @@ def remark_on_noise(
     levels: Levels | None,
 ) -> tuple[str, ...]:
     """Return a remark on noise that clearly grows with brightness, where one level is estimated for each plane."""
-    is_open = levels is not None
-    if not is_open or _faults(job, denoiser, NoiseModel(model=MODEL)):
+    if levels is None or _faults(job, denoiser, NoiseModel(model=MODEL)):
         return ()
     if not (growing := [place_text(roles, plane.place) for plane in planes if plane.grows]):
         return ()
     where = ""
     if len(growing) < len(planes):
         more = " and others" if len(growing) > NAMED_PLANES else ""
-        where = f" in plane{'s' * (len(growing) > 1)} {'; '.join(growing[:NAMED_PLANES])}{more}"
+        where = f" in {'; '.join(growing[:NAMED_PLANES])}{more}"
+    plane = plane_word(
+        "".join(roles.axes[i] for i, n in zip(roles.looped, levels.shape, strict=True) if n > 1)
+    )
+    one_by_one = f", {plane} by {plane}" if levels.size > 1 else ""
     return (
-        f"the noise grows with brightness{where}, as that of counted photons does, and one level is taken for all of a plane. If photons "
-        f"are counted, write noise: {{model: {MODEL}}}, or compare the two with `recon-cli try`, plane by plane",
+        f"the noise grows with brightness{where}, as that of counted photons does, and one level is taken for dark and bright alike. If "
+        f"photons are counted, write noise: {{model: {MODEL}}}, or compare the two with `recon-cli try`{one_by_one}",
     )
 
 

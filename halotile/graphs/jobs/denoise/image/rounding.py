@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from halotile.graphs.jobs.denoise.image.holes import note_of_far_value
 from halotile.graphs.jobs.denoise.image.opening import Levels
 from halotile.graphs.jobs.denoise.image.photons import remark_on_noise
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.storage.formats.base import number_of_type
 from halotile.storage.rim import Readable
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.noise.far_value import NO_ENDS, Ends
 from halotile.tasks.noise.survey import PlaneSurvey, survey_planes
 from halotile.tasks.roles import Roles
 
@@ -68,6 +71,9 @@ def choose_type(
         return ResultType(wanted)
     planes = survey_planes(source, roles.spatial, roles.looped)
     remarks = remark_on_noise(job, denoiser, planes, roles, levels)
+    if stored.kind in "iu":  # floats were looked at with their holes
+        ends = reduce(Ends.joined, (plane.ends for plane in planes), NO_ENDS)
+        remarks = (*note_of_far_value(ends, job, by_samples=True), *remarks)
     coarse = [plane for plane in planes if is_rounded and _is_coarse(plane, stored)]
     if not coarse:
         return ResultType(wanted, remarks)
