@@ -69,7 +69,7 @@ class Input:
     """Size of a pixel along some axes, with a unit or without, such as {z: 0.3 um}, where the file does not know it."""
     nodata: float | Literal["auto", "nan", "none"] = "auto"
     """Value of pixels without a measurement, besides NaN: they stay as they are, and no other pixel depends on them. auto: as the file says
-    (GDAL_NODATA, _FillValue); none: every value is a measurement."""
+    (GDAL_NODATA, _FillValue, GDAL's mask); none: every value is a measurement."""
     range: tuple[float, float] | Auto = "auto"
     """Values mapped to 0 and 1 before denoising, and back after. auto: the range of an integer type; floats unchanged."""
     sides: Mapping[str, ReadPath] = field(default_factory=dict)

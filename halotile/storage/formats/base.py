@@ -93,6 +93,10 @@ class Source(Readable, Protocol):
         """Place on Earth of the pixels along y and x; None if the file states none."""
 
     @property
+    def mask(self) -> str | None:
+        """Dataset of the same file that is 0 in pixels without a measurement; None if there is none."""
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """Assumptions about the file where it leaves room for others, each with what to write instead."""
 
@@ -142,6 +146,7 @@ class Header:
     nodata: float | None = None
     channels: Channels = ()
     georeference: Georeference | None = None
+    mask: str | None = None
 
     @property
     def rows_and_columns(self) -> tuple[int, int]:
