@@ -97,7 +97,7 @@ class Output:
     codec: Literal["lz4", "zstd", "none"] = "lz4"
     """Compression of the inner chunks; a crc32c checksum is always added."""
     dtype: str = "auto"
-    """Type of the result; auto: that of the input, float32 for bool and for denoised images of few whole numbers. Integers are rounded and clipped."""
+    """Type of the result; auto: that of the input, float32 for bool and for denoised images of few whole numbers, but photographs. Integers are rounded and clipped."""
 
 
 @dataclass(frozen=True, kw_only=True)

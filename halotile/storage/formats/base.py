@@ -30,6 +30,7 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.storage.sharded.ome_metadata import Channels, OmeImage
 
 MOST_PIXELS = 2**60
+OPACITY_REMARK = "the last channel is opacity: it is denoised like the others, and transparent pixels count as measurements"
 COMPLEX = ("complex64", "complex128")
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
 """Pixel types that can be read."""

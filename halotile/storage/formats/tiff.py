@@ -14,9 +14,16 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData, InputError, MissingPackage
-from halotile.storage.formats.base import Header, Source, file_identity, make_header, starts_with
+from halotile.storage.formats.base import (
+    OPACITY_REMARK,
+    Header,
+    Source,
+    file_identity,
+    make_header,
+    starts_with,
+)
 from halotile.storage.formats.parts import geotiff
-from halotile.storage.formats.parts.tiff_channels import channels_of
+from halotile.storage.formats.parts.tiff_channels import channels_of, has_opacity
 from halotile.storage.formats.parts.tiff_check import check_tiff
 from halotile.storage.formats.parts.tiff_masks import MASK, split_series, with_mask
 from halotile.storage.formats.parts.tiff_scale import Sizes, pixel_sizes, positions
@@ -221,9 +228,10 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
 
 
 def _display_remarks(page: Any) -> tuple[str, ...]:
-    """Remarks on tags that only change how viewers show the pixels."""
+    """Remarks on tags that change how viewers show the pixels."""
     turned = getattr(page.tags.get("Orientation"), "value", _UPRIGHT) != _UPRIGHT
     return (
+        *((OPACITY_REMARK,) * has_opacity(page)),
         *(("a tag of the file turns it for viewers: rows and columns are read as they are stored",) * turned),
         *(
             (
