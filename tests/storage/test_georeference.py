@@ -260,6 +260,8 @@ def test_a_photograph_of_the_ground_stays_one(
 ) -> None:
     pixels = noisy_image((samples, 60, 90), dtype)
     path = geotiff(tmp_path / "a.tif", "EPSG:32632", UTM, pixels, creation=creation)
+    names = [channel["label"] for channel in open_source(path).channels]
+    assert names == ["red", "green", "blue", "opacity"][:samples]
     run_inline(job_of(path, tmp_path / "b.zarr", "gaussian", {"sigma": 1.0}))
     write_tiff(tmp_path / "c.tif", choose_planes(open_source(tmp_path / "b.zarr"), {}, None), cog=True)
     with rasterio.open(tmp_path / "c.tif") as file:
