@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,9 +81,12 @@ def _open_side(key: str, path: str) -> Source:
         problem, asked, names = str(error).partition("Write dataset: one of ")
         if not asked:
             raise
+        is_group = os.path.isdir(path) or "://" in path
+        instead = (
+            f"the path of one, such as {path}/NAME" if is_group else "one to a file of its own, and its path"
+        )
         raise InputError(
-            f"{key}: {problem}A side input is a path alone: of a Zarr group write that of the array, such as {path}/NAME; of an HDF5 file "
-            f"save the dataset as a file of its own. There are {names}"
+            f"{key}: {problem}A side input has no dataset to choose. Write {instead}: {names}"
         ) from error
 
 
