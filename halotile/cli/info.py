@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halotile.errors import DamagedData, HalotileError
-from halotile.graphs.amounts import bytes_text
+from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable
+from halotile.graphs.amounts import bytes_text, counted, first_line
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import Row
 from halotile.graphs.kinds.patterns import is_pattern, jobs_of
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from halotile.storage.arrays import Source
 
 MOST_LEVELS = 32
+NO_IMAGES = (".run", ".msk", ".ovr")
+"""Suffixes of what belongs to an image."""
 
 
 def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[str, Any]:
@@ -35,13 +37,17 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
     InputError
         When it cannot be read.
     """
-    from halotile.storage.arrays import open_source
     from halotile.storage.images.planes import known_channels
 
-    pattern = _pattern_of(path)
+    patterns = _patterns_of(path)
+    pattern = patterns[0] if patterns else None
     images = _images_of(pattern) if pattern else [path]
-    path, named = images[0], pattern or path
-    source = open_source(path, level=level, dataset=dataset, complex_pixels=True)
+    named = pattern or path
+    path, source, remarks = _first_readable(images, level, dataset)
+    remarks += [
+        f"{counted(len(glob.glob(other)), 'further image')} in the folder: write another job for {other}"
+        for other in patterns[1:]
+    ]
     return {
         "path": path,
         "pattern": pattern,
@@ -56,7 +62,7 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
         "channels": [str(channel["label"]) for channel in known_channels(source) if "label" in channel],
         "nodata": source.nodata,
         "georeference": _georeference(source),
-        "remarks": list(source.remarks),
+        "remarks": [*remarks, *source.remarks],
         "bytes": math.prod(source.shape) * source.dtype.itemsize,
         "level": level,
         "levels": [list(shape) for shape in _levels(path, dataset)],
@@ -66,21 +72,38 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
     }
 
 
-def _pattern_of(path: str) -> str | None:
-    """Return the pattern of several images: the path itself, or for a folder its names with one suffix; None for one image."""
+def _first_readable(images: list[str], level: int, dataset: str | None) -> tuple[str, Source, list[str]]:
+    """Return path and content of the first image that is not damaged, and a remark on those before it."""
+    from halotile.storage.arrays import open_source
+
+    errors: list[InputError] = []
+    for image in images:
+        try:
+            source = open_source(image, level=level, dataset=dataset, complex_pixels=True)
+        except (DamagedData, InputUnreadable) as error:
+            errors.append(error)
+        else:
+            more = f" ({counted(len(errors) - 1, 'image')} after it as well)" if errors[1:] else ""
+            return image, source, [f"left out{more}: {first_line(str(error))}" for error in errors[:1]]
+    raise errors[0]
+
+
+def _patterns_of(path: str) -> list[str]:
+    """Return the patterns of several images: the path itself, or for a folder its names by suffix, most frequent first; none for one image."""
     from halotile.storage.arrays import open_source
 
     if is_pattern(path):
-        return path
+        return [path]
     if not os.path.isdir(path):
-        return None
+        return []
     names = {entry.name for entry in Path(path).iterdir() if entry.name[0] != "."}
     # What a run wrote is no image to begin with.
-    images = (name for name in names if f"{name}.run" not in names and not name.endswith(".run"))
+    images = (name for name in names if f"{name}.run" not in names and not name.endswith(NO_IMAGES))
     counts = Counter(suffix for name in images if (suffix := Path(name).suffix))
     patterns = [
         os.path.normpath(os.path.join(glob.escape(path), f"*{suffix}")) for suffix, _ in counts.most_common()
     ]
+    found = []
     for pattern in [path, *patterns]:
         try:
             open_source(pattern if pattern == path else sorted(glob.glob(pattern))[0], complex_pixels=True)
@@ -88,8 +111,10 @@ def _pattern_of(path: str) -> str | None:
             pass  # said of the file by its name
         except HalotileError:
             continue
-        return None if pattern == path else pattern
-    return None
+        if pattern == path:
+            return []
+        found.append(pattern)
+    return found
 
 
 def _images_of(pattern: str) -> list[str]:

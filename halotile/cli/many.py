@@ -87,7 +87,7 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
 def status(job: Job, *, follow: bool, as_json: bool) -> None:
     """Show how the run of each image stands."""
     stand = _followed(job, quiet=as_json) if follow else _stand(job)
-    faults = {path: _fault(job, path) for path, one in stand.items() if one is None}
+    faults = _faults(job, stand)
     states = {
         path: one.state if one else "cannot be read" if faults[path] else "not begun"
         for path, one in stand.items()
@@ -122,13 +122,22 @@ def _followed(job: Job, *, quiet: bool) -> dict[str, RunStatus | None]:
     return stand
 
 
-def _fault(job: Any, path: str) -> str:
-    """Return why an image cannot be opened as the job says; empty where it can."""
+def _faults(job: Job, stand: Mapping[str, RunStatus | None]) -> dict[str, str]:
+    """Return the fault of each image without a run; pixels are only read of few, or of those that a run has passed over."""
+    unbegun = [path for path, one in stand.items() if one is None]
+    last = max((path for path, one in stand.items() if one), default="")
+    return {path: _fault(job, path, read=len(unbegun) <= MOST_ROWS or path < last) for path in unbegun}
+
+
+def _fault(job: Any, path: str, *, read: bool) -> str:
+    """Return why an image cannot be opened as the job says, or its first pixel not be read; empty where it can."""
     from halotile.storage.arrays import open_source
 
     chosen = job.input
     try:
-        open_source(path, level=chosen.level, dataset=chosen.dataset, axes=chosen.axes)
+        source = open_source(path, level=chosen.level, dataset=chosen.dataset, axes=chosen.axes)
+        if read:
+            source[(0,) * len(source.shape)]
     except HalotileError as error:
         return first_line(str(error)).removeprefix(f"{path}: ")
     return ""

@@ -56,7 +56,7 @@ class StoredArray:
         self.keeps_chunk = header.keeps_chunk
         self.axes, self.scale, self.units, self.ome = header.axes, header.scale, header.units, header.ome
         self.remarks, self.nodata, self.channels = header.remarks, header.nodata, header.channels
-        self.georeference = header.georeference
+        self.georeference, self.mask = header.georeference, header.mask
         self.order = tuple(range(self.ndim))
 
     def with_sizes(self, sizes: Mapping[str, float | str]) -> Self:

@@ -174,13 +174,29 @@ def test_several_images_are_shown_by_the_first_with_a_job_for_all(
     )
 
 
-def test_a_damaged_first_image_of_a_folder_is_named(tmp_path: Path) -> None:
-    for name in ("a.tif", "b.tif"):
+@pytest.mark.parametrize("damaged", [("a.tif",), ("a.tif", "b.tif"), ("a.tif", "b.tif", "c.tif")])
+def test_damaged_images_of_a_folder_are_named(tmp_path: Path, damaged: tuple[str, ...]) -> None:
+    for name in ("a.tif", "b.tif", "c.tif"):
         tifffile.imwrite(tmp_path / name, noisy_image((200, 300)))
-    whole = (tmp_path / "a.tif").read_bytes()
-    (tmp_path / "a.tif").write_bytes(whole[: len(whole) // 2])
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2] if name in damaged else whole)
     result = RUNNER.invoke(app, ["info", str(tmp_path)])
-    assert (result.exit_code, "a.tif: the TIFF is cut short" in result.stderr) == (4, True)
+    assert "a.tif: the TIFF is cut short" in result.output
+    assert result.exit_code == (4 if len(damaged) == 3 else 0)
+    assert ("1 image after it" in result.stdout) == (len(damaged) == 2)
+    if len(damaged) < 3:
+        assert f"the first, {'bc'[len(damaged) - 1]}.tif" in result.stdout
+
+
+def test_images_of_another_kind_are_told(tmp_path: Path) -> None:
+    for name in ("a.tif", "b.tif", "a.png", "a.tif.msk", "notes.txt"):
+        tifffile.imwrite(tmp_path / name, noisy_image((20, 30), "uint8"))
+    (tmp_path / "notes.txt").write_text("none")
+    Image.fromarray(noisy_image((20, 30), "uint8")).save(tmp_path / "a.png")
+    facts = describe(str(tmp_path))
+    assert facts["pattern"] == f"{tmp_path}/*.tif"
+    others = [remark for remark in facts["remarks"] if "further" in remark]
+    assert others == [f"1 further image in the folder: write another job for {tmp_path}/*.png"]
 
 
 def test_the_configuration_comes_with_the_command_that_compares_strengths(tmp_path: Path) -> None:

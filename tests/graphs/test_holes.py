@@ -15,7 +15,7 @@ import zarr
 from numpy.typing import NDArray
 from skimage.data import retina
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, InputError
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source
 from halotile.storage.images.planes import choose_planes
@@ -282,6 +282,24 @@ def test_a_mask_is_a_hole(tmp_path: Path) -> None:
     result = cut(tmp_path, write_zarr(tmp_path / "in.zarr", pixels), "gaussian", 64, input=sides)
     assert (result[holes] == 1e5).all()
     assert result[~holes].max() < 300
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("s.zarr", r"s\.zarr/NAME: ERR, SCI"), ("s.h5", "own, and its path: ERR f")]
+)
+def test_a_side_input_among_others_is_refused_with_what_to_write(
+    tmp_path: Path, name: str, advice: str
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    pixels, path = scene()[0], tmp_path / name
+    group = zarr.open_group(tmp_path / "s.zarr", mode="w")
+    with h5py.File(tmp_path / "s.h5", "w") as file:
+        for part in ("SCI", "ERR"):
+            file[part], group[part] = pixels, pixels
+    source = write_zarr(tmp_path / "in.zarr", pixels)
+    given = {"sides": {"sigma": str(path)}}
+    with pytest.raises(InputError, match=rf"input\.sides\.sigma: .*no dataset to choose.*{advice}"):
+        make_plan(job_of(source, tmp_path / "o.zarr", "tv", {"strength": 1.0}, input=given))
 
 
 def test_noise_is_estimated_beside_holes(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from halotile.cli import exits
@@ -225,6 +226,18 @@ def test_status_says_which_image_cannot_be_read(config: Path) -> None:
     code, out, _ = command("status", config)
     assert (code, "2 not begun, 1 cannot be read" in out) == (exits.OK, True)
     assert "none.npy: a file that begins with" in out
+
+
+def test_status_says_which_pixels_are_damaged(config: Path) -> None:
+    path = config.parent / "scans/p.png"
+    Image.fromarray(noisy_image((60, 50), "uint8")).save(path)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    config.write_text(CONFIG.replace("scans/*.npy", "scans/*"))
+    code, out, _ = command("status", config)
+    assert (code, "2 not begun, 2 cannot be read" in out) == (exits.OK, True)
+    assert "p.png: the pixels from" in out
 
 
 def test_brackets_in_the_name_of_a_folder_are_no_pattern(config: Path) -> None:

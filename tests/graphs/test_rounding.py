@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tifffile
 from numpy.typing import NDArray
 from skimage.data import camera, retina
 
@@ -105,6 +106,14 @@ def test_others_keep_their_type(tmp_path: Path, pixels: Image, denoiser: tuple[s
     assert make_plan(job(tmp_path, pixels, denoiser)).summary()["output_dtype"] == str(pixels.dtype)
 
 
+@pytest.mark.parametrize(("photometric", "dtype"), [("rgb", "uint16"), ("minisblack", "float32")])
+def test_a_photograph_stays_one(tmp_path: Path, photometric: str, dtype: str) -> None:
+    pixels = np.stack([counted(20)] * 3, -1)
+    tifffile.imwrite(tmp_path / "in.tif", pixels, photometric=photometric, planarconfig="contig")
+    plan = make_plan(job_of(tmp_path / "in.tif", tmp_path / "out.zarr", *TV))
+    assert plan.summary()["output_dtype"] == dtype
+
+
 @pytest.mark.parametrize("before", ["uint16", "float32"])
 def test_a_resumed_run_keeps_its_type(tmp_path: Path, before: str) -> None:
     wanted, roles = job(tmp_path, counted(5)), Roles(("y", "x"), (0, 1), None)
@@ -115,7 +124,7 @@ def test_a_resumed_run_keeps_its_type(tmp_path: Path, before: str) -> None:
         TotalVariation(strength=1.0),
         source,
         roles,
-        source.dtype,
+        source,
         levels=None,
         nodata=None,
         previous=previous,

@@ -52,6 +52,8 @@ def test_every_bit_is_kept(tmp_path: Path, dtype: str, samples: int) -> None:
     np.testing.assert_array_equal(source[:], pixels)
     np.testing.assert_array_equal(source[3:17, 50:], pixels[3:17, 50:])
     assert ("opacity" in "".join(source.remarks)) == (samples in (2, 4))
+    named = ["red", "green", "blue", "opacity"][:samples] if samples > 2 else []
+    assert [channel["label"] for channel in source.channels] == named
 
 
 @pytest.mark.parametrize(

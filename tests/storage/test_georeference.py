@@ -19,12 +19,13 @@ from halotile.storage.grid import Region
 from halotile.storage.images.planes import choose_planes
 from halotile.storage.images.tiff_export import write_tiff
 from halotile.storage.sharded.output import Layout, create_output, open_output
-from tests.support import noisy_image
+from tests.support import job_of, noisy_image, run_inline
 
 rasterio = pytest.importorskip("rasterio")
 
 UTM, DEGREES = (10, 0, 500_000, 0, -10, 5_000_000), (0.001, 0, 8.5, 0, -0.002, 47.5)
 ROTATED, SOUTH_UP = (8, 6, 500_000, 6, -8, 5_000_000), (10, 0, 500_000, 0, 10, 5_000_000)
+GREY = {"photometric": "minisblack", "alpha": "no"}
 OWN = "+proj=laea +lat_0=10 +lon_0=20 +x_0=5 +y_0=7 +ellps=GRS80 +units=m"
 
 
@@ -42,6 +43,7 @@ def geotiff(path: Path, crs: str | None, transform: Any, pixels: Any = None, **o
         crs=crs,
         transform=rasterio.Affine(*transform),
         nodata=options.pop("nodata", None),
+        **options.pop("creation", {}),
     ) as file:
         file.write(bands)
         file.update_tags(**options)
@@ -236,11 +238,36 @@ def test_a_cog_is_laid_out_as_one(tmp_path: Path, shape: tuple[int, ...], dtype:
 
 def test_a_fourth_band_is_no_opacity(tmp_path: Path) -> None:
     for dtype in ("uint8", "uint16"):
-        path = geotiff(tmp_path / "a.tif", "EPSG:32632", UTM, noisy_image((4, 60, 90), dtype))
+        pixels = noisy_image((4, 60, 90), dtype)
+        path = geotiff(tmp_path / "a.tif", "EPSG:32632", UTM, pixels, creation=GREY)
         write_tiff(tmp_path / "b.tif", choose_planes(open_source(path), {}, None), cog=True)
         with rasterio.open(tmp_path / "b.tif") as file:
             assert "alpha" not in [band.name for band in file.colorinterp]
             assert (file.dataset_mask() == 255).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "samples", "creation"),
+    [
+        ("uint8", 3, {"photometric": "rgb"}),
+        ("uint8", 3, {"photometric": "ycbcr", "compress": "jpeg", "interleave": "pixel"}),
+        ("uint8", 4, {"photometric": "rgb", "alpha": "yes"}),
+        ("uint16", 4, {"photometric": "rgb", "alpha": "premultiplied"}),
+    ],
+)
+def test_a_photograph_of_the_ground_stays_one(
+    tmp_path: Path, dtype: str, samples: int, creation: dict[str, str]
+) -> None:
+    pixels = noisy_image((samples, 60, 90), dtype)
+    path = geotiff(tmp_path / "a.tif", "EPSG:32632", UTM, pixels, creation=creation)
+    names = [channel["label"] for channel in open_source(path).channels]
+    assert names == ["red", "green", "blue", "opacity"][:samples]
+    run_inline(job_of(path, tmp_path / "b.zarr", "gaussian", {"sigma": 1.0}))
+    write_tiff(tmp_path / "c.tif", choose_planes(open_source(tmp_path / "b.zarr"), {}, None), cog=True)
+    with rasterio.open(tmp_path / "c.tif") as file:
+        assert [band.name for band in file.colorinterp] == ["red", "green", "blue", "alpha"][:samples]
+        assert file.dtypes[0] == dtype
+    assert any("transparent" in remark for remark in open_source(path).remarks) == (samples == 4)
 
 
 def layout_problems(path: Path) -> list[str]:

@@ -71,7 +71,7 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
         axes, chunks, dtype, path, format = ("y", "x"), array.chunks, np.dtype("u1"), "", ""
         scale, units, mapped, ome, shards = (1.0, 1.0), (None, None), False, None, None
         remarks, nodata, channels, order, keeps_chunk = (), None, (), (0, 1), False
-        georeference = None
+        georeference = mask = None
 
         def __init__(self) -> None:
             self.shape = shape
@@ -128,6 +128,7 @@ def test_a_missing_part_is_refused(
         (["0000FF", "00FF00", "FF0000"], False),
         (["FF0000", "00FF00", "0000FF"], True),
         (["0000FF", "00FF00", "FF0000", "FFFFFF"], False),
+        (["FF0000", "00FF00", "0000FF", "FFFFFF"], False),
     ],
 )
 def test_channels_with_colours_of_their_own_are_planes(

@@ -69,7 +69,7 @@ class Input:
     """Size of a pixel along some axes, with a unit or without, such as {z: 0.3 um}, where the file does not know it."""
     nodata: float | Literal["auto", "nan", "none"] = "auto"
     """Value of pixels without a measurement, besides NaN: they stay as they are, and no other pixel depends on them. auto: as the file says
-    (GDAL_NODATA, _FillValue); none: every value is a measurement."""
+    (GDAL_NODATA, _FillValue, GDAL's mask); none: every value is a measurement."""
     range: tuple[float, float] | Auto = "auto"
     """Values mapped to 0 and 1 before denoising, and back after. auto: the range of an integer type; floats unchanged."""
     sides: Mapping[str, ReadPath] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Output:
     codec: Literal["lz4", "zstd", "none"] = "lz4"
     """Compression of the inner chunks; a crc32c checksum is always added."""
     dtype: str = "auto"
-    """Type of the result; auto: that of the input, float32 for bool and for denoised images of few whole numbers. Integers are rounded and clipped."""
+    """Type of the result; auto: that of the input, float32 for bool and for denoised images of few whole numbers, but photographs. Integers are rounded and clipped."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ from halotile.storage.rim import Pixels, Readable
 from halotile.storage.sharded.ome_metadata import Channels, OmeImage
 
 MOST_PIXELS = 2**60
+OPACITY_REMARK = "the last channel is opacity: it is denoised like the others, and transparent pixels count as measurements"
 COMPLEX = ("complex64", "complex128")
 DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float16", "float32", "float64")
 """Pixel types that can be read."""
@@ -93,6 +94,10 @@ class Source(Readable, Protocol):
         """Place on Earth of the pixels along y and x; None if the file states none."""
 
     @property
+    def mask(self) -> str | None:
+        """Dataset of the same file that is 0 in pixels without a measurement; None if there is none."""
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """Assumptions about the file where it leaves room for others, each with what to write instead."""
 
@@ -142,6 +147,7 @@ class Header:
     nodata: float | None = None
     channels: Channels = ()
     georeference: Georeference | None = None
+    mask: str | None = None
 
     @property
     def rows_and_columns(self) -> tuple[int, int]:

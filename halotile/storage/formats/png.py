@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from halotile.errors import DamagedData, MissingPackage
-from halotile.storage.formats.base import Reader, Source, refuse_option, starts_with
+from halotile.storage.formats.base import OPACITY_REMARK, Reader, Source, refuse_option, starts_with
 from halotile.storage.formats.parts.kept_chunk import whole_image
 from halotile.storage.rim import Pixels
 from halotile.storage.stored_array import StoredArray
@@ -89,5 +89,5 @@ def _remarks(kinds: set[bytes], colour: int, samples: int) -> list[str]:
     if colour == _PALETTE:
         remarks.append("its pixels are indices into a palette, and are read as the colours there")
     if samples in (2, 4):
-        remarks.append("the last channel is opacity, which is denoised like the others")
+        remarks.append(OPACITY_REMARK)
     return remarks

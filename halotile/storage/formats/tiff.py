@@ -14,10 +14,18 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData, InputError, MissingPackage
-from halotile.storage.formats.base import Header, Source, file_identity, make_header, starts_with
+from halotile.storage.formats.base import (
+    OPACITY_REMARK,
+    Header,
+    Source,
+    file_identity,
+    make_header,
+    starts_with,
+)
 from halotile.storage.formats.parts import geotiff
-from halotile.storage.formats.parts.tiff_channels import channels_of
+from halotile.storage.formats.parts.tiff_channels import channels_of, has_opacity
 from halotile.storage.formats.parts.tiff_check import check_tiff
+from halotile.storage.formats.parts.tiff_masks import MASK, split_series, with_mask
 from halotile.storage.formats.parts.tiff_scale import Sizes, pixel_sizes, positions
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
@@ -40,12 +48,12 @@ def claims(path: Path) -> bool:
 
 
 def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001 - common to all formats
-    """Open one level of one series of a TIFF; ``dataset`` is its number, 0 by default, or ``all`` for a stack of them."""
-    if dataset is not None and dataset != ALL and not dataset.isdecimal():
+    """Open one level of one series of a TIFF; ``dataset`` is its number, 0 by default, or ``all`` for a stack of them, or ``mask``."""
+    if dataset is not None and dataset not in (ALL, MASK) and not dataset.isdecimal():
         raise InputError(
             f"dataset is {dataset!r}, but the series of a TIFF have numbers. Write 0 for the first, or all."
         )
-    series = ALL if dataset == ALL else int(dataset or 0)
+    series = dataset if dataset in (ALL, MASK) else int(dataset or 0)
     image = StoredArray(path, "tiff", TiffReader, level=level, series=series, axes=axes)
     # Microscopes often store axes in an order that OME-Zarr, in which the output is written, does not allow.
     return image.in_order(order(image.axes)) if image.ome is not None and axes is None else image
@@ -56,7 +64,7 @@ def series_shapes(path: str) -> list[tuple[int, ...]]:
     import tifffile
 
     with _open(tifffile, path) as file:
-        return [tuple(series.shape) for series in file.series]
+        return [tuple(series.shape) for series in split_series(file)[0]]
 
 
 class TiffReader:
@@ -72,12 +80,20 @@ class TiffReader:
         check_tiff(path)
         file = _open(tifffile, path)
         weakref.finalize(self, file.close)
-        numbers = range(len(file.series)) if series == ALL else [int(series)]
+        images, masks = split_series(file)
+        if series == MASK and not masks:
+            raise InputError("dataset is mask, but the file has none. Leave dataset out.")
+        file.series[:] = masks if series == MASK else images
+        numbers = range(len(file.series)) if series == ALL else [0 if series == MASK else int(series)]
         chosen = [_pick(_pick(file.series, n, "dataset (series)").levels, level, "level") for n in numbers]
         for one in chosen:
             _refuse_missing_pages(file, one)
             _refuse_palette(one.keyframe)
         header = _header(file, chosen, numbers[0], level, axes, path)
+        if series == MASK:
+            header = replace(header, identity={**header.identity, "series": MASK})
+        else:
+            header = with_mask(header, masks, level, path)
         opened = [_pixels(file, one, path) for one in chosen]
         if decoded := [one for one in opened if not isinstance(one, MappedPages)]:
             chunks = decoded[0].chunks
@@ -212,9 +228,10 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
 
 
 def _display_remarks(page: Any) -> tuple[str, ...]:
-    """Remarks on tags that only change how viewers show the pixels."""
+    """Remarks on tags that change how viewers show the pixels."""
     turned = getattr(page.tags.get("Orientation"), "value", _UPRIGHT) != _UPRIGHT
     return (
+        *((OPACITY_REMARK,) * has_opacity(page)),
         *(("a tag of the file turns it for viewers: rows and columns are read as they are stored",) * turned),
         *(
             (

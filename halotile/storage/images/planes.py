@@ -13,7 +13,7 @@ from halotile.errors import ConfigError
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
-from halotile.storage.sharded.ome_metadata import RGB, Channels
+from halotile.storage.sharded.ome_metadata import Channels, are_colours
 
 WINDOW_BYTES = 32 * 2**20
 """Maximum size of one read, unless a single chunk is larger."""
@@ -167,11 +167,11 @@ def known_channels(source: Source) -> Channels:
 
 
 def _is_colour(source: Source) -> bool:
-    """Return True when the channels are red, green and blue, or look so: three or four that are interleaved, or bytes; and unnamed."""
+    """Return True when the channels are red, green and blue (and opacity), or look so: three or four that are interleaved, or bytes; and unnamed."""
     if "c" not in source.axes or _along(source, "c") not in (3, 4):
         return False
     if any(channels := known_channels(source)):
-        return [channel.get("color") for channel in channels] == list(RGB.values())
+        return are_colours(channels)
     return source.axes[-1] == "c" or source.dtype == np.uint8
 
 

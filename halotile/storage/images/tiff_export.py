@@ -27,7 +27,7 @@ from halotile.storage.images.planes import WINDOW_BYTES, Planes, known_channels
 from halotile.storage.images.png import Tick
 from halotile.storage.images.pyramid import NextLevel, level_shapes, stored_levels
 from halotile.storage.rim import Pixels
-from halotile.storage.sharded.ome_metadata import Channels
+from halotile.storage.sharded.ome_metadata import Channels, are_colours
 
 TILE = 256
 """Edge of a tile in pixels; TIFF requires a multiple of 16."""
@@ -110,9 +110,10 @@ def _layout(planes: Planes, dtype: np.dtype[Any], *, cog: bool) -> dict[str, Any
     bands = math.prod(planes.counts)
     counts = planes.counts if not cog else (bands,) if bands > 1 else ()
     arrangement = "contig" if planes.colour else "separate" if cog and bands > 1 else None
-    # Bands of a map may be any: four are hardly colours and opacity.
-    is_rgb = planes.colour and (not cog or dtype == np.uint8)
-    unnamed = planes.samples - 3 if is_rgb and cog else 0
+    # Bands of a map may be any: four without names are hardly colours and opacity.
+    named = are_colours(known_channels(planes.source))
+    is_rgb = planes.colour and (not cog or dtype == np.uint8 or (named and dtype.kind == "u"))
+    unnamed = planes.samples - 3 if is_rgb and cog and not named else 0
     return {
         "shape": (*counts, *planes.shape, *((planes.samples,) if planes.colour else ())),
         "tile": (TILE, TILE),

@@ -20,6 +20,8 @@ Channels = tuple[Mapping[str, Any], ...]
 """One mapping for each channel with some of label, color (six hexadecimal digits) and window (lowest and highest value shown)."""
 RGB = {"red": "FF0000", "green": "00FF00", "blue": "0000FF"}
 """Channels of a colour image."""
+OPACITY = "opacity"
+"""Name of a fourth one."""
 
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 _WINDOW = ("start", "end", "min", "max")
@@ -162,10 +164,27 @@ def _scaled_translation(
     return tuple(t - s * (f - 1) / (2 * f) for t, s, f in zip(padded, scale, factor, strict=True))
 
 
-def rgb_channels(dtype: np.dtype[Any]) -> Channels:
-    """The channels of a colour image: one contrast for all, or the colours would change."""
+def rgb_channels(dtype: np.dtype[Any], samples: int) -> Channels:
+    """The channels of a colour image, 3 or with opacity 4, else none: one contrast for all, or the colours would change."""
+    if samples not in (3, 4):
+        return ()
     whole = {"window": (0.0, float(np.iinfo(dtype).max if dtype.kind in "iu" else 1))}
-    return tuple({"label": name, "color": colour, **whole} for name, colour in RGB.items())
+    colours: list[dict[str, Any]] = [
+        {"label": name, "color": colour, **whole} for name, colour in RGB.items()
+    ]
+    opacity = {"label": OPACITY, "color": "FFFFFF", "active": False, **whole}
+    return tuple([*colours, opacity][:samples])
+
+
+def are_colours(channels: Channels) -> bool:
+    """Return True for channels in red, green and blue, with opacity or without."""
+    colours = [channel.get("color") for channel in channels[:3]]
+    return colours == list(RGB.values()) and [c.get("label") for c in channels[3:]] in ([], [OPACITY])
+
+
+def is_photo(channels: Channels) -> bool:
+    """Return True where they are also called so: others are shown in these colours."""
+    return are_colours(channels) and [str(c.get("label")).lower() for c in channels[:3]] == list(RGB)
 
 
 def checked_omero(omero: Any) -> Mapping[str, Any] | None:

@@ -140,7 +140,7 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
         leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous)
     nodata = holed.holes.value if holed.holes else None
     written = choose_type(
-        job, denoiser, view, roles, original.dtype, levels=levels, nodata=nodata, previous=previous
+        job, denoiser, view, roles, original, levels=levels, nodata=nodata, previous=previous
     )
     return _Opened(
         begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, written

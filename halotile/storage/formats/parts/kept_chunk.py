@@ -14,7 +14,7 @@ from halotile.errors import DamagedData
 from halotile.storage.formats.base import Header, file_identity, make_header
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
-from halotile.storage.sharded.ome_metadata import RGB, rgb_channels
+from halotile.storage.sharded.ome_metadata import rgb_channels
 
 Decode = Callable[[tuple[int, ...]], Any]
 """The pixels of the chunk with this number along each axis."""
@@ -89,6 +89,6 @@ def whole_image(
     header = make_header(
         shape, dtype, requested=axes, named="yxc"[: len(shape)], chunks=shape, identity=file_identity(path)
     )
-    colours = rgb_channels(header.dtype) if shape[2:] == (len(RGB),) else ()
+    colours = rgb_channels(header.dtype, shape[-1]) if len(shape) == 3 else ()
     header = replace(header, remarks=(*remarks, *header.remarks), channels=colours)
     return KeptChunkReader(header, lambda _: decode())

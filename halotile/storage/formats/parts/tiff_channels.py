@@ -10,18 +10,30 @@ from xml.etree import ElementTree
 from halotile.storage.formats.parts.geotiff import band_names
 from halotile.storage.sharded.ome_metadata import RGB, Channels, rgb_channels
 
-_RGB = 2
+_RGB, _YCBCR, _JPEG = 2, 6, 7
+_OPACITY = (1, 2)
+"""Kinds of further samples that are opacity."""
 
 
 def channels_of(file: Any, series: int) -> Channels:
     """The channels that the file describes; none where it does not."""
     page = file.series[series].keyframe
-    if page.photometric == _RGB and page.samplesperpixel == len(RGB):
-        named = band_names(page) or ({},) * len(RGB)
-        return tuple({**colour, **name} for colour, name in zip(rgb_channels(page.dtype), named, strict=True))
+    # Other YCbCr than that of a JPEG is not decoded to RGB.
+    is_rgb = page.photometric == _RGB or (page.photometric, page.compression) == (_YCBCR, _JPEG)
+    if is_rgb and page.samplesperpixel == len(RGB) + has_opacity(page):
+        named = (*(band_names(page) or ({},) * len(RGB))[: len(RGB)], {})
+        return tuple(
+            {**colour, **name}
+            for colour, name in zip(rgb_channels(page.dtype, page.samplesperpixel), named, strict=False)
+        )
     if file.is_ome:
         return _from_ome(file.ome_metadata, series)
     return _from_imagej(file.imagej_metadata or {}) if file.is_imagej else band_names(page)
+
+
+def has_opacity(page: Any) -> bool:
+    """Return True where the last sample of a pixel is its opacity."""
+    return bool(page.extrasamples) and page.extrasamples[-1] in _OPACITY
 
 
 def _from_ome(xml: str, series: int) -> Channels:

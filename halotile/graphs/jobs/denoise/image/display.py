@@ -46,7 +46,7 @@ def display_channels(source: Source, pixels: Readable, begun: Begun) -> Channels
         {
             "label": channel.get("label", str(number)),
             "color": channel.get("color", WHITE),
-            "active": True,
+            "active": channel.get("active", True),
             "window": _window(channel.get("window"), source, pixels, number),
         }
         for number, channel in enumerate(described)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,19 +37,28 @@ def open_input(job: Denoising) -> Source:
 def open_sides(
     job: Denoising, denoiser: Denoiser, original: Source, source: Readable, roles: Roles
 ) -> dict[str, Source]:
+    """Open the side inputs of a job, of which the mask may be in the file of the image."""
     sides: dict[str, Source] = {}
+    paths = dict(job.input.sides)
+    own = original.mask if job.input.nodata == "auto" and "mask" not in paths else None
+    if own:
+        paths["mask"] = original.path
     allowed = {*denoiser.side_inputs, "mask"}
     spatial_shape = tuple(source.shape[i] for i in roles.spatial)
-    for name, path in job.input.sides.items():
+    for name, path in paths.items():
+        is_own = name == "mask" and own is not None
+        key = "the file's own mask" if is_own else f"input.sides.{name}"
+        without = " Or write input.nodata: none, which does without it." if is_own else ""
         if name not in allowed:
             raise ConfigError(
                 f"input.sides.{name}: {denoiser.title} has no such side input. Write one of {', '.join(sorted(allowed))}."
             )
         if name == "mask" and (denoiser.scale != 1 or denoiser.channels[0] != denoiser.channels[1]):
             raise ConfigError(
-                f"input.sides.mask: {denoiser.title} changes the image's shape, so no pixel can be kept. Leave the mask out."
+                f"{key}: {denoiser.title} changes the image's shape, so no pixel can be kept. "
+                f"{without.strip() or 'Leave the mask out.'}"
             )
-        side = open_source(path)
+        side = open_source(path, level=job.input.level, dataset=own) if is_own else _open_side(key, path)
         check_whole(side.path)
         # It has its axes as the file of the image has them.
         if len(side.shape) == len(original.shape) and side.order == tuple(range(len(side.shape))):
@@ -56,11 +66,28 @@ def open_sides(
             side = moved if moved.shape == original.shape else side
         if side.shape not in (source.shape, spatial_shape):
             raise InputError(
-                f"input.sides.{name} has shape {side.shape}. Give it the image's shape {source.shape} "
-                f"or that of its tiled axes {spatial_shape}."
+                f"{key} has shape {side.shape}. Give it the image's shape {source.shape} "
+                f"or that of its tiled axes {spatial_shape}.{without}"
             )
         sides[name] = side
     return sides
+
+
+def _open_side(key: str, path: str) -> Source:
+    """Open the file of a side input, which has no dataset to choose."""
+    try:
+        return open_source(path)
+    except InputError as error:
+        problem, asked, names = str(error).partition("Write dataset: one of ")
+        if not asked:
+            raise
+        is_group = os.path.isdir(path) or "://" in path
+        instead = (
+            f"the path of one, such as {path}/NAME" if is_group else "one to a file of its own, and its path"
+        )
+        raise InputError(
+            f"{key}: {problem}A side input has no dataset to choose. Write {instead}: {names}"
+        ) from error
 
 
 def value_range(job: Denoising, dtype: np.dtype[Any]) -> tuple[float, float] | None:

@@ -12,8 +12,11 @@ from halotile.graphs.jobs.denoise.image.holes import note_of_far_value
 from halotile.graphs.jobs.denoise.image.opening import Levels
 from halotile.graphs.jobs.denoise.image.photons import remark_on_noise
 from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.storage.arrays import Source
 from halotile.storage.formats.base import number_of_type
+from halotile.storage.images.planes import known_channels
 from halotile.storage.rim import Readable
+from halotile.storage.sharded.ome_metadata import is_photo
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.noise.far_value import NO_ENDS, Ends
 from halotile.tasks.noise.survey import PlaneSurvey, survey_planes
@@ -39,7 +42,7 @@ def choose_type(
     denoiser: Denoiser,
     source: Readable,
     roles: Roles,
-    stored: np.dtype[np.generic],
+    original: Source,
     *,
     levels: Levels | None,
     nodata: float | None,
@@ -53,13 +56,14 @@ def choose_type(
     ----------
     source : Readable
         The image, with NaN in its holes.
-    stored : dtype
-        Type of the file.
+    original : Source
+        The image as it is stored.
     levels : ndarray or None
         The estimated noise levels, one for each plane.
     nodata : float or None
         The value of a hole.
     """
+    stored = original.dtype
     # A mask is smoothed to values between 0 and 1.
     own = "float32" if stored == np.bool_ else str(stored)
     wanted = own if job.output.dtype == "auto" else job.output.dtype
@@ -67,6 +71,8 @@ def choose_type(
         before = previous["identity"]["layout"]["dtype"]
         return ResultType(before if job.output.dtype == "auto" and before == "float32" else wanted)
     is_rounded = stored.kind in "iu" and np.dtype(wanted).kind in "iu" and not denoiser.keeps_values
+    # Programs show photographs of whole numbers alone.
+    is_rounded = is_rounded and not is_photo(known_channels(original))
     if not is_rounded and levels is None:
         return ResultType(wanted)
     planes = survey_planes(source, roles.spatial, roles.looped)
