@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 import re
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +39,13 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
     from halotile.storage.images.planes import known_channels
 
     patterns = _patterns_of(path)
-    pattern = patterns[0] if patterns else None
+    pattern = next(iter(patterns), None)
     images = _images_of(pattern) if pattern else [path]
     named = pattern or path
     path, source, remarks = _first_readable(images, level, dataset)
     remarks += [
-        f"{counted(len(glob.glob(other)), 'further image')} in the folder: write another job for {other}"
-        for other in patterns[1:]
+        f"{counted(count, 'further image')} in the folder: write another job for {other}"
+        for other, count in list(patterns.items())[1:]
     ]
     return {
         "path": path,
@@ -88,32 +87,31 @@ def _first_readable(images: list[str], level: int, dataset: str | None) -> tuple
     raise errors[0]
 
 
-def _patterns_of(path: str) -> list[str]:
-    """Return the patterns of several images: the path itself, or for a folder its names by suffix, most frequent first; none for one image."""
+def _patterns_of(path: str) -> dict[str, int]:
+    """Return the patterns of several images, with counts: the path itself, or for a folder its names by suffix, most frequent first."""
     from halotile.storage.arrays import open_source
 
     if is_pattern(path):
-        return [path]
+        return {path: 0}
     if not os.path.isdir(path):
-        return []
+        return {}
     names = {entry.name for entry in Path(path).iterdir() if entry.name[0] != "."}
-    # What a run wrote is no image to begin with.
-    images = (name for name in names if f"{name}.run" not in names and not name.endswith(NO_IMAGES))
-    counts = Counter(suffix for name in images if (suffix := Path(name).suffix))
-    patterns = [
-        os.path.normpath(os.path.join(glob.escape(path), f"*{suffix}")) for suffix, _ in counts.most_common()
-    ]
-    found = []
-    for pattern in [path, *patterns]:
+    alike: dict[str, list[str]] = {}
+    for name in sorted(names):
+        # What a run wrote is no image to begin with.
+        if (suffix := Path(name).suffix) and f"{name}.run" not in names and not name.endswith(NO_IMAGES):
+            alike.setdefault(suffix, []).append(name)
+    found = {}
+    for suffix, group in [("", [""]), *sorted(alike.items(), key=lambda item: -len(item[1]))]:
         try:
-            open_source(pattern if pattern == path else sorted(glob.glob(pattern))[0], complex_pixels=True)
+            open_source(os.path.join(path, group[0]), complex_pixels=True)
         except DamagedData:
             pass  # said of the file by its name
         except HalotileError:
             continue
-        if pattern == path:
-            return []
-        found.append(pattern)
+        if not suffix:
+            return {}
+        found[os.path.normpath(os.path.join(glob.escape(path), f"*{suffix}"))] = len(group)
     return found
 
 

@@ -193,6 +193,8 @@ def test_images_of_another_kind_are_told(tmp_path: Path) -> None:
         tifffile.imwrite(tmp_path / name, noisy_image((20, 30), "uint8"))
     (tmp_path / "notes.txt").write_text("none")
     Image.fromarray(noisy_image((20, 30), "uint8")).save(tmp_path / "a.png")
+    zarr.create_array(tmp_path / "a.zarr", data=noisy_image((20, 30)))
+    (tmp_path / "a.zarr.run").mkdir()
     facts = describe(str(tmp_path))
     assert facts["pattern"] == f"{tmp_path}/*.tif"
     others = [remark for remark in facts["remarks"] if "further" in remark]
