@@ -81,7 +81,7 @@ def choose_holes(
         )
     holed = _noted(Holes(value, counted.mean, share, has_nan), dtype, source.shape)
     notes = list(holed.notes)
-    if mask is not None:
+    if counted.masked:
         there = _number_text(counted.masked, source.shape)
         notes.append(f"masked pixels ({there}) stay as they are, and no other pixel depends on them")
     if is_float:
