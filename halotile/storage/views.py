@@ -80,7 +80,7 @@ class WithoutValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Masked:
+class WithMask:
     """An array with NaN where a mask is 0, which has some of its axes or all; of floats, whatever it is stored as."""
 
     source: Readable
@@ -129,7 +129,7 @@ def measured(
     if mask is None:
         return view
     axes = tuple(range(-dims, 0)) if len(mask.shape) == dims else tuple(axis - dims for axis in spatial)
-    return Masked(view, mask, axes) if len(axes) <= len(source.shape) else view
+    return WithMask(view, mask, axes) if len(axes) <= len(source.shape) else view
 
 
 @dataclass(frozen=True, slots=True)
