@@ -296,6 +296,23 @@ def test_the_contrast_of_one_channel_is_that_of_what_was_measured(tmp_path: Path
     assert shown["name"] == "out"
 
 
+@pytest.mark.parametrize("count", [2, 5])
+def test_channels_without_names_have_the_contrast_of_what_was_measured(tmp_path: Path, count: int) -> None:
+    napari = pytest.importorskip("napari_ome_zarr")
+    pixels = np.stack([noisy_image((96, 80), "float32") * (n + 1) for n in range(count)])
+    pixels[:, :40] = -9999
+    tag = (42113, "s", 0, "-9999", True)
+    tifffile.imwrite(tmp_path / "in.tif", pixels, extratags=[tag], metadata=None)
+    job = job_of(tmp_path / "in.tif", tmp_path / "out.zarr", "none", input={"axes": "cyx"})
+    run_inline(job)
+    path = str(tmp_path / "out.zarr")
+    ((_, shown, _),) = napari.napari_get_reader(path)(path)
+    for n, (low, high) in enumerate(shown["contrast_limits"]):
+        assert pixels[n, 40:].min() <= low < high <= pixels[n, 40:].max()
+    assert shown["name"] == [str(n) for n in range(count)]
+    assert len({str(colour) for colour in shown["colormap"]}) == count
+
+
 def test_a_chunk_that_cannot_be_read_does_not_keep_a_plan_from_being_made(tmp_path: Path) -> None:
     path = write_zarr(tmp_path / "in.zarr", noisy_image((64, 64)), chunk=32)
     (chunk,) = (tmp_path / "in.zarr/c/1").glob("1")

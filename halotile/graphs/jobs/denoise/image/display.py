@@ -9,6 +9,7 @@ import numpy as np
 from halotile.graphs.kinds.patterns import stem
 from halotile.graphs.plans.stages import Begun
 from halotile.storage.arrays import Source
+from halotile.storage.images.planes import choose_planes
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.ome_metadata import Channels
 from halotile.storage.views import readable_parts
@@ -19,10 +20,14 @@ SAMPLES = 8
 TAILS = (0.1, 99.9)
 """Percentiles that are shown as black and white."""
 WHITE = "FFFFFF"
+PAIR = ("FF00FF", "00FF00")
+MANY = ("00FFFF", "FFFF00", "FF00FF", "FF0000", "00FF00", "0000FF")
+"""Colours of two channels, and of more."""
+MOST_UNNAMED = len(MANY)
 
 
 def display_channels(source: Source, pixels: Readable, begun: Begun) -> Channels:
-    """Return the channels as the ``omero`` metadata of OME-Zarr have them; none of several that the file does not describe.
+    """Return the channels as the ``omero`` metadata of OME-Zarr have them; none of many that the file does not describe.
 
     The contrast that a file leaves open is that of samples of the image; a resumed run keeps the one that it began with.
 
@@ -39,7 +44,7 @@ def display_channels(source: Source, pixels: Readable, begun: Begun) -> Channels
         kept = begun.previous["outputs"][0]["layout"].get("omero")
         return tuple(kept["channels"]) if kept else ()
     count = source.shape[source.axes.index("c")] if "c" in source.axes else 1
-    described = source.channels or ({"label": stem(str(begun.output))},)
+    described = source.channels or _unnamed(source, count, begun)
     if len(described) != count or (source.ome and source.ome.omero):
         return ()
     return tuple(
@@ -51,6 +56,15 @@ def display_channels(source: Source, pixels: Readable, begun: Begun) -> Channels
         }
         for number, channel in enumerate(described)
     )
+
+
+def _unnamed(source: Source, count: int, begun: Begun) -> Channels:
+    """Return a description of channels that the file does not describe: the name of the output for one, colours as viewers choose them for several."""
+    if count == 1:
+        return ({"label": stem(str(begun.output))},)
+    if count > MOST_UNNAMED or choose_planes(source, {}, None).colour:
+        return ()
+    return tuple({"color": color} for color in (PAIR if count == 2 else MANY)[:count])
 
 
 def _window(given: Any, source: Source, pixels: Readable, number: int) -> dict[str, float]:
