@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,18 @@ PICTURE = np.arange(30 * 40, dtype="float32").reshape(30, 40)
 def test_the_file_is_mapped(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", PICTURE)
     reader = NpyReader(str(tmp_path / "a.npy"), axes=None)
-    assert isinstance(reader.pixels, np.memmap)
+    assert isinstance(reader.pixels.base, mmap.mmap)
     assert reader.header.chunks == (1, 1)
-    assert not isinstance(open_source(tmp_path / "a.npy").read(Region((0, 0), (2, 40))), np.memmap)
+    assert open_source(tmp_path / "a.npy").read(Region((0, 0), (2, 40))).flags.writeable
+
+
+def test_a_file_that_is_cut_short_after_it_was_opened_is_damage(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones((300, 400)))
+    source = open_source(tmp_path / "a.npy")
+    assert source.read(Region((0, 0), (1, 1))) == 1
+    np.save(tmp_path / "a.npy", np.ones((2, 2)))
+    with pytest.raises(DamagedData, match="cut short"):
+        source.read(Region((200, 0), (300, 400)))
 
 
 def test_fortran_order_reads_the_same(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-import os
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +47,25 @@ class NpyReader:
     def __init__(self, path: str, *, axes: str | None, image: bool = True) -> None:
         shape, fortran, dtype, offset = _read_header(path)
         self.header = make_header(shape, dtype, requested=axes, identity=file_identity(path), image=image)
-        size_bytes, needed_bytes = os.path.getsize(path), offset + math.prod(shape) * dtype.itemsize
-        if size_bytes < needed_bytes:
-            raise DamagedData(
-                f"the file is cut short: it has {size_bytes} bytes and its header asks for {needed_bytes}. "
-                "Copy it again from its origin."
-            )
-        self.pixels = np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+        self._needed_bytes = offset + math.prod(shape) * dtype.itemsize
+        with Path(path).open("rb") as file:
+            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._check_size()
+        self.pixels: Pixels = np.ndarray(shape, dtype, self._mapped, offset, order="F" if fortran else "C")
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
+        self._check_size()
         return np.array(self.pixels[region.slices], order="C")
+
+    def _check_size(self) -> None:
+        """Refuse a file that is cut short, before or since: pixels that are mapped and no longer there would end the process."""
+        size_bytes = self._mapped.size()
+        if size_bytes < self._needed_bytes:
+            raise DamagedData(
+                f"the file is cut short: it has {size_bytes} bytes and its header asks for {self._needed_bytes}. "
+                "Copy it again from its origin."
+            )
 
 
 def _read_header(path: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:

@@ -1,0 +1,173 @@
+"""A U-Net that was trained on one's own images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from halotile.errors import WeightsError
+from halotile.tasks.denoisers.base import Model, Pixelwise
+from halotile.tasks.denoisers.common.weights import (
+    Shapes,
+    load_weights,
+    shape_mismatches,
+    shapes_of,
+    summarize,
+    weight_shapes,
+)
+from halotile.tasks.options import STRICT, check_weights, with_description
+
+
+class Architecture(NamedTuple):
+    """Numbers of channels of the image and of the first convolutions, and of reductions by 2."""
+
+    channels: int
+    width: int
+    levels: int
+
+    @classmethod
+    def of(cls, shapes: Shapes) -> Architecture:
+        """The architecture that weights of these shapes belong to.
+
+        Raises
+        ------
+        KeyError, ValueError
+            When they are those of another network.
+        """
+        channels, width, _, _ = shapes["last.weight"]
+        return cls(channels, width, sum(name.endswith(".0.weight") for name in shapes if "up." in name))
+
+    def receptive_field(self) -> int:
+        """Receptive field in pixels, in the direction in which it is larger: two convolutions on each level, down and up again.
+
+        Examples
+        --------
+        >>> Architecture(1, 32, 2).receptive_field()
+        25
+        """
+        farthest = 0
+        for place in range(2**self.levels):
+            low, high = place - 2, place + 2
+            for _ in range(self.levels):
+                low, high = low // 2 - 2, high // 2 + 2
+            for _ in range(self.levels):
+                low, high = 2 * low - 2, 2 * high + 1 + 2
+            farthest = max(farthest, place - low, high - place)
+        return farthest
+
+
+@dataclass(frozen=True, kw_only=True)
+class UNet(Pixelwise):
+    """The network in a weights file, which says by itself how wide and deep it is, and how pixels are normalised.
+
+    ``examples/train_unet.py`` trains one on a noisy image alone.
+
+    References
+    ----------
+    O. Ronneberger, P. Fischer, T. Brox, U-Net: convolutional networks for biomedical image segmentation, MICCAI (2015).
+    """
+
+    __pydantic_config__ = STRICT
+    name: ClassVar[str] = "unet"
+    dims: ClassVar[tuple[int, ...]] = (2,)
+    boundary: ClassVar[str] = "cut"
+    convolutional: ClassVar[bool] = True
+
+    weights: str = field(
+        metadata=with_description(
+            "the path of a weights file; `python examples/train_unet.py noisy.zarr unet.safetensors` trains one on a noisy image"
+        )
+    )
+    """Weights file of a U-Net that was trained on images like this one."""
+    sha256: str | None = None
+    """Checksum that the weights file must have."""
+
+    def __post_init__(self) -> None:
+        check_weights(self.weights, self.sha256)
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """Width and depth by the shapes in the file.
+
+        Raises
+        ------
+        WeightsError
+            When it cannot be read, or is that of another network.
+        """
+        return self._architecture_in(weight_shapes(self.weights, self.sha256))
+
+    @property
+    def channels(self) -> tuple[int, int]:
+        """Those of the images that it was trained on."""
+        return (self.architecture.channels, self.architecture.channels)
+
+    @property
+    def alignment(self) -> int:
+        """The total stride."""
+        return 1 << self.architecture.levels
+
+    def receptive_field(self) -> int:
+        """As far as the convolutions of all levels see."""
+        return self.architecture.receptive_field()
+
+    def files(self) -> tuple[Path, ...]:
+        """The weights file."""
+        return (Path(self.weights),)
+
+    def bytes_per_pixel(self) -> float:
+        """Activations of successive layers with their temporaries, as for a stack of convolutions of three times the width."""
+        return 4.0 * (12 * self.architecture.width + 3 * self.architecture.channels)
+
+    def check(self) -> Mapping[str, str]:
+        """Compare the weights file with the checksum and the network, as far as its header shows."""
+        _ = self.architecture
+        return {}
+
+    def build(self) -> Model:
+        """Build the network with its weights.
+
+        Raises
+        ------
+        WeightsError
+            When the weights cannot be loaded, or are those of another network.
+        """
+        from halotile.tasks.convolution.activations import SteadyNetwork
+        from halotile.tasks.convolution.stable import make_steady
+
+        network = self._network()
+        make_steady(network)
+        model: Model = SteadyNetwork(network)
+        return model
+
+    def reference(self) -> Model:
+        """The network as plain torch computes it."""
+        model: Model = self._network()
+        return model
+
+    def _network(self) -> Any:
+        from halotile.tasks.denoisers.common.unet_layers import BlindUNet
+
+        tensors = load_weights(self.weights, self.sha256)
+        network = BlindUNet(*self._architecture_in(shapes_of(tensors)))
+        if problems := shape_mismatches(shapes_of(network.state_dict()), shapes_of(tensors)):
+            raise self._foreign(summarize(problems))
+        network.load_state_dict(tensors)
+        return network.float().eval().requires_grad_(False)
+
+    def _architecture_in(self, shapes: Shapes) -> Architecture:
+        try:
+            found = Architecture.of(shapes)
+        except (KeyError, ValueError) as error:
+            raise self._foreign(f"it has no {error}") from error
+        return found
+
+    def _foreign(self, why: str) -> WeightsError:
+        return WeightsError(
+            f"{self.weights!r} does not fit unet: {why}. Write the weights that examples/train_unet.py wrote, or name: torch for a network of your own."
+        )
+
+
+DENOISER = UNet
