@@ -46,7 +46,7 @@ class Architecture(NamedTuple):
         Examples
         --------
         >>> Architecture(1, 32, 2).receptive_field()
-        25
+        23
         """
         farthest = 0
         for place in range(2**self.levels):
