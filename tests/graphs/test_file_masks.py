@@ -10,7 +10,7 @@ import pytest
 import tifffile
 
 from halotile.cli.info import describe
-from halotile.errors import InputError
+from halotile.errors import ConfigError, InputError
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source
 from tests.support import job_of, noisy_image, run_inline
@@ -58,15 +58,20 @@ def test_each_band_may_have_its_mask(tmp_path: Path) -> None:
     assert (result[1][~KEPT] != 60_000).any()
 
 
-def test_another_mask_or_none_can_be_written(tmp_path: Path) -> None:
+def test_another_mask_or_none_can_be_written_and_not_both(tmp_path: Path) -> None:
     source = masked_map(tmp_path / "a.tif")
     np.save(tmp_path / "all.npy", np.ones_like(KEPT))
-    plans = [
-        make_plan(job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 3.0}, input=given))
-        for given in ({}, {"nodata": "none"}, {"sides": {"mask": str(tmp_path / "all.npy")}})
-    ]
-    own, none, given = (plan.identity["sides"] for plan in plans)
-    assert (own["mask"]["series"], none, given["mask"]["format"]) == ("mask", {}, "npy")
+    further = {"sides": {"mask": str(tmp_path / "all.npy")}}
+
+    def sides_of(**given: Any) -> Any:
+        job = job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 3.0}, input=given)
+        return make_plan(job).identity["sides"]
+
+    assert sides_of()["mask"]["series"] == sides_of(nodata=7)["mask"]["series"] == "mask"
+    assert sides_of(nodata="none") == {}
+    assert sides_of(nodata="none", **further)["mask"]["format"] == "npy"
+    with pytest.raises(ConfigError, match=r"a mask of its own\. Leave yours out; or write one"):
+        sides_of(**further)
 
 
 def test_a_mask_is_no_series(tmp_path: Path) -> None:

@@ -40,7 +40,12 @@ def open_sides(
     """Open the side inputs of a job, of which the mask may be in the file of the image."""
     sides: dict[str, Source] = {}
     paths = dict(job.input.sides)
-    own = original.mask if job.input.nodata == "auto" and "mask" not in paths else None
+    own = original.mask if job.input.nodata != "none" else None
+    if own and "mask" in paths:
+        raise ConfigError(
+            f"input.sides.mask is {paths['mask']}, and {original.path} has a mask of its own. Leave yours out; or write one that is 0 wherever "
+            "one of them is, to go with input.nodata: none, or with a copy of the image without its mask."
+        )
     if own:
         paths["mask"] = original.path
     allowed = {*denoiser.side_inputs, "mask"}
