@@ -85,6 +85,16 @@ def test_a_step_is_that_of_plain_torch() -> None:
     torch.testing.assert_close(module.weight, twin.weight)
 
 
+def test_what_a_network_keeps_and_does_not_change_stays_to_the_bit() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("mean", torch.tensor([0.1, 1 / 3]))
+    torch_group.fit(
+        TorchGroup(), module, lambda step, slot: torch.ones(1, 2), lambda f, x: f(x - f.mean).square().mean(),
+        torch.optim.SGD(module.parameters(), lr=0.01), steps=20, slots=7,
+    )  # fmt: skip
+    assert torch.equal(module.mean, torch.tensor([0.1, 1 / 3]))
+
+
 def test_complex_parameters_are_trained() -> None:
     module = torch.nn.ParameterList([torch.zeros(2, dtype=torch.complex64)])
     torch_group.fit(

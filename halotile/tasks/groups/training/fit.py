@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -131,12 +132,16 @@ class _Training:
     scheduler: Any
     slots: int
     is_exact: bool
-    parameters: list[torch.nn.Parameter] = field(init=False)
-    buffers: list[torch.Tensor] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "parameters", [p for p in self.module.parameters() if p.requires_grad])
-        object.__setattr__(self, "buffers", list(self.module.buffers()))
+    @cached_property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Parameters that are trained."""
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+
+    @cached_property
+    def buffers(self) -> list[torch.Tensor]:
+        """Running statistics and other tensors that the network keeps."""
+        return list(self.module.buffers())
 
     def begin(self, path: Path | None) -> list[float]:
         """Start all ranks from the checkpoint that rank 0 reads, or else from its network; return the losses so far."""
@@ -172,7 +177,7 @@ class _Training:
     def step(self, batch: SlotData, loss: LossFunction, seed: int, step: int) -> float:
         """Do one step; return the mean loss of its slots."""
         before = [buffer.clone() for buffer in self.buffers]
-        parts, after = {}, before
+        parts = {}
         for slot in self.group.slots(self.slots):
             self._restore(before)
             with _random(seed, step, slot, self.group.device):
@@ -183,19 +188,19 @@ class _Training:
                 )
             self.optimizer.zero_grad(set_to_none=True)
             value.backward()
-            after = [buffer.clone() for buffer in self.buffers]
-            parts[slot] = self._flat(value.detach(), after)
+            changes = [b - a for a, b in zip(before, self.buffers, strict=True) if b.is_floating_point()]
+            parts[slot] = self._flat(value.detach(), changes)
         mean = self._average(parts)
-        self._take(mean, after)
+        self._take(mean, before)
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
         return float(mean[0])
 
-    def _flat(self, value: torch.Tensor, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Loss, gradients and running statistics of a slot in one vector."""
+    def _flat(self, value: torch.Tensor, changes: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Loss, gradients and changes of the running statistics of a slot in one vector; what does not change has no rounding."""
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
-        tensors = [value, *map(_real, gradients), *filter(torch.is_floating_point, buffers)]
+        tensors = [value, *map(_real, gradients), *changes]
         dtype = max(map(wide_type, tensors), key=lambda each: torch.finfo(each).bits)
         return torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
 
@@ -207,18 +212,19 @@ class _Training:
         return total / self.slots
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _take(self, mean: torch.Tensor, after: Sequence[torch.Tensor]) -> None:
-        """Set the gradients and the running statistics to the means; counters are those of a slot."""
-        averaged = list(filter(torch.is_floating_point, self.buffers))
-        sizes = [1, *(_real(tensor).numel() for tensor in (*self.parameters, *averaged))]
+    def _take(self, mean: torch.Tensor, before: Sequence[torch.Tensor]) -> None:
+        """Set the gradients to their means and change the running statistics by theirs; counters are those of a slot."""
+        averaged = [
+            (new, old) for new, old in zip(self.buffers, before, strict=True) if new.is_floating_point()
+        ]
+        sizes = [1, *(_real(tensor).numel() for tensor in (*self.parameters, *(new for new, _ in averaged)))]
         _, *pieces = mean.split(sizes)
         for parameter, piece in zip(self.parameters, pieces, strict=False):
             gradient = torch.empty_like(parameter)
             _real(gradient).copy_(piece.view_as(_real(gradient)))
             parameter.grad = gradient
-        self._restore(after)
-        for buffer, piece in zip(averaged, pieces[len(self.parameters) :], strict=True):
-            buffer.copy_(piece.view_as(buffer))
+        for (new, old), piece in zip(averaged, pieces[len(self.parameters) :], strict=True):
+            new.copy_(old + piece.view_as(old))
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _restore(self, values: Sequence[torch.Tensor]) -> None:
