@@ -32,6 +32,8 @@ MASKED = 0.005
 """Share of the pixels of a patch that are masked."""
 AROUND = [place for place in itertools.product(range(-2, 3), repeat=2) if place != (0, 0)]
 RATE = 1e-3
+NO_STEP = 2**31 - 1
+"""Number in place of a step of the patches whose mean and deviation the network takes for those of the image."""
 MOST_TRIES = 1000
 """Places that are tried for the patches of a slot, where many have holes."""
 
@@ -85,7 +87,7 @@ def train(group: Any, path: Path, steps: int, width: int, levels: int) -> dict[s
     image = opened(path)
     white = float(np.iinfo(image.dtype).max) if image.dtype.kind in "iu" else 1.0
     network = BlindUNet(1, width, levels)
-    first = torch.cat([patches(image, white, -1 % 2**31, slot) for slot in range(SLOTS)])
+    first = torch.cat([patches(image, white, NO_STEP, slot) for slot in range(SLOTS)])
     network.mean.fill_(float(first.mean()))
     network.deviation.fill_(float(first.std()))
     optimizer = torch.optim.Adam(network.parameters(), lr=RATE)

@@ -55,11 +55,10 @@ class ChannelAxis:
 
 
 @dataclass(frozen=True, slots=True)
-class WithoutValue:
-    """An array with NaN where it has a value that stands for no measurement; of floats, whatever it is stored as."""
+class WithGaps:
+    """An array with NaN in some pixels; of floats, whatever it is stored as."""
 
     source: Readable
-    value: float
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,6 +69,13 @@ class WithoutValue:
     def dtype(self) -> np.dtype[np.generic]:
         """Type of one pixel: wide enough for every value of the stored type."""
         return np.result_type(self.source.dtype, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutValue(WithGaps):
+    """An array with NaN where it has a value that stands for no measurement."""
+
+    value: float
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
@@ -80,33 +86,29 @@ class WithoutValue:
 
 
 @dataclass(frozen=True, slots=True)
-class WithMask:
-    """An array with NaN where a mask is 0, which has some of its axes or all; of floats, whatever it is stored as."""
+class WithMask(WithGaps):
+    """An array with NaN where a mask is 0, which has some of its axes or all."""
 
-    source: Readable
     mask: Readable
     axes: tuple[int, ...]
-    """Axes of the mask, counted from the last one of the array: negative."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape in pixels."""
-        return self.source.shape
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """Type of one pixel: wide enough for every value of the stored type."""
-        return np.result_type(self.source.dtype, np.float32)
+    """As :func:`axes_of_side` has them."""
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
-        pixels = self.source.read(region)
-        place = Region(
-            tuple(region.start[axis] for axis in self.axes), tuple(region.stop[axis] for axis in self.axes)
-        )
-        others = tuple(axis for axis in range(-pixels.ndim, 0) if axis not in self.axes)
-        kept = np.expand_dims(self.mask.read(place) != 0, others)
-        return np.where(kept, pixels, np.nan).astype(self.dtype, copy=False)
+        kept = side_at(self.mask, self.axes, region) != 0
+        return np.where(kept, self.source.read(region), np.nan).astype(self.dtype, copy=False)
+
+
+def axes_of_side(side: Readable, spatial: Sequence[int], dims: int) -> tuple[int, ...]:
+    """The axes that a side input has of an image, all or the spatial ones, counted from the last one: negative."""
+    return tuple(range(-dims, 0)) if len(side.shape) == dims else tuple(axis - dims for axis in spatial)
+
+
+def side_at(side: Readable, axes: Sequence[int], region: Region) -> Pixels:
+    """The pixels of a side input at a region of its image, of a shape that broadcasts with that of the region."""
+    place = Region(tuple(region.start[axis] for axis in axes), tuple(region.stop[axis] for axis in axes))
+    others = tuple(axis for axis in range(-len(region.start), 0) if axis not in axes)
+    return np.expand_dims(side.read(place), others)
 
 
 def measured(
@@ -128,7 +130,7 @@ def measured(
     view = source if value is None else WithoutValue(source, value)
     if mask is None:
         return view
-    axes = tuple(range(-dims, 0)) if len(mask.shape) == dims else tuple(axis - dims for axis in spatial)
+    axes = axes_of_side(mask, spatial, dims)
     return WithMask(view, mask, axes) if len(axes) <= len(source.shape) else view
 
 

@@ -20,7 +20,7 @@ from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.grid import Region
-from tests.graphs.test_holes import scene, with_tag
+from tests.graphs.holed import scene, with_tag
 from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
 
 CROP = Region((37, 101), (150, 230))

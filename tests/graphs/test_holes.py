@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.ndimage
-import tifffile
 import zarr
 from numpy.typing import NDArray
 from skimage.data import retina
@@ -21,47 +20,8 @@ from halotile.storage.arrays import open_source
 from halotile.storage.images.planes import choose_planes
 from halotile.storage.images.png import write_png
 from halotile.tasks.holes import Holes, fill_from_nearest, fill_reach
+from tests.graphs.holed import FILTERS, NODATA, cut, scene, with_tag
 from tests.support import job_of, run_inline, work_of, write_zarr
-
-FILTERS: dict[str, dict[str, Any]] = {
-    "tv": {"strength": 10.0},
-    "nlm": {"strength": 0.8, "sigma": 10.0, "distance": 3},
-    "gaussian": {"sigma": 2.0},
-    "median": {"size": 5},
-    "torch": {"import": "tests.networks:convolutions"},
-    "function": {"import": "scipy.ndimage:uniform_filter", "options": {"size": 5}, "depth": 2},
-}
-NODATA = -9999.0
-
-
-def scene(nodata: float = np.nan, dtype: str = "float32") -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """A real image with noise, and its holes: large ones, lines, single pixels, and at the edge."""
-    clean = retina()[300:620, 300:600, 1].astype(np.float64)
-    rng = np.random.default_rng(0)
-    pixels = clean + 10 * rng.standard_normal(clean.shape)
-    holes = rng.random(clean.shape) < 0.002
-    holes[100:180, 90:170] = holes[:20, 200:] = holes[250, :] = holes[:, 33] = True
-    pixels = np.rint(pixels) if np.dtype(dtype).kind in "iu" else pixels
-    return np.where(holes, nodata, pixels).astype(dtype), holes
-
-
-def with_tag(path: Path, pixels: NDArray[Any], value: str) -> Path:
-    """A TIFF with GDAL's tag for pixels without a measurement."""
-    tifffile.imwrite(path, pixels, extratags=[(42113, "s", 0, value, True)], metadata=None, tile=(64, 64))
-    return path
-
-
-def cut(folder: Path, source: Path, name: str, tile: int, **parts: Any) -> NDArray[Any]:
-    job = job_of(
-        source,
-        folder / f"{source.stem}.{tile}.out.zarr",
-        name,
-        FILTERS[name],
-        shard=128,
-        tile={"size": tile},
-        **parts,
-    )
-    return run_inline(job)
 
 
 @pytest.mark.parametrize("name", FILTERS)
@@ -76,48 +36,6 @@ def test_holes_stay_and_their_value_reaches_no_other_pixel(tmp_path: Path, name:
     assert np.array_equal(np.isnan(results[0]), holes)
     for other in results[1:]:
         assert np.array_equal(results[0], other, equal_nan=True)
-
-
-def far_notes(folder: Path, pixels: NDArray[Any], name: str = "tv", **parts: Any) -> list[str]:
-    source = (
-        write_zarr(folder / "far.zarr", pixels) if not (folder / "far.zarr").exists() else folder / "far.zarr"
-    )
-    options = {"strength": 1.0, "sigma": "auto"} if name == "tv" else FILTERS[name]
-    plan = make_plan(job_of(source, folder / "far.out.zarr", name, options, **parts))
-    return [note for note in plan.notes if "far from all others" in note]
-
-
-@pytest.mark.parametrize("name", ["tv", "gaussian"])
-def test_a_value_far_from_all_others_is_noted(tmp_path: Path, name: str) -> None:
-    pixels, holes = scene(NODATA)
-    low, high = pixels[~holes].min(), pixels[~holes].max()
-    (note,) = far_notes(tmp_path, pixels, name)
-    expected = f"{holes.sum():,} pixels are -9999, far from all others ({low:,.5g} to {high:,.5g}): "
-    assert note == f"{expected}if they are no measurements, write input.nodata: -9999"
-    assert far_notes(tmp_path, pixels, name, input={"nodata": NODATA}) == []
-    assert far_notes(tmp_path, pixels, name, input={"nodata": "none"}) == []
-
-
-def test_hot_pixels_of_integers_are_noted(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).normal(200, 30, (600, 600)).clip(0, 399).astype(np.uint16)
-    pixels.flat[::1000] = 65535
-    (note,) = far_notes(tmp_path, pixels)
-    assert note.startswith("about 0.1")
-    assert "% of the pixels, by samples, are 65535, far from all others" in note
-    assert note.endswith("write input.nodata: 65535")
-
-
-@pytest.mark.parametrize("kind", ["photo", "float photo", "mask", "few"])
-def test_images_without_such_a_value_have_no_note(tmp_path: Path, kind: str) -> None:
-    photo = np.rint((retina()[:600, :600, 1] - 100.0) * 3).clip(0, 255)
-    photo += 0 if kind == "mask" else np.random.default_rng(0).integers(0, 9, photo.shape)
-    pixels = photo.clip(0, 255).astype("float32" if "float" in kind else "uint8")
-    if kind == "mask":
-        pixels = np.where(np.random.default_rng(0).random(pixels.shape) < 0.5, 0, 255).astype(np.uint8)
-    if kind == "few":
-        pixels = pixels.astype(np.float32)
-        pixels.flat[:5] = 1e6
-    assert far_notes(tmp_path, pixels) == []
 
 
 @pytest.mark.parametrize("name", FILTERS)

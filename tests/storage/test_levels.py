@@ -111,9 +111,9 @@ def test_holes_are_left_out() -> None:
 
 def test_a_mean_that_is_no_hole_does_not_get_the_value_of_one() -> None:
     pixels = np.array([[-3, 3, 0, 0, -1, 0], [3, -3, 0, 0, 0, 1]], "int16")
-    assert halve_to("int16", pixels, (2, 2), 0).tolist() == [[1, 0, 1]]
-    assert halve_to("uint8", np.array([[254, 255]], "uint8"), (1, 2), 255).tolist() == [[254]]
-    floats = halve_to("float32", np.array([[-1.0, 1.0, 0.0, np.nan]], "float32"), (1, 2), 0)
+    assert halve_to(pixels, (2, 2), "int16", 0).tolist() == [[1, 0, 1]]
+    assert halve_to(np.array([[254, 255]], "uint8"), (1, 2), "uint8", 255).tolist() == [[254]]
+    floats = halve_to(np.array([[-1.0, 1.0, 0.0, np.nan]], "float32"), (1, 2), "float32", 0)
     assert floats[0, 0] > 0
     assert floats[0, 1] == 0
 

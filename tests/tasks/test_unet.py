@@ -74,6 +74,13 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     save_file({"conv.weight": torch.zeros(3, 1, 3, 3)}, tmp_path / "a.safetensors")
     with pytest.raises(WeightsError, match=r"it has no 'last\.weight'"):
         UNet(weights=str(tmp_path / "a.safetensors")).check()
+    for shape, why in (
+        ((1, 4), r"last\.weight is \(1, 4\)"),
+        ((1, 4, 1, 1), r"it has no 'up\.0\.0\.weight'"),
+    ):
+        save_file({"last.weight": torch.zeros(shape)}, tmp_path / "c.safetensors")
+        with pytest.raises(WeightsError, match=why):
+            UNet(weights=str(tmp_path / "c.safetensors")).check()
     tensors = BlindUNet(1, 4, 2).state_dict()
     tensors["down.0.0.weight"] = torch.zeros(5, 1, 3, 3)
     save_file(tensors, tmp_path / "b.safetensors")

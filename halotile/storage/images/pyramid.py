@@ -75,7 +75,7 @@ class NextLevel:
         """Add the means of a part of one plane, which begins at even rows and columns."""
         # Opened anew for each part, or the whole file would count as memory of this process.
         array = np.lib.format.open_memmap(self.path, "r+")
-        array[index][coarser(part, _HALF).slices] = halve_to(self.dtype, pixels, _HALF, self.nodata)
+        array[index][coarser(part, _HALF).slices] = halve_to(pixels, _HALF, self.dtype, self.nodata)
 
     def read(self) -> Planes:
         """The planes of the level, when all parts were added."""

@@ -76,12 +76,10 @@ def write_tiff(path: Path, planes: Planes, *, cog: bool = False, tick: Tick = la
         "metadata": None,
         "extratags": [*_place_tags(planes, cog=cog), *_nodata_tags(planes)],
     }
-    if not cog and (
-        is_ome or planes.shape[1] > 1
-    ):  # tifffile takes a last axis of 1 for samples, but in OME-XML
-        first |= {"metadata": {"axes": letters.upper(), **_calibration(planes)}}
     if not cog:
         first |= {**_resolution(planes), "subifds": levels - 1}
+        if is_ome or planes.shape[1] > 1:  # in its own metadata tifffile takes a last axis of 1 for samples
+            first |= {"metadata": {"axes": letters.upper(), **_calibration(planes)}}
     reduced = {"metadata": None, "extratags": _nodata_tags(planes), "subfiletype": 1}
     with _replacing(path) as partial, _scratch_folder(path) as scratch:
         written = scratch / "levels.tif" if cog else partial

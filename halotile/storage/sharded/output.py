@@ -301,7 +301,7 @@ def halved(
 
     def fill(part: Region) -> None:
         finer = tuple(slice(s.start * f, s.stop * f) for s, f in zip(part.slices, factor, strict=True))
-        halves[part.slices] = halve_to(rounded, to_dtype(pixels[finer], dtype), factor, nodata)
+        halves[part.slices] = halve_to(to_dtype(pixels[finer], dtype), factor, rounded, nodata)
 
     edges = tuple(HALVED_ROWS if f == 2 else 1 for f in factor)
     IO_THREADS.run_all(fill, (block.core for block in Grid(shape, edges, ((0, 0),) * len(shape))))
@@ -309,13 +309,13 @@ def halved(
 
 
 def halve_to(
-    dtype: str | np.dtype[Any], pixels: NDArray[Any], factor: Sequence[int], nodata: float | None
+    pixels: NDArray[Any], factor: Sequence[int], dtype: str | np.dtype[Any], nodata: float | None
 ) -> NDArray[Any]:
     """Means as of :func:`halve`, in a dtype; ``nodata`` where no pixel was measured, and nowhere else.
 
     Examples
     --------
-    >>> halve_to("int16", np.array([[-3, 3, 0, 0]], "int16"), (1, 2), 0)
+    >>> halve_to(np.array([[-3, 3, 0, 0]], "int16"), (1, 2), "int16", 0)
     array([[1, 0]], dtype=int16)
     """
     means = halve(pixels, factor, nodata)

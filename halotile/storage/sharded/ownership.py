@@ -101,7 +101,7 @@ def remove_added_levels(place: str | OutputPath, layout: Layout, disk: OutputDis
     if document is None or not added_levels(root, layout):
         return 0
     datasets = document["attributes"]["ome"]["multiscales"][0]["datasets"]
-    names = [str(entry["path"]) for entry in datasets[layout.levels :]]
+    names = [str(entry.get("path", "")) for entry in datasets[layout.levels :] if isinstance(entry, dict)]
     del datasets[layout.levels :]
     document.pop("consolidated_metadata", None)
     disk.write_file(file, [json.dumps(document, indent=2).encode()])

@@ -38,7 +38,10 @@ class Architecture(NamedTuple):
             When they are those of another network.
         """
         channels, width, _, _ = shapes["last.weight"]
-        return cls(channels, width, sum(name.endswith(".0.weight") for name in shapes if "up." in name))
+        levels = sum(name.startswith("up.") and name.endswith(".0.weight") for name in shapes)
+        if not levels:
+            raise KeyError("up.0.0.weight")
+        return cls(channels, width, levels)
 
     def receptive_field(self) -> int:
         """Receptive field in pixels, in the direction in which it is larger: two convolutions on each level, down and up again.
@@ -159,10 +162,11 @@ class UNet(Pixelwise):
 
     def _architecture_in(self, shapes: Shapes) -> Architecture:
         try:
-            found = Architecture.of(shapes)
-        except (KeyError, ValueError) as error:
+            return Architecture.of(shapes)
+        except KeyError as error:
             raise self._foreign(f"it has no {error}") from error
-        return found
+        except ValueError as error:
+            raise self._foreign(f"last.weight is {shapes['last.weight']}") from error
 
     def _foreign(self, why: str) -> WeightsError:
         return WeightsError(

@@ -6,7 +6,7 @@ import numpy as np
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Pixels
-from halotile.storage.views import PlaneValues
+from halotile.storage.views import PlaneValues, axes_of_side, side_at
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.holes import Valid
 
@@ -59,7 +59,6 @@ def has_noise_map(task: DenoiseTask) -> bool:
 def _side_at(task: DenoiseTask, name: str, region: Region) -> Array:
     """A side input, of a shape that broadcasts with that of the region."""
     side, roles = task.sides[name], task.roles
-    if isinstance(side, PlaneValues) or len(side.shape) == len(roles.axes):
+    if isinstance(side, PlaneValues):
         return side.read(region)
-    pixels = side.read(roles.spatial_part(region))
-    return pixels[tuple(slice(None) if i in roles.spatial else None for i in range(len(roles.axes)))]
+    return side_at(side, axes_of_side(side, roles.spatial, len(roles.axes)), region)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise.job import Denoising
@@ -15,7 +14,7 @@ from halotile.storage.arrays import Source
 from halotile.storage.formats.base import number_of_type
 from halotile.storage.grid import Grid, Region
 from halotile.storage.rim import Readable
-from halotile.storage.views import WithoutValue, chunks_of, measured, readable_parts
+from halotile.storage.views import axes_of_side, chunks_of, measured, readable_parts, side_at
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.holes import Holes, describe_value, fill_reach
 from halotile.tasks.noise.estimate import sample_regions
@@ -71,8 +70,7 @@ def choose_holes(
     known = previous["identity"].get("holes") if previous else None
     if known and (known["value"], known.get("nan", True)) == (value, has_nan):
         return _noted(Holes(**known), dtype, source.shape)
-    view = source if value is None else WithoutValue(source, value)
-    counted = _counted(view, mask, spatial)
+    counted = _counted(measured(source, value, None, spatial, len(source.shape)), mask, spatial)
     share = counted.holes if has_nan or value is not None else 0.0
     written = job.output.dtype
     if share and value is None and written != "auto" and np.dtype(written).kind != "f":
@@ -122,7 +120,8 @@ def _counted(view: Readable, mask: Readable | None, spatial: Sequence[int]) -> _
             finite = np.isfinite(part)
             holes, pixels = holes + part.size - int(finite.sum()), pixels + part.size
             if mask is not None:
-                kept = _mask_at(mask, square, len(view.shape), spatial).reshape(part.shape)
+                sides = side_at(mask, axes_of_side(mask, spatial, part.ndim), square)
+                kept = np.broadcast_to(sides != 0, part.shape)
                 masked += part.size - int(kept.sum())
                 finite &= kept
             total, known = total + float(part[finite].sum(dtype=np.float64)), known + int(finite.sum())
@@ -158,16 +157,6 @@ def _value(job: Denoising, original: Source, dtype: np.dtype[np.generic]) -> flo
             f"output.dtype is {written}, which cannot hold the value of holes, {value:g}. Write a type that can, or input.nodata: none."
         )
     return value
-
-
-def _mask_at(mask: Readable, square: Region, axes: int, spatial: Sequence[int]) -> NDArray[np.bool_]:
-    """Return where a mask keeps the pixels of a square of the image from being holes."""
-    if len(mask.shape) == axes:
-        return np.asarray(mask.read(square) != 0).ravel()
-    place = Region(tuple(square.start[i] for i in spatial), tuple(square.stop[i] for i in spatial))
-    kept = np.asarray(mask.read(place) != 0)
-    looped = tuple(axis for axis in range(axes) if axis not in spatial)
-    return np.broadcast_to(np.expand_dims(kept, looped), square.shape).ravel()
 
 
 def _noted(holes: Holes, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Holed:
