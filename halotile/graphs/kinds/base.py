@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from halotile.graphs.kinds.terms import Numbered, TermWork
 from halotile.graphs.waiting import Report, no_report
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from halotile.storage.grid import Grid
     from halotile.storage.run_directory.directory import RunDirectory
     from halotile.storage.sharded.layout import Layout
+    from halotile.storage.sharded.output import AnyLayout, FileLayout
     from halotile.tasks.block import BlockTask
-    from halotile.tasks.contributions import Part
 
 Figures = Mapping[str, Any]
 """Figures of a plan by name, as ``plan --json`` shows them."""
@@ -124,28 +125,43 @@ class PlanRequest:
 
 
 @dataclass(frozen=True)
-class OutputArray:
-    """An array that a job writes, with a journal of its own.
+class JobOutput:
+    """Something that a job writes, with a journal of its own.
 
     Parameters
     ----------
     path : Path or ObjectPath
-        Path of the array.
-    layout : Layout
-        Everything about the array except its pixels.
+        Its path.
+    layout : Layout or FileLayout
+        Everything about it except its content.
     grid : Grid
         Blocks of the pass that writes it.
     overwrite : bool
-        Replace an array that exists at the path.
+        Replace what exists at the path.
     key : str
         Key of the path in the job.
     """
 
     path: OutputPath
-    layout: Layout
+    layout: AnyLayout
     grid: Grid
     overwrite: bool = False
     key: str = "output.path"
+
+
+@dataclass(frozen=True)
+class OutputArray(JobOutput):
+    """An array that a job writes."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class OutputFile(JobOutput):
+    """A file that a job writes as a whole, in one block."""
+
+    path: Path
+    layout: FileLayout
 
 
 @dataclass(frozen=True)
@@ -180,7 +196,7 @@ class Pass:
         Name of the pass in :attr:`Work.passes`, and on the dashboard.
     task : BlockTask
         Work of a worker on a block.
-    books : OutputArray or Books
+    books : JobOutput or Books
         Place of the journal: an output, or a folder of scratch arrays.
     number : int
         Number of the pass among those of its phase.
@@ -198,7 +214,7 @@ class Pass:
 
     phase: str
     task: BlockTask
-    books: OutputArray | Books
+    books: JobOutput | Books
     number: int = 0
     title: str = ""
     iteration: int | None = None
@@ -210,46 +226,6 @@ class Pass:
     def grid(self) -> Grid:
         """Blocks of the pass."""
         return self.task.grid
-
-
-class Numbered(Protocol):
-    """A computation with its number and its totals."""
-
-    @property
-    def number(self) -> int:
-        """Its place in the order."""
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        """The totals that it is part of."""
-
-
-class SumFunctions(Protocol):
-    """The functions that workers call to compute and to add up."""
-
-    @property
-    def phase(self) -> str:
-        """Name of the tasks on the dashboard."""
-
-    @property
-    def what(self) -> str:
-        """The unit that a number counts: operator, tile."""
-
-    @property
-    def compute(self) -> Callable[..., Any]:
-        """``compute(calls, after)`` returns the result of several calls; it only waits for ``after``."""
-
-    @property
-    def add(self) -> Callable[[list[Any]], Any]:
-        """``add(results)`` returns their sum."""
-
-
-class TermWork(SumFunctions, Protocol):
-    """Work of the workers on the terms of one sum; pickles to a few kilobytes."""
-
-    @property
-    def keep(self) -> Callable[[Part], Part]:
-        """Function that writes the total; it is durable on return."""
 
 
 @dataclass(frozen=True)
@@ -282,6 +258,42 @@ class Gather:
     books: Books
     number: int = 0
     title: str = ""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A program of one rank on each worker, which talk to each other and keep a checkpoint.
+
+    Parameters
+    ----------
+    phase : str
+        Name of the phase in :attr:`Work.passes`, whose blocks are the steps of the program.
+    program : callable
+        Called on each worker with its :class:`~halotile.tasks.groups.group.TorchGroup`. It goes on from its checkpoint.
+    books : Books
+        Journal of a single block, all steps, and the folder of the checkpoint.
+    look : callable
+        Called about five times a second, and at the end; returns the number of steps that are done.
+    forget : callable
+        Removes the checkpoint, which may come from another input.
+    device : str
+        ``cpu`` or ``cuda``.
+    number, title : int, str
+        As of :class:`Pass`.
+    """
+
+    phase: str
+    program: Callable[[Any], None]
+    books: Books
+    look: Callable[[], int]
+    forget: Callable[[], None]
+    device: str = "cpu"
+    number: int = 0
+    title: str = ""
+
+
+AnyPass = Pass | Gather | Ranks
+"""A part of a job, which the driver takes through a cluster."""
 
 
 @dataclass(frozen=True)
@@ -355,8 +367,8 @@ class Work(ABC):
 
     @property
     @abstractmethod
-    def outputs(self) -> tuple[OutputArray, ...]:
-        """The arrays that are written; the run directory lies beside the first."""
+    def outputs(self) -> tuple[JobOutput, ...]:
+        """What is written; the run directory lies beside the first."""
 
     @property
     @abstractmethod
@@ -377,5 +389,5 @@ class Work(ABC):
         return Inspection()
 
     @abstractmethod
-    def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
+    def run(self, at: Place) -> Generator[AnyPass, Sums, None]:
         """Yield passes until every output is written. Finished ones may be yielded again: journals skip them."""

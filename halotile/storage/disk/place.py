@@ -210,6 +210,7 @@ def check_place(
     key: str = "output.path",
     remedy: str = "output.overwrite: true",
     may_lack_metadata: bool = False,
+    is_file: bool = False,
 ) -> None:
     """Refuse a path where no output can be created; nothing is changed.
 
@@ -223,6 +224,8 @@ def check_place(
         Key of the path in the job, and the option that permits replacement.
     may_lack_metadata : bool
         True: everything there is known to belong to a run, even without Zarr metadata files.
+    is_file : bool
+        True: the output is a file, which may replace a file only.
 
     Raises
     ------
@@ -233,7 +236,10 @@ def check_place(
     check_path(root, key)
     if not root.exists():
         return
-    _check_removable(root, key, may_lack_metadata)
+    if not is_file:
+        _check_removable(root, key, may_lack_metadata)
+    elif isinstance(root, Path) and not root.is_file():
+        raise OutputRefused(f"{key} is {root}: it is a folder, and the output is a file. Write another path.")
     if not overwrite:
         raise OutputRefused(f"{key} is {root}: something stands there. Write another path, or {remedy}.")
 
