@@ -57,3 +57,24 @@ class ConvolutionStack(torch.nn.Module, CoreModel):  # type: ignore[misc]
         (top, _), (left, _) = margin
         image = batch[:, :, top : top + signal.shape[2], left : left + signal.shape[3]]
         return image + signal if self.sign > 0 else image - signal
+
+
+class ScaledStack(torch.nn.Module):  # type: ignore[misc]
+    """A stack of convolutions that is subtracted from the image, on pixels divided by a number: for training.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        As of :class:`ConvolutionStack`.
+    scale : Tensor
+        The number.
+    """
+
+    def __init__(self, sizes: Sequence[int], scale: torch.Tensor) -> None:
+        super().__init__()
+        self.stack = ConvolutionStack(sizes, bias=True, sign=-1)
+        self.register_buffer("scale", scale.clone())
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Apply the stack to whole windows."""
+        return self.stack(batch / self.scale) * self.scale
