@@ -32,6 +32,8 @@ COARSE_STEPS = 3
 SATURATED = 1e-3
 PILED_UP = 3
 """A detector saturates at the least or largest value of a plane that more than this fraction of the samples has, and so many times as many as the next value."""
+SATURATED_PLANES = 16
+"""Planes that are looked at for values at which pixels are saturated."""
 
 
 def estimate_noise_levels(
@@ -197,6 +199,15 @@ def _without_saturated(squares: list[NDArray[np.float64]]) -> list[NDArray[np.fl
         for square, finite, saturated in measured
         if 2 * saturated.sum() < finite.sum()
     ]
+
+
+def saturated_values(source: Readable, spatial: Sequence[int], looped: Sequence[int]) -> tuple[float, ...]:
+    """The values at which pixels of an image are saturated, by samples of its planes."""
+    found: set[float] = set()
+    for _, squares in sampled_planes(source, spatial, looped, SATURATED_PLANES):
+        values = np.concatenate([square[np.isfinite(square)] for square in squares])
+        found |= {sign * end for sign in (1, -1) if (end := _piled_up(sign * values)) is not None}
+    return tuple(sorted(found))
 
 
 def _piled_up(values: Values) -> float | None:

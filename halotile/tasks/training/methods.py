@@ -63,7 +63,9 @@ def noise2self(batch: Batch) -> Trial:
     row, column = (int(n) for n in torch.randint(GRID, (2,)))
     pixels = batch.pixels
     padded = torch.nn.functional.pad(pixels, (1, 1, 1, 1), mode="reflect")
-    means = (padded[..., :-2, 1:-1] + padded[..., 2:, 1:-1] + padded[..., 1:-1, :-2] + padded[..., 1:-1, 2:]) / 4
+    means = (
+        padded[..., :-2, 1:-1] + padded[..., 2:, 1:-1] + padded[..., 1:-1, :-2] + padded[..., 1:-1, 2:]
+    ) / 4
     mask = torch.zeros_like(pixels)
     mask[..., row::GRID, column::GRID] = 1
     return Trial(torch.where(mask > 0, means, pixels), pixels, mask * batch.valid)

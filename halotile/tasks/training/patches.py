@@ -130,7 +130,9 @@ class PatchSource:
         """Numbers of cells along rows and columns of a plane of each image."""
         counts = []
         for image in self.images:
-            edge = self.patch * (CELL_PATCHES if min(image.edges) >= SMALL * self.patch else CELL_PATCHES // 2)
+            edge = self.patch * (
+                CELL_PATCHES if min(image.edges) >= SMALL * self.patch else CELL_PATCHES // 2
+            )
             rows, columns = (max(1, n // edge) for n in image.edges)
             counts.append((rows, columns))
         return counts
@@ -160,7 +162,9 @@ class PatchSource:
         if pool != self._kept.get("pool"):
             self._kept.clear()
             self._kept["pool"] = pool
-        cells: list[Patches] = self._kept.get(slot) or self._kept.setdefault(slot, self._pool(pool, slot, count))
+        cells: list[Patches] = self._kept.get(slot) or self._kept.setdefault(
+            slot, self._pool(pool, slot, count)
+        )
         rng = np.random.default_rng((self.seed, step, slot, 1))
         return _stacked([self._patch(cell, rng) for cell in cells])
 
@@ -172,7 +176,9 @@ class PatchSource:
     def _pool(self, pool: int, slot: int, count: int) -> list[Patches]:
         rng = np.random.default_rng((self.seed, pool, slot, 0))
         numbers = (int(rng.integers(self.cells)) for _ in range(count * MOST_TRIES))
-        chosen = (number for number in numbers if not (self.has_held_out and number % HELD_EVERY == HELD_FIRST))
+        chosen = (
+            number for number in numbers if not (self.has_held_out and number % HELD_EVERY == HELD_FIRST)
+        )
         found = list(itertools.islice(self._usable(chosen), count))
         if len(found) < count:
             raise InputError(
@@ -238,11 +244,12 @@ class PatchSource:
             for start in [int(rng.integers(n - self.patch + 1))]
         )
         turns, flip, swap = int(rng.integers(4)), bool(rng.integers(2)), bool(rng.integers(2))
-        pixels, valid, second = (
-            np.rot90(part[:, rows, columns][:, :: -1 if flip else 1], turns, (1, 2)) for part in cell
-        )
-        images = (second, pixels) if swap else (pixels, second)
-        return Patches(images[0], valid.astype(np.bool_), images[1])
+
+        def turned(part: NDArray[Any]) -> NDArray[Any]:
+            return np.rot90(part[:, rows, columns][:, :: -1 if flip else 1], turns, (1, 2))
+
+        first, second = (turned(image) for image in (cell.pixels, cell.second))
+        return Patches(second if swap else first, turned(cell.valid), first if swap else second)
 
 
 def _stacked(patches: Sequence[Patches]) -> Patches:

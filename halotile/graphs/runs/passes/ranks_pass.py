@@ -11,8 +11,10 @@ from halotile.graphs.kinds.base import Ranks
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.sharded.shards import digest_of
 
-NOTHING_DONE = b""
+ENDED = digest_of([])
+"""Digest of the steps: what they give is in the checkpoint, which has one of its own."""
 TIMEOUT_SECONDS = 300.0
 """Longest wait of a rank for the others, which may read or validate."""
 
@@ -91,7 +93,7 @@ class RanksPass:
         except InputError:
             self.wanted.forget()
             raise
-        self.journal.mark({0: NOTHING_DONE})
+        self.journal.mark({0: ENDED})
         self.status.notify(self.progress(self.phase))
 
     def _between(self) -> None:
