@@ -261,7 +261,7 @@ class Gather:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankProgram:
     """A program of one rank on each worker, which talk to each other and keep a checkpoint.
 
     Parameters
@@ -292,7 +292,7 @@ class Ranks:
     title: str = ""
 
 
-AnyPass = Pass | Gather | Ranks
+AnyPass = Pass | Gather | RankProgram
 """A part of a job, which the driver takes through a cluster."""
 
 
@@ -368,7 +368,7 @@ class Work(ABC):
     @property
     @abstractmethod
     def outputs(self) -> tuple[JobOutput, ...]:
-        """What is written; the run directory lies beside the first."""
+        """The arrays and files that are written; the run directory lies beside the first."""
 
     @property
     @abstractmethod

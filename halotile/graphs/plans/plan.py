@@ -21,6 +21,7 @@ from halotile.storage.arrays import Source
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.sharded.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,13 @@ class Plan:
     def output(self) -> OutputPath:
         """Path of the first output."""
         return self.outputs[0].path
+
+    @property
+    def layout(self) -> Layout:
+        """Layout of the first output, an array."""
+        layout = self.outputs[0].layout
+        assert isinstance(layout, Layout)
+        return layout
 
     @property
     def grid(self) -> Grid:

@@ -10,7 +10,7 @@ from pathlib import Path
 from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.kinds.base import AnyPass, Books, Gather, Inspection, JobOutput, Pass, Ranks, Sums
+from halotile.graphs.kinds.base import AnyPass, Books, Gather, Inspection, JobOutput, Pass, RankProgram, Sums
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of
@@ -188,7 +188,7 @@ class _Driver:
                 gathering = GatherPass(next_pass, opened.journal, opened.ledger, self.context)
                 self._through(next_pass, gathering, 0, session)
                 return opened.sums()
-            if isinstance(next_pass, Ranks):
+            if isinstance(next_pass, RankProgram):
                 ranks = RanksPass(next_pass, opened.journal, self.context)
                 self._through(next_pass, ranks, ranks.done, session)
                 return Sums({})

@@ -16,15 +16,15 @@ GRID = 4
 """Distance of the pixels that Noise2Self masks."""
 
 
-class Trial(NamedTuple):
-    """What the network is given, what it should return, and the pixels that count."""
+class BlindTask(NamedTuple):
+    """Input of the network, the wanted result, and the pixels that count."""
 
     given: torch.Tensor
     wanted: torch.Tensor
     counted: torch.Tensor
 
 
-class Batch(NamedTuple):
+class PatchBatch(NamedTuple):
     """Patches as tensors, (patches, channels, rows, columns); ``valid`` is 0 or 1."""
 
     pixels: torch.Tensor
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     second: torch.Tensor
 
 
-def noise2void(batch: Batch) -> Trial:
+def noise2void(batch: PatchBatch) -> BlindTask:
     """Predict masked pixels from their neighbours, which tell nothing of noise that differs from pixel to pixel.
 
     References
@@ -50,10 +50,10 @@ def noise2void(batch: Batch) -> Trial:
     given, counted = batch.pixels.clone(), torch.zeros_like(batch.valid)
     given[sample, :, row, column] = around.median(0).values
     counted[sample, :, row, column] = batch.valid[sample, :, row, column]
-    return Trial(given, batch.pixels, counted)
+    return BlindTask(given, batch.pixels, counted)
 
 
-def noise2self(batch: Batch) -> Trial:
+def noise2self(batch: PatchBatch) -> BlindTask:
     """Predict the pixels of a grid, which have the means of their neighbours instead.
 
     References
@@ -68,27 +68,27 @@ def noise2self(batch: Batch) -> Trial:
     ) / 4
     mask = torch.zeros_like(pixels)
     mask[..., row::GRID, column::GRID] = 1
-    return Trial(torch.where(mask > 0, means, pixels), pixels, mask * batch.valid)
+    return BlindTask(torch.where(mask > 0, means, pixels), pixels, mask * batch.valid)
 
 
-def noise2noise(batch: Batch) -> Trial:
+def noise2noise(batch: PatchBatch) -> BlindTask:
     """Predict a second image of the same from the first, or the other way round.
 
     References
     ----------
     J. Lehtinen et al., Noise2Noise: learning image restoration without clean data, ICML (2018).
     """
-    return Trial(batch.pixels, batch.second, batch.valid)
+    return BlindTask(batch.pixels, batch.second, batch.valid)
 
 
-METHODS: Mapping[str, Callable[[Batch], Trial]] = {
+METHODS: Mapping[str, Callable[[PatchBatch], BlindTask]] = {
     "noise2void": noise2void,
     "noise2self": noise2self,
     "noise2noise": noise2noise,
 }
 
 
-def mean_loss(module: torch.nn.Module, trial: Trial, deviation: torch.Tensor) -> torch.Tensor:
+def mean_loss(module: torch.nn.Module, trial: BlindTask, deviation: torch.Tensor) -> torch.Tensor:
     """Mean squared error of the pixels that count, in units of the deviation of each channel."""
     wrong = (module(trial.given) - trial.wanted) / deviation.view(-1, 1, 1)
     return (wrong.square() * trial.counted).sum() / trial.counted.sum().clamp(min=1)

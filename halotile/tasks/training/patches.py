@@ -17,8 +17,6 @@ from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 
-Pixels = NDArray[np.float32]
-
 HELD_EVERY, HELD_FIRST = 11, 5
 """One of so many cells is held out for validation, beginning with this one."""
 POOL_STEPS = 16
@@ -74,7 +72,7 @@ class TrainingImage:
         return 1 if self.channel is None else self.source.shape[self.channel]
 
     def read(self, source: Readable, plane: Sequence[int], rows: range, columns: range) -> NDArray[Any]:
-        """Pixels of a cell, (channels, rows, columns)."""
+        """NDArray[np.float32] of a cell, (channels, rows, columns)."""
         start, stop = list(plane), [n + 1 for n in plane]
         for axis, part in zip(self.spatial, (rows, columns), strict=True):
             start[axis], stop[axis] = part.start, part.stop
@@ -99,9 +97,9 @@ class Patches(NamedTuple):
         Those of the second image; the same where there is none.
     """
 
-    pixels: Pixels
+    pixels: NDArray[np.float32]
     valid: NDArray[np.bool_]
-    second: Pixels
+    second: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -209,7 +207,7 @@ class PatchSource:
                 yield cell
 
     def _cell(self, number: int) -> Patches:
-        """Pixels of a cell."""
+        """NDArray[np.float32] of a cell."""
         which = bisect.bisect_right(self.ends, number)
         image, (rows, columns) = self.images[which], self.counts[which]
         inside = number - (self.ends[which - 1] if which else 0)
@@ -227,7 +225,7 @@ class PatchSource:
         other = image.read(image.second, [int(i) for i in place], *ranges)
         return Patches(pixels, valid & np.isfinite(other) & ~np.isin(other, image.ends), self._filled(other))
 
-    def _filled(self, stored: NDArray[Any]) -> Pixels:
+    def _filled(self, stored: NDArray[Any]) -> NDArray[np.float32]:
         """Normalised pixels, with a median in place of what is not finite."""
         low, high = self.values
         pixels = ((stored - low) / (high - low)).astype(np.float32)

@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from halotile.tasks.networks.base import Network
 from halotile.tasks.training.patches import PatchSource
 
-if TYPE_CHECKING:
-    from halotile.tasks.groups.group import TorchGroup
-
-Row = dict[str, float]
+CurveRow = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training; called on each rank of a group, it goes on from its checkpoint.
+    """A training.
 
     Parameters
     ----------
@@ -49,33 +45,13 @@ class Recipe:
     checkpoint: Path = Path()
     curve: Path = Path()
 
-    def __call__(self, group: TorchGroup) -> None:
-        """Train on this rank.
-
-        Raises
-        ------
-        InputError
-            When the images cannot be read, or have next to nothing to train on.
-        Diverged
-            When the loss is not finite.
-        """
-        from halotile.tasks.training.trainer import Trainer
-
-        Trainer(self, group.device).train(group)
-
     @property
     def channels(self) -> int:
         """Channels of the images."""
         return self.patches.images[0].channels
 
-    def trained(self) -> dict[str, Any]:
-        """The weights in the checkpoint, as the denoiser reads them."""
-        from halotile.tasks.training.trainer import Trainer
 
-        return Trainer(self, "cpu").trained()
-
-
-def read_curve(path: Path) -> tuple[int, list[Row]]:
+def read_curve(path: Path) -> tuple[int, list[CurveRow]]:
     """The number of steps that are done and the rows of the curve; 0 and none where nothing was recorded."""
     try:
         content = json.loads(path.read_bytes())

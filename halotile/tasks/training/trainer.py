@@ -17,12 +17,13 @@ from halotile.tasks.devices.device import prepare_process
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.fit import fit
 from halotile.tasks.groups.training.saved import read_content, state_in
-from halotile.tasks.training.methods import METHODS, Batch, mean_loss
+from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
 from halotile.tasks.training.patches import Patches
-from halotile.tasks.training.recipe import Recipe, Row, read_curve
+from halotile.tasks.training.recipe import Recipe, CurveRow, read_curve
 
 VALIDATED = 16
 """Patches that validate, at most."""
+CHECKPOINT_SECONDS = 10.0
 WRITE_SECONDS = 0.5
 """Least time between two records of the curve."""
 FIRST = 2**31
@@ -37,7 +38,15 @@ class Trainer:
     device: Any
 
     def train(self, group: TorchGroup) -> None:
-        """Train on the ranks of a group; see :class:`~halotile.tasks.training.recipe.Recipe`."""
+        """Train on this rank of a group, from the checkpoint on.
+
+        Raises
+        ------
+        InputError
+            When the images cannot be read, or have next to nothing to train on.
+        Diverged
+            When the loss is not finite.
+        """
         recipe = self.recipe
         if torch.device(self.device).type == "cpu":
             prepare_process(threads=1)
@@ -55,16 +64,17 @@ class Trainer:
             seed=recipe.patches.seed,
             scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, self.decay),
             checkpoint=recipe.checkpoint,
+            checkpoint_seconds=CHECKPOINT_SECONDS,
             report=recorder or (lambda step, loss: None),
         )
         if recorder:
             recorder.write(recipe.steps)
 
-    def draw(self, step: int, slot: int) -> Batch:
+    def draw(self, step: int, slot: int) -> PatchBatch:
         """The patches of a slot."""
         return self.tensors(self.recipe.patches.draw(step, slot, self.recipe.batch // self.recipe.slots))
 
-    def loss(self, module: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    def loss(self, module: torch.nn.Module, batch: PatchBatch) -> torch.Tensor:
         """The loss of a slot, by the method."""
         return mean_loss(module, METHODS[self.recipe.method](batch), self.deviation)
 
@@ -89,10 +99,10 @@ class Trainer:
         """The learning rate after a number of steps, relative to the first."""
         return 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.recipe.steps)))
 
-    def tensors(self, patches: Patches) -> Batch:
+    def tensors(self, patches: Patches) -> PatchBatch:
         """Patches on the device."""
         arrays = (np.ascontiguousarray(part, np.float32) for part in patches)
-        return Batch(*(torch.from_numpy(array).to(self.device) for array in arrays))
+        return PatchBatch(*(torch.from_numpy(array).to(self.device) for array in arrays))
 
     def trained(self) -> dict[str, Any]:
         """The weights in the checkpoint, as the denoiser reads them."""
@@ -124,8 +134,8 @@ class _Recorder:
         if time.monotonic() - self.written >= WRITE_SECONDS:
             self.write(step)
 
-    def _row(self, step: int) -> Row:
-        row: Row = {"iteration": step, "loss": math.fsum(self.losses) / len(self.losses)}
+    def _row(self, step: int) -> CurveRow:
+        row: CurveRow = {"iteration": step, "loss": math.fsum(self.losses) / len(self.losses)}
         if self.held_out is not None:
             row["validation"] = self._validate(self.held_out)
         row["rate"] = self.recipe.rate * self.trainer.decay(step)
@@ -138,7 +148,7 @@ class _Recorder:
         self.written = time.monotonic()
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _validate(self, held_out: Batch) -> float:
+    def _validate(self, held_out: PatchBatch) -> float:
         """The loss on patches that are held out, always with the same masks."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.recipe.patches.seed)

@@ -9,7 +9,7 @@ import torch
 
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.networks.base import Network
-from halotile.tasks.training.methods import METHODS, Batch, mean_loss
+from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
 
 TIMES = 3
 
@@ -26,7 +26,7 @@ def seconds_of_slot(network: Network, method: str, shape: tuple[int, int, int]) 
     with torch_threads():
         module = network.build(channels, torch.zeros(channels), torch.ones(channels))
         pixels = torch.rand(count, channels, edge, edge)
-        batch = Batch(pixels, torch.ones_like(pixels), pixels)
+        batch = PatchBatch(pixels, torch.ones_like(pixels), pixels)
         seconds = []
         for _ in range(TIMES + 1):
             began = time.perf_counter()

@@ -55,19 +55,19 @@ class WeightStages:
 
     def read(self, block: Block) -> dict[str, Any]:
         """Read the weights in the checkpoint."""
-        return self.task.recipe.trained()
+        from halotile.tasks.training.trainer import Trainer
+
+        return Trainer(self.task.recipe, "cpu").trained()
 
     def compute(self, block: Block, what_was_read: dict[str, Any], receipt: Receipt) -> bytes:
         """Encode them."""
         from safetensors.torch import save
 
         recipe = self.task.recipe
-        metadata = {
-            "denoiser": json.dumps(recipe.network.denoiser(recipe.channels)),
-            "method": recipe.method,
-        }
-        content: bytes = save({name: tensor.contiguous() for name, tensor in what_was_read.items()}, metadata)
-        return content
+        content = {"denoiser": recipe.network.denoiser(recipe.channels), "method": recipe.method}
+        metadata = {"halotile": json.dumps(content)}  # the library writes several in no fixed order
+        encoded: bytes = save({name: tensor.contiguous() for name, tensor in what_was_read.items()}, metadata)
+        return encoded
 
     def write(self, block: Block, result: bytes, receipt: Receipt) -> None:
         """Replace the file."""

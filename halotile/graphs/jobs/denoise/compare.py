@@ -182,7 +182,7 @@ def _planned(job: Job, report: Report) -> Plan:
         makes_folder=True,
         report=report,
     )
-    if plan.outputs[0].layout.shape != plan.sources[0].shape:
+    if plan.layout.shape != plan.sources[0].shape:
         raise ConfigError(
             f"{job.denoiser.name} changes the shape of the image, so there is no residual to compare it by. "
             "Use a denoiser that keeps it."

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from halotile.graphs.jobs.train.words import result_rows
 from halotile.graphs.kinds.base import (
@@ -15,7 +17,7 @@ from halotile.graphs.kinds.base import (
     Pass,
     PassCount,
     Place,
-    Ranks,
+    RankProgram,
     Sums,
     Work,
 )
@@ -23,7 +25,7 @@ from halotile.graphs.runs.passes.books import remove_books
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.tasks.training.recipe import Recipe, Row, read_curve
+from halotile.tasks.training.recipe import Recipe, CurveRow, read_curve
 from halotile.tasks.training.writing import WriteWeights
 
 TRAIN, WRITE = "train", "write"
@@ -58,10 +60,11 @@ class TrainWork(Work):
         recipe = replace(self.recipe, checkpoint=folder / owned, curve=folder / "curve.json")
         if not recipe.checkpoint.exists():
             remove_books(folder, TRAIN)
+            recipe.curve.unlink(missing_ok=True)
         curve = _Curve(at, recipe)
-        yield Ranks(
+        yield RankProgram(
             TRAIN,
-            recipe,
+            partial(_train, recipe),
             Books(folder, TRAIN),
             look=curve.look,
             forget=lambda: recipe.checkpoint.unlink(missing_ok=True),
@@ -83,13 +86,20 @@ class TrainWork(Work):
         return Inspection(figures | {"denoiser": denoiser}, result_rows(last, denoiser))
 
 
+def _train(recipe: Recipe, group: Any) -> None:
+    """Train on one rank; only workers load torch."""
+    from halotile.tasks.training.trainer import Trainer
+
+    Trainer(recipe, group.device).train(group)
+
+
 class _Curve:
     """Shows what rank 0 records."""
 
     def __init__(self, at: Place, recipe: Recipe) -> None:
         self.at = at
         self.recipe = recipe
-        self.rows: list[Row] = []
+        self.rows: list[CurveRow] = []
 
     def look(self) -> int:
         """Report new rows of the curve; return the number of steps that are done."""

@@ -54,12 +54,7 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
     begun = begin(job, request)
     computing = _with_parts(compute_on(job, None, trains=True))
     job = computing.job
-    network: Network = make_part("network", job.network, job)
-    if job.patch % network.alignment:
-        better = -(-job.patch // network.alignment) * network.alignment
-        raise ConfigError(
-            f"patch is {job.patch}, and the network reduces by {network.alignment}. Write patch: {better}."
-        )
+    network = _network(job)
     first = open_images(job, "input.path", job.input.path)
     second = open_images(job, "second", job.second) if job.second else ()
     for source in (*first, *second):
@@ -111,6 +106,16 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
         ),
         earlier=earlier,
     )
+
+
+def _network(job: Training) -> Network:
+    network: Network = make_part("network", job.network, job)
+    if job.patch % network.alignment:
+        better = -(-job.patch // network.alignment) * network.alignment
+        raise ConfigError(
+            f"patch is {job.patch}, and the network reduces by {network.alignment}. Write patch: {better}."
+        )
+    return network
 
 
 def _with_parts(computing: Computing[Training]) -> Computing[Training]:

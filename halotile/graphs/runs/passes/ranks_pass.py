@@ -6,9 +6,9 @@ from functools import partial
 
 from halotile.errors import InputError, RankFailed, Stopped
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.distributed.torch_ranks import TorchProgram, call_with_group
-from halotile.graphs.kinds.base import Ranks
+from halotile.graphs.kinds.base import RankProgram
 from halotile.graphs.runs.context import RunContext
+from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.sharded.shards import digest_of
@@ -24,7 +24,7 @@ class RanksPass:
 
     Parameters
     ----------
-    wanted : Ranks
+    wanted : RankProgram
         The program.
     journal : Journal
         Journal of a single block: all steps.
@@ -32,7 +32,7 @@ class RanksPass:
         The run.
     """
 
-    def __init__(self, wanted: Ranks, journal: Journal, context: RunContext) -> None:
+    def __init__(self, wanted: RankProgram, journal: Journal, context: RunContext) -> None:
         self.wanted = wanted
         self.phase = wanted.phase
         self.journal = journal
