@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from halotile.graphs.jobs.reconstruct.call import reconstruct
     from halotile.graphs.jobs.reconstruct.measurements.measurement import measurement
     from halotile.graphs.jobs.simulate.call import simulate
+    from halotile.graphs.jobs.train.call import train
     from halotile.graphs.overlap.map_overlap import map_overlap
     from halotile.storage.arrays import open_source
     from halotile.tasks.groups import collectives, torch_group
@@ -55,6 +56,7 @@ __all__ = [
     "simulate",
     "status",
     "torch_group",
+    "train",
     "try_settings",
     "validate",
     "verify",
@@ -74,6 +76,7 @@ _PUBLIC = {
     "open_source": "halotile.storage.arrays",
     "reconstruct": "halotile.graphs.jobs.reconstruct.call",
     "simulate": "halotile.graphs.jobs.simulate.call",
+    "train": "halotile.graphs.jobs.train.call",
 }
 _MODULES = {
     "collectives": "halotile.tasks.groups.collectives",

@@ -19,7 +19,7 @@ from halotile.tasks.groups.training.fit import fit
 from halotile.tasks.groups.training.saved import read_content, state_in
 from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
 from halotile.tasks.training.patches import Patches
-from halotile.tasks.training.recipe import Recipe, CurveRow, read_curve
+from halotile.tasks.training.recipe import CurveRow, Recipe, read_curve
 
 VALIDATED = 16
 """Patches that validate, at most."""

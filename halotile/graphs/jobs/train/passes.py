@@ -25,7 +25,7 @@ from halotile.graphs.runs.passes.books import remove_books
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.tasks.training.recipe import Recipe, CurveRow, read_curve
+from halotile.tasks.training.recipe import CurveRow, Recipe, read_curve
 from halotile.tasks.training.writing import WriteWeights
 
 TRAIN, WRITE = "train", "write"

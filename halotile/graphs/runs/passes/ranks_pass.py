@@ -86,7 +86,8 @@ class RanksPass:
         call = partial(call_with_group, self.wanted.program, ())
         program = TorchProgram(call, folder, device_mode=mode, timeout_seconds=TIMEOUT_SECONDS)
         try:
-            program.run(cluster.client, None, run.retries, cluster.workers, between=self._between)
+            count = min(cluster.workers, run.count)
+            program.run(cluster.client, None, run.retries, count, between=self._between)
             outputs.check()
         except RankFailed as error:
             raise (error.__cause__ or error) from None  # the user's own fault needs no traceback

@@ -85,7 +85,7 @@ class TorchProgram:
         retries : int
             Further attempts, from the beginning of the function, after a rank has failed.
         usual : int
-            Number of workers of the cluster, some of which may just be coming back.
+            Number of workers of the cluster, some of which may just be coming back; no more take part.
         between : callable
             Called again and again while the ranks work; its errors end them.
 
@@ -97,7 +97,7 @@ class TorchProgram:
             When a rank failed in every attempt.
             Its cause is an error of halotile in that rank, which another attempt would not help.
         """
-        workers = _returned(client, ranks, min(ranks or usual, usual))
+        workers = _returned(client, ranks, min(ranks or usual, usual))[:usual]
         for attempt in range(retries + 1):
             try:
                 return self._attempt(client, workers, between)
