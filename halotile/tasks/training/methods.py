@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 
 MASKED = 0.01
-"""Share of the pixels of a patch that are masked by Noise2Void."""
-AROUND = [place for place in itertools.product(range(-2, 3), repeat=2) if place != (0, 0)]
-"""Neighbours whose median replaces a masked pixel."""
+"""Share of the pixels of a patch that Noise2Void hides."""
+AROUND = torch.tensor([place for place in itertools.product(range(-2, 3), repeat=2) if place != (0, 0)])
+"""Offsets of the neighbours, of which one replaces a hidden pixel."""
 GRID = 4
-"""Distance of the pixels that Noise2Self masks."""
+"""Distance of the pixels that Noise2Self hides."""
 
 
 class BlindTask(NamedTuple):
@@ -33,42 +33,53 @@ class PatchBatch(NamedTuple):
 
 
 def noise2void(batch: PatchBatch) -> BlindTask:
-    """Predict masked pixels from their neighbours, which tell nothing of noise that differs from pixel to pixel.
+    """Predict hidden pixels from their neighbours, which tell nothing of noise that differs from pixel to pixel.
 
     References
     ----------
-    A. Krull, T.-O. Buchholz, F. Jug, Noise2Void: learning denoising from single noisy images, CVPR (2019); medians as by
-    E. Höck et al., N2V2, ECCV Workshops (2022).
+    A. Krull, T.-O. Buchholz, F. Jug, Noise2Void: learning denoising from single noisy images, CVPR (2019).
     """
     count, _, rows, columns = batch.pixels.shape
     number = max(1, round(MASKED * rows * columns))
-    inside = (rows - 4) * (columns - 4)
-    places = torch.stack([torch.randperm(inside)[:number] for _ in range(count)])
-    row, column = places // (columns - 4) + 2, places % (columns - 4) + 2
-    sample = torch.arange(count)[:, None].expand_as(row)
-    around = torch.stack([batch.pixels[sample, :, row + a, column + b] for a, b in AROUND])
-    given, counted = batch.pixels.clone(), torch.zeros_like(batch.valid)
-    given[sample, :, row, column] = around.median(0).values
-    counted[sample, :, row, column] = batch.valid[sample, :, row, column]
-    return BlindTask(given, batch.pixels, counted)
+    places = torch.stack([torch.randperm(rows * columns)[:number] for _ in range(count)])
+    return _hidden(batch, places // columns, places % columns)
 
 
 def noise2self(batch: PatchBatch) -> BlindTask:
-    """Predict the pixels of a grid, which have the means of their neighbours instead.
+    """Predict the pixels of a grid from all others.
 
     References
     ----------
     J. Batson, L. Royer, Noise2Self: blind denoising by self-supervision, ICML (2019).
     """
-    row, column = (int(n) for n in torch.randint(GRID, (2,)))
-    pixels = batch.pixels
-    padded = torch.nn.functional.pad(pixels, (1, 1, 1, 1), mode="reflect")
-    means = (
-        padded[..., :-2, 1:-1] + padded[..., 2:, 1:-1] + padded[..., 1:-1, :-2] + padded[..., 1:-1, 2:]
-    ) / 4
-    mask = torch.zeros_like(pixels)
-    mask[..., row::GRID, column::GRID] = 1
-    return BlindTask(torch.where(mask > 0, means, pixels), pixels, mask * batch.valid)
+    count, _, rows, columns = batch.pixels.shape
+    first_row, first_column = (int(n) for n in torch.randint(GRID, (2,)))
+    grid = torch.meshgrid(
+        torch.arange(first_row, rows, GRID), torch.arange(first_column, columns, GRID), indexing="ij"
+    )
+    row, column = (places.reshape(1, -1).expand(count, -1) for places in grid)
+    return _hidden(batch, row, column)
+
+
+def _hidden(batch: PatchBatch, row: torch.Tensor, column: torch.Tensor) -> BlindTask:
+    """The prediction of some pixels of each patch, (patches, pixels), which have the values of random neighbours instead.
+
+    A mean or median of the neighbours would be an answer in itself: a network that learns to return it returns the noise of pixels that are not hidden.
+    """
+    _, _, rows, columns = batch.pixels.shape
+    sample = torch.arange(len(row))[:, None].expand_as(row)
+    offset = AROUND[torch.randint(len(AROUND), row.shape)]
+    neighbours = _inside(row, offset[..., 0], rows), _inside(column, offset[..., 1], columns)
+    given, counted = batch.pixels.clone(), torch.zeros_like(batch.valid)
+    given[sample, :, row, column] = batch.pixels[sample, :, neighbours[0], neighbours[1]]
+    counted[sample, :, row, column] = batch.valid[sample, :, row, column]
+    return BlindTask(given, batch.pixels, counted)
+
+
+def _inside(place: torch.Tensor, offset: torch.Tensor, edge: int) -> torch.Tensor:
+    """Places so far away, on the other side where they would be outside."""
+    moved = place + offset
+    return torch.where((moved < 0) | (moved >= edge), place - offset, moved)
 
 
 def noise2noise(batch: PatchBatch) -> BlindTask:
