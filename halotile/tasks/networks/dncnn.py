@@ -53,19 +53,16 @@ class DnCNNNetwork:
         return {"name": "dncnn", **sizes, "residual": "subtract"}
 
     def build(self, channels: int, mean: torch.Tensor, deviation: torch.Tensor) -> torch.nn.Module:
-        """Build the network; it computes in units of the mean deviation."""
-        from halotile.tasks.denoisers.common.layers import ScaledStack
+        """Build the network."""
+        from halotile.tasks.denoisers.common.layers import NormalizedStack
 
-        sizes = [channels, *[self.width] * (self.depth - 1), channels]
-        return ScaledStack(sizes, deviation.mean())
+        return NormalizedStack([channels, *[self.width] * (self.depth - 1), channels], mean, deviation)
 
     def weights(self, module: torch.nn.Module) -> Mapping[str, torch.Tensor]:
-        """Weights and biases of the stack, with the deviation in those of the first and the last convolution."""
-        state = {name: tensor.clone() for name, tensor in module.stack.state_dict().items()}
-        last = f"layers.{self.depth - 1}"
-        state["layers.0.weight"] /= module.scale
-        state[f"{last}.weight"] *= module.scale
-        state[f"{last}.bias"] *= module.scale
+        """Weights and biases of the stack, with mean and deviation in those of the first and the last convolution."""
+        state: Mapping[str, torch.Tensor] = {
+            name: tensor.detach() for name, tensor in module.for_pixels().items()
+        }
         return state
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-MASKED = 0.01
+MASKED = 0.03
 """Share of the pixels of a patch that Noise2Void hides."""
 AROUND = torch.tensor([place for place in itertools.product(range(-2, 3), repeat=2) if place != (0, 0)])
 """Offsets of the neighbours, of which one replaces a hidden pixel."""
