@@ -97,7 +97,7 @@ class TorchProgram:
             When a rank failed in every attempt.
             Its cause is an error of halotile in that rank, which another attempt would not help.
         """
-        workers = _returned(client, ranks, min(ranks or usual, usual))[:usual]
+        workers = _returned(client, ranks, min(ranks or usual, usual))[: ranks or usual]
         for attempt in range(retries + 1):
             try:
                 return self._attempt(client, workers, between)
