@@ -71,7 +71,7 @@ def decibels(result: NDArray[Any], truth: NDArray[Any]) -> float:
 def train(source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STEPS) -> float:
     """Train for so many seconds, or else steps, by two workers; return the seconds of a step."""
     if seconds:
-        steps = max(STEPS, int(seconds / train(source, weights)))
+        steps = max(2, int(seconds / train(source, weights)))
     script = REPOSITORY / "examples" / "train_unet.py"
     command = [sys.executable, str(script), str(source), str(fresh(weights)), "--steps", str(steps)]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
