@@ -81,7 +81,8 @@ def train(source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STE
     os.replace(folder / weights.name, weights)
     lines = (folder / f"{weights.name}.run" / "iterations.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    return float(rows[-1]["seconds"] - rows[0]["seconds"]) / (rows[-1]["iteration"] - rows[0]["iteration"])
+    first, last = rows[0], rows[-1]
+    return float((last["seconds"] - first["seconds"]) / (last["iteration"] - first["iteration"]))
 
 
 def denoised(source: Path, folder: Path, denoiser: str, options: dict[str, Any], noise: str) -> NDArray[Any]:
@@ -136,7 +137,7 @@ def ours_predict(folder: Path, edge: int) -> Result:
 def ours_memory(folder: Path, edge: int) -> Result:
     """Peak memory of a training."""
     source = image(folder, edge)
-    with watched_memory() as peak:
+    with watched_memory("pss") as peak:
         train(source, folder / "memory.safetensors")
     return {"peak_bytes": peak()}
 
@@ -181,7 +182,7 @@ def careamics_predict(folder: Path, edge: int) -> Result:
 def careamics_memory(folder: Path, edge: int, kind: str) -> Result:
     """Peak memory of a training, from an array in memory or from the Zarr."""
     source = image(folder, edge)
-    with watched_memory() as peak:
+    with watched_memory("pss") as peak:
         _careamics("train", source=str(source), steps=STEPS, kind=kind)
     return {"peak_bytes": peak()}
 
