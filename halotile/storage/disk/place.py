@@ -257,8 +257,11 @@ def _check_removable(root: OutputPath, key: str, may_lack_metadata: bool) -> Non
             f"{key} is {root}: it is no Zarr (none of {', '.join(ZARR_FILES)} in it), and is not removed. "
             "Write another path."
         )
-    if isinstance(root, Path):
-        _check_links(root, key)
+    if isinstance(root, Path) and (link := first_link(root)):
+        raise OutputRefused(
+            f"{key} is {root}: {link} is a symlink, so that it has contents elsewhere. "
+            "Remove it by hand, or write another path."
+        )
 
 
 def _check_apart(root: Path, key: str) -> None:
@@ -269,12 +272,10 @@ def _check_apart(root: Path, key: str) -> None:
             raise OutputRefused(f"{key} is {root}: it holds your {name}, and is not removed.")
 
 
-def _check_links(root: Path, key: str) -> None:
-    """Refuse to remove a folder with a symlink in it."""
+def first_link(root: Path) -> str:
+    """Path of a symlink in a folder; empty when there is none."""
     for folder, folders, files in os.walk(root):
         for entry in (os.path.join(folder, name) for name in (*folders, *files)):
             if os.path.islink(entry):
-                raise OutputRefused(
-                    f"{key} is {root}: {entry} is a symlink, so that it has contents elsewhere. "
-                    "Remove it by hand, or write another path."
-                )
+                return entry
+    return ""
