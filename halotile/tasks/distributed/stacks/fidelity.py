@@ -22,7 +22,7 @@ from halotile.tasks.distributed.stacks.linear import (
     DistributedStackedLinearPhysics,
     as_weight,
 )
-from halotile.tasks.distributed.stacks.operators import Operators, pack_arguments
+from halotile.tasks.distributed.stacks.operators import Operators, pack_live
 from halotile.tasks.distributed.stacks.physics import (
     ADJOINT,
     FORWARD,
@@ -163,16 +163,18 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
         parts = physics._measurements(y)
         if not args and not kwargs and (result := self._sum_blocks(output, x, parts, physics)) is not None:
             return result
-        packed = pack_arguments(self.ctx, (args, kwargs) if args or kwargs else None)
-        operators = physics.operators.remote
-        fidelities = self.fidelities.remote
+        packed, live = pack_live(self.ctx, (args, kwargs) if args or kwargs else None)
+        operators, fidelities = physics.operators, self.fidelities
         if self.single_fidelity is not None:
-            fidelities = fidelities[:1] * len(operators)
+            fidelities = fidelities.select([0] * len(operators))
+        operators.check()
+        fidelities.check()
         functions = [
             FidelityCall(fidelity, operator, output, packed)
-            for fidelity, operator in zip(fidelities, operators, strict=True)
+            for fidelity, operator in zip(fidelities.remote, operators.remote, strict=True)
         ]
-        return evaluate_reduced(self.ctx, phase, functions, [x], parts, self.reduction_mode)
+        held = [(*a, *b, *live) for a, b in zip(fidelities.live, operators.live, strict=True)]
+        return evaluate_reduced(self.ctx, phase, functions, [x], parts, self.reduction_mode, held)
 
     def _sum_blocks(
         self, output: Literal["fn", "grad"], x: Any, parts: list[torch.Tensor], physics: Any
@@ -208,7 +210,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
     def _factory_weights(self) -> list[float | None]:
         """Weights of fidelities that a factory makes, which workers compute."""
         functions = [SquareWeight(fidelity) for fidelity in self.fidelities.remote]
-        values = evaluate_reduced(self.ctx, FORWARD, functions, (), (), None)
+        values = evaluate_reduced(self.ctx, FORWARD, functions, (), (), None, self.fidelities.live)
         return [None if math.isnan(weight) else float(weight) for weight in values]
 
     def _check(self, physics: Any) -> None:

@@ -115,7 +115,7 @@ class ProcessorCall:
         return replace(self, draw=self.draw and self.draw.for_number(number))
 
     def __call__(self, batch: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
-        with load_for_call(self.draw, self.processor, self.constants) as (processor, constants):
+        with load_for_call(self.draw, (), self.processor, self.constants) as (_, processor, constants):
             given, named = constants or ([], {})
             args, kwargs = list(given), dict(named)
             for argument, tensor in zip(self.arguments, tensors, strict=False):
