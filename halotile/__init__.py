@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from halotile.cli.levels import add_levels
     from halotile.graphs.distributed.context import DistributedContext
     from halotile.graphs.distributed.distribute import distribute
+    from halotile.graphs.iterations.subsets import ordered_subset
     from halotile.graphs.jobs.denoise.call import denoise
     from halotile.graphs.jobs.reconstruct.call import reconstruct
     from halotile.graphs.jobs.reconstruct.measurements.measurement import measurement
@@ -49,6 +50,7 @@ __all__ = [
     "map_overlap",
     "measurement",
     "open_source",
+    "ordered_subset",
     "plan",
     "preview",
     "reconstruct",
@@ -72,6 +74,7 @@ _PUBLIC = {
     "map_overlap": "halotile.graphs.overlap.map_overlap",
     "measurement": "halotile.graphs.jobs.reconstruct.measurements.measurement",
     "open_source": "halotile.storage.arrays",
+    "ordered_subset": "halotile.graphs.iterations.subsets",
     "reconstruct": "halotile.graphs.jobs.reconstruct.call",
     "simulate": "halotile.graphs.jobs.simulate.call",
 }

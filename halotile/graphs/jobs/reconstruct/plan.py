@@ -19,6 +19,7 @@ from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.measurements.checks import (
     check_kernels,
     check_masks,
+    check_signs,
     note_of_passes,
     note_of_shape,
     notes_of,
@@ -224,9 +225,17 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     layout = layout_like(opened.data[0], job.output, geometry, opened.image.dtype, memory, previous)
     job, requested = no_more_than(job, computing.requested, shape, block_unit(geometry, layout.shard))
     fidelity: Fidelity = make_part("fidelity", job.fidelity, job)
-    terms = make_terms(job.operators, opened.operators, opened.data, fidelity, opened.start)
+    solver: Solver = make_part("solver", job.solver, job)
+    traits = solver.traits
+    if traits.multiplies:
+        check_signs(opened.operators)
+    terms = make_terms(
+        job.operators, opened.operators, opened.data, fidelity, opened.start, are_counts=traits.multiplies
+    )
     per_pass = job.solver.checkpoint_every
-    form = choose_form(terms, opened.image.dtype, exact=job.exact, per_pass=per_pass)
+    form = choose_form(
+        terms, opened.image.dtype, exact=job.exact, per_pass=per_pass, by_subsets=traits.by_subsets
+    )
     check_per_pass(form)
     return _Sized(
         opened,
@@ -239,7 +248,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
         layout,
         form,
         fidelity,
-        make_part("solver", job.solver, job),
+        solver,
         io_threads_for(job.run, computing.cluster, computing.device),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from halotile.tasks.distributed.stacks.physics import (
     FORWARD,
     DistributedStackedPhysics,
     check_reduction,
+    chosen_numbers,
     evaluate_reduced,
 )
 from halotile.tasks.distributed.transport.calls import FidelityCall, SquareWeight, square_weight
@@ -77,6 +78,13 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
         self.fidelities = fidelities
         self.single_fidelity = single
         self.reduction_mode = reduction
+
+    def __getitem__(self, which: slice | Sequence[int]) -> DistributedDataFidelity:
+        """Return the fidelity of some of the operators, for a stack that was selected in the same way."""
+        if self.single_fidelity is not None:
+            return self
+        chosen = self.fidelities.select(chosen_numbers(len(self.fidelities), which))
+        return DistributedDataFidelity(self.ctx, chosen, reduction=self.reduction_mode)
 
     @convert_types
     def forward(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from deepinv.distributed.distribute import DistributedStackedPhysics as DeepinvClass
 from deepinv.physics import LinearPhysics, Physics
@@ -143,15 +144,11 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     def __len__(self) -> int:
         return self.num_operators
 
-    def __getitem__(self, which: int | slice) -> Any:
-        """Return one operator, or a stack of the operators of a slice."""
-        numbers = range(self.num_operators)[which]
-        if isinstance(numbers, int):
-            return self.single_operator(self, numbers)
-        if not numbers:
-            raise ConfigError(
-                f"the slice takes none of {self.num_operators} operators. Write one that takes some, such as [0:1]."
-            )
+    def __getitem__(self, which: int | slice | Sequence[int]) -> Any:
+        """Return one operator, or a stack of those of a slice or a sequence of numbers: nothing is sent again."""
+        if isinstance(which, int | np.integer):
+            return self.single_operator(self, range(self.num_operators)[which])
+        numbers = chosen_numbers(self.num_operators, which)
         return type(self)(
             self.ctx,
             self.operators.select(numbers),
@@ -316,6 +313,29 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         live = self.operators.live
         noisy: list[Any] = evaluate_reduced(self.ctx, FORWARD, functions, (), measurements, None, live)
         return noisy
+
+
+def chosen_numbers(count: int, which: slice | Sequence[int]) -> Sequence[int]:
+    """Return the numbers of a slice, or of a sequence, among ``count`` operators.
+
+    Examples
+    --------
+    >>> list(chosen_numbers(5, slice(1, 3))), chosen_numbers(5, [4, -5])
+    ([1, 2], [4, 0])
+    """
+    everything = range(count)
+    if isinstance(which, slice):
+        numbers: Sequence[int] = everything[which]
+    else:
+        try:
+            numbers = [everything[number] for number in which]
+        except IndexError:
+            raise ConfigError(
+                f"operators {list(which)} were asked for, and there are {count}, from 0 to {count - 1}. Write their numbers."
+            ) from None
+    if not numbers:
+        raise ConfigError(f"none of {count} operators is taken. Write some, such as [0:1] or [[0, 2]].")
+    return numbers
 
 
 def evaluate_reduced(
