@@ -282,3 +282,36 @@ def test_coil_maps_get_their_gradients(ctx: DistributedContext) -> None:
         stack = distribute(coils, ctx) if is_distributed else physics.StackedLinearPhysics(coils)
         found.append(torch.autograd.grad(squares(stack.A_adjoint_A(x)), live))
     assert max(distances(*found)) < 1e-5
+
+
+@pytest.mark.parametrize("loss", ["fn", "grad", "prox"])
+def test_the_noise_level_of_a_fidelity_gets_its_gradient(ctx: DistributedContext, loss: str) -> None:
+    blurs = [physics.Blur(filter=kernel(n).double(), padding="circular") for n in (3, 5)]
+    x, found = image(1, 1, 8, 8, dtype=torch.float64), []
+    for is_distributed in (True, False):
+        sigma = torch.nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+        stack: Any = physics.StackedLinearPhysics(blurs)
+        y = [part.flip(-1) for part in stack.A(x)]
+        if is_distributed:
+            stack = distribute(stack, ctx)
+            fidelity = distribute(optim.L2(sigma=sigma), ctx)
+            value = (
+                getattr(fidelity, loss)(x, y, stack)
+                if loss != "prox"
+                else fidelity.prox(x, y, stack, gamma=0.3)
+            )
+        elif loss == "fn":
+            value = sum((a - b).square().sum() for a, b in zip(stack.A(x), y, strict=True)) / (2 * sigma**2)
+        elif loss == "grad":
+            value = (
+                stack.A_adjoint(TensorList([a - b for a, b in zip(stack.A(x), y, strict=True)])) / sigma**2
+            )
+        else:
+            columns = [
+                stack.A_adjoint_A(unit.reshape(1, 1, 8, 8)).reshape(-1) for unit in torch.eye(64).double()
+            ]
+            weight = 0.3 / sigma**2
+            matrix = torch.eye(64).double() + weight * torch.stack(columns, 1)
+            value = torch.linalg.solve(matrix, (x + weight * stack.A_adjoint(TensorList(y))).reshape(-1))
+        found.append(torch.autograd.grad(squares(value), sigma))
+    assert max(distances(*found)) < (1e-4 if loss == "prox" else 1e-10)

@@ -133,7 +133,10 @@ class Snapshot:
 
 @contextmanager
 def load_for_call(
-    draw: Draw | None, tensors: Sequence[torch.Tensor], *sources: RemoteObject | None
+    draw: Draw | None,
+    tensors: Sequence[torch.Tensor],
+    *sources: RemoteObject | None,
+    is_alone: bool = False,
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the inputs of a call, and objects for one call in the state in which they were loaded, whatever earlier calls did to them.
 
@@ -147,13 +150,15 @@ def load_for_call(
         The inputs, followed by the tensors that the objects are given anew, one object after the other.
     *sources : Packed, FactoryObject or None
         Sources of the objects; None yields None.
+    is_alone : bool
+        The call changes the objects for as long as it lasts.
     """
     count = len(tensors) - sum(source.live for source in sources if source is not None)
     rest = iter(tensors[count:])
     loaded = [None if source is None else source.load(tuple(islice(rest, source.live))) for source in sources]
     pairs = [(s, o) for s, o in zip(sources, loaded, strict=True) if s is not None and o is not None]
     values = (tensors[:count], *(None if entry is None else entry.value for entry in loaded))
-    if not _lock.acquire(blocking=not all(entry.is_pure for _, entry in pairs)):
+    if not _lock.acquire(blocking=is_alone or not all(entry.is_pure for _, entry in pairs)):
         yield values
         return
     try:
