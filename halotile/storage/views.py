@@ -55,7 +55,7 @@ class ChannelAxis:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class CheckedCounts:
     """An array that is refused where it is read with a number below 0, or none."""
 
     source: Readable

@@ -8,8 +8,8 @@ import numpy as np
 
 from halotile.errors import ConfigError
 
-Order = Literal["cyclic", "random"]
-ORDERS: tuple[Order, ...] = ("cyclic", "random")
+SubsetOrder = Literal["cyclic", "random"]
+ORDERS: tuple[SubsetOrder, ...] = ("cyclic", "random")
 
 
 def ordered_subset(

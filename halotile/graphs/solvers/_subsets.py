@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from halotile.errors import ConfigError
-from halotile.graphs.iterations.subsets import Order, check_order, ordered_subset
+from halotile.graphs.iterations.subsets import SubsetOrder, check_order, ordered_subset
 from halotile.graphs.solvers.base import (
     EPOCH,
     Problem,
@@ -46,7 +46,7 @@ class SubsetSolver(SolverBase):
     traits: ClassVar[SolverTraits] = SolverTraits(by_subsets=True)
 
     subsets: int | Auto = "auto"
-    order: Order = "random"
+    order: SubsetOrder = "random"
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.iterations.subsets import Order
+from halotile.graphs.iterations.subsets import SubsetOrder
 from halotile.graphs.solvers._subsets import SubsetSolver
 from halotile.graphs.solvers.base import Problem, ReadVector, SolverTraits, State, Step
 from halotile.tasks.multiplied import Multiplied
@@ -30,7 +30,7 @@ class OrderedSubsetsEM(SubsetSolver):
         prior_by=None, takes_steps=False, by_subsets=True, multiplies=True
     )
 
-    order: Order = "cyclic"
+    order: SubsetOrder = "cyclic"
 
     def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return the image times the correction of a subset."""

@@ -19,7 +19,6 @@ from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.measurements.checks import (
     check_kernels,
     check_masks,
-    check_signs,
     note_of_passes,
     note_of_shape,
     notes_of,
@@ -226,16 +225,12 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     job, requested = no_more_than(job, computing.requested, shape, block_unit(geometry, layout.shard))
     fidelity: Fidelity = make_part("fidelity", job.fidelity, job)
     solver: Solver = make_part("solver", job.solver, job)
-    traits = solver.traits
-    if traits.multiplies:
-        check_signs(opened.operators)
+    multiplies = solver.traits.multiplies
     terms = make_terms(
-        job.operators, opened.operators, opened.data, fidelity, opened.start, are_counts=traits.multiplies
+        job.operators, opened.operators, opened.data, fidelity, opened.start, are_counts=multiplies
     )
-    per_pass = job.solver.checkpoint_every
-    form = choose_form(
-        terms, opened.image.dtype, exact=job.exact, per_pass=per_pass, by_subsets=traits.by_subsets
-    )
+    per_pass, by_subsets = job.solver.checkpoint_every, solver.traits.by_subsets
+    form = choose_form(terms, opened.image.dtype, exact=job.exact, per_pass=per_pass, by_subsets=by_subsets)
     check_per_pass(form)
     return _Sized(
         opened,

@@ -15,7 +15,7 @@ SUMS = 4
 """Values of a measurement: sum and sum of squares of each channel, their number, and the number of the layer."""
 
 
-class Reached(Exception):
+class UnmeasuredLayer(Exception):
     """The call has come to a layer whose statistics are not known yet."""
 
     def __init__(self, number: int, x: torch.Tensor) -> None:
@@ -45,7 +45,7 @@ def given_statistics(network: Any, statistics: Sequence[torch.Tensor]) -> Iterat
 
     Raises
     ------
-    Reached
+    UnmeasuredLayer
         From the call of the network, at the first layer without.
     """
     layers = batch_norms(network)
@@ -59,7 +59,7 @@ def given_statistics(network: Any, statistics: Sequence[torch.Tensor]) -> Iterat
         place = 2 * len(used)
         used.append(number)
         if place >= len(statistics):
-            raise Reached(number, x)
+            raise UnmeasuredLayer(number, x)
         shape = (1, -1) + (1,) * (x.dim() - 2)
         mean, variance = (each.to(x.dtype).reshape(shape) for each in statistics[place : place + 2])
         y = (x - mean) * torch.rsqrt(variance + layer.eps)
@@ -74,7 +74,7 @@ def given_statistics(network: Any, statistics: Sequence[torch.Tensor]) -> Iterat
             del layer.forward
 
 
-def sums_of(reached: Reached | None) -> tuple[torch.Tensor, ...]:
+def sums_of(reached: UnmeasuredLayer | None) -> tuple[torch.Tensor, ...]:
     """Return what a call adds to the statistics of the layer that it reached; the number -1 if it came to its end."""
     if reached is None:
         zero = torch.zeros(1, dtype=torch.float64)

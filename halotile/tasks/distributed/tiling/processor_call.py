@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from halotile.tasks.distributed.tiling.batch_statistics import Reached, given_statistics, sums_of
+from halotile.tasks.distributed.tiling.batch_statistics import UnmeasuredLayer, given_statistics, sums_of
 from halotile.tasks.distributed.tiling.tiles import Tiles
 from halotile.tasks.distributed.transport.calls import Tensors
 from halotile.tasks.distributed.transport.loaded_objects import load_for_call
@@ -149,7 +149,7 @@ class ProcessorCall:
                         result = torch.func.functional_call(processor, weights, (batch, *args), kwargs)
                     else:
                         result = processor(batch, *args, **kwargs)
-            except Reached as reached:
+            except UnmeasuredLayer as reached:
                 return sums_of(reached)
         if self.normalises == "measured":
             return sums_of(None)
