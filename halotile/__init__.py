@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from halotile.cli.levels import add_levels
     from halotile.graphs.distributed.context import DistributedContext
     from halotile.graphs.distributed.distribute import distribute
-    from halotile.graphs.iterations.subsets import ordered_subset
     from halotile.graphs.jobs.denoise.call import denoise
     from halotile.graphs.jobs.reconstruct.call import reconstruct
     from halotile.graphs.jobs.reconstruct.measurements.measurement import measurement
     from halotile.graphs.jobs.simulate.call import simulate
     from halotile.graphs.overlap.map_overlap import map_overlap
+    from halotile.graphs.subsets import ordered_subset
     from halotile.storage.arrays import open_source
     from halotile.tasks.groups import collectives, torch_group
 
@@ -74,7 +74,7 @@ _PUBLIC = {
     "map_overlap": "halotile.graphs.overlap.map_overlap",
     "measurement": "halotile.graphs.jobs.reconstruct.measurements.measurement",
     "open_source": "halotile.storage.arrays",
-    "ordered_subset": "halotile.graphs.iterations.subsets",
+    "ordered_subset": "halotile.graphs.subsets",
     "reconstruct": "halotile.graphs.jobs.reconstruct.call",
     "simulate": "halotile.graphs.jobs.simulate.call",
 }

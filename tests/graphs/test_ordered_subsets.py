@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError, HalotileError, InputError
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.iterations.subsets import ordered_subset
 from halotile.graphs.jobs.reconstruct.job import (
     FidelityChoice,
     OperatorChoice,
@@ -29,11 +28,12 @@ from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.solvers.osem import OrderedSubsetsEM
 from halotile.graphs.solvers.sgd import SubsetDescent
 from halotile.graphs.solvers.svrg import ReducedVariance
+from halotile.graphs.subsets import ordered_subset
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.fidelities.poisson import Poisson
-from halotile.tasks.multiplied import Multiplied
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.common.multiplied import Multiplied
 from halotile.tasks.step import View
 from tests.graphs.solving import blurs, in_memory, iterations_of, kernel, problem_of, scene, terms_of
 from tests.graphs.test_stages import WholeBlur, gathered

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from halotile.errors import ConfigError
-from halotile.graphs.iterations.subsets import SubsetOrder, check_order, ordered_subset
 from halotile.graphs.solvers.base import (
     EPOCH,
     Problem,
@@ -20,6 +19,7 @@ from halotile.graphs.solvers.base import (
     relative_change,
 )
 from halotile.graphs.solvers.lanczos import Lanczos, is_spent, largest_eigenvalue
+from halotile.graphs.subsets import SubsetOrder, check_order, ordered_subset
 from halotile.tasks.options import Auto
 from halotile.tasks.terms import MISFIT
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.iterations.subsets import SubsetOrder
 from halotile.graphs.solvers._subsets import SubsetSolver
 from halotile.graphs.solvers.base import Problem, ReadVector, SolverTraits, State, Step
-from halotile.tasks.multiplied import Multiplied
+from halotile.graphs.subsets import SubsetOrder
+from halotile.tasks.operators.common.multiplied import Multiplied
 
 
 @dataclass(frozen=True)

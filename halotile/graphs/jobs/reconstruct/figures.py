@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from halotile.graphs.iterations.subsets import ordered_subset
 from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
 from halotile.graphs.jobs.reconstruct.problem.traffic import computed_twice, pixels_read, traffic_of
 from halotile.graphs.solvers._subsets import SubsetSolver
+from halotile.graphs.subsets import ordered_subset
 from halotile.tasks.priors.base import denoised_of
 
 
