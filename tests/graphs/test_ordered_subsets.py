@@ -34,9 +34,8 @@ from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.common.multiplied import Multiplied
-from halotile.tasks.step import View
 from tests.graphs.solving import blurs, in_memory, iterations_of, kernel, problem_of, scene, terms_of
-from tests.graphs.test_stages import WholeBlur, gathered
+from tests.graphs.test_stages import WholeBlur, gathered, staged
 from tests.support import read_zarr, write_zarr
 
 Pixels = NDArray[Any]
@@ -254,36 +253,21 @@ def test_reduced_variance_ends_at_the_minimum_and_constant_steps_near_it() -> No
 
 
 @pytest.mark.usefixtures("as_in_a_worker")
-@pytest.mark.parametrize(
-    "solver",
-    [SubsetDescent(subsets=2), ReducedVariance(subsets=2), OrderedSubsetsEM(subsets=2)],
-    ids=lambda s: s.name,
-)
-def test_operators_that_see_everything_take_their_turns(tmp_path: Path, solver: Any) -> None:
+def test_operators_that_see_everything_take_their_turns_in_osem(tmp_path: Path) -> None:
     image = scene((100, 90)) + 1
-    counts: dict[str, Any] = {"fidelity": Poisson()} if solver.name == "osem" else {}
-    near, *far = (replace(term, **counts) for term in terms_of(image, blurs("circular")))
+    near, *far = (replace(term, fidelity=Poisson()) for term in terms_of(image, blurs("circular")))
     whole = tuple(replace(t, operator=WholeBlur(blur=cast(Blur, t.operator))) for t in far)
-    problem = problem_of(image, (near, *far), step=0.3).beginning_at(InMemory(np.ones_like(image)))
-    form = Form((near, *whole))
-
-    def staged(form: Form) -> Any:
-        parts = lambda numbers: staged(form.of(numbers))  # noqa: E731
-        return replace(
-            problem, gradient=form.map("gradient"), sensitivity=form.map("sensitivity"), parts=parts
-        )
-
-    images, rows = list[Any](), []
-    for name, each in (("near", staged(Form((near, *far)))), ("mixed", staged(form))):
-        folder = tmp_path / "parts"
+    problem = problem_of(image, (near, *far)).beginning_at(InMemory(np.ones_like(image)))
+    images: list[Pixels] = []
+    folder = tmp_path / "parts"
+    for name, form in (("near", Form((near, *far))), ("mixed", Form((near, *whole)))):
+        each = staged(problem, form)
         run = iterations_of(
-            solver, each, tmp_path / name, gather=gathered(folder), parts=folder, own_view=View(reach=16)
+            OrderedSubsetsEM(subsets=2), each, tmp_path / name, gather=gathered(folder), parts=folder
         )
-        rows.append(list(run.run(5, lambda *_: False)))
+        assert ["misfit" in row for row in run.run(5, lambda *_: False)] == [False, True, False, True, False]
         images.append(read_all(run.image()))
     assert np.abs(images[0] - images[1]).max() <= 5e-6 * np.abs(images[0]).max()
-    for one, other in zip(*rows, strict=True):
-        assert one.get("misfit", 0) == pytest.approx(other.get("misfit", 0), rel=1e-4)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
