@@ -25,6 +25,8 @@ from halotile.graphs.jobs.reconstruct.problem.forms import Form
 from halotile.graphs.kinds.sections import Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
+from halotile.graphs.solvers._subsets import SubsetNorms
+from halotile.graphs.solvers.lanczos import begun
 from halotile.graphs.solvers.osem import OrderedSubsetsEM
 from halotile.graphs.solvers.sgd import SubsetDescent
 from halotile.graphs.solvers.svrg import ReducedVariance
@@ -229,6 +231,20 @@ def test_the_step_is_found_for_the_subsets_and_not_for_the_stack(
     rows = RunDirectory(tmp_path / "x.zarr.run").read_output_iterations()
     assert ["misfit" in row for row in rows[:8]] == [False, False, False, True] * 2
     assert ["epoch_change" in row for row in rows[:8]] == ["misfit" in row for row in rows[:8]]
+
+
+@pytest.mark.usefixtures("as_in_a_worker")
+def test_the_norm_is_that_of_the_subset_that_has_the_largest(tmp_path: Path) -> None:
+    image = scene((60, 50))
+    first, second, third = terms_of(image, blurs("circular"))
+    problem = problem_of(image, (second, first, third))
+    norms = SubsetNorms(SubsetDescent())
+    run = iterations_of(norms, begun(problem), tmp_path / "norms")
+    list(run.run(norms.passes(3), lambda *_: False))
+    assert norms.bound(run.state) == pytest.approx(
+        1, rel=0.02
+    )  # the weight of the first; the others have less
+    assert norms.bound(run.state) >= 1
 
 
 def test_reduced_variance_ends_at_the_minimum_and_constant_steps_near_it() -> None:
