@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from halotile.graphs.jobs.simulate.call import simulate
     from halotile.graphs.jobs.train.call import train
     from halotile.graphs.overlap.map_overlap import map_overlap
+    from halotile.graphs.subsets import ordered_subset
     from halotile.storage.arrays import open_source
     from halotile.tasks.groups import collectives, torch_group
 
@@ -50,6 +51,7 @@ __all__ = [
     "map_overlap",
     "measurement",
     "open_source",
+    "ordered_subset",
     "plan",
     "preview",
     "reconstruct",
@@ -74,6 +76,7 @@ _PUBLIC = {
     "map_overlap": "halotile.graphs.overlap.map_overlap",
     "measurement": "halotile.graphs.jobs.reconstruct.measurements.measurement",
     "open_source": "halotile.storage.arrays",
+    "ordered_subset": "halotile.graphs.subsets",
     "reconstruct": "halotile.graphs.jobs.reconstruct.call",
     "simulate": "halotile.graphs.jobs.simulate.call",
     "train": "halotile.graphs.jobs.train.call",
