@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from halotile.graphs.kinds.steps import Steps
 from halotile.graphs.waiting import Report, no_report
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class JobKind:
         Returns a stored job without the parts that may differ between an earlier run and one that resumes it.
     changes : callable
         Returns the parts of a stored job that a resumed run stores anew where they differ.
+    steps : Steps, optional
+        Its steps, where it iterates.
     """
 
     job: type[Job]
@@ -90,6 +93,7 @@ class JobKind:
     on_cpu: str = ""
     essentials: Callable[[dict[str, Any]], dict[str, Any]] = dict
     changes: Callable[[Mapping[str, Any]], Any] = lambda _: None
+    steps: Steps | None = None
 
     def make_plan(self, job: Any, request: PlanRequest) -> Plan:
         """Plan a job of this kind; imports its planner."""
@@ -194,6 +198,8 @@ class Pass:
         Minimum duration of a task.
     seconds_per_block : float, optional
         Estimate from a trial.
+    blocks : int, optional
+        Compute only so many blocks, the first ones.
     """
 
     phase: str
@@ -205,6 +211,7 @@ class Pass:
     stages: Sequence[str] = ()
     task_seconds: float | None = None
     seconds_per_block: float | None = None
+    blocks: int | None = None
 
     @property
     def grid(self) -> Grid:
@@ -294,10 +301,13 @@ class Sums:
         Sums over all blocks, exact and independent of the order in which the blocks were done.
     digests : tuple of str
         Digest of each array that was written.
+    seconds : float
+        Duration of a pass over blocks, from the moment when the workers were ready.
     """
 
     values: Mapping[str, float | NDArray[np.float64]]
     digests: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
