@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from halotile.errors import ConfigError
+
 
 def whole(text: str | int) -> int:
     """Parse an integer from the command line."""
@@ -22,6 +24,20 @@ def number(text: str | float) -> float:
         return float(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a number; write one such as 0.5.") from None
+
+
+def worker_counts(text: str | None) -> tuple[int, ...]:
+    """Parse numbers of workers from the command line.
+
+    Examples
+    --------
+    >>> worker_counts("1, 2,4"), worker_counts(None)
+    ((1, 2, 4), ())
+    """
+    parts = [] if text is None else [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(f"--workers {text}: not numbers of workers. Write them as 1,2,4, each 1 or more.")
+    return tuple(map(int, parts))
 
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="The job, a YAML file.", show_default=False)]

@@ -29,6 +29,17 @@ def seconds_text(seconds: float | None) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def precise_seconds_text(seconds: float) -> str:
+    """Return a duration that was measured as text, with three digits.
+
+    Examples
+    --------
+    >>> precise_seconds_text(0.01234), precise_seconds_text(12.34), precise_seconds_text(1230)
+    ('0.0123 s', '12.3 s', '20 min 30 s')
+    """
+    return f"{seconds:.3g} s" if seconds < 600 else seconds_text(seconds)
+
+
 def rate_text(megapixels_per_second: float) -> str:
     """Return a number of pixels per second as text.
 

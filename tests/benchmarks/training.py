@@ -81,8 +81,7 @@ def train(source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STE
     os.replace(folder / weights.name, weights)
     lines = (folder / f"{weights.name}.run" / "iterations.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    first, last = rows[0], rows[-1]
-    return float((last["seconds"] - first["seconds"]) / (last["iteration"] - first["iteration"]))
+    return sum(float(row["seconds"]) for row in rows[1:]) / (rows[-1]["iteration"] - rows[0]["iteration"])
 
 
 def denoised(source: Path, folder: Path, denoiser: str, options: dict[str, Any], noise: str) -> NDArray[Any]:

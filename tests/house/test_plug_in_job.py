@@ -141,6 +141,16 @@ def test_its_batch_script_is_shown(place: Place) -> None:
 
 
 @pytest.mark.cluster
+def test_its_scaling_is_measured_over_all_of_its_passes(place: Place) -> None:
+    before = sorted(place.folder.iterdir())
+    words = ("--workers", "1,2", "--trials", "1", "--blocks", "4", "--json", "--quiet")
+    found = json.loads(place.call("bench", "job.yaml", *words))
+    one, two = found["workers"]
+    assert one["written_bytes"] == two["written_bytes"] > 3 * 6 * 64 * 64
+    assert sorted(place.folder.iterdir()) == before
+
+
+@pytest.mark.cluster
 def test_it_runs_is_killed_resumed_verified_and_repaired(place: Place) -> None:
     killed = place.start("run", "job.yaml")
     deadline = time.monotonic() + 120

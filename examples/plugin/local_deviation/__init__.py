@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import os
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from halotile.graphs.kinds.base import Figures, JobKind, Row
 from halotile.graphs.kinds.sections import Input, Output, OutputJob, OwnPath
@@ -23,6 +24,11 @@ class LocalDeviation(OutputJob):
     """Path of a second Zarr to write: the deviation at half its size."""
     radius: int = 4
     """Edge of the square around a pixel is twice this, plus one."""
+
+    def moved_into(self, folder: str) -> Self:
+        """Return the same job with both outputs in a folder."""
+        overview = os.path.join(folder, os.path.basename(self.overview))
+        return replace(super().moved_into(folder), overview=overview)
 
 
 def title(job: LocalDeviation) -> str:

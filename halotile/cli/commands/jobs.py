@@ -1,4 +1,4 @@
-"""Commands that take a job: run, plan, validate, try, simulate, resume."""
+"""Commands that take a job: run, plan, validate, try, bench, simulate, resume."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from halotile.cli.arguments import (
     Workers,
     number,
     whole,
+    worker_counts,
 )
 from halotile.cli.screens.screen import complain, echo, print_json, print_rows
 from halotile.errors import ConfigError, HalotileError
@@ -190,6 +191,66 @@ def try_settings(
         print_json(trying.comparison_json(comparison, file))
     elif not quiet:
         print_rows(str(file) if file else "settings", trying.rows_of(comparison))
+
+
+@command()
+def bench(
+    config: Config,
+    counts: Annotated[
+        str | None,
+        typer.Option(
+            "--workers",
+            metavar="N,N,...",
+            help="Numbers of workers to compare; 1, 2, 4 and so on up to run.workers when left out.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int, typer.Option(metavar="N", parser=whole, help="Trials with each of them, in turns.")
+    ] = 3,
+    blocks: Annotated[
+        int | None,
+        typer.Option(metavar="N", parser=whole, help="Blocks of a trial; ten seconds' worth when left out."),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", parser=whole, help="Iterations of a trial, the first not measured; 5 when left out."
+        ),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the table and charts.")
+    ] = None,
+    cluster: ClusterKind = None,
+    overrides: Overrides = None,
+    overwrite: Overwrite = False,
+    allow_import: AllowImport = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    no_tls: NoTls = False,
+) -> None:
+    """Run a few blocks or iterations with several numbers of workers, and compare their times; the output is left alone."""
+    from halotile.cli.config.loading import load_job
+    from halotile.cli.preview import check_file
+    from halotile.cli.screens.scaling_table import scaling_table
+    from halotile.graphs.kinds.patterns import jobs_of, takes_many
+    from halotile.graphs.scaling.trials import ScalingRequest, measure
+    from halotile.graphs.waiting import no_report
+
+    request = ScalingRequest(worker_counts(counts), trials, blocks, steps)
+    job = load_job(config, overrides or (), _flags(None, cluster, True, no_tls, allow_import))
+    if takes_many(job):
+        job = next(iter(jobs_of(job).values()))
+    if page is not None:
+        check_file(page, [job.place], None if overwrite else "--overwrite")
+    scaling = measure(job, request, no_report if quiet else complain)
+    if page is not None:
+        from halotile.cli.screens.scaling_page import write_page
+
+        write_page(page, config.name, scaling)
+    if as_json:
+        print_json(scaling.to_json())
+    elif not quiet:
+        echo(scaling_table(scaling))
 
 
 @command()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from halotile.graphs.kinds.steps import Steps
 from halotile.graphs.kinds.terms import Numbered, TermWork
 from halotile.graphs.waiting import Report, no_report
 
@@ -73,6 +74,8 @@ class JobKind:
         Returns a stored job without the parts that may differ between an earlier run and one that resumes it.
     changes : callable
         Returns the parts of a stored job that a resumed run stores anew where they differ.
+    steps : Steps, optional
+        Its steps, where it iterates.
     """
 
     job: type[Job]
@@ -91,6 +94,7 @@ class JobKind:
     on_cpu: str = ""
     essentials: Callable[[dict[str, Any]], dict[str, Any]] = dict
     changes: Callable[[Mapping[str, Any]], Any] = lambda _: None
+    steps: Steps | None = None
 
     def make_plan(self, job: Any, request: PlanRequest) -> Plan:
         """Plan a job of this kind; imports its planner."""
@@ -158,7 +162,7 @@ class OutputArray(JobOutput):
 
 @dataclass(frozen=True)
 class OutputFile(JobOutput):
-    """A file that a job writes as a whole, in one block."""
+    """A file that a job writes as a whole."""
 
     path: Path
     layout: FileLayout
@@ -210,6 +214,8 @@ class Pass:
         Minimum duration of a task.
     seconds_per_block : float, optional
         Estimate from a trial.
+    blocks : int, optional
+        Compute only so many blocks, the first ones.
     """
 
     phase: str
@@ -221,6 +227,7 @@ class Pass:
     stages: Sequence[str] = ()
     task_seconds: float | None = None
     seconds_per_block: float | None = None
+    blocks: int | None = None
 
     @property
     def grid(self) -> Grid:
@@ -246,7 +253,7 @@ class Gather:
         Folder of the partial sums while they are needed.
     books : Books
         Journal, of a single block, and sums.
-    number, title : int, str
+    number, title
         As of :class:`Pass`.
     """
 
@@ -262,7 +269,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class RankProgram:
-    """A program of one rank on each worker, which talk to each other and keep a checkpoint.
+    """A program of one rank on each worker, with a checkpoint.
 
     Parameters
     ----------
@@ -272,14 +279,10 @@ class RankProgram:
         Called on each worker with its :class:`~halotile.tasks.groups.group.TorchGroup`. It goes on from its checkpoint.
     books : Books
         Journal of a single block, all steps, and the folder of the checkpoint.
-    look : callable
-        Called about five times a second, and at the end; returns the number of steps that are done.
-    forget : callable
-        Removes the checkpoint, which may come from another input.
-    device : str
-        ``cpu`` or ``cuda``.
-    number, title : int, str
-        As of :class:`Pass`.
+    look, forget : callable
+        Return the number of steps that are done, several times a second; remove the checkpoint, which may come from another input.
+    device, number, title : str, int, str
+        ``cpu`` or ``cuda``; others as of :class:`Pass`.
     """
 
     phase: str
@@ -306,10 +309,13 @@ class Sums:
         Sums over all blocks, exact and independent of the order in which the blocks were done.
     digests : tuple of str
         Digest of each array that was written.
+    seconds : float
+        Duration of a pass over blocks, from the moment when the workers were ready.
     """
 
     values: Mapping[str, float | NDArray[np.float64]]
     digests: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Importing this module is cheap: it loads neither Dask nor torch nor zarr.
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -296,6 +297,10 @@ class Job(ABC):
     @abstractmethod
     def moved_to(self, place: str) -> Self:
         """Return the same job with its first output at another path."""
+
+    def moved_into(self, folder: str) -> Self:
+        """Return the same job with all of its outputs in a folder; a kind with several outputs moves the others too."""
+        return self.moved_to(os.path.join(folder, os.path.basename(os.path.normpath(self.place))))
 
 
 AJob = TypeVar("AJob", bound=Job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halotile.errors import DiskRefused, Stopped
@@ -160,7 +160,7 @@ class _Driver:
             Session(self.plan.run, self.plan.cluster, self.status, self.cluster) as session,
         ):
             sums = None
-            while (next_pass := _next_of(passes, sums)) is not None:
+            while (next_pass := next_of(passes, sums)) is not None:
                 sums = self._do(next_pass, session)
 
     def _do(self, next_pass: AnyPass, session: Session) -> Sums:
@@ -179,7 +179,7 @@ class _Driver:
         given_up.update(blocks.bad)
         if given_up and self.plan.run.on_bad_block == "fail":
             raise failure_of(self.plan, next_pass.grid, given_up)
-        return Sums({})
+        return Sums({}, seconds=blocks.seconds)
 
     def _fill_books(self, next_pass: AnyPass, books: Books, session: Session) -> Sums:
         grid = next_pass.grid if isinstance(next_pass, Pass) else ONE_BLOCK
@@ -202,7 +202,7 @@ class _Driver:
             self._through(next_pass, blocks, len(opened.journal.done), session)
             if blocks.bad:
                 raise failure_of(self.plan, grid, blocks.bad)
-            return opened.sums()
+            return replace(opened.sums(), seconds=blocks.seconds)
 
     def _through(
         self,
@@ -253,7 +253,7 @@ class _Driver:
         return inspection
 
 
-def _next_of(passes: Generator[AnyPass, Sums, None], sums: Sums | None) -> AnyPass | None:
+def next_of(passes: Generator[AnyPass, Sums, None], sums: Sums | None) -> AnyPass | None:
     """Return the next pass of a job, after sending it the sums of the pass before; None after the last."""
     try:
         return passes.send(sums) if sums is not None else next(passes)

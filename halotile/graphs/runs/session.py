@@ -74,6 +74,11 @@ class SharedCluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def running(self) -> RunningCluster | None:
+        """The cluster; None until it is first lent."""
+        return self._running
+
     def lend(self, start: Callable[[int], AbstractContextManager[RunningCluster]]) -> RunningCluster:
         """Return the cluster, started with the number of workers unless it is running."""
         if self._running is None:

@@ -117,7 +117,8 @@ class _Recorder:
     def __init__(self, trainer: Trainer, module: torch.nn.Module) -> None:
         self.trainer, self.recipe, self.module = trainer, trainer.recipe, module
         self.rows = read_curve(self.recipe.curve)[1]
-        self.began = time.monotonic() - (self.rows[-1]["seconds"] if self.rows else 0.0)
+        self.began = time.monotonic()
+        """Time of the last row."""
         self.written = 0.0
         self.losses: list[float] = []
         """Losses since the last row."""
@@ -135,11 +136,12 @@ class _Recorder:
             self.write(step)
 
     def _row(self, step: int) -> CurveRow:
+        seconds = time.monotonic() - self.began
         row: CurveRow = {"iteration": step, "loss": math.fsum(self.losses) / len(self.losses)}
         if self.held_out is not None:
             row["validation"] = self._validate(self.held_out)
-        row["rate"] = self.recipe.rate * self.trainer.decay(step)
-        return row | {"seconds": time.monotonic() - self.began}
+        self.began = time.monotonic()
+        return row | {"rate": self.recipe.rate * self.trainer.decay(step), "seconds": seconds}
 
     def write(self, step: int) -> None:
         """Write the curve, for the driver to show; what is lost of it is recorded again."""

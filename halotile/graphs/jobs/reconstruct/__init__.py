@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from halotile.graphs.jobs.reconstruct import words
 from halotile.graphs.jobs.reconstruct.continuation import changes, essentials
-from halotile.graphs.jobs.reconstruct.job import Reconstruction
+from halotile.graphs.jobs.reconstruct.job import Reconstruction, shortened
 from halotile.graphs.jobs.reconstruct.rules import CHECKS, RULES
 from halotile.graphs.kinds.base import JobKind
+from halotile.graphs.kinds.steps import Steps
 
 KIND = JobKind(
     job=Reconstruction,
@@ -20,4 +21,5 @@ KIND = JobKind(
     on_cpu="operators and solver",
     essentials=essentials,
     changes=changes,
+    steps=Steps("iteration", losses=("objective", "misfit"), shortened=shortened),
 )

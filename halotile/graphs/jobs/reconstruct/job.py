@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from halotile.graphs.kinds.sections import NamedChoice, ReadPath, TiledJob
@@ -103,3 +103,9 @@ class Reconstruction(TiledJob):
     """Use the plain form of the gradient and direct convolutions only."""
     fuse: bool | Auto = "auto"
     """Compute operators and denoiser in one pass over the image; auto: where this computes little twice."""
+
+
+def shortened(job: Reconstruction, rows: int) -> Reconstruction:
+    """Return a job that ends after at most so many rows of figures, one for each pass of the solver."""
+    iterations = min(job.solver.iterations, rows * job.solver.checkpoint_every)
+    return replace(job, solver=replace(job.solver, iterations=iterations))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self, get_args
 
@@ -91,6 +92,14 @@ class Simulation(Job):
     def moved_to(self, place: str) -> Self:
         """Return the same job with its first measurement at another path."""
         return replace(self, operators=(replace(self.operators[0], data=place), *self.operators[1:]))
+
+    def moved_into(self, folder: str) -> Self:
+        """Return the same job with all of its measurements in a folder."""
+        paths = (
+            os.path.join(folder, f"{n}-{os.path.basename(o.data)}") for n, o in enumerate(self.operators)
+        )
+        moved = zip(self.operators, paths, strict=True)
+        return replace(self, operators=tuple(replace(operator, data=path) for operator, path in moved))
 
 
 def simulation_of(job: Reconstruction, noise: NoiseChoice, *, overwrite: bool = False) -> Simulation:

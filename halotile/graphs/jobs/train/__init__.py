@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from halotile.graphs.jobs.train import words
-from halotile.graphs.jobs.train.job import Training
+from halotile.graphs.jobs.train.job import Training, shortened
 from halotile.graphs.jobs.train.rules import CHECKS, RULES
 from halotile.graphs.kinds.base import JobKind
+from halotile.graphs.kinds.steps import Steps
 
 KIND = JobKind(
     job=Training,
@@ -16,4 +17,5 @@ KIND = JobKind(
     checks=CHECKS,
     rules=RULES,
     inputs=("input", "second"),
+    steps=Steps("iteration", ("loss",), shortened),
 )

@@ -64,6 +64,10 @@ class BlockPass:
         self.wanted = wanted
         self.task = wanted.task
         self.phase = wanted.phase
+        self.total = len(wanted.grid) if wanted.blocks is None else min(wanted.blocks, len(wanted.grid))
+        """Number of blocks that the pass is to do."""
+        self.seconds = 0.0
+        """Time in which workers were ready and blocks were left."""
         self.journal = journal
         self.context = context
         self.ledger = ledger
@@ -91,7 +95,7 @@ class BlockPass:
 
     def left(self) -> int:
         """Return the number of blocks that are neither done nor given up."""
-        return len(self.task.grid) - len(self.journal.done) - len(self.bad)
+        return self.total - len(self.journal.done) - len(self.bad)
 
     def through(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Process the remaining blocks on a cluster, until none is left or the disk is full.
@@ -169,6 +173,7 @@ class BlockPass:
         self.status.work_begins()
         self.status.watch.in_flight = stream.in_flight
         present = workers_of(cluster.client)
+        began = time.perf_counter()
         try:
             for answers in stream.answers(self._remaining(), self.left()):
                 for answer in sorted(answers, key=lambda answer: answer.error is not None):
@@ -179,6 +184,7 @@ class BlockPass:
             # A scheduler that the user started may have sent a lost worker's tasks elsewhere by itself.
             self.untidy |= not present <= workers_of(cluster.client)
         finally:
+            self.seconds += time.perf_counter() - began
             self.seconds_per_block = grouping.seconds_per_block
             self.untidy |= stream.lost > 0
             stream.abandon()
@@ -193,7 +199,7 @@ class BlockPass:
         self._missing = missing
 
     def _remaining(self) -> Iterator[int]:
-        todo = self.journal.done.complement(len(self.task.grid))
+        todo = self.journal.done.complement(self.total)
         return itertools.filterfalse(self.bad.__contains__, iter(todo))
 
     def _process_answer(self, answer: Answer, stream: Stream) -> None:

@@ -1,0 +1,26 @@
+"""Declaration of the steps of a kind of job that iterates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of a job. The kind reports a row of figures after each, or after several at once: see ``Place.report_row``.
+
+    Parameters
+    ----------
+    unit : str
+        Name of a step, such as ``iteration``: in a row, the key of the last one's number. Its key ``seconds`` has the duration of the row.
+    losses : sequence of str
+        Keys of figures that ought to fall; the first of them that a row has is its loss.
+    shortened : callable
+        ``shortened(job, rows)`` returns the same job with at most so many rows.
+    """
+
+    unit: str
+    losses: Sequence[str]
+    shortened: Callable[[Any, int], Any]

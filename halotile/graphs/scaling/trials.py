@@ -1,0 +1,259 @@
+"""Trials of a job with several numbers of workers, each a real run that ends early, in a folder of its own."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from tempfile import mkdtemp
+
+from distributed import Worker
+
+from halotile.errors import BlockFailed, ConfigError, Stopped
+from halotile.graphs.amounts import counted
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
+from halotile.graphs.clusters.detection.cores import cores_here
+from halotile.graphs.kinds.finder import kind_of
+from halotile.graphs.kinds.sections import Cluster, Job
+from halotile.graphs.kinds.steps import Steps
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.plan import Plan
+from halotile.graphs.runs.driver import run
+from halotile.graphs.runs.passes.stream import workers_of
+from halotile.graphs.runs.session import SharedCluster
+from halotile.graphs.runs.signals import Signals
+from halotile.graphs.scaling.scaling import Scaling, TimedRun
+from halotile.graphs.scaling.short_work import Enough, Share, ShortWork
+from halotile.graphs.units import precise_seconds_text
+from halotile.graphs.waiting import Report, no_report
+from halotile.graphs.watching.progress import Progress
+from halotile.storage.disk.object_path import ObjectPath, full_path
+from halotile.storage.disk.place import check_dots, check_parents
+
+BLOCK = "block"
+"""The unit of a job without steps."""
+STEPS = 5
+"""Steps in each trial, of a job with steps."""
+
+
+@dataclass(frozen=True)
+class ScalingRequest:
+    """Options of the report.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        Numbers of workers; empty for powers of two up to that of the job.
+    trials : int
+        Trials with each of them.
+    blocks : int, optional
+        Blocks to measure in each trial of a job without steps; by default what takes about ten seconds.
+    steps : int, optional
+        Steps in each trial of a job with steps; by default :data:`STEPS`. The first is not measured.
+    """
+
+    counts: Sequence[int] = ()
+    trials: int = 3
+    blocks: int | None = None
+    steps: int | None = None
+
+
+def measure(job: Job, request: ScalingRequest, report: Report = no_report) -> Scaling:
+    """Run a job for a few blocks or steps with each number of workers, in turns.
+
+    It is planned once, for the largest number, so that all of them compute the same blocks.
+
+    Parameters
+    ----------
+    job : Job
+        The job. Its output, and the run directory beside it, are neither read nor written.
+    request : ScalingRequest
+        The options.
+    report : callable
+        Takes a line about the plan, and one after each trial.
+
+    Raises
+    ------
+    ConfigError
+        When its workers cannot be counted, or there is nothing to compare.
+    Stopped
+        When a signal asked for it.
+    """
+    steps = kind_of(job).steps
+    _check(request, steps)
+    with Signals() as signals, _folder_beside(job) as folder:
+        short = steps.shortened(job, request.steps or STEPS) if steps else job
+        plan = _plan(short.moved_into(str(folder)), request, folder, report)
+        report(plan.kind.headline(plan.summary()))
+        most, total = plan.run.count, _blocks_of(plan)
+        doublings = (2**k for k in range(most.bit_length()))
+        counts = sorted(set(request.counts) or {most, *(n for n in doublings if n < most)})
+        share, unit, runs = Share(most, request.blocks), steps.unit if steps else BLOCK, []
+        for trial, workers in itertools.product(range(1, request.trials + 1), counts):
+            try:
+                runs.append(_run(_with_workers(plan, workers), share, signals))
+            except Stopped:
+                raise Stopped(f"stopped on {signals.name}; nothing of it is kept", signals.name) from None
+            except BlockFailed as error:  # the tracebacks that it names are removed
+                first = str(error).splitlines()[:2]
+                raise type(error)(
+                    "\n".join([*first, "`recon-cli run` of the same job keeps the tracebacks."])
+                ) from None
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(mode=0o700, exist_ok=True)
+            report(
+                f"trial {trial} of {request.trials}, {counted(workers, 'worker')}: start {precise_seconds_text(runs[-1].start_seconds)}, "
+                f"{precise_seconds_text(median(runs[-1].seconds))} per {unit}"
+            )
+    runs.sort(key=lambda one: one.workers)
+    done = total if steps else share.measured_of(total)
+    return Scaling(job.kind, unit, done, total, request.trials, runs, tuple(_notes(plan, done)))
+
+
+def _check(request: ScalingRequest, steps: Steps | None) -> None:
+    """Refuse options that are out of range, or for another kind of job."""
+    for name, value, least in (
+        ("trials", request.trials, 1),
+        ("blocks", request.blocks, 1),
+        ("steps", request.steps, 2),
+    ):
+        if value is not None and value < least:
+            first = ": the first is not measured" if name == "steps" else ""
+            raise ConfigError(f"--{name} {value} is too few{first}. Write {least} or more.")
+    if steps and request.blocks:
+        raise ConfigError(
+            f"--blocks: this job is measured by the {steps.unit}, each over all blocks. Write --steps {STEPS}."
+        )
+    if request.steps and not steps:
+        raise ConfigError(
+            "--steps: this job has no steps, and is measured by the block. Write --blocks, or neither."
+        )
+
+
+@contextmanager
+def _folder_beside(job: Job) -> Iterator[Path]:
+    """A new folder beside the output of a job, on the same disk; it is removed with all that is in it."""
+    place = full_path(job.place)
+    if isinstance(place, ObjectPath):
+        raise ConfigError(
+            f"the output is {place}, and bench measures on a disk, so that it leaves nothing in a store. Write another path, such as "
+            "--set output.path=clean.zarr."
+        )
+    check_dots(job.place)
+    check_parents(place)
+    name = f".{place.name}.bench-"
+    check_parents(place.with_name(name))
+    folder = Path(mkdtemp(prefix=name, dir=place.parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _plan(job: Job, request: ScalingRequest, folder: Path, report: Report) -> Plan:
+    """Plan a job for the most workers; refuse one that would write elsewhere, or has nothing to divide."""
+    kind = cluster_kind_of(job.cluster)
+    if kind.traits.joins or kind.traits.of_copies:
+        raise ConfigError(
+            f"the cluster is {kind.name} ({kind.why}): its workers are there already, and bench starts as many as it compares. "
+            "Write --cluster local, or a batch system."
+        )
+    if most := max(request.counts, default=0):
+        run_section = replace(job.run, workers=most)
+        job = replace(job, run=run_section, cluster=_cluster_for(job.cluster, most))
+    plan = make_plan(job, fresh=True, report=report)
+    if most and plan.run.count != most:
+        raise ConfigError(
+            f"--workers asks for {most}, and this job gets {plan.run.count}: {plan.requested.why}. Write --workers {plan.run.count}."
+        )
+    if strays := [output for output in plan.outputs if folder not in Path(str(output.path)).parents]:
+        raise ConfigError(
+            f"{strays[0].key} is {strays[0].path}: bench writes in a folder of its own only, and job {job.kind} does not move this output there "
+            "(moved_into)."
+        )
+    if _blocks_of(plan) < 2:
+        raise ConfigError(
+            f"the job is one block of {list(plan.grid.block)}, which workers cannot share. Write a smaller output.shard, or a larger image."
+        )
+    return plan
+
+
+def _blocks_of(plan: Plan) -> int:
+    """Number of blocks of the longest pass."""
+    return max(len(phase.grid) for phase in plan.work.passes)
+
+
+def _cluster_for(choice: Cluster, workers: int) -> Cluster:
+    """Return the cluster section for so many workers: where each GPU has one, for so many GPUs."""
+    if not cluster_kind_of(choice).traits.has_worker_per_gpu:
+        return choice
+    return replace(choice, gpus=choice.gpus[:workers] if isinstance(choice.gpus, tuple) else workers)
+
+
+def _with_workers(plan: Plan, workers: int) -> Plan:
+    """Return the same plan with fewer workers."""
+    job = replace(plan.job, run=replace(plan.run, workers=workers))
+    return replace(plan, job=job, cluster=_cluster_for(plan.cluster, workers))
+
+
+def _notes(plan: Plan, blocks: int) -> Iterator[str]:
+    most, cores = plan.run.count, cores_here()
+    if cluster_kind_of(plan.cluster).traits.is_here and most > cores:
+        yield f"{counted(most, 'worker')} share {counted(cores, 'core')} here: more workers than cores gain nothing"
+    if blocks < most:
+        yield f"{counted(most, 'worker')} share {counted(blocks, 'block')}: the others are idle; a smaller output.shard makes more blocks"
+
+
+class _CompleteCluster(SharedCluster):
+    """A cluster that is lent once all of its workers are there."""
+
+    def __init__(self, workers: int, signals: Signals) -> None:
+        super().__init__(workers)
+        self.signals = signals
+
+    def lend(self, start: Callable[[int], AbstractContextManager[RunningCluster]]) -> RunningCluster:
+        """Return the cluster."""
+        running = super().lend(start)
+        while len(workers_of(running.client)) < running.workers and not self.signals.requested:
+            running.check()
+            time.sleep(0.1)
+        return running
+
+
+def _run(plan: Plan, share: Share, signals: Signals) -> TimedRun:
+    """Run a plan until its share is done."""
+    work, progress = ShortWork(plan.work, plan.kind.steps, share), deque[Progress](maxlen=1)
+    with _CompleteCluster(plan.run.count, signals) as cluster:
+        with suppress(Enough):
+            run(replace(plan, work=work), observer=progress.append, cluster=cluster, signals=signals)
+        received = cluster.running.client.run(_received_bytes) if cluster.running else {}
+    if not work.seconds:
+        raise ConfigError(
+            f"the job is over after its first {plan.kind.steps.unit if plan.kind.steps else BLOCK}, which belongs to the start: nothing is "
+            "left to measure. Write a job with more."
+        )
+    last = progress[-1]
+    return TimedRun(
+        workers=plan.run.count,
+        start_seconds=work.start_seconds,
+        seconds=work.seconds,
+        losses=work.losses,
+        read_bytes=last.read_bytes,
+        written_bytes=last.written_bytes,
+        exchanged_bytes=sum(received.values()),
+        peak_memory_bytes=last.peak_memory_bytes,
+        device_peak_bytes=last.device_peak_bytes,
+    )
+
+
+def _received_bytes(dask_worker: Worker) -> int:
+    """Bytes of results that a worker received from others, by Dask's log of its last transfers."""
+    return sum(transfer["total"] for transfer in dask_worker.transfer_incoming_log)

@@ -1,0 +1,268 @@
+"""`recon-cli bench` compares numbers of workers on a job's own work, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from typer.testing import CliRunner
+
+from halotile.cli.main import app
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.reconstruct.job import OperatorChoice
+from halotile.graphs.jobs.simulate.job import Simulation
+from halotile.graphs.runs.passes.stream import workers_of
+from halotile.graphs.scaling import trials
+from halotile.graphs.scaling.scaling import Scaling, TimedRun
+
+RUNNER = CliRunner()
+JOB = """\
+version: 1
+job: denoise
+input: {path: a.npy}
+output: {path: o.zarr, shard: 64, chunk: 32, levels: 1}
+denoiser: {name: gaussian, sigma: 1.0}
+tile: {block: 64}
+run: {memory_per_worker: 2GiB}
+"""
+RECONSTRUCTION = """\
+version: 1
+job: reconstruct
+output: {path: x.zarr, shard: 64, chunk: 32, levels: 1}
+operators: [{name: blur, kernel: k.npy, boundary: circular, data: a.npy}]
+prior: {name: pnp, denoiser: {name: gaussian, sigma: 0.5}}
+solver: {name: pgd, iterations: 9, step: 0.5}
+run: {memory_per_worker: 2GiB}
+"""
+BLOCKS = 20
+BLOCK_BYTES = 64 * 64 * 4
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    pixels = np.random.default_rng(0).random((256, 320), np.float32)
+    np.save(tmp_path / "a.npy", pixels)
+    np.save(tmp_path / "k.npy", np.full((3, 3), 1 / 9, np.float32))
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "rec.yaml").write_text(RECONSTRUCTION)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*words: str) -> Any:
+    return RUNNER.invoke(app, ["bench", *words])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.cluster
+def test_blocks_are_compared_in_turns_and_the_output_is_left_alone(folder: Path) -> None:
+    zarr.create_array("o.zarr", shape=(3,), dtype="f4")
+    Path("o.zarr.run").mkdir()
+    Path("o.zarr.run/mine").write_text("mine")
+    before = contents(folder)
+    result = invoke("job.yaml", "--workers", "2,1", "--trials", "2", "--blocks", "6", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    lines = [line.partition(":")[0] for line in result.stderr.splitlines() if line.startswith("trial")]
+    turns = (
+        "trial 1 of 2, 1 worker",
+        "trial 1 of 2, 2 workers",
+        "trial 2 of 2, 1 worker",
+        "trial 2 of 2, 2 workers",
+    )
+    assert tuple(lines) == turns
+    assert (found["unit"], found["blocks"], found["of_blocks"]) == ("block", 6, BLOCKS)
+    one, two = found["workers"]
+    assert (one["workers"], two["workers"]) == (1, 2)
+    assert (one["speed_up"], one["efficiency"]) == (1, 1)
+    assert two["speed_up"] == pytest.approx(one["seconds"] / two["seconds"])
+    assert two["efficiency"] == pytest.approx(two["speed_up"] / 2)
+    for row in (one, two):
+        assert 0 < row["least_seconds"] <= row["seconds"] <= row["most_seconds"] < row["start_seconds"]
+        assert 0.5 < row["written_bytes"] / (BLOCK_BYTES * (2 + 6)) < 1.1
+        assert row["peak_memory_bytes"] > 2**26
+        assert row["losses"] == []
+    assert one["read_bytes"] == two["read_bytes"] > 8 * BLOCK_BYTES
+    assert found["largest_loss_difference"] is None
+    assert contents(folder) == before
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.cluster
+def test_iterations_have_losses_of_the_same_bits_and_a_page(folder: Path) -> None:
+    result = invoke("rec.yaml", "--workers", "1,2", "--trials", "1", "--steps", "3", "--html", "p.html")
+    assert result.exit_code == 0, result.output
+    assert "largest relative difference of a loss: 0: the same bits" in result.stdout
+    assert "time per iteration" in result.stdout
+    page = Path("p.html").read_text()
+    assert page.count("<svg") == 2
+    assert page.count("<tr>") == 3
+    assert "Scaling of rec.yaml" in page
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "a.npy",
+        "job.yaml",
+        "k.npy",
+        "p.html",
+        "rec.yaml",
+    ]
+    again = invoke("rec.yaml", "--workers", "1", "--html", "p.html")
+    assert (again.exit_code, "--overwrite" in again.stderr) == (2, True)
+
+
+@pytest.mark.cluster
+def test_several_iterations_of_one_pass_are_counted_one_by_one(folder: Path) -> None:
+    words = (
+        "--set",
+        "solver.checkpoint_every=2",
+        "--set",
+        "solver.iterations=10",
+        "--set",
+        "prior={name: none}",
+    )
+    result = invoke("rec.yaml", "--workers", "1", "--trials", "1", "--steps", "3", "--json", *words)
+    (row,) = json.loads(result.stdout)["workers"]
+    assert [step for step, _ in row["losses"]] == [2, 4, 6]
+    assert len(row["all_seconds"]) == 2
+
+
+@pytest.mark.cluster
+def test_the_first_of_many_images_is_measured_up_to_the_workers_of_the_job(folder: Path) -> None:
+    (folder / "many.yaml").write_text(JOB.replace("a.npy", '"[a]*.npy"').replace("o.zarr", '"{stem}.zarr"'))
+    result = invoke("many.yaml", "--trials", "1", "--blocks", "2", "--set", "run.workers=3", "--json")
+    assert result.exit_code == 0, result.output
+    assert [row["workers"] for row in json.loads(result.stdout)["workers"]] == [1, 2, 3]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_ends_it_and_its_folder_is_removed(folder: Path, number: signal.Signals, code: int) -> None:
+    before = contents(folder)
+    program = [sys.executable, "-m", "halotile", "bench", "job.yaml", "--workers", "1,2", "--trials", "50"]
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths}
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, env=environment) as started:
+        deadline = time.monotonic() + 120
+        try:
+            while not list(folder.glob(".o.zarr.bench-*/o.zarr/0/c/*/*")):
+                assert started.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            started.send_signal(number)
+            message = started.communicate(timeout=60)[1]
+        finally:
+            started.kill()
+    assert started.returncode == code, message
+    assert "stopped" in message
+    assert "Traceback" not in message
+    assert contents(folder) == before
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["job.yaml", "--workers", "1,x"], "Write them as 1,2,4"),
+        (["job.yaml", "--workers", "0"], "each 1 or more"),
+        (["job.yaml", "--trials", "0"], "--trials 0 is too few. Write 1 or more"),
+        (["job.yaml", "--blocks", "0"], "--blocks 0 is too few"),
+        (["job.yaml", "--steps", "3"], "no steps, and is measured by the block. Write --blocks"),
+        (["rec.yaml", "--blocks", "3"], "measured by the iteration, each over all blocks. Write --steps"),
+        (["rec.yaml", "--steps", "1"], "the first is not measured. Write 2 or more"),
+        (["job.yaml", "--set", "output.path=s3://a/b.zarr"], "Write another path"),
+        (["job.yaml", "--set", "output.path=nowhere/b.zarr"], "there is no folder"),
+        (["job.yaml", "--set", "tile.block=auto", "--set", "output.shard=512"], "the job is one block of"),
+        (["job.yaml", "--set", "cluster.address=tls://127.0.0.1:9"], "Write --cluster local"),
+        (["job.yaml", "--html", "no/p.html"], "no directory no"),
+        (["job.yaml", "--html", "a.npy"], "--overwrite"),
+    ],
+)
+def test_mistakes_are_named_and_nothing_is_left(folder: Path, words: list[str], message: str) -> None:
+    before = contents(folder)
+    result = invoke(*words)
+    assert (result.exit_code, "Traceback" in result.stderr) == (2, False), result.output
+    assert message in result.stderr
+    assert contents(folder) == before
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.cluster
+def test_one_iteration_leaves_nothing_to_measure(folder: Path) -> None:
+    result = invoke("rec.yaml", "--workers", "1", "--set", "solver.iterations=1")
+    assert (result.exit_code, "over after its first iteration" in result.stderr) == (2, True), result.output
+
+
+@pytest.mark.cluster
+def test_a_failing_block_names_its_fault(folder: Path) -> None:
+    pixels = np.load("a.npy")
+    pixels[0, 0] = np.inf
+    np.save("a.npy", pixels)
+    result = invoke("job.yaml", "--workers", "1", "--set", "run.on_nan=fail")
+    assert result.exit_code == 4, result.output
+    assert "block 0" in result.stderr
+    assert "events.jsonl" not in result.stderr
+
+
+@pytest.mark.cluster
+def test_what_workers_receive_from_one_another_is_counted(cluster: RunningCluster) -> None:
+    client, (one, other) = cluster.client, sorted(workers_of(cluster.client))
+    before = sum(client.run(trials._received_bytes).values())
+    big = client.submit(np.zeros, 10**6, workers=[one], pure=False)
+    client.submit(np.sum, big, workers=[other], pure=False).result()
+    after = sum(client.run(trials._received_bytes).values())
+    assert after - before == pytest.approx(8 * 10**6, rel=0.01)
+
+
+def test_every_measurement_of_a_simulation_is_moved() -> None:
+    operators = tuple(OperatorChoice(name="blur", data=path) for path in ("a/y.zarr", "b/y.zarr"))
+    moved = Simulation(operators=operators, reference="x.npy").moved_into("there")
+    assert [operator.data for operator in moved.operators] == ["there/0-y.zarr", "there/1-y.zarr"]
+
+
+def test_an_output_that_its_kind_does_not_move_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("halotile.graphs.kinds.sections.Job.moved_into", lambda job, _: job)
+    result = invoke("job.yaml", "--workers", "1")
+    assert (result.exit_code, "moved_into" in result.stderr) == (2, True), result.output
+    assert not Path("o.zarr").exists()
+
+
+def test_more_workers_than_cores_or_blocks_are_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "cores_here", lambda: 1)
+    monkeypatch.setattr(
+        trials, "_run", lambda plan, *_: TimedRun(plan.run.count, 1.0, (1.0,), (), 0, 0, 0, 0, 0)
+    )
+    result = invoke(
+        "job.yaml",
+        "--workers",
+        "1,12",
+        "--trials",
+        "1",
+        "--blocks",
+        "5",
+        "--set",
+        "run.memory_per_worker=800MiB",
+    )
+    assert result.exit_code == 0, result.output
+    assert "12 workers share 1 core here" in result.stdout
+    assert "12 workers share 5 blocks" in result.stdout
+
+
+def test_losses_that_differ_show_the_largest_difference() -> None:
+    runs = [
+        TimedRun(n, 1.0, (1.0,), tuple(enumerate(losses, 1)), 0, 0, 0, 0, 0)
+        for n, losses in ((1, (8.0, 4.0)), (2, (8.0, 3.0)), (4, (8.0, 4.0, 1.0)))
+    ]
+    assert Scaling("reconstruct", "iteration", 9, 9, 1, runs).largest_difference == 0.25
