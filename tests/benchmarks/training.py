@@ -81,7 +81,8 @@ def train(source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STE
     os.replace(folder / weights.name, weights)
     lines = (folder / f"{weights.name}.run" / "iterations.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    return sum(float(row["seconds"]) for row in rows[1:]) / (rows[-1]["iteration"] - rows[0]["iteration"])
+    seconds = sum(float(row["seconds"]) for row in rows[1:])
+    return seconds / float(rows[-1]["iteration"] - rows[0]["iteration"])
 
 
 def denoised(source: Path, folder: Path, denoiser: str, options: dict[str, Any], noise: str) -> NDArray[Any]:
