@@ -89,6 +89,7 @@ def test_one_worker_gives_the_same_bits(
     outcome, weights = train(job, cluster)
     assert weights == expected
     assert (outcome.done, outcome.total) == (13, 13)
+    assert outcome.peak_memory_bytes > 200 * 2**20
     assert outcome.inspection.figures["denoiser"] == {"name": "unet", "weights": job.output.path}
     rows = [
         json.loads(line)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from halotile.errors import InputError, RankFailed, Stopped
 from halotile.graphs.clusters.base import RunningCluster
@@ -12,6 +14,7 @@ from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_grou
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.sharded.shards import digest_of
+from halotile.tasks.block import peak_memory_bytes
 
 ENDED = digest_of([])
 """Digest of the steps: what they give is in the checkpoint, which has one of its own."""
@@ -83,11 +86,12 @@ class RanksPass:
         folder = self.wanted.books.folder
         folder.mkdir(parents=True, exist_ok=True)
         mode = "cpu" if self.wanted.device == "cpu" else "gpu"
-        call = partial(call_with_group, self.wanted.program, ())
+        call = partial(call_with_group, _peak_of, (self.wanted.program,))
         program = TorchProgram(call, folder, device_mode=mode, timeout_seconds=TIMEOUT_SECONDS)
         try:
             count = min(cluster.workers, run.count)
-            program.run(cluster.client, None, run.retries, count, between=self._between)
+            for peak in program.run(cluster.client, None, run.retries, count, between=self._between):
+                self.status.count_memory(peak)
             outputs.check()
         except RankFailed as error:
             raise (error.__cause__ or error) from None  # the user's own fault needs no traceback
@@ -102,3 +106,9 @@ class RanksPass:
         self.stop_if_asked()
         self.context.outputs.look()
         self.status.notify(self.progress(self.phase))
+
+
+def _peak_of(group: Any, program: Callable[[Any], None]) -> int:
+    """Run the program as a rank of a group; return the peak memory of this worker."""
+    program(group)
+    return peak_memory_bytes()
