@@ -38,7 +38,7 @@ docs: $(VENV)/stamp-docs  ## build the website into site/; a broken link is an e
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 	@echo "site/index.html"
 
-bench: $(VENV)/stamp-peers  ## measure against the peers (table: docs/benchmarks.md)
+bench: $(VENV)/stamp-peers $(if $(findstring training,$(ARGS)),$(VENV)/stamp-careamics)  ## measure against the peers (table: docs/benchmarks.md)
 	$(PY) tests/benchmarks/run.py $(ARGS)
 
 # It installs nothing: where there is a GPU there may be no package index. A test that fails does not keep the table from being made.
@@ -85,4 +85,10 @@ $(VENV)/stamp-oracles: $(VENV)/stamp-test requirements-oracles.txt
 
 $(VENV)/stamp-peers: $(VENV)/stamp-bench requirements-peers.txt
 	@$(INSTALL) --no-deps --requirement requirements-peers.txt
+	@touch $@
+
+$(VENV)/stamp-careamics: $(VENV)/stamp-created requirements-careamics.txt
+	@echo "Installing CAREamics into $(VENV)/careamics: some minutes, 5 GB ..."
+	@$(PYTHON) -m venv $(VENV)/careamics
+	@$(VENV)/careamics/bin/python -m pip install --quiet --requirement requirements-careamics.txt
 	@touch $@

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from halotile.graphs.jobs.reconstruct.call import reconstruct
     from halotile.graphs.jobs.reconstruct.measurements.measurement import measurement
     from halotile.graphs.jobs.simulate.call import simulate
+    from halotile.graphs.jobs.train.call import train
     from halotile.graphs.overlap.map_overlap import map_overlap
+    from halotile.graphs.subsets import ordered_subset
     from halotile.storage.arrays import open_source
     from halotile.tasks.groups import collectives, torch_group
 
@@ -49,12 +51,14 @@ __all__ = [
     "map_overlap",
     "measurement",
     "open_source",
+    "ordered_subset",
     "plan",
     "preview",
     "reconstruct",
     "simulate",
     "status",
     "torch_group",
+    "train",
     "try_settings",
     "validate",
     "verify",
@@ -72,8 +76,10 @@ _PUBLIC = {
     "map_overlap": "halotile.graphs.overlap.map_overlap",
     "measurement": "halotile.graphs.jobs.reconstruct.measurements.measurement",
     "open_source": "halotile.storage.arrays",
+    "ordered_subset": "halotile.graphs.subsets",
     "reconstruct": "halotile.graphs.jobs.reconstruct.call",
     "simulate": "halotile.graphs.jobs.simulate.call",
+    "train": "halotile.graphs.jobs.train.call",
 }
 _MODULES = {
     "collectives": "halotile.tasks.groups.collectives",

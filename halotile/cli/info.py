@@ -172,13 +172,23 @@ def suggest(path: str, source: Source, *, level: int = 0, dataset: str | None = 
     return job_text(path, _denoiser(source), "denoised", level=level, dataset=dataset)
 
 
-def job_text(path: str, denoiser: str, word: str, *, level: int = 0, dataset: str | None = None) -> str:
+def job_text(
+    path: str,
+    denoiser: str,
+    word: str,
+    *,
+    level: int = 0,
+    dataset: str | None = None,
+    axes: str | None = None,
+) -> str:
     """Return a configuration with a denoiser, whose output has the name of the image and a word."""
     chosen = {"path": _yaml_text(path)}
     if level:
         chosen["level"] = str(level)
     if dataset is not None:
         chosen["dataset"] = _yaml_text(dataset)
+    if axes is not None:
+        chosen["axes"] = axes
     inside = ", ".join(f"{key}: {value}" for key, value in chosen.items())
     return (
         "version: 1\n"

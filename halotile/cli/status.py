@@ -266,7 +266,7 @@ def status_rows(status: RunStatus) -> list[Row]:
         rows.append(("phase", "start: the workers are not ready yet"))
     if progress.total:
         rows.append(("done", f"{counts(progress)}, {percent(progress.done, progress.total):.1f} %"))
-    if progress.done > progress.resumed and progress.seconds > 0:
+    if progress.pixels_done and progress.seconds > 0:
         rate = rate_text(progress.megapixels_per_second)
         rows.append(
             (

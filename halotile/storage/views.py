@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import DamagedData, InputUnreadable
+from halotile.errors import DamagedData, InputError, InputUnreadable
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 
@@ -52,6 +52,40 @@ class ChannelAxis:
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
         return self.source.read(Region(region.start[1:], region.stop[1:]))[None]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCounts:
+    """An array that is refused where it is read with a number below 0, or none."""
+
+    source: Readable
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in pixels."""
+        return self.source.shape
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Type of one pixel."""
+        return self.source.dtype
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``.
+
+        Raises
+        ------
+        InputError
+            For a pixel that cannot be a count.
+        """
+        pixels: NDArray[Any] = np.asarray(self.source.read(region))
+        if not np.all(pixels >= 0):
+            raise InputError(
+                f"{self.name} has pixels below 0, or that are no numbers: counts have none. Subtract no background from the data, "
+                "write it as fidelity.background, or write another solver."
+            )
+        return pixels
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from halotile.tasks.exact_sums import add_exactly
 from halotile.tasks.operators.base import InMemory, Shape, read_all
 from halotile.tasks.options import import_from
 from halotile.tasks.shared import Scope
-from halotile.tasks.terms import Gradient, NormalImage, Term
+from halotile.tasks.terms import Gradient, NormalImage, Sensitivity, Term
 
-Wants = Literal["gradient", "normal"]
+Wants = Literal["gradient", "normal", "sensitivity"]
 PART = "part"
 """Prefix of the files of partial sums."""
 
@@ -40,7 +40,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Contributions:
-    """``sum_i w_i A_i^T slope_i(A_i x)``, or ``sum_i w_i A_i^T A_i x``, of operators of the kind ``whole``.
+    """``sum_i w_i A_i^T slope_i(A_i x)``, ``sum_i w_i A_i^T A_i x`` or ``sum_i w_i A_i^T 1`` of operators of the kind ``whole``.
 
     Parameters
     ----------
@@ -49,12 +49,15 @@ class Contributions:
     terms : tuple of Term
         All operators of the stack, which give each its number; those of another kind contribute nothing.
     wants : str
-        ``gradient`` or ``normal``.
+        ``gradient``, ``normal`` or ``sensitivity``.
+    chosen : tuple of int, optional
+        Numbers of the operators that contribute; None for all.
     """
 
     image: Readable
     terms: tuple[Term, ...]
     wants: Wants
+    chosen: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> Shape:
@@ -66,7 +69,7 @@ class Contributions:
         return [
             Contribution(number, term)
             for number, term in enumerate(self.terms)
-            if term.operator.kind == "whole"
+            if term.operator.kind == "whole" and (self.chosen is None or number in self.chosen)
         ]
 
 
@@ -96,7 +99,7 @@ class Adding:
     image : Readable
         ``x``.
     wants : str
-        ``gradient`` or ``normal``.
+        ``gradient``, ``normal`` or ``sensitivity``.
     writer : ShardWriter
         Writer of the total.
     import_folder : str, optional
@@ -158,7 +161,7 @@ class Adding:
         self, contribution: Contribution, image: InMemory
     ) -> tuple[NDArray[Any], dict[str, float]]:
         whole = Region.whole(image.shape)
-        make = Gradient if self.wants == "gradient" else NormalImage
+        make = {"gradient": Gradient, "normal": NormalImage, "sensitivity": Sensitivity}[self.wants]
         try:
             with Scope([whole]) as scope:
                 pixels = np.array(make(image, (contribution.term,)).read(whole))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
+from halotile.storage.views import Constant
 from halotile.tasks.exact_sums import total_of
 from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.fidelities.l2 import L2
@@ -182,6 +183,29 @@ class NormalImage(Derived):
         total = np.zeros(region.shape, self.dtype)
         for term in self.terms:
             term.add_adjoint(term.seen(self.image), self.shape, region, total)
+        return total
+
+
+@dataclass(frozen=True)
+class Sensitivity(Derived):
+    """``sum_i weight_i A_i^T 1``, for an image that only gives shape and type.
+
+    Parameters
+    ----------
+    image : Readable
+        The image.
+    terms : tuple of Term
+        The stack.
+    """
+
+    terms: tuple[Term, ...]
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        total = np.zeros(region.shape, self.dtype)
+        for term in self.terms:
+            ones = Constant(term.measurement.shape, self.dtype, 1.0)
+            term.add_adjoint(ones, self.shape, region, total)
         return total
 
 

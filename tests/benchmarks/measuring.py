@@ -49,8 +49,8 @@ def _import_everything() -> None:
 
 
 @contextmanager
-def watched_memory() -> Iterator[Callable[[], int]]:
-    """The highest sum of resident memory of this process and all its children, sampled at 20 Hz."""
+def watched_memory(kind: str = "rss") -> Iterator[Callable[[], int]]:
+    """The highest sum of the memory of this process and all its children: ``rss``, or ``pss``, in which what they share counts once."""
     import threading
 
     import psutil
@@ -65,7 +65,8 @@ def watched_memory() -> Iterator[Callable[[], int]]:
             total = 0
             for process in [this, *this.children(recursive=True)]:
                 try:
-                    total += process.memory_info().rss
+                    info = process.memory_info() if kind == "rss" else process.memory_full_info()
+                    total += getattr(info, kind)
                 except psutil.NoSuchProcess:
                     continue
             peak = max(peak, total)

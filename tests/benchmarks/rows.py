@@ -13,20 +13,21 @@ from pathlib import Path
 from tests.benchmarks.commands import planned, start_up
 from tests.benchmarks.photons import PHOTON_ROWS
 from tests.benchmarks.ranks import RANK_ROWS
+from tests.benchmarks.training import FULL, QUICK
 
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """One bar: a program of ours over a peer's, by a figure that both give."""
+    """One bar, if any: a program of ours over a peer's, by a figure that both give; with decibels the peer's less ours."""
 
     case: str
     title: str
     ours: str
     peer: str
     edge: int
-    bar: float
+    bar: float | None
     repeats: int = 3
     figure: str = "seconds"
 
@@ -47,11 +48,12 @@ LIMIT_SECONDS = 1800
 
 
 def program(name: str, folder: Path, edge: int, *more: str) -> dict[str, float]:
-    """One run of one program, ``MODULE.FUNCTION`` of this folder."""
-    module, _, function = name.partition(".")
+    """One run of one program, ``MODULE.FUNCTION [ARGUMENT ...]`` of this folder."""
+    module, _, call = name.partition(".")
+    function, *arguments = call.split()
     try:
         done = subprocess.run(
-            [sys.executable, str(HERE / f"{module}.py"), function, str(folder), str(edge), *more],
+            [sys.executable, str(HERE / f"{module}.py"), function, str(folder), str(edge), *arguments, *more],
             capture_output=True,
             text=True,
             timeout=LIMIT_SECONDS,
@@ -278,6 +280,7 @@ RATIOS = [
         figure="iteration_bytes",
     ),
     *(Ratio(*row) for row in RANK_ROWS),
+    *(Ratio(*row) for size in (FULL, QUICK) for row in size.rows()),
 ]
 
 
@@ -355,3 +358,7 @@ GROUPS = {
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables of the page, and the cases of each."""
+LONG_GROUPS = {
+    f"training{size.suffix}": tuple(dict.fromkeys(case for case, *_ in size.rows())) for size in (FULL, QUICK)
+}
+"""Those that are measured by name alone."""

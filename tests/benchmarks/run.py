@@ -1,4 +1,4 @@
-"""Runs the benchmarks and writes their tables: ``python tests/benchmarks/run.py [GROUP or CASE ...] [--repeats N]``.
+"""Runs the benchmarks and writes their tables: ``python tests/benchmarks/run.py [GROUP or CASE ...] [--repeats N] [--quick]``.
 
 Each ratio comes from programs that take turns (A B A B ...) in one run, each in a process of its
 own; the table shows the ratio of their medians with the range of the single pairs.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks.rows import FIGURES, GROUPS, RATIOS, program
+from tests.benchmarks.rows import FIGURES, GROUPS, LONG_GROUPS, RATIOS, program
 from tests.benchmarks.turns import machine, take_turns, versions
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
@@ -31,11 +31,13 @@ def measure_ratios(case: str, folder: Path, repeats: int | None) -> list[str]:
     lines = []
     for row in rows:
         ours, peer = ([result[row.figure] for result in results[name]] for name in (row.ours, row.peer))
-        ratio = statistics.median(ours) / statistics.median(peer)
-        pairs = [a / b for a, b in zip(ours, peer, strict=True)]
+        unit = " dB" if row.figure == "decibels" else ""
+        middle = _compared(statistics.median(ours), statistics.median(peer), row.figure)
+        pairs = [_compared(a, b, row.figure) for a, b in zip(ours, peer, strict=True)]
+        bar, verdict = ("", "") if row.bar is None else (f"≤ {row.bar:g}{unit}", _verdict(middle, row.bar))
         lines.append(
-            f"| {row.title} | ≤ {row.bar:g} | **{ratio:.3f}** | {min(pairs):.3f}–{max(pairs):.3f} | "
-            f"{_amount(ours, row.figure)} / {_amount(peer, row.figure)} | {_verdict(ratio, row.bar)} |"
+            f"| {row.title} | {bar} | **{middle:.3f}{unit}** | {min(pairs):.3f}–{max(pairs):.3f} | "
+            f"{_amount(ours, row.figure)} / {_amount(peer, row.figure)} | {verdict} |"
         )
     return lines
 
@@ -54,9 +56,16 @@ def measure_figures(case: str, folder: Path, repeats: int | None) -> list[str]:
     return lines
 
 
+def _compared(ours: float, peer: float, figure: str) -> float:
+    """What has to be at most the bar."""
+    return peer - ours if figure == "decibels" else ours / peer
+
+
 def _amount(values: list[float], figure: str) -> str:
     """The median in its unit."""
     middle = statistics.median(values)
+    if figure == "decibels":
+        return f"{middle:.2f} dB"
     return f"{middle:.2f} s" if figure == "seconds" else f"{middle / 1e6:.0f} MB"
 
 
@@ -65,7 +74,7 @@ def _verdict(value: float, bar: float) -> str:
 
 
 def write_table(group: str, rows: list[str]) -> None:
-    """Put a table into docs/benchmarks.md, between the two marks of its group."""
+    """Put a table into docs/benchmarks.md, between the two marks of its group, if there are such."""
     table = "\n".join(
         [
             f"Measured {date.today().isoformat()}, {machine()}, {versions('dask', 'zarr', 'torch', 'numpy', 'deepinv', 'monai')}.",
@@ -76,32 +85,37 @@ def write_table(group: str, rows: list[str]) -> None:
         ]
     )
     begin, end = f"<!-- {group} -->", f"<!-- /{group} -->"
-    head, _, rest = PAGE.read_text().partition(begin)
+    head, mark, rest = PAGE.read_text().partition(begin)
     _, _, tail = rest.partition(end)
-    PAGE.write_text(f"{head}{begin}\n{table}\n{end}{tail}")
+    if mark:
+        PAGE.write_text(f"{head}{begin}\n{table}\n{end}{tail}")
 
 
 def main() -> None:
-    """Measure the groups and cases named, or everything; the table of each group that is measured as a whole is written."""
-    cases = [case for group in GROUPS.values() for case in group]
+    """Measure the groups and cases named, or all but the long ones; the table of each group that is measured as a whole is written."""
+    groups = GROUPS | LONG_GROUPS
+    cases = [case for group in groups.values() for case in group]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="GROUP|CASE", help=", ".join([*GROUPS, *cases]))
+    parser.add_argument("names", nargs="*", metavar="GROUP|CASE", help=", ".join([*groups, *cases]))
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument(
+        "--quick", action="store_true", help="training: small, to try it; no table is written"
+    )
     given = parser.parse_args()
-    wanted = given.names or list(GROUPS)
-    if unknown := [name for name in wanted if name not in GROUPS and name not in cases]:
-        parser.error(f"there is no {unknown[0]}; write some of {', '.join([*GROUPS, *cases])}")
+    wanted = [f"{name}-quick" if given.quick else name for name in given.names or GROUPS]
+    if unknown := [name for name in wanted if name not in groups and name not in cases]:
+        parser.error(f"there is no {unknown[0]}; write some of {', '.join([*groups, *cases])}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
         for name in wanted:
             rows = []
-            for case in GROUPS.get(name, (name,)):
+            for case in groups.get(name, (name,)):
                 print(case, file=sys.stderr, flush=True)
                 rows += measure_ratios(case, folder, given.repeats)
                 rows += measure_figures(case, folder, given.repeats)
             print("\n".join(rows))
-            if name in GROUPS:
+            if name in groups:
                 write_table(name, rows)
 
 

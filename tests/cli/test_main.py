@@ -293,7 +293,7 @@ def test_a_path_where_nothing_stands_is_wrong_usage(config: Path, command: list[
 def test_a_file_that_is_no_output_is_not_verified(config: Path, name: str) -> None:
     result = RUNNER.invoke(app, ["verify", str(config.with_name(name))])
     assert result.exit_code == 2
-    assert f"{name} is no Zarr that a run wrote" in result.stderr
+    assert f"{name} is no output that a run wrote" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ LIES = [
     ("{name: pnp, denoiser: {name: gaussian, sigma: 0.5}, weight: 1.0}", "{name: tv, weight: .inf}", 8, "prior.weight: weight is inf:"),
     ("{name: pnp, denoiser: {name: gaussian, sigma: 0.5}, weight: 1.0}", "{name: tv, iterations: 0}", 8, "prior.iterations: iterations is 0: write"),
     ("name: pgd", "name: pdg", 9, "solver.name: no solver is called pdg; did you mean pgd?"),
-    ("name: pgd", "name: lanczos", 9, "solver.name: no solver is called lanczos; write one of admm, cg, fista, gd, pgd"),
+    ("name: pgd", "name: lanczos", 9, "solver.name: no solver is called lanczos; write one of admm, cg, fista, gd, osem, pgd, sgd, svrg"),
     ("name: pgd", "name: cg", 8, "prior.name: pnp with solver cg, which knows no prior"),
     ("iterations: 4", "iterations: 0", 9, "solver.iterations: 0 is too small; write at least 1"),
     ("step: auto", "step: -0.5", 9, "solver.step: -0.5 is too small; write more than 0"),

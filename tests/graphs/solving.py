@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from halotile.graphs.jobs.reconstruct.problem.inversion import NORM_ITERATIONS
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.solvers.base import Problem, Solver, State
+from halotile.graphs.solvers.base import CHANGE, LENGTH, Problem, Solver, State
 from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable, Rim
@@ -30,7 +30,7 @@ from halotile.tasks.priors.pnp import Plugged
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
 from halotile.tasks.step import View
-from halotile.tasks.terms import Gradient, NormalImage, Term
+from halotile.tasks.terms import MISFIT, Gradient, NormalImage, Sensitivity, Term
 from tests.graphs.inline import WORDS, InlineIterations, inline
 from tests.support import work_of
 
@@ -108,6 +108,9 @@ def problem_of(
         start=Constant(image.shape, image.dtype),
         step_size=step,
         reach=2 * max(term.operator.reach for term in terms),
+        operators=len(terms),
+        sensitivity=lambda x: Sensitivity(x, terms),
+        parts=lambda numbers: problem_of(image, tuple(terms[n] for n in numbers), prior, step),
     )
 
 
@@ -167,7 +170,10 @@ def in_memory(solver: Solver, problem: Problem, iterations: int) -> tuple[Pixels
         step = solver.step(problem, state, read)
         made: dict[str, Readable] = {name: InMemory(read_all(image)) for name, image in step.images.items()}
         by_image = {id(step.images[name]): image for name, image in made.items()}
-        sums = {}
+        sums = {MISFIT: 0.0}
+        if "x" in made:
+            after, before = (read_all(each).astype(float) for each in (made["x"], read("x", 0)))
+            sums |= {CHANGE: float(np.sum((after - before) ** 2)), LENGTH: float(np.sum(after**2))}
         for wanted in step.sums:
             a, b = (
                 read_all(by_image.get(id(part), part)).astype(float) for part in (wanted.left, wanted.right)

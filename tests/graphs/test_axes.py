@@ -102,7 +102,7 @@ def test_the_job_gives_what_the_file_does_not_know(tmp_path: Path, spacing: dict
     task = work_of(plan).task
     assert plan.summary()["tiled_axes"] == "zyx"
     assert task.denoiser.spacing == ((1.5, 1, 1) if spacing["z"] != 1 else None)
-    layout = plan.work.outputs[0].layout
+    layout = plan.layout
     assert layout.scale == ((0.15, 0.1, 0.1) if spacing["z"] != 1 else (1.0, 1.0, 1.0))
     assert layout.units == (("micrometer",) * 3 if spacing["z"] != 1 else (None,) * 3)
 

@@ -252,16 +252,6 @@ def test_noise_is_that_of_the_operator_until_it_is_set(ctx: DistributedContext) 
     assert [float((a - b).abs().max()) for a, b in zip(stack(x), stack.A(x), strict=True)] == [0, 0]
 
 
-def test_gradients_that_would_be_lost_are_refused_or_reported(ctx: DistributedContext) -> None:
-    x = image(1, 1, 20, 24).requires_grad_()
-    blur = physics.Blur(filter=kernel(3), padding="circular")
-    with pytest.raises(ConfigError, match=r"filter wants a gradient.*Write filter\.detach\(\)"):
-        distribute([blur], ctx).A(x, filter=kernel(3).requires_grad_())
-    blur.filter = torch.nn.Parameter(kernel(3))
-    with pytest.warns(UserWarning, match=r"operator 0 \(Blur\) has weights that want gradients \(filter\)"):
-        distribute([blur], ctx)
-
-
 SIZES = {"odd": (1, 65, 47), "odd by odd": (1, 63, 45)}
 
 

@@ -19,6 +19,7 @@ from halotile.cli.status import find_run, output_of
 from halotile.errors import ConfigError, OutputInUse, OutputRefused, ResumeRefused
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage
+from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.kinds.sections import Cluster, Job, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.outputs import claim as claiming
@@ -69,6 +70,7 @@ def fill(job: Job, blocks: int = 100, *, fresh: bool = False) -> None:
     """Write so many blocks, as a run does."""
     with claim(make_plan(job, fresh=fresh)) as outputs:
         for held in outputs.held:
+            assert isinstance(held.output, OutputArray)
             writer = ShardWriter(held.output.path, held.output.layout)
             for block in held.output.grid:
                 if (blocks := blocks - 1) < 0:

@@ -17,6 +17,8 @@ from halotile.graphs.solvers.cg import ConjugateGradients
 from halotile.graphs.solvers.fista import Fista
 from halotile.graphs.solvers.gd import GradientDescent
 from halotile.graphs.solvers.pgd import ProximalGradient
+from halotile.graphs.solvers.sgd import SubsetDescent
+from halotile.graphs.solvers.svrg import ReducedVariance
 from halotile.registry import names
 from halotile.storage.grid import Region
 from halotile.tasks.block import BlockRunner
@@ -54,6 +56,8 @@ SOLVERS: dict[str, Any] = {
     "fista": Fista(),
     "admm": Admm(),
     "cg": ConjugateGradients(),
+    "sgd": SubsetDescent(subsets=2, decay=0.1),
+    "svrg": ReducedVariance(),
 }
 STEP = 0.5
 
@@ -74,12 +78,12 @@ def prior_of(name: str, image: Any, block: int, tile: int, folder: Path) -> Prio
 
 
 def test_every_solver_is_tried() -> None:
-    assert {*SOLVERS, "lanczos"} == set(names("solvers"))
+    assert {*SOLVERS, "osem", "lanczos"} == set(names("solvers"))  # osem in test_ordered_subsets.py
 
 
 @pytest.mark.parametrize("boundary", ["circular", "reflect", "zero"])
 @pytest.mark.parametrize("prior", ["none", "l1", "tv", "gaussian", "dncnn"])
-@pytest.mark.parametrize("solver", ["gd", "pgd", "fista", "admm"])
+@pytest.mark.parametrize("solver", ["gd", "pgd", "fista", "admm", "sgd", "svrg"])
 def test_fused_passes_have_the_bits_of_whole_images(
     tmp_path: Path, solver: str, prior: str, boundary: str
 ) -> None:

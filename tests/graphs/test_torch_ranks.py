@@ -15,7 +15,7 @@ import torch
 
 from halotile import DistributedContext, torch_group
 from halotile.errors import ConfigError, RankFailed
-from halotile.graphs.distributed.torch_ranks import TorchProgram
+from halotile.graphs.runs.passes.torch_ranks import TorchProgram
 from halotile.graphs.scripts.torch_script import run_rank_of_script
 from halotile.tasks.groups.group import TorchGroup
 from tests.graphs import ranks

@@ -318,6 +318,6 @@ def test_a_chunk_that_cannot_be_read_does_not_keep_a_plan_from_being_made(tmp_pa
     (chunk,) = (tmp_path / "in.zarr/c/1").glob("1")
     chunk.write_bytes(b"none")
     plan = make_plan(job_of(path, tmp_path / "out.zarr", "gaussian", {"sigma": 1.0}))
-    omero = plan.outputs[0].layout.omero
+    omero = plan.layout.omero
     assert omero is not None
     assert omero["channels"][0]["window"] == {"start": 0, "end": 1, "min": 0, "max": 1}

@@ -124,6 +124,8 @@ def make_file(name: str, folder: Path) -> None:
         group = zarr.create_group(folder / name)
         group.attrs["ome"] = {"version": "0.5", "multiscales": [{"datasets": [{"path": "0"}]}]}
         group.create_array("0", data=np.resize(pixels, (2100, 1500)), chunks=(512, 512))
+    elif name == "bare.zarr":
+        zarr.create_array(folder / name, data=np.resize(pixels, (2100, 1500)), chunks=(512, 512))
     elif name in ("sigma.npy", "mask.npy"):
         np.save(folder / name, np.full(pixels.shape, 0.1, np.float32))
     elif name == "job.yaml":

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import halotile
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.storage.grid import Grid, Region
-from tests.support import job_of, read_zarr, run_inline, write_zarr
+from tests.support import read_zarr
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,26 +110,6 @@ def test_a_trained_network_is_one_that_a_job_can_use(tmp_path: Path) -> None:
     image = torch.rand(1, 1, 20, 20)
     with torch.no_grad():
         assert torch.allclose(model(image), image - stack(image), atol=1e-6)
-
-
-def test_a_network_learns_from_a_noisy_image_alone(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-    from skimage.data import retina
-
-    from halotile.tasks.groups.group import TorchGroup
-
-    trainer = load("train_unet.py")
-    clean = retina()[400:656, 500:756, 1].astype(np.float32) / 255
-    noisy = clean + 0.1 * np.random.default_rng(0).standard_normal(clean.shape).astype(np.float32)
-    source = write_zarr(tmp_path / "noisy.zarr", noisy)
-    weights = trainer.train(TorchGroup(), source, 60, 8, 2)
-    save_file(weights, tmp_path / "unet.safetensors")
-    denoised = run_inline(
-        job_of(source, tmp_path / "out.zarr", "unet", {"weights": str(tmp_path / "unet.safetensors")})
-    )
-    before, after = (np.mean((pixels - clean) ** 2) for pixels in (noisy, denoised))
-    assert 10 * np.log10(before / after) > 4
-    assert not list(tmp_path.glob("*.training"))
 
 
 def output_of(name: str, options: list[str], capsys: pytest.CaptureFixture[str], **names: object) -> str:

@@ -24,11 +24,13 @@ EXAMPLES = {
     "denoise": ("job-file.md", "every-key.yaml"),
     "reconstruct": ("reconstruction.md", "every-key-of-a-reconstruction.yaml"),
     "simulate": ("reconstruction.md", "every-key-of-a-simulation.yaml"),
+    "train": ("training.md", "every-key-of-a-training.yaml"),
 }
 SHARED = {
     "denoise": (),
     "reconstruct": ("output", "tile", "run", "cluster"),
     "simulate": ("run", "cluster"),
+    "train": ("input", "run", "cluster"),
 }
 """Sections that are those of a denoising job."""
 ADVISED = {("denoise", "denoiser"): {"sigma": "auto"}}
@@ -50,7 +52,7 @@ def examples() -> dict[str, dict[str, Any]]:
 
 def test_the_examples_have_every_part(examples: dict[str, dict[str, Any]]) -> None:
     for job, part in zip(kind_names(), config_schema()["anyOf"], strict=True):
-        left_out = {*SHARED[job]} - {"output"}
+        left_out = {*SHARED[job]} - {"input", "output"}
         assert set(examples[job]) == set(part["properties"]) - left_out
 
 
@@ -76,14 +78,18 @@ def test_the_examples_have_every_key_with_its_default(
     check_values(written, schema)
 
 
-@pytest.mark.parametrize("job", ["reconstruct", "simulate"])
+@pytest.mark.parametrize("job", ["reconstruct", "simulate", "train"])
 def test_the_examples_have_every_key_outside_of_sections(
     examples: dict[str, dict[str, Any]], job: str
 ) -> None:
     tree, values = examples[job], keys_of(job).values
     assert values is not None
     check_values({field.name: tree[field.name] for field in dataclasses.fields(values)}, values)
-    (operator,) = tree["operators"]
+
+
+@pytest.mark.parametrize("job", ["reconstruct", "simulate"])
+def test_the_examples_have_every_key_of_an_operator(examples: dict[str, dict[str, Any]], job: str) -> None:
+    (operator,) = examples[job]["operators"]
     written = written_form(OperatorChoice, OperatorChoice.declared(operator["name"]))
     check_values({k: v for k, v in operator.items() if k != "name"}, written)
 
@@ -91,6 +97,11 @@ def test_the_examples_have_every_key_outside_of_sections(
 @pytest.mark.parametrize("name", registry.names("denoisers"))
 def test_the_table_has_every_option_and_marks_those_that_must_be_written(name: str) -> None:
     check_row("denoisers.md", name, registry.find("denoisers", name).DENOISER)
+
+
+@pytest.mark.parametrize("name", registry.names("networks"))
+def test_the_table_has_every_network(name: str) -> None:
+    check_row("training.md", name, registry.find("networks", name).NETWORK)
 
 
 @pytest.mark.parametrize("name", OperatorChoice.accepted())

@@ -1,4 +1,4 @@
-"""Images to which levels are added in the tests."""
+"""Images to which levels are added in the tests, and a disk on which that is interrupted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 import zarr
 from numpy.typing import NDArray
 
+from halotile.storage.disk.durable import Buffers, Disk
 from halotile.storage.images import added_levels
+from halotile.storage.images.added_levels import WORK
 from halotile.storage.sharded import levels
 from tests.support import noisy_image
 
@@ -98,3 +100,42 @@ def small_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(levels, "SMALLEST_SHARD", 4)
     monkeypatch.setattr(added_levels, "PART_BYTES", 4096)
     monkeypatch.setattr(added_levels, "SHARD_BYTES", 4096)
+
+
+class Killed(Exception):
+    """End of the program."""
+
+
+class MortalDisk(Disk):
+    """A disk on which the program is killed before a write operation, or in the middle of a write."""
+
+    def __init__(self, last: int) -> None:
+        self.left = last
+
+    def _count(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+    def _write(self, fd: int, buffers: Buffers) -> int:
+        if self.left == 0:
+            super()._write(fd, [memoryview(buffers[0])[:3]])
+        self._count()
+        return super()._write(fd, buffers)
+
+    def _replace(self, old: Path, new: Path) -> None:
+        self._count()
+        super()._replace(old, new)
+
+    def _mkdir(self, path: Path, mode: int) -> None:
+        self._count()
+        super()._mkdir(path, mode)
+
+    def _unlink(self, path: Path) -> None:
+        if self.left > 0 or (WORK in path.parts and not path.name.endswith(".partial")):
+            self._count()
+            super()._unlink(path)  # a killed program removes nothing
+
+    def _rmdir(self, path: Path) -> None:
+        self._count()
+        super()._rmdir(path)

@@ -14,12 +14,14 @@ import zarr
 
 from halotile.errors import DamagedData, DiskRefused, InputError, OutputInUse
 from halotile.storage.arrays import open_source
-from halotile.storage.disk.durable import Buffers, Disk
+from halotile.storage.disk.durable import Disk
 from halotile.storage.images.added_levels import WORK, add_levels
 from halotile.storage.run_directory.directory import RunDirectory
 from tests.storage.adding import (
     FORMATS,
     SHAPE,
+    Killed,
+    MortalDisk,
     check_equal,
     save_image,
     small_images,
@@ -32,45 +34,6 @@ from tests.support import noisy_image
 @pytest.fixture(autouse=True)
 def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     small_images(monkeypatch)
-
-
-class Killed(Exception):
-    """End of the program."""
-
-
-class MortalDisk(Disk):
-    """A disk on which the program is killed before a write operation, or in the middle of a write."""
-
-    def __init__(self, last: int) -> None:
-        self.left = last
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Killed
-
-    def _write(self, fd: int, buffers: Buffers) -> int:
-        if self.left == 0:
-            super()._write(fd, [memoryview(buffers[0])[:3]])
-        self._count()
-        return super()._write(fd, buffers)
-
-    def _replace(self, old: Path, new: Path) -> None:
-        self._count()
-        super()._replace(old, new)
-
-    def _mkdir(self, path: Path, mode: int) -> None:
-        self._count()
-        super()._mkdir(path, mode)
-
-    def _unlink(self, path: Path) -> None:
-        if self.left > 0 or (WORK in path.parts and not path.name.endswith(".partial")):
-            self._count()
-            super()._unlink(path)  # a killed program removes nothing
-
-    def _rmdir(self, path: Path) -> None:
-        self._count()
-        super()._rmdir(path)
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata", "ignore:Object at")

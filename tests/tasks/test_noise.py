@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from skimage.data import binary_blobs, camera, retina
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.tasks.noise import estimate
-from halotile.tasks.noise.estimate import estimate_noise_levels, sample_regions
+from halotile.tasks.noise.estimate import estimate_noise_levels, measure_plane, plane_level, sample_regions
 
 
 @dataclass
@@ -191,3 +192,81 @@ def test_saturated_pixels_do_not_count_beside_holes_either() -> None:
     pixels = np.clip(0.5 + 0.5 * noisy((600, 600), 0.2), 0.3, 9.0)
     pixels[np.random.default_rng(0).random((600, 300)).repeat(2, 1) < 0.55] = np.nan
     assert level_of(Stored(pixels)) == pytest.approx(0.1, rel=0.15)
+
+
+def cut_off(pixels: NDArray[np.float64], share: float, side: str) -> NDArray[np.float64]:
+    """Pixels of which this share lies at one end of the range, or at both together."""
+    low = {"low": share, "high": 0.0, "both": share / 2}[side]
+    return np.clip(pixels, np.quantile(pixels, low), np.quantile(pixels, 1 + low - share))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.4, 0.54, 0.7])
+@pytest.mark.parametrize("side", ["low", "high", "both"])
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "uint16"])
+def test_noise_that_was_cut_off_counts_as_before(share: float, side: str, dtype: str) -> None:
+    pixels = cut_off(np.random.default_rng(0).normal(10, 0.1, (512, 512)), share, side)
+    steps = 0.9 * 255 / np.ptp(pixels) if dtype == "uint8" else 50_000
+    pixels = np.rint((pixels - pixels.min()) * steps).astype(dtype)
+    tolerance = 0.12 if dtype == "uint8" else 0.1
+    assert level_of(Stored(pixels)) == pytest.approx(0.1 * steps, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", ["retina", "camera"])
+@pytest.mark.parametrize("sigma", [0.05, 0.2])
+@pytest.mark.parametrize("share", [0.2, 0.54, 0.7])
+@pytest.mark.parametrize("side", ["low", "both"])
+def test_noise_that_was_cut_off_in_a_photograph_counts_as_before(
+    name: str, sigma: float, share: float, side: str
+) -> None:
+    image = (retina()[300:900, 100:700, 1] if name == "retina" else camera()) / 255
+    pixels = image + sigma * np.random.default_rng(7).standard_normal(image.shape)
+    whole = level_of(Stored(pixels))
+    assert level_of(Stored(np.clip(pixels, 0, 1))) == pytest.approx(whole, rel=0.04)
+    assert level_of(Stored(cut_off(pixels, share, side))) == pytest.approx(
+        whole, rel=0.17 if share > 0.6 else 0.08
+    )
+
+
+@pytest.mark.parametrize("white", [False, True])
+@pytest.mark.parametrize("kind", ["blobs", "fine blobs", "grid", "dead pixels", "most"])
+def test_black_and_white_places_are_no_noise_that_was_cut_off(kind: str, white: bool) -> None:
+    random = np.random.default_rng(3)
+    places = {
+        "blobs": binary_blobs(512, 0.2, rng=random),
+        "fine blobs": binary_blobs(512, 0.01, volume_fraction=0.4, rng=random),
+        "grid": np.add.outer(np.arange(512) % 8 == 0, np.arange(512) % 8 == 0),
+        "dead pixels": random.random((512, 512)) < 0.2,
+        "most": ~binary_blobs(512, 0.1, volume_fraction=0.1, rng=random),
+    }[kind]
+    pixels = 0.1 * random.standard_normal((512, 512))
+    pixels[places] = 0.6 if white else -0.6
+    assert level_of(Stored(pixels)) == pytest.approx(0.1, rel=0.04)
+
+
+def test_black_beside_white_is_not_cut_off_at_both_ends() -> None:
+    board = np.add.outer(np.arange(512) // 25, np.arange(512) // 25) % 2
+    pixels = board + 0.1 * np.random.default_rng(0).standard_normal(board.shape)
+    assert level_of(Stored(pixels.clip(0, 1))) == pytest.approx(0.1, rel=0.1)
+
+
+def test_the_zeros_of_few_counts_are_not_cut_off() -> None:
+    random = np.random.default_rng(0)
+    sky = random.poisson(0.3, (512, 512))
+    assert level_of(Stored(sky)) == pytest.approx(0.3**0.5, rel=0.1)
+    stars = sky + random.poisson(4.0, sky.shape) * binary_blobs(512, 0.02, volume_fraction=0.1, rng=random)
+    assert level_of(Stored(stars)) < 0.7
+
+
+def test_noise_of_which_too_little_is_left_is_known_as_such() -> None:
+    noise = np.random.default_rng(0).standard_normal((256, 256))
+    found = measure_plane([cut_off(noise, 0.8, "low")])
+    assert found.level < 0.2
+    assert found.share == pytest.approx(0.8, abs=0.01)
+    assert found.saturated[0] == pytest.approx(0.84, abs=0.01)
+    assert np.isnan(found.saturated[1])
+    assert measure_plane([cut_off(noise, 0.5, "low")]).share == 0
+    assert measure_plane([np.random.default_rng(0).poisson(0.3, (256, 256)).astype(float)]).share == 0
+
+
+def test_no_squares_have_no_level() -> None:
+    assert np.isnan(plane_level([]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -33,8 +34,9 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
         )
     if outcome.done > outcome.resumed:
         rate = rate_text(outcome.megapixels_per_second)
+        if outcome.megapixels_per_second:
+            rows.append(("throughput", f"{rate} over {seconds_text(outcome.seconds)}"))
         rows += [
-            ("throughput", f"{rate} over {seconds_text(outcome.seconds)}"),
             (
                 "time",
                 f"{seconds_text(total_seconds)} in all, of which {seconds_text(plan_seconds)} to plan and "
@@ -55,7 +57,9 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
 
 
 def look_rows(output: str) -> list[Row]:
-    """Return commands that show an output."""
+    """Return commands that show an output; none for a file, which is no image."""
+    if os.path.isfile(output):
+        return []
     return [
         ("look at it", f"recon-cli preview {_quoted(output)} {_quoted(_image_of(output))}"),
         ("", f"napari {_quoted(output)}"),

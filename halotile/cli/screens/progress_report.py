@@ -154,7 +154,8 @@ def figures(progress: Progress) -> list[str]:
     """Return progress and speed; values that are not known yet are left out."""
     parts = [f"{percent(progress.done, progress.total):.0f} %"]
     if progress.done > progress.resumed and progress.seconds > 0:
-        parts += [rate_text(progress.megapixels_per_second), f"{progress.megabytes_per_second:.0f} MB/s"]
+        if progress.pixels_done:
+            parts += [rate_text(progress.megapixels_per_second), f"{progress.megabytes_per_second:.0f} MB/s"]
         if progress.done < progress.total:
             parts.append(f"{seconds_text(progress.eta_seconds)} left")
     parts.append(counted(progress.workers, "worker"))

@@ -28,12 +28,12 @@ from halotile.graphs.clusters.scheduler import joined
 from halotile.graphs.distributed import dask_arrays
 from halotile.graphs.distributed.memory_check import check_memory, task_bytes
 from halotile.graphs.distributed.rank import SingleRank
-from halotile.graphs.distributed.torch_ranks import TorchProgram, call_with_group
 from halotile.graphs.kinds import sections
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.resources.memory import machine_bytes
 from halotile.graphs.rules.arguments import Words, cluster_of
 from halotile.graphs.runs.passes.futures import await_all, results
+from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group
 from halotile.graphs.tree_sum import groups_of, key_of, plan_sums
 from halotile.registry import find
 from halotile.storage.rim import Array

@@ -27,6 +27,7 @@ def distribute(
     patch_size: int | Sequence[int] = 256,
     overlap: int | Sequence[int] = 64,
     max_batch_size: int | None = None,
+    images_per_task: int | None = None,
     blending: str | None = None,
     unsafe: bool = False,
     **kwargs: Any,
@@ -75,6 +76,9 @@ def distribute(
         Size of the tiles, and width of the halo that they are computed with on each side.
     max_batch_size : int, optional
         Tiles that are processed at once.
+    images_per_task : int, optional
+        Images of a batch that are processed at once, for networks that treat them one by one: a batch is then spread over
+        the workers. All of them when left out.
     blending : str, optional
         ``linear`` or ``hann`` blends neighbouring tiles where they overlap, with weights that add up to 1. It
         hides the seams of a denoiser whose receptive field exceeds ``overlap``. Within ``overlap`` there are
@@ -118,6 +122,7 @@ def distribute(
         overlap=overlap,
         tiling_dims=tiling_dims,
         max_batch_size=max_batch_size,
+        images_per_task=images_per_task,
         blending=blending,
         unsafe=unsafe,
     )

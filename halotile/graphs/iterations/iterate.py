@@ -21,6 +21,7 @@ from halotile.graphs.runs.outputs.damage import image_digest
 from halotile.graphs.runs.passes.books import remove_books
 from halotile.graphs.solvers.base import (
     CHANGE,
+    EPOCH,
     ERROR,
     LENGTH,
     PRIOR,
@@ -323,11 +324,11 @@ class Iterations:
 
     def _row(self, sums: Mapping[str, float], after: State) -> FigureRow:
         row: FigureRow = {"iteration": self._iteration_of(after.iteration)}
-        if MISFIT in sums:
+        if MISFIT in sums and not self.solver.traits.by_subsets:
             row[MISFIT] = max(sums[MISFIT] + self.problem.misfit_of_zero, 0.0)
         row |= {
             name: after.numbers[name]
-            for name in (MISFIT, RESIDUAL, RECOMPUTED, SPENT)
+            for name in (MISFIT, RESIDUAL, RECOMPUTED, SPENT, EPOCH)
             if name in after.numbers
         }
         if MISFIT in row and PRIOR in sums:

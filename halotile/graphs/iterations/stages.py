@@ -60,8 +60,17 @@ class StagedStep:
     def __init__(self, problem: Problem, vectors: Vectors) -> None:
         self.vectors = vectors
         self.requested: list[Stage] = []
-        self.problem = replace(
-            problem, gradient=self._stored(problem.gradient), normal=self._stored(problem.normal)
+        self.problem = self._staged(problem)
+
+    def _staged(self, problem: Problem) -> Problem:
+        """Return the problem, and those of its parts, with maps that read what will be stored."""
+        sensitivity, parts = problem.sensitivity, problem.parts
+        return replace(
+            problem,
+            gradient=self._stored(problem.gradient),
+            normal=self._stored(problem.normal),
+            sensitivity=sensitivity and self._stored(sensitivity),
+            parts=parts and (lambda numbers: self._staged(parts(numbers))),
         )
 
     def _stored(self, operation: Map) -> Map:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from halotile.graphs.kinds.steps import Steps
+from halotile.graphs.kinds.terms import Numbered, TermWork
 from halotile.graphs.waiting import Report, no_report
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from halotile.storage.grid import Grid
     from halotile.storage.run_directory.directory import RunDirectory
     from halotile.storage.sharded.layout import Layout
+    from halotile.storage.sharded.output import AnyLayout, FileLayout
     from halotile.tasks.block import BlockTask
-    from halotile.tasks.contributions import Part
 
 Figures = Mapping[str, Any]
 """Figures of a plan by name, as ``plan --json`` shows them."""
@@ -128,28 +129,43 @@ class PlanRequest:
 
 
 @dataclass(frozen=True)
-class OutputArray:
-    """An array that a job writes, with a journal of its own.
+class JobOutput:
+    """Something that a job writes, with a journal of its own.
 
     Parameters
     ----------
     path : Path or ObjectPath
-        Path of the array.
-    layout : Layout
-        Everything about the array except its pixels.
+        Its path.
+    layout : Layout or FileLayout
+        Everything about it except its content.
     grid : Grid
         Blocks of the pass that writes it.
     overwrite : bool
-        Replace an array that exists at the path.
+        Replace what exists at the path.
     key : str
         Key of the path in the job.
     """
 
     path: OutputPath
-    layout: Layout
+    layout: AnyLayout
     grid: Grid
     overwrite: bool = False
     key: str = "output.path"
+
+
+@dataclass(frozen=True)
+class OutputArray(JobOutput):
+    """An array that a job writes."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class OutputFile(JobOutput):
+    """A file that a job writes as a whole."""
+
+    path: Path
+    layout: FileLayout
 
 
 @dataclass(frozen=True)
@@ -184,7 +200,7 @@ class Pass:
         Name of the pass in :attr:`Work.passes`, and on the dashboard.
     task : BlockTask
         Work of a worker on a block.
-    books : OutputArray or Books
+    books : JobOutput or Books
         Place of the journal: an output, or a folder of scratch arrays.
     number : int
         Number of the pass among those of its phase.
@@ -204,7 +220,7 @@ class Pass:
 
     phase: str
     task: BlockTask
-    books: OutputArray | Books
+    books: JobOutput | Books
     number: int = 0
     title: str = ""
     iteration: int | None = None
@@ -217,46 +233,6 @@ class Pass:
     def grid(self) -> Grid:
         """Blocks of the pass."""
         return self.task.grid
-
-
-class Numbered(Protocol):
-    """A computation with its number and its totals."""
-
-    @property
-    def number(self) -> int:
-        """Its place in the order."""
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        """The totals that it is part of."""
-
-
-class SumFunctions(Protocol):
-    """The functions that workers call to compute and to add up."""
-
-    @property
-    def phase(self) -> str:
-        """Name of the tasks on the dashboard."""
-
-    @property
-    def what(self) -> str:
-        """The unit that a number counts: operator, tile."""
-
-    @property
-    def compute(self) -> Callable[..., Any]:
-        """``compute(calls, after)`` returns the result of several calls; it only waits for ``after``."""
-
-    @property
-    def add(self) -> Callable[[list[Any]], Any]:
-        """``add(results)`` returns their sum."""
-
-
-class TermWork(SumFunctions, Protocol):
-    """Work of the workers on the terms of one sum; pickles to a few kilobytes."""
-
-    @property
-    def keep(self) -> Callable[[Part], Part]:
-        """Function that writes the total; it is durable on return."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +253,7 @@ class Gather:
         Folder of the partial sums while they are needed.
     books : Books
         Journal, of a single block, and sums.
-    number, title : int, str
+    number, title
         As of :class:`Pass`.
     """
 
@@ -289,6 +265,38 @@ class Gather:
     books: Books
     number: int = 0
     title: str = ""
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """A program of one rank on each worker, with a checkpoint.
+
+    Parameters
+    ----------
+    phase : str
+        Name of the phase in :attr:`Work.passes`, whose blocks are the steps of the program.
+    program : callable
+        Called on each worker with its :class:`~halotile.tasks.groups.group.TorchGroup`. It goes on from its checkpoint.
+    books : Books
+        Journal of a single block, all steps, and the folder of the checkpoint.
+    look, forget : callable
+        Return the number of steps that are done, several times a second; remove the checkpoint, which may come from another input.
+    device, number, title : str, int, str
+        ``cpu`` or ``cuda``; others as of :class:`Pass`.
+    """
+
+    phase: str
+    program: Callable[[Any], None]
+    books: Books
+    look: Callable[[], int]
+    forget: Callable[[], None]
+    device: str = "cpu"
+    number: int = 0
+    title: str = ""
+
+
+AnyPass = Pass | Gather | RankProgram
+"""A part of a job, which the driver takes through a cluster."""
 
 
 @dataclass(frozen=True)
@@ -365,8 +373,8 @@ class Work(ABC):
 
     @property
     @abstractmethod
-    def outputs(self) -> tuple[OutputArray, ...]:
-        """The arrays that are written; the run directory lies beside the first."""
+    def outputs(self) -> tuple[JobOutput, ...]:
+        """The arrays and files that are written; the run directory lies beside the first."""
 
     @property
     @abstractmethod
@@ -387,5 +395,5 @@ class Work(ABC):
         return Inspection()
 
     @abstractmethod
-    def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
+    def run(self, at: Place) -> Generator[AnyPass, Sums, None]:
         """Yield passes until every output is written. Finished ones may be yielded again: journals skip them."""

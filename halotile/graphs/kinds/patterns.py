@@ -29,7 +29,7 @@ def is_pattern(path: str) -> bool:
 def takes_many(job: Job) -> bool:
     """Return True where the input of a job is a pattern."""
     section = getattr(job, "input", None)
-    return section is not None and is_pattern(section.path)
+    return section is not None and not job.joins_images and is_pattern(section.path)
 
 
 def jobs_of(job: AJob) -> dict[str, AJob]:

@@ -279,6 +279,8 @@ class Job(ABC):
 
     kind: ClassVar[str]
     """Name of the kind: that of its folder or entry point."""
+    joins_images: ClassVar[bool] = False
+    """True where several images that a pattern matches are the input of one job."""
 
     run: Run = field(default_factory=Run)
     cluster: Cluster = field(default_factory=Cluster)

@@ -17,6 +17,7 @@ from halotile.graphs.plans.plan import Plan
 from halotile.graphs.rules.check import check_job
 from halotile.graphs.waiting import Report, no_report
 from halotile.storage.disk.object_path import ObjectPath, lies_in
+from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output_disk import MOST_PUT_BYTES
 
 
@@ -96,8 +97,10 @@ def _check_puts(plan: Plan) -> None:
     """Refuse shards that cannot be put into a store at once."""
     for output in plan.outputs:
         layout = output.layout
+        if not isinstance(output.path, ObjectPath) or not isinstance(layout, Layout):
+            continue
         shard_bytes = math.prod(map(min, layout.shard, layout.shape)) * np.dtype(layout.dtype).itemsize
-        if isinstance(output.path, ObjectPath) and shard_bytes > MOST_PUT_BYTES:
+        if shard_bytes > MOST_PUT_BYTES:
             raise ConfigError(
                 f"output.shard is {list(layout.shard)}, {bytes_text(shard_bytes)} each, and a store takes {bytes_text(MOST_PUT_BYTES)} "
                 "at once. Write a smaller one."

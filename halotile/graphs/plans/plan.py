@@ -11,7 +11,7 @@ from typing import Any
 
 from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.amounts import bytes_text
-from halotile.graphs.kinds.base import JobKind, OutputArray, Work
+from halotile.graphs.kinds.base import JobKind, JobOutput, Work
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Cluster, Job, Run, parse_bytes
 from halotile.graphs.plans.identity import fingerprint
@@ -21,7 +21,7 @@ from halotile.storage.arrays import Source
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.sharded.output import Layout
+from halotile.storage.sharded.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Plan:
         return kind_of(self.job)
 
     @property
-    def outputs(self) -> tuple[OutputArray, ...]:
+    def outputs(self) -> tuple[JobOutput, ...]:
         """The arrays that are written; messages and status name the first."""
         return self.work.outputs
 
@@ -153,8 +153,10 @@ class Plan:
 
     @property
     def layout(self) -> Layout:
-        """Layout of the first output."""
-        return self.outputs[0].layout
+        """Layout of the first output, an array."""
+        layout = self.outputs[0].layout
+        assert isinstance(layout, Layout)
+        return layout
 
     @property
     def grid(self) -> Grid:
@@ -260,16 +262,12 @@ class Plan:
 
     def summary(self) -> dict[str, Any]:
         """Return the figures of the plan, for people and for ``--json``."""
-        layout, grid = self.layout, self.grid
+        grid = self.grid
         common = {
             "output": str(self.output),
             "blocks": self.blocks,
             "block": list(grid.block),
-            "shard": list(layout.shard),
-            "chunk": list(layout.chunk),
-            "codec": layout.codec,
-            "format": "ome-zarr" if layout.ome else "zarr",
-            "levels": [list(array.shape) for array in layout.arrays],
+            **self.outputs[0].layout.describe(),
             "peak_memory_per_worker_bytes": self.memory_bytes,
             "memory_per_worker_bytes": parse_bytes(self.run.memory_per_worker),
             "output_bytes": self.output_bytes,

@@ -96,8 +96,8 @@ class Computing(Generic[J]):
         return self.device != "cpu"
 
 
-def compute_on(job: J, denoiser: Denoiser | None) -> Computing[J]:
-    """Decide workers and device of a job, with this denoiser if it has one; without one, the CPU.
+def compute_on(job: J, denoiser: Denoiser | None, *, trains: bool = False) -> Computing[J]:
+    """Decide workers and device of a job, with this denoiser if it has one; without one, the CPU, unless it trains a network.
 
     Raises
     ------
@@ -107,8 +107,10 @@ def compute_on(job: J, denoiser: Denoiser | None) -> Computing[J]:
     precision_requested = job.run.precision
     if denoiser is None:
         remark = f"run.precision is {precision_requested}, which is for networks: this job has none"
-        device, precision = "cpu", "float32"
+        device, precision = device_of(job.run, job.cluster) if trains else "cpu", "float32"
         notes: tuple[str, ...] = (remark,) if precision_requested != "float32" else ()
+        if trains:
+            check_device(job.run, job.cluster, device)
     else:
         device, precision, notes = computed_by(denoiser, device_of(job.run, job.cluster), precision_requested)
         check_device(job.run, job.cluster, device)

@@ -96,7 +96,7 @@ def disagreements(kind: JobKind, parts: Mapping[str, Any]) -> dict[Position, str
     >>> from halotile.graphs.kinds.finder import find_kind
     >>> from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
     >>> disagreements(find_kind("reconstruct"), {"solver": SolverChoice(name="cg"), "prior": PriorChoice(name="l1")})
-    {('prior', 'name'): 'l1 with solver cg, which knows no prior; write none, or solver.name: admm, fista, gd or pgd'}
+    {('prior', 'name'): 'l1 with solver cg, which knows no prior; write none, or solver.name: admm, fista, gd, pgd, sgd or svrg'}
     """
     return apply_rules(rules_of(kind), parts)
 

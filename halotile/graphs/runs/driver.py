@@ -10,7 +10,7 @@ from pathlib import Path
 from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.kinds.base import Books, Gather, Inspection, OutputArray, Pass, Sums
+from halotile.graphs.kinds.base import AnyPass, Books, Gather, Inspection, JobOutput, Pass, RankProgram, Sums
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of
@@ -18,6 +18,7 @@ from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.runs.passes.block_pass import BlockPass
 from halotile.graphs.runs.passes.books import open_books
 from halotile.graphs.runs.passes.gather_pass import ONE_BLOCK, GatherPass
+from halotile.graphs.runs.passes.ranks_pass import RanksPass
 from halotile.graphs.runs.session import ClusterPass, Session, SharedCluster
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import Status
@@ -162,13 +163,13 @@ class _Driver:
             while (next_pass := next_of(passes, sums)) is not None:
                 sums = self._do(next_pass, session)
 
-    def _do(self, next_pass: Pass | Gather, session: Session) -> Sums:
-        if isinstance(next_pass.books, OutputArray):
+    def _do(self, next_pass: AnyPass, session: Session) -> Sums:
+        if isinstance(next_pass.books, JobOutput):
             assert isinstance(next_pass, Pass)
             return self._write_output(next_pass, next_pass.books, session)
         return self._fill_books(next_pass, next_pass.books, session)
 
-    def _write_output(self, next_pass: Pass, output: OutputArray, session: Session) -> Sums:
+    def _write_output(self, next_pass: Pass, output: JobOutput, session: Session) -> Sums:
         journal = self.outputs.journal_of(output)
         given_up = self.bad.setdefault(str(output.path), {})
         blocks = BlockPass(
@@ -180,13 +181,17 @@ class _Driver:
             raise failure_of(self.plan, next_pass.grid, given_up)
         return Sums({}, seconds=blocks.seconds)
 
-    def _fill_books(self, next_pass: Pass | Gather, books: Books, session: Session) -> Sums:
+    def _fill_books(self, next_pass: AnyPass, books: Books, session: Session) -> Sums:
         grid = next_pass.grid if isinstance(next_pass, Pass) else ONE_BLOCK
         with open_books(books, grid, self.plan.fingerprint) as opened:
             if isinstance(next_pass, Gather):
                 gathering = GatherPass(next_pass, opened.journal, opened.ledger, self.context)
                 self._through(next_pass, gathering, 0, session)
                 return opened.sums()
+            if isinstance(next_pass, RankProgram):
+                ranks = RanksPass(next_pass, opened.journal, self.context)
+                self._through(next_pass, ranks, ranks.done, session)
+                return Sums({})
             blocks = BlockPass(
                 next_pass,
                 opened.journal,
@@ -200,7 +205,11 @@ class _Driver:
             return replace(opened.sums(), seconds=blocks.seconds)
 
     def _through(
-        self, next_pass: Pass | Gather, under_way: BlockPass | GatherPass, done: int, session: Session
+        self,
+        next_pass: AnyPass,
+        under_way: BlockPass | GatherPass | RanksPass,
+        done: int,
+        session: Session,
     ) -> None:
         self.status.pass_begins(next_pass.phase, next_pass.number, done)
         self.under_way = under_way
@@ -209,7 +218,7 @@ class _Driver:
             self.pace[next_pass.phase] = under_way.seconds_per_block
         if under_way.disk_error:
             books = next_pass.books
-            written = books.path if isinstance(books, OutputArray) else books.folder
+            written = books.path if isinstance(books, JobOutput) else books.folder
             place = written if isinstance(written, Path) else self.context.directory.path
             raise DiskRefused(describe_full_disk(self.plan, under_way.disk_error, self.outputs.done, place))
         if under_way.untidy:
@@ -244,7 +253,7 @@ class _Driver:
         return inspection
 
 
-def next_of(passes: Generator[Pass | Gather, Sums, None], sums: Sums | None) -> Pass | Gather | None:
+def next_of(passes: Generator[AnyPass, Sums, None], sums: Sums | None) -> AnyPass | None:
     """Return the next pass of a job, after sending it the sums of the pass before; None after the last."""
     try:
         return passes.send(sums) if sums is not None else next(passes)

@@ -20,7 +20,6 @@ from halotile.graphs.runs.status import Status
 from halotile.graphs.watching.dask_report import write_report
 from halotile.graphs.watching.progress import Progress
 from halotile.registry import find
-from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.names import WORKERS
 
 RESTARTS = 3
@@ -33,7 +32,10 @@ class ClusterPass(Protocol):
     phase: str
     disk_error: str | None
     untidy: bool
-    journal: Journal
+
+    @property
+    def done(self) -> int:
+        """Number of its blocks that are done."""
 
     def left(self) -> int:
         """Return the number of blocks that are left."""
@@ -145,7 +147,7 @@ class Session:
         self._last = wanted
         while wanted.left() and not wanted.disk_error:
             wanted.stop_if_asked()
-            before = len(wanted.journal.done)
+            before = wanted.done
             try:
                 phase = wanted.phase if self._used is not None else "start"
                 with self.status.ticking(partial(wanted.progress, phase)):
@@ -157,7 +159,7 @@ class Session:
                 self._end(report=not isinstance(error, Stalled))  # a worker that hangs answers nobody
                 if isinstance(self.given, SharedCluster):
                     self.given.close()
-                restarts = 0 if len(wanted.journal.done) > before else restarts + 1
+                restarts = 0 if wanted.done > before else restarts + 1
                 if restarts >= RESTARTS:
                     raise
                 self.status.report(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.amounts import counted, first_line
-from halotile.graphs.kinds.base import OutputArray, PassCount
+from halotile.graphs.kinds.base import JobOutput, PassCount
 from halotile.graphs.runs.cpu_kinds import record_cpu_kind
 from halotile.graphs.watching.page_feed import Watch
 from halotile.graphs.watching.progress import Observer, Progress
@@ -153,7 +153,7 @@ class Status:
         self.watch.retry(bad.number)
         self.event("retry", block=bad.number, error=bad.error)
 
-    def give_up(self, bad: BadBlock, output: OutputArray | None) -> None:
+    def give_up(self, bad: BadBlock, output: JobOutput | None) -> None:
         """Report a block of an output, or of a scratch array, that failed for good."""
         self.watch.give_up(bad.number)
         shown = output if len(self.plan.outputs) > 1 else None

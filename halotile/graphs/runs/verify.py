@@ -25,7 +25,7 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.names import output_path
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.object_claim import ObjectClaim, elsewhere
-from halotile.storage.sharded.output import Layout, open_output
+from halotile.storage.sharded.output import AnyLayout, open_output
 from halotile.storage.sharded.ownership import added_levels, metadata_problems, restore_metadata
 
 
@@ -86,9 +86,9 @@ def verify(
     """
     path = full_path(output)
     check_reachable(path, "the output")
-    if not path.name or (path.exists() and not path.is_dir()):
-        raise OutputRefused(f"{path} is no Zarr that a run wrote. Give the output.path of a job.")
     directory = RunDirectory.beside(path).of_run()
+    if not path.name or (path.exists() and not path.is_dir() and not directory.path.is_dir()):
+        raise OutputRefused(f"{path} is no output that a run wrote. Give the output.path of a job.")
     directory.check_files()
     stored = _plan_of(directory)
     if stored is not None and path not in _paths_of(directory, stored):  # it belonged to a run that is gone
@@ -154,7 +154,7 @@ class _Written:
     """One output of a run in its current state."""
 
     path: OutputPath
-    layout: Layout
+    layout: AnyLayout
     grid: Grid
     directory: RunDirectory
     owner: str

@@ -9,9 +9,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from halotile.graphs.kinds.base import (
-    Gather,
+    AnyPass,
     IterationRows,
-    OutputArray,
+    JobOutput,
     Pass,
     PassCount,
     Place,
@@ -89,7 +89,7 @@ class ShortWork(Work):
     """Number of all blocks, and seconds for each one that was measured, of every pass of a job without steps."""
 
     @property
-    def outputs(self) -> tuple[OutputArray, ...]:
+    def outputs(self) -> tuple[JobOutput, ...]:
         """Those of the whole work."""
         return self.work.outputs
 
@@ -119,7 +119,7 @@ class ShortWork(Work):
             (int(row[self.steps.unit]), row[key]) for key in itertools.islice(named, 1) for row in self.rows
         )
 
-    def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
+    def run(self, at: Place) -> Generator[AnyPass, Sums, None]:
         """Yield passes until enough is done.
 
         Raises
@@ -132,13 +132,13 @@ class ShortWork(Work):
             while (wanted := next_of(passes, sums)) is not None:
                 if self.steps is None and isinstance(wanted, Pass) and len(wanted.grid) > 1:
                     sums = yield from self._part_of(wanted)
-                elif self.steps is not None and isinstance(wanted.books, OutputArray):
+                elif self.steps is not None and isinstance(wanted.books, JobOutput):
                     break
                 else:
                     sums = yield wanted
         raise Enough
 
-    def _part_of(self, wanted: Pass) -> Generator[Pass | Gather, Sums, Sums]:
+    def _part_of(self, wanted: Pass) -> Generator[AnyPass, Sums, Sums]:
         """Yield the two parts of a pass."""
         total = len(wanted.grid)
         first = self.portion.first_of(total)

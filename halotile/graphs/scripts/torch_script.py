@@ -10,7 +10,7 @@ from distributed import get_worker
 
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.distributed.context import DistributedContext
-from halotile.graphs.distributed.torch_ranks import TorchProgram
+from halotile.graphs.runs.passes.torch_ranks import TorchProgram
 from halotile.tasks.groups.opening import Rendezvous
 from halotile.tasks.groups.script import run_script
 

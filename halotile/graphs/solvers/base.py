@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -26,6 +26,8 @@ RESIDUAL, RECOMPUTED = "residual", "recomputed"
 """Numbers of a state that are reported: the residual relative to the first, and 1 where it was just recomputed."""
 SPENT = "spent"
 """Reported as well: 1 where the residual is as short as rounding permits."""
+EPOCH = "epoch_change"
+"""Reported at the end of an epoch of subsets: the largest change of its iterations."""
 
 Map = Callable[[Readable], Readable]
 """A map from an image to another image of the same shape."""
@@ -75,6 +77,20 @@ class Problem:
 
     plain_gradient: Map | None = None
     """The gradient without recording the misfit; needed where ``per_pass`` is more than 1."""
+
+    operators: int = 1
+    """Number of operators."""
+
+    sensitivity: Map | None = None
+    """``sum_i w_i A_i^T 1``, for an image that only gives the shape."""
+
+    parts: Callable[[Sequence[int]], Problem] | None = None
+    """The problem of some of the operators."""
+
+    def of(self, numbers: Sequence[int]) -> Problem:
+        """Return the problem of the operators of these numbers."""
+        assert self.parts is not None
+        return self.parts(numbers)
 
     @property
     def once(self) -> Problem:
@@ -151,6 +167,10 @@ class SolverTraits:
         The measurements are read in every iteration, not only before the first.
     for_jobs : bool
         The solver can be named in a job.
+    by_subsets : bool
+        Each iteration sees a subset of the operators: a :class:`SubsetSolver`.
+    multiplies : bool
+        The image is multiplied by what the counts of a measurement suggest: nothing may be below 0.
     """
 
     prior_by: Literal["prox", "slope"] | None = "prox"
@@ -160,6 +180,8 @@ class SolverTraits:
     needs_squares: bool = False
     reads_measurements: bool = True
     for_jobs: bool = True
+    by_subsets: bool = False
+    multiplies: bool = False
 
 
 DEFAULT_TRAITS = SolverTraits()

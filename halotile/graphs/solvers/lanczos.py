@@ -61,6 +61,14 @@ class Lanczos(SolverBase):
         """Return the next state, with the sums of all iterations before."""
         return advanced(state, **{f"{name} {state.iteration}": sums[name] for name in (VV, VW, WW)})
 
+    def is_spent(self, state: State) -> bool:
+        """Return True where further passes find nothing."""
+        return is_spent(state)
+
+    def bound(self, state: State) -> float:
+        """Return the bound of ``|A|²``."""
+        return largest_eigenvalue(state)
+
 
 def begun(problem: Problem) -> Problem:
     """Return the problem at the first vector: noise around 1, as well-preserved images are often nearly even."""

@@ -29,7 +29,7 @@ LAST_SECONDS = 2.0
 """Timeout of the last message."""
 ROWS = 400
 """Iterations of the curve, at most."""
-CURVES = ("residual", "objective", "misfit", "change", "psnr")
+CURVES = ("residual", "objective", "misfit", "loss", "validation", "change", "psnr", "rate")
 STAGES = ("read", "compute", "write")
 PROGRESS = (
     "state",

@@ -73,6 +73,8 @@ _FIGURES = {
     "residual": "residual {:.3g}",
     "change": "change {:.3g}",
     "psnr": "PSNR {:.2f} dB",
+    "loss": "loss {:.4g}",
+    "validation": "{:.4g} on held-out patches",
 }
 
 

@@ -210,6 +210,7 @@ def check_place(
     key: str = "output.path",
     remedy: str = "output.overwrite: true",
     may_lack_metadata: bool = False,
+    is_file: bool = False,
 ) -> None:
     """Refuse a path where no output can be created; nothing is changed.
 
@@ -223,6 +224,8 @@ def check_place(
         Key of the path in the job, and the option that permits replacement.
     may_lack_metadata : bool
         True: everything there is known to belong to a run, even without Zarr metadata files.
+    is_file : bool
+        True: the output is a file, which may replace a file only.
 
     Raises
     ------
@@ -233,7 +236,10 @@ def check_place(
     check_path(root, key)
     if not root.exists():
         return
-    _check_removable(root, key, may_lack_metadata)
+    if not is_file:
+        _check_removable(root, key, may_lack_metadata)
+    elif isinstance(root, Path) and not root.is_file():
+        raise OutputRefused(f"{key} is {root}: it is a folder, and the output is a file. Write another path.")
     if not overwrite:
         raise OutputRefused(f"{key} is {root}: something stands there. Write another path, or {remedy}.")
 
@@ -251,8 +257,11 @@ def _check_removable(root: OutputPath, key: str, may_lack_metadata: bool) -> Non
             f"{key} is {root}: it is no Zarr (none of {', '.join(ZARR_FILES)} in it), and is not removed. "
             "Write another path."
         )
-    if isinstance(root, Path):
-        _check_links(root, key)
+    if isinstance(root, Path) and (link := first_link(root)):
+        raise OutputRefused(
+            f"{key} is {root}: {link} is a symlink, so that it has contents elsewhere. "
+            "Remove it by hand, or write another path."
+        )
 
 
 def _check_apart(root: Path, key: str) -> None:
@@ -263,12 +272,10 @@ def _check_apart(root: Path, key: str) -> None:
             raise OutputRefused(f"{key} is {root}: it holds your {name}, and is not removed.")
 
 
-def _check_links(root: Path, key: str) -> None:
-    """Refuse to remove a folder with a symlink in it."""
+def first_link(root: Path) -> str:
+    """Path of a symlink in a folder; empty when there is none."""
     for folder, folders, files in os.walk(root):
         for entry in (os.path.join(folder, name) for name in (*folders, *files)):
             if os.path.islink(entry):
-                raise OutputRefused(
-                    f"{key} is {root}: {entry} is a symlink, so that it has contents elsewhere. "
-                    "Remove it by hand, or write another path."
-                )
+                return entry
+    return ""

@@ -91,7 +91,7 @@ def add_levels(
         raise OutputRefused(
             f"{group}: you may not write there, where its levels would lie. Ask its owner, or copy it."
         )
-    _refuse_unfinished(group)
+    refuse_unfinished(group)
     if (holder := work.is_running()) is not None:
         raise OutputInUse(f"{group}: {describe(holder)} adds its levels. Wait until it ends.")
     with work.lock():
@@ -111,7 +111,7 @@ def add_levels(
     return image.outcome
 
 
-def _refuse_unfinished(group: Path) -> None:
+def refuse_unfinished(group: Path) -> None:
     """Refuse the output of a run that is writing it, or that will go on."""
     beside = RunDirectory.beside(group)
     if not beside.claims_output():
@@ -192,7 +192,7 @@ class _Image:
             raise InputError(
                 f"{self.base.path} {change} while its levels were made, which are left out. Run again."
             )
-        _refuse_unfinished(self.group)
+        refuse_unfinished(self.group)
         for array in arrays:
             if (made := work.state_path / array.name).exists():
                 self.disk.move(made, self.group / array.name)

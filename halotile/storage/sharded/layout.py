@@ -239,6 +239,16 @@ class Layout:
                 own = {**own, "geokeys": dict(place.geokeys)}
         return attributes | ({"halotile": dict(own)} if own else {})
 
+    def describe(self) -> dict[str, Any]:
+        """Figures of the output in a plan."""
+        return {
+            "shard": list(self.shard),
+            "chunk": list(self.chunk),
+            "codec": self.codec,
+            "format": "ome-zarr" if self.ome else "zarr",
+            "levels": [list(array.shape) for array in self.arrays],
+        }
+
     def to_json(self) -> dict[str, Any]:
         """The layout as JSON values."""
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}

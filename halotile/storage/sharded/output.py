@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +32,11 @@ from halotile.storage.sharded.shards import (
     find_problems,
     inspect_index,
 )
+from halotile.storage.sharded.whole_file import UNREADABLE, FileLayout
 
 __all__ = [
+    "AnyLayout",
+    "FileLayout",
     "Layout",
     "ShardWriter",
     "WrittenBlock",
@@ -45,16 +49,16 @@ __all__ = [
 ]
 
 open_output = read_layout
+AnyLayout = Layout | FileLayout
 HALVED_ROWS = 256
 """Edge of the parts of a level that are averaged at once: they and the pixels that they cover stay in the cache."""
-UNREADABLE = "the shard cannot be read"
-"""Problem of a shard that another attempt may be able to read."""
+FOREIGN_FILE = "not what the run wrote there"
 FOREIGN_PIXELS = "whole, but not what the run wrote there: a shard of another place or time"
 """Problem of intact shards with unexpected pixels."""
 
 
 def create_output(
-    path: str | OutputPath, layout: Layout, disk: OutputDisk | None = None, *, overwrite: bool = False
+    path: str | OutputPath, layout: AnyLayout, disk: OutputDisk | None = None, *, overwrite: bool = False
 ) -> None:
     """Create an empty output; durable on return.
 
@@ -62,7 +66,7 @@ def create_output(
     ----------
     path : path
         Path of the Zarr, or its place in an object store. Missing parents are created.
-    layout : Layout
+    layout : Layout or FileLayout
         Layout of the output.
     disk : OutputDisk, optional
         Disk to write with; by default that of the path.
@@ -75,6 +79,8 @@ def create_output(
         When existing data at ``path`` may not be removed; nothing was changed.
     """
     root = path_of(path)
+    if isinstance(layout, FileLayout):
+        return layout.create(Path(str(root)), overwrite=overwrite)
     disk = disk or disk_of(root)
     check_place(root, overwrite=overwrite)
     if root.exists():
@@ -180,9 +186,14 @@ class ShardWriter:
                 yield path, buffers
 
 
+def layout_from_json(values: dict[str, Any]) -> AnyLayout:
+    """The layout of an output that its ``to_json`` wrote."""
+    return FileLayout(**values) if "file_bytes" in values else Layout.from_json(values)
+
+
 def check_block(
     path: str | OutputPath,
-    layout: Layout,
+    layout: AnyLayout,
     region: Region,
     digest: bytes | None = None,
     *,
@@ -211,15 +222,20 @@ def check_block(
     problems, actual = inspect_block(path, layout, region, thorough=thorough)
     if digest is None or problems or actual == digest:
         return problems
+    if isinstance(layout, FileLayout):
+        return [f"{path}: {FOREIGN_FILE}"]
     first, *more = (file for file, _, _ in _shards_of(path, layout, region))
     one_of = f" or one of {len(more)} beside it" if more else ""
     return [f"{first}{one_of}: {FOREIGN_PIXELS}"]
 
 
 def inspect_block(
-    path: str | OutputPath, layout: Layout, region: Region, *, thorough: bool
+    path: str | OutputPath, layout: AnyLayout, region: Region, *, thorough: bool
 ) -> tuple[list[str], bytes]:
     """The problems of the shards that a region overlaps, and the digest of their contents if there are none."""
+    if isinstance(layout, FileLayout):
+        of_file, digest = layout.inspect(Path(str(path)))
+        return [f"{path}: {problem}" for problem in of_file], digest
     problems, digests = [], []
     for file, array, shape in _shards_of(path, layout, region.clip(Region.whole(layout.shape))):
         shard_problems, digest = _inspect_shard(file, array.form, shape, thorough)

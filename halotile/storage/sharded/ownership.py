@@ -18,8 +18,7 @@ from halotile.errors import OutputRefused
 from halotile.storage.disk.durable import GONE, PARTIAL
 from halotile.storage.disk.object_path import OutputPath, files_below, path_of
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
-from halotile.storage.sharded.layout import Layout
-from halotile.storage.sharded.output import FOREIGN_PIXELS
+from halotile.storage.sharded.output import FOREIGN_FILE, FOREIGN_PIXELS, AnyLayout, FileLayout
 from halotile.storage.sharded.output_disk import OutputDisk, disk_of
 from halotile.storage.stored_array import read_error
 
@@ -29,7 +28,7 @@ _IDENTIFYING_KEYS = ("node_type", "shape", "data_type", "chunk_grid", "codecs")
 
 
 def metadata_problems(
-    root: str | OutputPath, layout: Layout, holds_own_pixels: Callable[[], bool] = lambda: False
+    root: str | OutputPath, layout: AnyLayout, holds_own_pixels: Callable[[], bool] = lambda: False
 ) -> list[str]:
     """Describe the damaged metadata files of an output, one line for each.
 
@@ -37,7 +36,7 @@ def metadata_problems(
     ----------
     root : path
         The output.
-    layout : Layout
+    layout : Layout or FileLayout
         The layout that the run wrote.
     holds_own_pixels : callable
         Returns True where more than half of the blocks that are done are stored as they were written. It is called
@@ -62,7 +61,7 @@ def metadata_problems(
     return lines
 
 
-def restore_metadata(root: str | OutputPath, layout: Layout, disk: OutputDisk | None = None) -> None:
+def restore_metadata(root: str | OutputPath, layout: AnyLayout, disk: OutputDisk | None = None) -> None:
     """Rewrite damaged metadata, keeping the user's readable attributes; durable on return.
 
     Raises
@@ -83,8 +82,10 @@ def restore_metadata(root: str | OutputPath, layout: Layout, disk: OutputDisk | 
         disk.write_file(file, [json.dumps(written, indent=2).encode()])
 
 
-def added_levels(place: str | OutputPath, layout: Layout) -> int:
+def added_levels(place: str | OutputPath, layout: AnyLayout) -> int:
     """Number of the levels that were added to an output, which no journal knows."""
+    if isinstance(layout, FileLayout):
+        return 0
     document = _read_document(path_of(place) / ZARR_JSON) if layout.ome else None
     try:
         datasets = (document or {})["attributes"]["ome"]["multiscales"][0]["datasets"]
@@ -93,9 +94,11 @@ def added_levels(place: str | OutputPath, layout: Layout) -> int:
     return max(0, len(datasets) - layout.levels)
 
 
-def remove_added_levels(place: str | OutputPath, layout: Layout, disk: OutputDisk | None = None) -> int:
+def remove_added_levels(place: str | OutputPath, layout: AnyLayout, disk: OutputDisk | None = None) -> int:
     """Remove the levels that were added to an output whose pixels are about to change, and return their number."""
     root = path_of(place)
+    if isinstance(layout, FileLayout):
+        return 0
     disk, file = disk or disk_of(root), root / ZARR_JSON
     document = _read_document(file)
     if document is None or not added_levels(root, layout):
@@ -113,8 +116,10 @@ def remove_added_levels(place: str | OutputPath, layout: Layout, disk: OutputDis
     return len(names)
 
 
-def find_foreign_entry(root: str | OutputPath, layout: Layout) -> str:
+def find_foreign_entry(root: str | OutputPath, layout: AnyLayout) -> str:
     """Describe something at an output's path that no run wrote, other than pixels; empty when there is nothing."""
+    if isinstance(layout, FileLayout):
+        return ""
     for file, written, present in _documents(root, layout):
         if reason := _foreign_reason(file, written, present):
             return reason
@@ -146,14 +151,18 @@ def foreign_pixels_reason(problems: Mapping[int, list[str]], done: int) -> str:
     >>> foreign_pixels_reason({0: [f"a.zarr/c/0: {FOREIGN_PIXELS}"], 1: [f"a.zarr/c/1: {FOREIGN_PIXELS}"]}, 3)
     '2 of the 3 blocks that are done are whole there, with other pixels'
     """
+    if any(lines[0].endswith(FOREIGN_FILE) for lines in problems.values()):
+        return "the file has other contents"
     others = sum(lines[0].endswith(FOREIGN_PIXELS) for lines in problems.values())
     if 2 * others <= done:
         return ""
     return f"{others:,} of the {done:,} blocks that are done are whole there, with other pixels"
 
 
-def _has_further_shards(root: str | OutputPath, layout: Layout) -> bool:
+def _has_further_shards(root: str | OutputPath, layout: AnyLayout) -> bool:
     """Return True where shards lie outside the array that the run wrote: a user appended them."""
+    if isinstance(layout, FileLayout):
+        return False
     for array in layout.arrays:
         counts = array.grid.counts
         for name in files_below(array.path(root) / "c"):
@@ -165,7 +174,7 @@ def _has_further_shards(root: str | OutputPath, layout: Layout) -> bool:
 
 
 def _documents(
-    root: str | OutputPath, layout: Layout
+    root: str | OutputPath, layout: AnyLayout
 ) -> Iterator[tuple[OutputPath, dict[str, Any], dict[str, Any] | None]]:
     """Each metadata file with the document that the run wrote and the one that is there; None: missing or damaged."""
     for name, content in layout.documents().items():

@@ -66,7 +66,7 @@ class Architecture(NamedTuple):
 class UNet(Pixelwise):
     """The network in a weights file, which says by itself how wide and deep it is, and how pixels are normalised.
 
-    ``examples/train_unet.py`` trains one on a noisy image alone.
+    A job ``train`` trains one on noisy images alone.
 
     References
     ----------
@@ -81,7 +81,7 @@ class UNet(Pixelwise):
 
     weights: str = field(
         metadata=with_description(
-            "the path of a weights file; `python examples/train_unet.py noisy.zarr unet.safetensors` trains one on a noisy image"
+            "the path of a weights file, which a job `train` writes: see docs/training.md"
         )
     )
     """Weights file of a U-Net that was trained on images like this one."""
@@ -170,7 +170,7 @@ class UNet(Pixelwise):
 
     def _foreign(self, why: str) -> WeightsError:
         return WeightsError(
-            f"{self.weights!r} does not fit unet: {why}. Write the weights that examples/train_unet.py wrote, or name: torch for a network of your own."
+            f"{self.weights!r} does not fit unet: {why}. Write the weights of a job train with network: {{name: unet}}, or name: torch for a network of your own."
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from halotile.errors import ConfigError, MissingPackage, WrongKind
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.stacks.operators import make_all, pack_all
 from halotile.tasks.distributed.tiling.processing import DistributedProcessing, TilingOptions
+from halotile.tasks.distributed.transport.contents import wants_gradients
 
 KINDS = ("physics", "linear_physics", "denoiser", "prior", "data_fidelity", "module", "parameters")
 
@@ -97,29 +97,17 @@ def build_stack(
     exact = bool(options.get("exact"))
     stack = DistributedStackedPhysics if kind == "physics" else DistributedStackedLinearPhysics
     if not isinstance(value, Physics | list | tuple):
-        return stack(ctx, make_all(ctx, RewritingFactory(value, exact), count, shared), **options)
+        factory = value if wants_gradients((value, shared)) else RewritingFactory(value, exact)
+        return stack(ctx, make_all(ctx, factory, count, shared), **options)
     parts = unstack([value] if isinstance(value, Physics) else value)
     wrong = [type(part).__name__ for part in parts if not isinstance(part, Physics)]
     if wrong or not parts:
         raise WrongKind(
             f"the list of physics holds {', '.join(wrong) or 'nothing'}. Write deepinv.physics objects."
         )
-    _warn_about_weights(parts)
     operators = pack_all(ctx, [rewrite(part, exact) for part in parts], local=parts)
     is_single = isinstance(value, Physics) and not hasattr(value, "physics_list")
     return stack(ctx, operators, is_single=is_single, **options)
-
-
-def _warn_about_weights(parts: Sequence[Any]) -> None:
-    """Warn that weights of operators get no gradients."""
-    for number, part in enumerate(parts):
-        name = next((name for name, weight in part.named_parameters() if weight.requires_grad), None)
-        if name is not None:
-            warnings.warn(
-                f"operator {number} ({type(part).__name__}) has weights that want gradients ({name}): distributed operators have "
-                "gradients with respect to their images alone. Write requires_grad_(False), or train without distribute.",
-                stacklevel=4,
-            )
 
 
 def build_fidelity(
@@ -137,7 +125,7 @@ def build_fidelity(
     if isinstance(value, StackedPhysicsDataFidelity):
         value = list(value.data_fidelity_list)
     if isinstance(value, DataFidelity):
-        fidelity = copy.deepcopy(value)
+        fidelity = value if wants_gradients(value) else copy.deepcopy(value)
         return DistributedDataFidelity(ctx, pack_all(ctx, [value]), fidelity, reduction=reduction)
     is_list = isinstance(value, list | tuple)
     operators = pack_all(ctx, value) if is_list else make_all(ctx, value, count, shared)

@@ -17,6 +17,7 @@ from halotile.tasks.distributed.stacks.linear_map import (
     is_supported,
     measured_shapes,
 )
+from halotile.tasks.distributed.transport.contents import wants_gradients
 from halotile.tasks.distributed.transport.tensors import to_tensor
 from halotile.tasks.operators.base import InMemory, Operator, Shape, read_all, with_engine
 from halotile.tasks.operators.deepinv import DeepInv
@@ -29,7 +30,7 @@ def rewrite(physics: Any, exact: bool = False) -> Any:
     """Return the same physics with the forward and adjoint of halotile's operator, if there is one.
 
     Calls that halotile's operator does not support, such as one with another filter or an image of another
-    size, go to the physics. ``exact`` keeps to direct sums.
+    size, go to the physics. ``exact`` keeps to direct sums. A physics with tensors that want gradients stays.
 
     Examples
     --------
@@ -38,7 +39,7 @@ def rewrite(physics: Any, exact: bool = False) -> Any:
     >>> type(blur).__name__, float(blur.A_adjoint_A(torch.ones(1, 1, 8, 8)).mean())
     ('Blur', 1.0)
     """
-    if type(physics).__name__ not in SLOW:
+    if type(physics).__name__ not in SLOW or wants_gradients(physics):
         return physics
     wrapped = DeepInv(physics=physics)
     try:

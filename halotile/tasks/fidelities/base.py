@@ -18,6 +18,8 @@ class Fidelity(ABC):
     """True for half the square of the difference, whose gradient is linear."""
     needs_start: ClassVar[bool] = False
     """True where an image of zeros cannot be started from."""
+    is_of_counts: ClassVar[bool] = False
+    """True for the likelihood of counts, with the slope ``1 - y / (A x + background)``."""
 
     @abstractmethod
     def value(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:

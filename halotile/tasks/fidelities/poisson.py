@@ -28,6 +28,7 @@ class Poisson(Fidelity):
 
     name: ClassVar[str] = "poisson"
     needs_start: ClassVar[bool] = True
+    is_of_counts: ClassVar[bool] = True
 
     background: float = 0.0
     floor: float = 1e-6

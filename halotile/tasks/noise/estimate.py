@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,24 +14,21 @@ from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import chunks_of
+from halotile.tasks.noise.details import Range, SquareLevel, Values, square_level
 
-Values = NDArray[np.float64]
-
-NORMAL_MAD = 0.6744897501960817
-"""Median of |z| for a standard normal z."""
 SAMPLES, LEAST_SAMPLES, ALL_SAMPLES = 64, 4, 4096
 """Squares of a plane: at most, at least, and of all planes together as far as the least permits."""
 AT_ONCE_BYTES = 2**28
 """Most bytes of samples in memory."""
 EDGE = 256
 """Edge of a square in pixels."""
-TIED = 0.01
-"""Fraction of values that equal their median above which they are those of a rounded image."""
-COARSE_STEPS = 3
-"""Steps up to which the rounding of a median counts: further up it is at most an eighth off."""
 SATURATED = 1e-3
 PILED_UP = 3
 """A detector saturates at the least or largest value of a plane that more than this fraction of the samples has, and so many times as many as the next value."""
+SATURATED_PLANES = 16
+"""Planes that are looked at for values at which pixels are saturated."""
+LEAST_DETAILS = 100
+"""Details that are left of a square in which most pixels are saturated, at least."""
 
 
 def estimate_noise_levels(
@@ -41,7 +38,8 @@ def estimate_noise_levels(
 
     The level of each sample square is estimated by itself; the median of these is that of the plane,
     so that a few busy or empty places do not bias it. Squares without any variation (a mosaic's
-    background) do not count, nor do pixels that are not finite or saturated. The samples lie at the same places every time.
+    background) do not count, nor do pixels that are not finite or saturated; where noise was cut off at these, the level is the one
+    before. The samples lie at the same places every time.
 
     Parameters
     ----------
@@ -172,42 +170,81 @@ def as_square(pixels: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.float64
     return square if axes[0] < axes[1] else square.T
 
 
-def plane_level(squares: list[NDArray[np.float64]]) -> float:
+class PlaneLevel(NamedTuple):
+    """The noise level of a plane, and where its noise was cut off so much that it is likely too low."""
+
+    level: float
+    """NaN if nothing in the plane is finite, 0 if nothing varies."""
+    saturated: Range = (math.nan, math.nan)
+    """Values at which it was cut off."""
+    share: float = 0.0
+    """Share of the pixels that have them."""
+
+
+def plane_level(squares: Sequence[Values]) -> float:
     """Noise level of a plane; NaN if nothing in it is finite, 0 if nothing in it varies."""
-    if not any(np.isfinite(square).any() for square in squares):
-        return math.nan
-    levels = [square_level(square) for square in _without_saturated(squares)]
-    if not any(level > 0 for level in levels):
-        levels = [square_level(square) for square in squares]
-    usable = [level for level in levels if level > 0]
-    if usable:
-        return float(np.median(usable))
-    return math.nan if all(map(math.isnan, levels)) else 0.0
+    return measure_plane(squares).level
 
 
-def _without_saturated(squares: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-    """The squares with NaN at the ends of their range, where many pixels lie there; those that have next to no others left out."""
-    values = np.concatenate([square[np.isfinite(square)] for square in squares])
-    ends = [sign * end for sign in (1, -1) if (end := _piled_up(sign * values)) is not None]
-    if not ends:
-        return squares
-    measured = [(square, np.isfinite(square), np.isin(square, ends)) for square in squares]
-    return [
-        np.where(saturated, math.nan, square)
-        for square, finite, saturated in measured
-        if 2 * saturated.sum() < finite.sum()
-    ]
+def measure_plane(squares: Sequence[Values]) -> PlaneLevel:
+    """Measure the noise of a plane.
+
+    Saturated pixels are left out: in squares of which they are less than half; where there are none, in those that have enough others. Else all count.
+    """
+    saturated = _ends_of(squares)
+    shares = [np.isin(square, saturated).sum() / max(np.isfinite(square).sum(), 1) for square in squares]
+    found = [square_level(square, saturated) for square in squares]
+    if level := _median([each for each, share in zip(found, shares, strict=True) if share < 0.5]):
+        return PlaneLevel(level)
+    rest = [each for each in found if each.details >= LEAST_DETAILS]
+    if _shows_noise(rest) and (level := _median(rest)):
+        return PlaneLevel(level)
+    whole = [square_level(square) for square in squares]
+    level = _median(whole)
+    if 0 < level < _median(found) and _shows_noise(found):
+        return PlaneLevel(level, saturated, _share_of(squares, saturated))
+    return PlaneLevel(math.nan if not any(each.details for each in whole) else level)
 
 
-def _piled_up(values: Values) -> float | None:
-    """The least value if many have it that would lie below; few counts do not: as many are 1 as 0 at a mean of 1."""
+def _share_of(squares: Sequence[Values], ends: Range) -> float:
+    """Share of the pixels that have one of these values."""
+    count = sum(np.isfinite(square).sum() for square in squares)
+    return float(sum(np.isin(square, ends).sum() for square in squares) / count)
+
+
+def saturated_values(source: Readable, spatial: Sequence[int], looped: Sequence[int]) -> tuple[float, ...]:
+    """The values at which pixels of an image are saturated, by samples of its planes."""
+    planes = (squares for _, squares in sampled_planes(source, spatial, looped, SATURATED_PLANES))
+    found = {end for squares in planes for end in _ends_of(squares) if not math.isnan(end)}
+    return tuple(sorted(found))
+
+
+def _ends_of(squares: Sequence[Values]) -> Range:
+    """The least and the largest value, where pixels are saturated; NaN where they are not."""
+    values = np.concatenate([np.zeros(0), *(square[np.isfinite(square)] for square in squares)])
+    return (_piled_up(values), -_piled_up(-values) + 0.0)
+
+
+def _median(found: Sequence[SquareLevel]) -> float:
+    """The median of the levels above 0; 0 without any."""
+    levels = [each.level for each in found if each.level > 0]
+    return float(np.median(levels)) if levels else 0.0
+
+
+def _shows_noise(found: Sequence[SquareLevel]) -> bool:
+    """True where most squares have noise that is finer than steps such as those of few counts, of which many are 0 without being cut off."""
+    return 2 * sum(each.is_coarse for each in found) < len(found)
+
+
+def _piled_up(values: Values) -> float:
+    """The least value if many have it that would lie below, else NaN; few counts do not: as many are 1 as 0 at a mean of 1."""
     least = values.min(initial=np.inf)
     others = values[values > least]
     number = values.size - others.size
     if number <= SATURATED * values.size:
-        return None
+        return math.nan
     piled = not others.size or number > PILED_UP * np.count_nonzero(others == others.min())
-    return float(least) if piled else None
+    return float(least) if piled else math.nan
 
 
 def sample_regions(
@@ -228,37 +265,6 @@ def sample_regions(
         start = tuple(round(f * (n - s)) for f, n, s in zip(at, shape, size, strict=True))
         regions[start] = Region(start, tuple(a + s for a, s in zip(start, size, strict=True)))
     return list(regions.values())
-
-
-def square_level(square: NDArray[np.float64]) -> float:
-    """Noise level of one square, NaN left out; NaN if there is nothing else."""
-    rows, columns = (n // 2 * 2 for n in square.shape)
-    square = square[:rows, :columns]
-    details = (square[::2, ::2] - square[1::2, ::2] - square[::2, 1::2] + square[1::2, 1::2]) / 2
-    details = np.abs(details[np.isfinite(details)])
-    return grouped_median(details) / NORMAL_MAD if details.size else math.nan
-
-
-def grouped_median(values: NDArray[np.float64]) -> float:
-    """The median of values, which of coarsely rounded ones lies within the step that they were rounded to.
-
-    Where more than one in a hundred values equals the median, and it is one of the least values, these are taken as spread evenly
-    over their step: the details of small integers would else have one of few levels. A median of 0 stays 0.
-
-    Examples
-    --------
-    >>> grouped_median(np.array([0.0, 1.0, 1.0, 1.0, 2.0])), grouped_median(np.array([0.0, 1.0, 1.0, 2.0, 2.0]))
-    (1.0, 1.25)
-    """
-    median = float(np.median(values))
-    tied = np.count_nonzero(values == median)
-    if median == 0 or tied <= len(values) * TIED:
-        return median
-    below, above = values[values < median], values[values > median]
-    if not below.size or not above.size or len(np.unique(below)) > COARSE_STEPS:
-        return median
-    low, high = (below.max() + median) / 2, (median + above.min()) / 2
-    return float(low + (high - low) * (len(values) / 2 - len(below)) / tied)
 
 
 def _spread(number: int, axes: int) -> tuple[float, ...]:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.rim import Readable
-from halotile.tasks.noise.estimate import NORMAL_MAD, SATURATED, Values, plane_level, sampled_planes
+from halotile.tasks.noise.details import NORMAL_MAD, Values
+from halotile.tasks.noise.estimate import SATURATED, plane_level, sampled_planes
 
 BLOCK = 16
 """Edge of the blocks whose mean and variance are compared, in pixels."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.tasks.noise.estimate import Values
+from halotile.tasks.noise.details import Values
 
 PART = 128
 """Edge of the parts whose correlations are measured one by one, in pixels: structure fills a part of an image."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.tasks.noise.estimate import Values
+from halotile.tasks.noise.details import Values
 
 Denoise = Callable[[Values], Values]
 """Denoises an image of shape (..., rows, columns)."""

@@ -11,7 +11,8 @@ import numpy as np
 
 from halotile.errors import InputError
 from halotile.storage.rim import Readable
-from halotile.tasks.noise.estimate import Values, plane_level, sampled_planes
+from halotile.tasks.noise.details import Values
+from halotile.tasks.noise.estimate import PlaneLevel, measure_plane, sampled_planes
 from halotile.tasks.noise.far_value import Ends
 from halotile.tasks.noise.photon_noise import fit_photon_noise
 
@@ -31,7 +32,7 @@ class PlaneSurvey:
         Its index on each looped axis.
     low, high : float
         Range of all but the least and largest values, in the units of the file; NaN without any.
-    level : float
+    noise : PlaneLevel
         Noise level in the same units; 0 or NaN where there is none.
     grows : bool
         True if the noise clearly grows with brightness.
@@ -42,7 +43,7 @@ class PlaneSurvey:
     place: tuple[int, ...]
     low: float
     high: float
-    level: float
+    noise: PlaneLevel
     grows: bool
     ends: Ends
 
@@ -71,4 +72,4 @@ def _surveyed(place: tuple[int, ...], squares: list[Values]) -> PlaneSurvey:
     low, high = np.quantile(values, [TAIL, 1 - TAIL]) if values.size else (math.nan, math.nan)
     fit = fit_photon_noise(squares)
     grows = fit is not None and fit.is_clear
-    return PlaneSurvey(place, float(low), float(high), plane_level(squares), grows, Ends.of(values))
+    return PlaneSurvey(place, float(low), float(high), measure_plane(squares), grows, Ends.of(values))

@@ -15,7 +15,7 @@ from halotile.storage.sharded.output import ShardWriter, WrittenBlock, to_dtype
 from halotile.tasks.block import Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.devices.device import torch_threads
-from halotile.tasks.noise.estimate import Values
+from halotile.tasks.noise.details import Values
 from halotile.tasks.noise.known import measured_at, noise_at
 from halotile.tasks.noise.residual import local_mean
 from halotile.tasks.roles import Roles

@@ -22,7 +22,7 @@ from halotile.graphs.plans.plan import Plan
 from halotile.graphs.waiting import Report, no_report
 from halotile.storage.grid import Region
 from halotile.tasks.denoise_block import DenoiseTask
-from halotile.tasks.noise.estimate import Values
+from halotile.tasks.noise.details import Values
 from halotile.tasks.noise.known import has_noise_map, has_photons
 from halotile.tasks.noise.residual import Residual
 from halotile.tasks.noise.scores import blind_loss, unbiased_risk

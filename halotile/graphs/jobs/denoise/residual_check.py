@@ -16,7 +16,8 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
-from halotile.tasks.noise.estimate import Values, as_square, plane_level, plane_regions
+from halotile.tasks.noise.details import Values
+from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
 from halotile.tasks.noise.known import has_photons, measured_at, noise_at
 from halotile.tasks.noise.residual import Residual, local_mean
 

@@ -9,13 +9,19 @@ import numpy as np
 
 from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
 from halotile.graphs.jobs.reconstruct.problem.traffic import computed_twice, pixels_read, traffic_of
+from halotile.graphs.solvers._subsets import SubsetSolver
+from halotile.graphs.subsets import ordered_subset
 from halotile.tasks.priors.base import denoised_of
 
 
 def figures_of(work: Inversion) -> dict[str, Any]:
     """Return the figures of an inversion, by name."""
     job, form, grid, choice = work.job, work.form, work.grid, work.job.solver
-    traffic = traffic_of(grid, form, work.prior, work.solver, np.dtype(work.state_layout.dtype))
+    seen = form
+    if isinstance(work.solver, SubsetSolver):
+        count = len(form.terms)
+        seen = form.of(ordered_subset(count, work.solver.count(count), 0))
+    traffic = traffic_of(grid, seen, work.prior, work.solver, np.dtype(work.state_layout.dtype))
     read = pixels_read(grid, form.view(work.prior.reach())) / math.prod(grid.shape)
     return {
         "shape": list(grid.shape),

@@ -11,10 +11,10 @@ from halotile.graphs.iterations.iterate import Iterations
 from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.jobs.reconstruct.continuation import ITERATE, is_behind, is_gone, last_of
 from halotile.graphs.jobs.reconstruct.problem.forms import Backprojection
-from halotile.graphs.jobs.reconstruct.problem.inversion import NORM_ITERATIONS, Inversion
+from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
 from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, Place, Sums, Work
 from halotile.graphs.solvers.base import SPENT, Problem, Solver
-from halotile.graphs.solvers.lanczos import Lanczos, begun, is_spent, largest_eigenvalue
+from halotile.graphs.solvers.lanczos import begun
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import ShardWriter
@@ -49,7 +49,7 @@ class ReconstructWork(Inversion, Work):
     def passes(self) -> tuple[PassCount, ...]:
         """Passes for the step size, one for the normal form, the iterations, and the writing of the image."""
         return (
-            PassCount(NORM, self.grid, NORM_ITERATIONS * self.finds_step),
+            PassCount(NORM, self.grid, self.norm_passes),
             PassCount(ADJOINT, self.grid, int(self.form.folded is not None)),
             PassCount(ITERATE, self.grid, self.solver_passes),
             PassCount(WRITE, self.grid),
@@ -104,12 +104,14 @@ class ReconstructWork(Inversion, Work):
             return float(requested)
         if not self.finds_step:
             return 1.0
-        norm = self._iterations(at, Lanczos(), NORM, begun(self.problem()))
-        while not (norm.is_over(NORM_ITERATIONS) or (norm.rows and is_spent(norm.state))):
+        solver = self.norm_solver
+        norm = self._iterations(at, solver, NORM, begun(self.problem()))
+        while not (norm.is_over(self.norm_passes) or (norm.rows and solver.is_spent(norm.state))):
             yield from norm.iterate()
-        square = largest_eigenvalue(norm.state)
+        square = solver.bound(norm.state)
         size = self.step_for(square)
-        at.report(f"|A|² is at most {square:.6g}: the step size is {size:.6g}")
+        which = "|A|² of a subset" if self.solver.traits.by_subsets else "|A|²"
+        at.report(f"{which} is at most {square:.6g}: the step size is {size:.6g}")
         return size
 
     def _problem(self, at: Place, step_size: float) -> Generator[Pass | Gather, Sums, Problem]:

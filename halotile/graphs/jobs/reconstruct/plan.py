@@ -224,9 +224,13 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     layout = layout_like(opened.data[0], job.output, geometry, opened.image.dtype, memory, previous)
     job, requested = no_more_than(job, computing.requested, shape, block_unit(geometry, layout.shard))
     fidelity: Fidelity = make_part("fidelity", job.fidelity, job)
-    terms = make_terms(job.operators, opened.operators, opened.data, fidelity, opened.start)
-    per_pass = job.solver.checkpoint_every
-    form = choose_form(terms, opened.image.dtype, exact=job.exact, per_pass=per_pass)
+    solver: Solver = make_part("solver", job.solver, job)
+    multiplies = solver.traits.multiplies
+    terms = make_terms(
+        job.operators, opened.operators, opened.data, fidelity, opened.start, are_counts=multiplies
+    )
+    per_pass, by_subsets = job.solver.checkpoint_every, solver.traits.by_subsets
+    form = choose_form(terms, opened.image.dtype, exact=job.exact, per_pass=per_pass, by_subsets=by_subsets)
     check_per_pass(form)
     return _Sized(
         opened,
@@ -239,7 +243,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
         layout,
         form,
         fidelity,
-        make_part("solver", job.solver, job),
+        solver,
         io_threads_for(job.run, computing.cluster, computing.device),
     )
 

@@ -189,6 +189,26 @@ def _fidelity_of_solver(fidelity: FidelityChoice, solver: SolverChoice) -> Fault
     )
 
 
+def _counts_of_solver(fidelity: FidelityChoice, solver: SolverChoice) -> Faults:
+    traits = _traits(solver.name)
+    if traits is not None and traits.multiplies and not _kind_of(fidelity.name).is_of_counts:
+        counts = [name for name in FidelityChoice.accepted() if _kind_of(name).is_of_counts]
+        yield (
+            ("fidelity", "name"),
+            f"{fidelity.name} with solver {solver.name}, which multiplies by what counts suggest; write {counts[0]}, or "
+            f"solver.name: {_solvers(lambda traits: not traits.multiplies)}",
+        )
+
+
+def _subsets_of_solver(operators: tuple[OperatorChoice, ...], solver: SolverChoice) -> Faults:
+    traits, subsets = _traits(solver.name), solver.options.get("subsets")
+    if traits is not None and traits.by_subsets and isinstance(subsets, int) and subsets > len(operators) > 0:
+        yield (
+            ("solver", "subsets"),
+            f"{subsets}, and there are {len(operators)} operators; write at most as many, or leave it out for one each",
+        )
+
+
 def _start_of_fidelity(fidelity: FidelityChoice, start: str | None) -> Faults:
     if _kind_of(fidelity.name).needs_start and start is None:
         yield (
@@ -241,6 +261,8 @@ RULES = (
     _step_of_solver,
     _checkpoints_of_solver,
     _fidelity_of_solver,
+    _counts_of_solver,
+    _subsets_of_solver,
     _start_of_fidelity,
     _every_block,
     _planes,

@@ -117,7 +117,8 @@ def _hold(slot: OutputSlot) -> Iterator[HeldFolder | ObjectClaim]:
     if slot.claim:
         yield slot.claim
         return
-    folder = Path(str(slot.path))
+    path = Path(str(slot.path))
+    folder = path.parent if slot.is_file else path
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield HeldFolder(folder, descriptor)

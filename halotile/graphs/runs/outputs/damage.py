@@ -16,7 +16,13 @@ from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.storage.disk.object_path import ObjectPath, OutputPath
 from halotile.storage.grid import Block, Grid
 from halotile.storage.run_directory.journal import Journal
-from halotile.storage.sharded.output import Layout, check_block, inspect_block
+from halotile.storage.sharded.output import (
+    AnyLayout,
+    FileLayout,
+    check_block,
+    inspect_block,
+    layout_from_json,
+)
 from halotile.storage.sharded.output_disk import READS_AT_ONCE
 from halotile.storage.sharded.shards import digest_of
 
@@ -30,7 +36,7 @@ HELD_BYTES = 2**30
 """Most bytes of shards in memory while they are read whole: the memory of a driver is in no plan."""
 
 
-def output_grid(layout: Layout, shape: tuple[int, ...], block: tuple[int, ...]) -> Grid:
+def output_grid(layout: AnyLayout, shape: tuple[int, ...], block: tuple[int, ...]) -> Grid:
     """Return the blocks of a run as they are in its output, numbered as in the journal.
 
     Parameters
@@ -44,7 +50,7 @@ def output_grid(layout: Layout, shape: tuple[int, ...], block: tuple[int, ...]) 
     return Grid(layout.shape, edges, ((0, 0),) * len(edges))
 
 
-def written_of(kept: Mapping[str, Any]) -> list[tuple[Layout, Grid]]:
+def written_of(kept: Mapping[str, Any]) -> list[tuple[AnyLayout, Grid]]:
     """Return layout and :func:`output_grid` of each output, from what the run directory keeps of the plan."""
     if "outputs" not in kept:
         raise DamagedData(
@@ -52,14 +58,14 @@ def written_of(kept: Mapping[str, Any]) -> list[tuple[Layout, Grid]]:
         )
     outputs = []
     for output in kept["outputs"]:
-        layout = Layout.from_json(output["layout"])
+        layout = layout_from_json(output["layout"])
         outputs.append((layout, output_grid(layout, tuple(output["shape"]), tuple(output["block"]))))
     return outputs
 
 
 def damaged_blocks(
     path: OutputPath,
-    layout: Layout,
+    layout: AnyLayout,
     blocks: Iterable[Block],
     digest: Callable[[int], bytes | None] = lambda _: None,
     *,
@@ -93,7 +99,7 @@ def damaged_among(
     numbers: Iterable[int],
     journal: Journal,
     path: OutputPath,
-    layout: Layout,
+    layout: AnyLayout,
     grid: Grid,
     *,
     image: int = 0,
@@ -105,13 +111,13 @@ def damaged_among(
     return [number for number, _ in damaged_blocks(path, layout, blocks, digest, thorough=thorough)]
 
 
-def holds_own_pixels(journal: Journal, path: OutputPath, layout: Layout, grid: Grid) -> bool:
+def holds_own_pixels(journal: Journal, path: OutputPath, layout: AnyLayout, grid: Grid) -> bool:
     """Return True where more than half of the blocks that are done are stored as written; ``grid`` is that of the run."""
     damaged = damaged_among(journal.done, journal, path, layout, grid, thorough=False)
     return 2 * len(damaged) < len(journal.done)
 
 
-def image_digest(path: OutputPath, layout: Layout, grid: Grid) -> bytes:
+def image_digest(path: OutputPath, layout: AnyLayout, grid: Grid) -> bytes:
     """Return the digest of a complete stored image, from the checksums in its files.
 
     Raises
@@ -137,8 +143,10 @@ def _cheap_threads(path: OutputPath) -> int:
     return READS_AT_ONCE if isinstance(path, ObjectPath) else cores_here()
 
 
-def _threads_for(layout: Layout) -> int:
+def _threads_for(layout: AnyLayout) -> int:
     """Return the number of threads that may each hold a whole shard."""
+    if isinstance(layout, FileLayout):
+        return 1
     shard_bytes = math.prod(layout.form.counts) * layout.form.chain.nbytes
     return max(1, min(cores_here(), HELD_BYTES // shard_bytes))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from halotile.errors import DamagedData, InputError, InputUnreadable, OutputRefused, Stopped
 from halotile.graphs.amounts import counted
-from halotile.graphs.kinds.base import OutputArray
+from halotile.graphs.kinds.base import JobOutput
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.outputs.damage import damaged_blocks, holds_own_pixels, output_grid
 from halotile.graphs.runs.signals import Signals
@@ -20,13 +20,13 @@ from halotile.storage.disk.durable import GONE
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.object_claim import ObjectClaim
-from halotile.storage.sharded.output import UNREADABLE
 from halotile.storage.sharded.ownership import (
     REPLACE,
     foreign_pixels_reason,
     metadata_problems,
     remove_added_levels,
 )
+from halotile.storage.sharded.whole_file import UNREADABLE
 from halotile.storage.stored_array import read_error, unreadable_error
 
 LOOK_SECONDS = 5.0
@@ -67,7 +67,7 @@ class HeldOutput:
 
     Parameters
     ----------
-    output : OutputArray
+    output : JobOutput
         The array that is written.
     journal : Journal
         Record of its blocks that are done.
@@ -75,7 +75,7 @@ class HeldOutput:
         Its folder, or its claim in a store.
     """
 
-    output: OutputArray
+    output: JobOutput
     journal: Journal
     hold: HeldFolder | ObjectClaim
 
@@ -137,7 +137,7 @@ class HeldOutputs:
         self._certain = self._at_hand.done.copy()
         """Blocks of the current pass that were done when the input was last seen unchanged."""
 
-    def journal_of(self, output: OutputArray) -> Journal:
+    def journal_of(self, output: JobOutput) -> Journal:
         """Return the journal of an output."""
         return next(held.journal for held in self.held if held.output.path == output.path)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halotile.errors import DamagedData, HalotileError, OutputRefused
-from halotile.graphs.kinds.base import OutputArray
+from halotile.graphs.kinds.base import JobOutput
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.outputs.damage import damaged_blocks, written_of
 from halotile.storage.disk.object_path import ObjectPath, OutputPath, lies_in, path_of
@@ -19,7 +19,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.object_claim import ObjectClaim
-from halotile.storage.sharded.output import Layout, open_output
+from halotile.storage.sharded.output import AnyLayout, FileLayout, open_output
 from halotile.storage.sharded.ownership import REPLACE, find_foreign_entry, foreign_pixels_reason
 
 HOW = ("version", "run", "cluster", "allow_import", "import_folder")
@@ -34,7 +34,7 @@ class OutputSlot:
     """
 
     plan: Plan
-    output: OutputArray
+    output: JobOutput
     directory: RunDirectory
     first: RunDirectory
 
@@ -42,6 +42,11 @@ class OutputSlot:
     def path(self) -> OutputPath:
         """Path of the output."""
         return self.output.path
+
+    @property
+    def is_file(self) -> bool:
+        """True for an output that is a file."""
+        return isinstance(self.output.layout, FileLayout)
 
     @property
     def is_first(self) -> bool:
@@ -107,7 +112,13 @@ def check_output(slot: OutputSlot) -> None:
 def check_new(slot: OutputSlot) -> None:
     """Refuse a place that no run has claimed, where an output cannot be made."""
     output = slot.output
-    check_place(str(slot.path), overwrite=output.overwrite, key=output.key, remedy=slot.plan.kind.to_replace)
+    check_place(
+        str(slot.path),
+        overwrite=output.overwrite,
+        key=output.key,
+        remedy=slot.plan.kind.to_replace,
+        is_file=slot.is_file,
+    )
 
 
 def check_replaceable(slot: OutputSlot) -> None:
@@ -121,7 +132,11 @@ def check_replaceable(slot: OutputSlot) -> None:
     is_own = _is_own(slot)
     stranger = find_foreign_entry(slot.path, _existing_layout(slot)) if is_own else ""
     check_place(
-        str(slot.path), overwrite=True, key=slot.output.key, may_lack_metadata=is_own and not stranger
+        str(slot.path),
+        overwrite=True,
+        key=slot.output.key,
+        may_lack_metadata=is_own and not stranger,
+        is_file=slot.is_file,
     )
     if slot.output.overwrite:
         return
@@ -139,11 +154,13 @@ def check_replaceable(slot: OutputSlot) -> None:
         )
 
 
-def _existing_layout(slot: OutputSlot) -> Layout:
+def _existing_layout(slot: OutputSlot) -> AnyLayout:
     """Return the layout that the run there wrote, whose sizes may have been decided differently."""
     if written := _existing_output(slot):
         return written[0]
     layout = slot.output.layout
+    if isinstance(layout, FileLayout):
+        return layout
     with suppress(HalotileError):  # a run that was interrupted while it started over has lost its plan
         existing = open_output(slot.path)
         if (existing.shape, existing.dtype, existing.ome) == (layout.shape, layout.dtype, layout.ome):
@@ -151,7 +168,7 @@ def _existing_layout(slot: OutputSlot) -> Layout:
     return layout
 
 
-def _existing_output(slot: OutputSlot) -> tuple[Layout, Grid] | None:
+def _existing_output(slot: OutputSlot) -> tuple[AnyLayout, Grid] | None:
     """Return layout and blocks of an output from the run directory; None where it does not have them."""
     stored_plan, number = slot.first.read_valid_plan(), slot.plan.outputs.index(slot.output)
     written = written_of(stored_plan) if stored_plan else []

@@ -14,7 +14,7 @@ from distributed import KilledWorker
 from halotile.errors import ConfigError, InputUnreadable, Stopped, WeightsError
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.kinds.base import OutputArray, Pass
+from halotile.graphs.kinds.base import JobOutput, Pass
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, workers_of
 from halotile.graphs.runs.passes.worker_setup import BlockPlugin, prepared, run_blocks
@@ -87,6 +87,11 @@ class BlockPass:
         """True once a worker was lost, which may have left part of a file behind."""
         self.synced = time.monotonic()
         self._missing: str | None = None
+
+    @property
+    def done(self) -> int:
+        """Number of blocks that are done."""
+        return len(self.journal.done)
 
     def left(self) -> int:
         """Return the number of blocks that are neither done nor given up."""
@@ -266,7 +271,7 @@ class BlockPass:
             return
         self.bad[bad.number] = bad
         books = self.wanted.books
-        self.status.give_up(bad, books if isinstance(books, OutputArray) else None)
+        self.status.give_up(bad, books if isinstance(books, JobOutput) else None)
 
     def _watch(self, stream: Stream) -> None:
         """Between answers: react to signals, sync the journal, report the progress."""

@@ -52,6 +52,11 @@ class GatherPass:
         self.disk_error: str | None = None
         self.untidy = False
 
+    @property
+    def done(self) -> int:
+        """1 once the sum is stored."""
+        return len(self.journal.done)
+
     def left(self) -> int:
         """Return 1 until the sum is stored."""
         return 1 - len(self.journal.done)

@@ -57,3 +57,36 @@ class ConvolutionStack(torch.nn.Module, CoreModel):  # type: ignore[misc]
         (top, _), (left, _) = margin
         image = batch[:, :, top : top + signal.shape[2], left : left + signal.shape[3]]
         return image + signal if self.sign > 0 else image - signal
+
+
+class NormalizedStack(torch.nn.Module):  # type: ignore[misc]
+    """A stack of convolutions that is subtracted from the image and computes in normalised pixels: for training.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        As of :class:`ConvolutionStack`.
+    mean, deviation : Tensor
+        Mean and standard deviation of each channel of the image.
+    """
+
+    def __init__(self, sizes: Sequence[int], mean: torch.Tensor, deviation: torch.Tensor) -> None:
+        super().__init__()
+        self.stack = ConvolutionStack(sizes, bias=True, sign=-1)
+        self.register_buffer("mean", mean.clone())
+        self.register_buffer("scale", deviation.mean())
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """Apply the stack to whole windows."""
+        return torch.func.functional_call(self.stack, self.for_pixels(), (batch,))
+
+    def for_pixels(self) -> dict[str, torch.Tensor]:
+        """Weights and biases of the stack for pixels that are not normalised."""
+        state, last = dict(self.stack.named_parameters()), f"layers.{len(self.stack.layers) - 1}"
+        weight = state["layers.0.weight"] / self.scale
+        return state | {
+            "layers.0.weight": weight,
+            "layers.0.bias": state["layers.0.bias"] - weight.sum((2, 3)) @ self.mean,
+            f"{last}.weight": state[f"{last}.weight"] * self.scale,
+            f"{last}.bias": state[f"{last}.bias"] * self.scale,
+        }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -22,12 +22,13 @@ from halotile.tasks.distributed.stacks.linear import (
     DistributedStackedLinearPhysics,
     as_weight,
 )
-from halotile.tasks.distributed.stacks.operators import Operators, pack_arguments
+from halotile.tasks.distributed.stacks.operators import Operators, pack_live
 from halotile.tasks.distributed.stacks.physics import (
     ADJOINT,
     FORWARD,
     DistributedStackedPhysics,
     check_reduction,
+    chosen_numbers,
     evaluate_reduced,
 )
 from halotile.tasks.distributed.transport.calls import FidelityCall, SquareWeight, square_weight
@@ -77,6 +78,13 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
         self.fidelities = fidelities
         self.single_fidelity = single
         self.reduction_mode = reduction
+
+    def __getitem__(self, which: slice | Sequence[int]) -> DistributedDataFidelity:
+        """Return the fidelity of some of the operators, for a stack that was selected in the same way."""
+        if self.single_fidelity is not None:
+            return self
+        chosen = self.fidelities.select(chosen_numbers(len(self.fidelities), which))
+        return DistributedDataFidelity(self.ctx, chosen, reduction=self.reduction_mode)
 
     @convert_types
     def forward(self, x: torch.Tensor, y: Any, physics: Any, *args: Any, **kwargs: Any) -> Any:
@@ -163,16 +171,18 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
         parts = physics._measurements(y)
         if not args and not kwargs and (result := self._sum_blocks(output, x, parts, physics)) is not None:
             return result
-        packed = pack_arguments(self.ctx, (args, kwargs) if args or kwargs else None)
-        operators = physics.operators.remote
-        fidelities = self.fidelities.remote
+        packed, live = pack_live(self.ctx, (args, kwargs) if args or kwargs else None)
+        operators, fidelities = physics.operators, self.fidelities
         if self.single_fidelity is not None:
-            fidelities = fidelities[:1] * len(operators)
+            fidelities = fidelities.select([0] * len(operators))
+        operators.check()
+        fidelities.check()
         functions = [
             FidelityCall(fidelity, operator, output, packed)
-            for fidelity, operator in zip(fidelities, operators, strict=True)
+            for fidelity, operator in zip(fidelities.remote, operators.remote, strict=True)
         ]
-        return evaluate_reduced(self.ctx, phase, functions, [x], parts, self.reduction_mode)
+        held = [(*a, *b, *live) for a, b in zip(fidelities.live, operators.live, strict=True)]
+        return evaluate_reduced(self.ctx, phase, functions, [x], parts, self.reduction_mode, held)
 
     def _sum_blocks(
         self, output: Literal["fn", "grad"], x: Any, parts: list[torch.Tensor], physics: Any
@@ -208,7 +218,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
     def _factory_weights(self) -> list[float | None]:
         """Weights of fidelities that a factory makes, which workers compute."""
         functions = [SquareWeight(fidelity) for fidelity in self.fidelities.remote]
-        values = evaluate_reduced(self.ctx, FORWARD, functions, (), (), None)
+        values = evaluate_reduced(self.ctx, FORWARD, functions, (), (), None, self.fidelities.live)
         return [None if math.isnan(weight) else float(weight) for weight in values]
 
     def _check(self, physics: Any) -> None:

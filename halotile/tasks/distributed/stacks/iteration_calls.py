@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -38,15 +38,23 @@ class IterationCall:
     kind: str | None
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        with load_for_call(None, *self.operators) as operators:
+        with load_for_call(None, tensors, *self.operators) as (own, *operators):
             for operator in operators:
                 check_kind(operator, self.kind)
-            return self.iterate(lambda x: reduce(add, (o.A_adjoint_A(x) for o in operators)), *tensors)
+            return self.iterate(lambda x: reduce(add, (o.A_adjoint_A(x) for o in operators)), *own)
 
-    def run(self, engine: Engine, phase: str, *tensors: torch.Tensor, count: int) -> list[torch.Tensor]:
+    def run(
+        self,
+        engine: Engine,
+        phase: str,
+        tensors: Sequence[torch.Tensor],
+        live: Sequence[torch.Tensor],
+        count: int,
+    ) -> list[torch.Tensor]:
         """Run the iteration on one worker, and return its ``count`` values."""
-        call = Call(self, tuple(range(len(tensors))), tuple(range(count)), 0)
-        values = Batch(engine, phase, (call,), count, "iteration").values(tensors)
+        inputs = [*tensors, *live]
+        call = Call(self, tuple(range(len(inputs))), tuple(range(count)), 0)
+        values = Batch(engine, phase, (call,), count, "iteration").values(inputs)
         return [value for value in values if value is not None]
 
 

@@ -73,8 +73,12 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
 
     def _local_stack(self, x: Any = None) -> LocalStack | None:
         """Return the stack by blocks if its operators are local and accept ``x``; determined once."""
+        self.operators.check()
         if self._local_cache is None:
-            self._local_cache = (local_stack(self.ctx, self.operators.local, self.exact, self.reach),)
+            # Blocks are computed without torch: operators that want gradients have a task each.
+            is_live = bool(self.operators.all_live)
+            local = None if is_live else local_stack(self.ctx, self.operators.local, self.exact, self.reach)
+            self._local_cache = (local,)
         (local,) = self._local_cache
         return local if x is None or (local and local.accepts(tuple(x.shape))) else None
 
@@ -199,6 +203,13 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
         if local_only:
             options = {"max_iter": max_iter, "tol": tol, "verbose": False, **kwargs}
             return self._remote_call(ADJOINT, "compute_sqnorm", [x0], (), "sum", options).reshape(())
+        if torch.is_grad_enabled() and self.operators.all_live and "compute_sqnorm" not in self._warned:
+            self._warned.add("compute_sqnorm")
+            warnings.warn(
+                "the norm of operators that want gradients is a constant: parameters get no gradient through it. This warning is "
+                "given once.",
+                stacklevel=2,
+            )
         with torch.no_grad():
             norm = self._largest_eigenvalue(x0.detach(), tol, max_iter, kwargs)
         if verbose:
@@ -211,7 +222,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
         if not kwargs and is_small(self.ctx, start):
             iterate = partial(eigenvalue, tol=tol, max_iter=max_iter)
             call = IterationCall(iterate, self.operators.remote, self.kind)
-            return float(call.run(self.ctx, ADJOINT, start, count=1)[0])
+            return float(call.run(self.ctx, ADJOINT, [start], self.operators.all_live, 1)[0])
         product = partial(self.A_adjoint_A, reduce_op="sum", **kwargs)
         return largest_eigenvalue(product, start, tol, max_iter)
 
@@ -233,7 +244,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
                 return conjugate_gradients(apply, right, goal, steps)
             iterate = partial(solve, shift=shift, tol=goal, max_iter=steps)
             call = IterationCall(iterate, self.operators.remote, self.kind)
-            solution, residual = call.run(self.ctx, ADJOINT, right, weight, count=2)
+            solution, residual = call.run(self.ctx, ADJOINT, [right, weight], self.operators.all_live, 2)
             return solution, float(residual)
 
         def warn(residual: float) -> None:

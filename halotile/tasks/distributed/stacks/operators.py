@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,8 @@ from halotile.tasks.distributed.transport.calls import FactoryObject, RemoteObje
 from halotile.tasks.distributed.transport.packing import Packed, Packer
 
 ARGUMENTS_FOLDER = "words"
+Held = tuple[torch.Tensor, ...]
+"""Tensors that an object holds."""
 
 
 @dataclass(frozen=True)
@@ -27,27 +31,53 @@ class Operators:
         The objects on the workers.
     local : tuple of object
         The same objects in this process; empty for those of a factory.
+    live : tuple of tuple of Tensor
+        The tensors of each object that want gradients: inputs of every call.
+    constant : tuple of tuple of Tensor
+        The other tensors of each object.
     """
 
     remote: tuple[RemoteObject, ...]
-    local: tuple[Any, ...] = ()
+    local: tuple[Any, ...]
+    live: tuple[Held, ...]
+    constant: tuple[Held, ...]
 
     def __len__(self) -> int:
         return len(self.remote)
 
     def select(self, numbers: Sequence[int]) -> Operators:
         """Return the objects of these numbers."""
-        local = tuple(self.local[number] for number in numbers) if self.local else ()
-        return Operators(tuple(self.remote[number] for number in numbers), local)
+
+        def pick(held: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(held[number] for number in numbers) if held else ()
+
+        return Operators(pick(self.remote), pick(self.local), pick(self.live), pick(self.constant))
+
+    @property
+    def all_live(self) -> Held:
+        """The tensors that want gradients, object by object."""
+        return tuple(itertools.chain(*self.live))
+
+    def check(self) -> None:
+        """Refuse objects of which a tensor began to want gradients after it was packed: it would get none."""
+        for number, tensors in enumerate(self.constant if torch.is_grad_enabled() else ()):
+            late = next((tensor for tensor in tensors if tensor.requires_grad), None)
+            if late is not None:
+                raise ConfigError(
+                    f"a tensor of shape {tuple(late.shape)} of operator {number} wants a gradient since requires_grad_() was called on "
+                    "it, and did not when the operator was distributed. Call distribute(...) afterwards."
+                )
 
     def repack(self, changed: Mapping[int, Any]) -> Operators:
         """Replace objects by number. The files of the old ones stay, for gradients still to be computed."""
-        remote = list(self.remote)
+        rows = list(zip(self.remote, self.live, self.constant, strict=True))
         for number, value in changed.items():
-            packed = remote[number]
+            packed, *_ = rows[number]
             assert isinstance(packed, Packed)
-            remote[number] = Packer(value, packed.folder, packed.device).pack()
-        return Operators(tuple(remote), self.local)
+            packer = Packer(value, packed.folder, packed.device, keeps_live=True)
+            rows[number] = packer.pack(), packer.live, packer.constant
+        remote, live, constant = zip(*rows, strict=True)
+        return Operators(remote, self.local, live, constant)
 
 
 def pack_all(engine: Engine, values: Sequence[Any], local: Sequence[Any] | None = None) -> Operators:
@@ -58,19 +88,21 @@ def pack_all(engine: Engine, values: Sequence[Any], local: Sequence[Any] | None 
     WrongKind
         With the number of one that cannot be pickled.
     """
-    packed = tuple(_pack_named(engine, value, f"operator {number}") for number, value in enumerate(values))
-    return Operators(packed, tuple(values if local is None else local))
+    rows = [_pack_named(engine, value, f"operator {number}") for number, value in enumerate(values)]
+    remote, live, constant = zip(*rows, strict=True) if rows else ((), (), ())
+    return Operators(remote, tuple(values if local is None else local), live, constant)
 
 
-def make_packer(engine: Engine, value: Any) -> Packer:
+def make_packer(engine: Engine, value: Any, keeps_live: bool = False) -> Packer:
     """Return a packer for an object, with a folder of its own."""
-    return Packer(value, tempfile.mkdtemp(dir=engine.folder), str(engine.device))
+    return Packer(value, tempfile.mkdtemp(dir=engine.folder), str(engine.device), keeps_live)
 
 
-def _pack_named(engine: Engine, value: Any, name: str) -> Packed:
-    """Pack an object, and name it in the error if it cannot be sent."""
+def _pack_named(engine: Engine, value: Any, name: str) -> tuple[Packed, Held, Held]:
+    """Pack an object, and name it in the error if it cannot be sent; return its live and constant tensors as well."""
+    packer = make_packer(engine, value, keeps_live=True)
     try:
-        return make_packer(engine, value).pack()
+        return packer.pack(), packer.live, packer.constant
     except WrongKind as error:
         raise WrongKind(f"{name}: {error}") from error
 
@@ -92,12 +124,21 @@ def make_all(
             f"num_operators is {count!r}: the number of operators that the factory makes is not known. "
             "When using a factory, write num_operators=4 or the like."
         )
-    packed = _pack_named(engine, (factory, shared), "the factory and its shared values")
-    return Operators(tuple(FactoryObject(packed, index, str(engine.device)) for index in range(count)))
+    packed, live, constant = _pack_named(engine, (factory, shared), "the factory and its shared values")
+    remote = tuple(FactoryObject(packed, index, str(engine.device)) for index in range(count))
+    return Operators(remote, (), (live,) * count, (constant,) * count)
+
+
+def pack_live(engine: Engine, arguments: Any) -> tuple[Packed | None, Held]:
+    """Pack arguments of a call, None if there are none; return the tensors among them that want gradients as well."""
+    if not arguments:
+        return None, ()
+    packer = Packer(arguments, _arguments_folder(engine), str(engine.device), keeps_live=True)
+    return packer.pack(), packer.live
 
 
 def pack_arguments(engine: Engine, arguments: Any) -> Packed | None:
-    """Pack arguments of a call, equal ones once; None if there are none.
+    """Pack arguments of a call that are constants, equal ones once; None if there are none.
 
     Raises
     ------
@@ -108,12 +149,16 @@ def pack_arguments(engine: Engine, arguments: Any) -> Packed | None:
         return None
     if torch.is_grad_enabled() and (name := _name_requiring_grad(arguments)) is not None:
         raise ConfigError(
-            f"{name} wants a gradient, and distributed operators have gradients with respect to their images alone. Write "
-            f"{name}.detach(), or call the operator without distribute."
+            f"{name} wants a gradient, and lies inside another argument of a denoiser, where it would get none. Give the tensor itself "
+            f"as an argument, or write {name}.detach()."
         )
+    return Packer(arguments, _arguments_folder(engine), str(engine.device)).pack()
+
+
+def _arguments_folder(engine: Engine) -> Path:
     folder = engine.folder / ARGUMENTS_FOLDER
     folder.mkdir(exist_ok=True)
-    return Packer(arguments, folder, str(engine.device)).pack()
+    return folder
 
 
 def _name_requiring_grad(arguments: Any, name: str = "an argument") -> str | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from deepinv.distributed.distribute import DistributedStackedPhysics as DeepinvClass
 from deepinv.physics import LinearPhysics, Physics
@@ -13,7 +15,7 @@ from deepinv.utils.tensorlist import TensorList
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.rewrite import rewrite
-from halotile.tasks.distributed.stacks.operators import Operators, pack_arguments
+from halotile.tasks.distributed.stacks.operators import Held, Operators, pack_live
 from halotile.tasks.distributed.transport.calls import Call, MethodCall, PureFunction, SensorCall
 from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
 from halotile.tasks.distributed.transport.packing import Packed
@@ -132,7 +134,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         self.local_indexes = list(range(len(operators)))
         self.local_physics = list(operators.local)
         self._draws = DrawSequence(ctx.seed, ctx.stream())
-        self._stored_parameters: tuple[str, tuple[int, ...], str] | None = None
+        self._stored_parameters: tuple[Any, ...] | None = None
         self._warned: set[str] = set()
         """Methods that have warned about an unreached tolerance."""
         if is_single and operators.local:
@@ -142,15 +144,11 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     def __len__(self) -> int:
         return self.num_operators
 
-    def __getitem__(self, which: int | slice) -> Any:
-        """Return one operator, or a stack of the operators of a slice."""
-        numbers = range(self.num_operators)[which]
-        if isinstance(numbers, int):
-            return self.single_operator(self, numbers)
-        if not numbers:
-            raise ConfigError(
-                f"the slice takes none of {self.num_operators} operators. Write one that takes some, such as [0:1]."
-            )
+    def __getitem__(self, which: int | slice | Sequence[int]) -> Any:
+        """Return one operator, or a stack of those of a slice or a sequence of numbers: nothing is sent again."""
+        if isinstance(which, int | np.integer):
+            return self.single_operator(self, range(self.num_operators)[which])
+        numbers = chosen_numbers(self.num_operators, which)
         return type(self)(
             self.ctx,
             self.operators.select(numbers),
@@ -216,13 +214,13 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         self._stored_parameters = None
 
     def _store_parameters(
-        self, name: str, kwargs: Mapping[str, Any], packed: Packed | None, *numbers: int
+        self, name: str, kwargs: Mapping[str, Any], packed: Packed | None, live: Held, *numbers: int
     ) -> None:
         """Store the parameters of a call in the operators, as deepinv does, except in those of a factory."""
         if name not in UPDATING_METHODS or packed is None or not self.operators.local:
             return
         method = "update" if name == "forward" else "update_parameters"
-        parameters = (method, numbers, packed.digest)
+        parameters = (method, numbers, packed.digest, *map(id, live))
         if self._stored_parameters != parameters:
             self._change(method, kwargs, numbers or None)
             self._stored_parameters = parameters
@@ -286,30 +284,58 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
                 "from halotile import distribute."
             )
         check_reduction("reduce_op", reduce_op)
-        packed = pack_arguments(self.ctx, kwargs)
-        self._store_parameters(name, kwargs, packed)
+        packed, live = pack_live(self.ctx, kwargs)
+        self._store_parameters(name, kwargs, packed, live)
+        self.operators.check()
         draw = self._draws.next() if draws else None
         functions = [
             MethodCall(operator, name, packed, draw and draw.for_number(number), self.kind)
             for number, operator in enumerate(self.operators.remote)
         ]
-        return evaluate_reduced(self.ctx, phase, functions, shared, own, reduce_op)
+        held = [(*own_live, *live) for own_live in self.operators.live]
+        return evaluate_reduced(self.ctx, phase, functions, shared, own, reduce_op, held)
 
     def apply_single(self, number: int, name: str, tensors: list[torch.Tensor], kwargs: Any) -> torch.Tensor:
         """Call a method of one operator."""
-        packed = pack_arguments(self.ctx, kwargs)
-        self._store_parameters(name, kwargs, packed, number)
+        packed, live = pack_live(self.ctx, kwargs)
+        self._store_parameters(name, kwargs, packed, live, number)
+        self.operators.check()
         method = MethodCall(self.operators.remote[number], name, packed, kind=self.kind)
-        call = Call(method, tuple(range(len(tensors))), (0,), number)
-        return evaluate(Batch(self.ctx, FORWARD if name == "A" else ADJOINT, (call,), 1), tensors)[0]
+        inputs = [*tensors, *self.operators.live[number], *live]
+        call = Call(method, tuple(range(len(inputs))), (0,), number)
+        return evaluate(Batch(self.ctx, FORWARD if name == "A" else ADJOINT, (call,), 1), inputs)[0]
 
     def _add_noise(self, measurements: Sequence[torch.Tensor]) -> list[Any]:
         """Add the noise that the operators' own forward calls would add."""
         draw = self._draws.next()
         operators = enumerate(self.operators.remote)
         functions = [SensorCall(operator, draw.for_number(number)) for number, operator in operators]
-        noisy: list[Any] = evaluate_reduced(self.ctx, FORWARD, functions, (), measurements, None)
+        live = self.operators.live
+        noisy: list[Any] = evaluate_reduced(self.ctx, FORWARD, functions, (), measurements, None, live)
         return noisy
+
+
+def chosen_numbers(count: int, which: slice | Sequence[int]) -> Sequence[int]:
+    """Return the numbers of a slice, or of a sequence, among ``count`` operators.
+
+    Examples
+    --------
+    >>> list(chosen_numbers(5, slice(1, 3))), chosen_numbers(5, [4, -5])
+    ([1, 2], [4, 0])
+    """
+    everything = range(count)
+    if isinstance(which, slice):
+        numbers: Sequence[int] = everything[which]
+    else:
+        try:
+            numbers = [everything[number] for number in which]
+        except IndexError:
+            raise ConfigError(
+                f"operators {list(which)} were asked for, and there are {count}, from 0 to {count - 1}. Write their numbers."
+            ) from None
+    if not numbers:
+        raise ConfigError(f"none of {count} operators is taken. Write some, such as [0:1] or [[0, 2]].")
+    return numbers
 
 
 def evaluate_reduced(
@@ -319,17 +345,30 @@ def evaluate_reduced(
     shared: Sequence[torch.Tensor],
     own: Sequence[torch.Tensor],
     reduction: str | None,
+    live: Sequence[Held],
 ) -> Any:
     """Evaluate the function of each operator, and return the list of values or its reduction.
 
-    Its inputs are the shared tensors, followed by the operator's own one, if there are any.
+    Its inputs are the shared tensors, followed by the operator's own one, if there are any, and by those that
+    its objects are given anew. One that several operators hold is one input, so its gradient is one sum.
     """
     common = tuple(range(len(shared)))
-    calls = tuple(
-        Call(function, (*common, len(shared) + n) if own else common, (0 if reduction else n,), n)
-        for n, function in enumerate(functions)
-    )
-    values = evaluate(Batch(engine, phase, calls, 1 if reduction else len(calls)), [*shared, *own])
+    inputs = [*shared, *own]
+    places: dict[tuple[int, int], int] = {}
+    calls = []
+    for n, (function, held) in enumerate(zip(functions, live, strict=True)):
+        used = (*common, len(shared) + n) if own else common
+        earlier: Counter[int] = Counter()
+        for tensor in held:
+            # One that a call holds twice, such as an operator and its keyword, is two inputs.
+            key = id(tensor), earlier[id(tensor)]
+            earlier[id(tensor)] += 1
+            if key not in places:
+                places[key] = len(inputs)
+                inputs.append(tensor)
+            used = (*used, places[key])
+        calls.append(Call(function, used, (0 if reduction else n,), n))
+    values = evaluate(Batch(engine, phase, tuple(calls), 1 if reduction else len(calls)), inputs)
     if reduction is None:
         return values
     return values[0] / len(calls) if reduction == "mean" else values[0]

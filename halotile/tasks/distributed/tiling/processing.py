@@ -14,8 +14,15 @@ import torch
 from halotile.errors import ConfigError
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.stacks.operators import make_packer, pack_arguments
+from halotile.tasks.distributed.tiling.batch_statistics import SUMS, batch_norms, update_running
 from halotile.tasks.distributed.tiling.custom import STRATEGY_METHODS, CustomTiles
-from halotile.tasks.distributed.tiling.processor_call import Argument, ImageCall, ProcessorCall, find_tensors
+from halotile.tasks.distributed.tiling.processor_call import (
+    Argument,
+    ImageCall,
+    Images,
+    ProcessorCall,
+    find_tensors,
+)
 from halotile.tasks.distributed.tiling.stride_trial import (
     StrideTrial,
     has_trial,
@@ -50,6 +57,8 @@ class TilingOptions:
         Axes that are cut; all but the first two when left out.
     max_batch_size : int, optional
         Tiles that are processed at once. Left out, small tiles are put together.
+    images_per_task : int, optional
+        Images of a batch that are processed at once; all of them when left out.
     blending : str, optional
         ``linear`` or ``hann`` blends neighbours where they overlap.
     unsafe : bool
@@ -63,8 +72,13 @@ class TilingOptions:
     max_batch_size: int | None = None
     blending: str | None = None
     unsafe: bool = False
+    images_per_task: int | None = None
 
     def __post_init__(self) -> None:
+        if self.images_per_task is not None and self.images_per_task < 1:
+            raise ConfigError(
+                f"images_per_task is {self.images_per_task}: a task needs an image. Write 1 or more, or leave it out."
+            )
         if self.max_batch_size is not None and self.max_batch_size < 1:
             raise ConfigError(
                 f"max_batch_size is {self.max_batch_size}: a task needs a tile. Write 1 or more, or leave it out."
@@ -82,10 +96,18 @@ class TilingOptions:
         overlap = 0 if self.strategy == "basic" else self.overlap
         return tiles_of(shape, self.patch_size, overlap, self.tiling_dims, self.blending)
 
-    def batches(self, tiles: Tiles) -> list[tuple[int, ...]]:
-        """Group tiles into batches, which depend on the image and the options alone."""
-        size = self.max_batch_size or max(1, BATCH_PIXELS // tiles.window_pixels)
-        return [tuple(range(len(tiles)))[start : start + size] for start in range(0, len(tiles), size)]
+    def batches(self, tiles: Tiles) -> list[tuple[Images, tuple[int, ...]]]:
+        """Group images, and their tiles, into batches, which depend on the images and the options alone."""
+        count = tiles.shape[0]
+        step = count if self.images_per_task is None or 0 in tiles.axes else self.images_per_task
+        pixels = -(-tiles.window_pixels * min(step, count) // count)
+        size = self.max_batch_size or max(1, BATCH_PIXELS // pixels)
+        numbers = range(len(tiles))
+        return [
+            ((first, min(first + step, count)), tuple(numbers[start : start + size]))
+            for first in range(0, count, step)
+            for start in range(0, len(tiles), size)
+        ]
 
 
 class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
@@ -147,6 +169,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         tiles = replace(tiles, stride=self._stride(x, call, tensors, cut))
         call = replace(call, tiles=tiles)
         batches = self.options.batches(tiles)
+        norms = self._batch_norms(bool(cut), self.ctx.is_lazy(x))
         if self.ctx.is_lazy(x) and tensors:
             raise ConfigError(
                 "a tensor was given with an image that is not computed yet: its parts for the tiles are not known. Write a number, "
@@ -154,29 +177,79 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             )
         if self.ctx.is_lazy(x):
             return self.ctx.lazy_tiles(PHASE, x, call, tiles)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *tensors, *weights)):
+        # The number of a batch: that of its first tile, counted on from image to image.
+        firsts = [images[0] * len(tiles) + numbers[0] for images, numbers in batches]
+        called = [
+            ImageCall(call.for_batch(first), tiles, numbers, images)
+            for first, (images, numbers) in zip(firsts, batches, strict=True)
+        ]
+        if norms or (torch.is_grad_enabled() and any(t.requires_grad for t in (x, *tensors, *weights))):
             # The windows are cut here, so that autograd knows their places in the image.
-            columns = [
-                [torch.cat([tiles.window(x, number) for number in numbers]) for numbers in batches],
-                *(
-                    [argument.for_tiles(tensor, tiles, numbers) for numbers in batches]
-                    for argument, tensor in zip(arguments, tensors, strict=True)
-                ),
-            ]
-            results = self._evaluate(call, weights, columns, [numbers[0] for numbers in batches])
+            columns = list(zip(*(each.inputs(x, *tensors) for each in called), strict=True))
+            results = self._evaluate_with(norms, call, weights, columns, firsts)
         else:
             inputs = tuple(range(1 + len(tensors)))
             calls = tuple(
-                Call(ImageCall(call.for_batch(numbers[0]), tiles, numbers), inputs, (slot,), numbers[0])
-                for slot, numbers in enumerate(batches)
+                Call(each, inputs, (slot,), first)
+                for slot, (each, first) in enumerate(zip(called, firsts, strict=True))
             )
             results = evaluate(Batch(self.ctx, PHASE, calls, len(calls), "tile"), [x, *tensors])
-        parts = [
-            part
-            for result, numbers in zip(results, batches, strict=True)
-            for part in torch.chunk(result, len(numbers))
-        ]
-        return tiles.join(parts, lambda shape, like: empty_tensor(self.ctx, shape, like))
+        parts: list[list[torch.Tensor]] = [[] for _ in range(len(tiles))]
+        for result, (_, numbers) in zip(results, batches, strict=True):
+            for number, part in zip(numbers, torch.chunk(result, len(numbers)), strict=True):
+                parts[number].append(part)
+        joined = [part[0] if len(part) == 1 else torch.cat(part) for part in parts]
+        return tiles.join(joined, lambda shape, like: empty_tensor(self.ctx, shape, like))
+
+    def _batch_norms(self, is_cut: bool, is_lazy: bool) -> list[torch.nn.Module]:
+        """Return the layers that normalise by the statistics of all images.
+
+        Raises
+        ------
+        ConfigError
+            Where tiles would be normalised by statistics of their own.
+        """
+        found = [pair for held in contents_of(self.processor) for pair in running_statistics(held)]
+        trained = {id(layer): name for name, layer in reversed(found)}
+        norms = batch_norms(self.processor)
+        if self.options.unsafe or not (trained or norms):
+            return []
+        if is_cut or is_lazy or not trained.keys() <= {id(layer) for layer in norms}:
+            raise ConfigError(
+                f"the denoiser ({name_of(self.processor)}) is in training mode, and has layers with running statistics "
+                f"({next(iter(trained.values()), 'batch norm')}), which normalise by all pixels of a batch: a tile has only its own. Write eval(), for the network "
+                "or for these layers; layers without them, such as GroupNorm; images that fit into patch_size, of a network of "
+                "BatchNorm layers; or unsafe=True to normalise each batch of tiles by itself."
+            )
+        return norms
+
+    def _evaluate_with(
+        self,
+        norms: Sequence[torch.nn.Module],
+        call: ProcessorCall,
+        weights: Sequence[torch.Tensor],
+        columns: Sequence[Sequence[torch.Tensor]],
+        numbers: Sequence[int],
+    ) -> list[torch.Tensor]:
+        """Evaluate the call on every batch, with the statistics of all of them: each layer is measured after those before it."""
+        if not norms:
+            return self._evaluate(call, weights, columns, numbers)
+        statistics: list[torch.Tensor] = []
+        found: list[tuple[Any, torch.Tensor, torch.Tensor, float]] = []
+        measuring = replace(call, normalises="measured")
+        while len(found) < len(norms):
+            inputs = [*weights, *statistics]
+            total, squares, count, layer = self._evaluate(measuring, inputs, columns, numbers, totals=SUMS)
+            number, pixels = float(layer.detach()) / len(numbers), float(count.detach())
+            if number < 0:
+                break  # the others are not used
+            mean = total / count
+            statistics += [mean, squares / count - mean.square()]
+            found.append((norms[round(number)], statistics[-2], statistics[-1], pixels))
+        results = self._evaluate(replace(call, normalises="given"), [*weights, *statistics], columns, numbers)
+        for each in found:
+            update_running(*each)
+        return results
 
     def _forward_custom(self, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """Apply the processor by a user's strategy, whose windows are cut here."""
@@ -185,6 +258,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         arguments, tensors = find_tensors(args, kwargs, x.shape, tiles.axes)
         call, weights = self._make_call(args, kwargs, arguments)
         self._stride(x, call, tensors, tiles.axes if len(tiles.numbers) > 1 else ())
+        self._batch_norms(is_cut=True, is_lazy=False)
         columns = [
             batches,
             *(tiles.cut_argument(a, t, batches) for a, t in zip(arguments, tensors, strict=True)),
@@ -199,15 +273,20 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         columns: Sequence[Sequence[torch.Tensor]],
         numbers: Sequence[int],
         what: str = "tile",
+        totals: int = 0,
     ) -> list[torch.Tensor]:
-        """Evaluate the call on every batch; each column holds one input, batch by batch."""
+        """Evaluate the call on every batch; each column holds one input, batch by batch.
+
+        The results are those of the batches, or the sums over the batches of so many ``totals``.
+        """
         inputs: list[torch.Tensor] = list(weights)
         calls = []
         for slot, (number, *row) in enumerate(zip(numbers, *columns, strict=True)):
             used = (*range(len(inputs), len(inputs) + len(row)), *range(len(weights)))
-            calls.append(Call(call.for_batch(number), used, (slot,), number))
+            slots = tuple(range(totals)) or (slot,)
+            calls.append(Call(call.for_batch(number), used, slots, number))
             inputs += row
-        return evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), what), inputs)
+        return evaluate(Batch(self.ctx, PHASE, tuple(calls), totals or len(calls), what), inputs)
 
     def _stride(
         self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]
@@ -265,7 +344,8 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             return
         self._checked_modes.add(mode)
         for topic, message in training_warnings(self.processor, with_gradients=mode[0]).items():
-            if topic not in self._warned:
+            is_reported = topic != "statistics" or self.options.unsafe  # otherwise tiles are refused
+            if is_reported and topic not in self._warned:
                 self._warned.add(topic)
                 warnings.warn(f"{message} This warning is given once.", stacklevel=2)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
+from halotile.tasks.distributed.tiling.batch_statistics import UnmeasuredLayer, given_statistics, sums_of
 from halotile.tasks.distributed.tiling.tiles import Tiles
 from halotile.tasks.distributed.transport.calls import Tensors
 from halotile.tasks.distributed.transport.loaded_objects import load_for_call
@@ -16,6 +18,8 @@ from halotile.tasks.distributed.transport.packing import Packed
 from halotile.tasks.distributed.transport.random_state import Draw
 from halotile.tasks.distributed.transport.tensors import check_tensor
 
+Images = tuple[int, int]
+"""Numbers of some images of a batch: the first, and the one after the last."""
 Role = Literal["image", "sample", "constant"]
 """Role of an argument: cut like the image, repeated for the images of each tile, or passed on as it is."""
 
@@ -43,6 +47,11 @@ class Argument:
             whole = replace(tiles, shape=tuple(tensor.shape))
             return torch.cat([whole.window(tensor, number) for number in numbers])
         return self.repeat(tensor, len(numbers))
+
+    def of_images(self, tensor: torch.Tensor, images: Images, count: int) -> torch.Tensor:
+        """Return the part of a tensor that goes with some of ``count`` images."""
+        is_for_each = self.role != "constant" and tensor.shape[0] == count
+        return tensor[slice(*images)] if is_for_each else tensor
 
     def repeat(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
         """Repeat a tensor that is not cut for a batch of ``count`` tiles of each image."""
@@ -101,6 +110,9 @@ class ProcessorCall:
         Tiles that results are trimmed for; without them, results are not trimmed.
     draw : Draw, optional
         Random numbers of the call.
+    normalises : str, optional
+        ``given``: layers of batch norm take their statistics from the inputs after the weights; ``measured``: the
+        result is what the call adds to those of the next layer; None: they normalise by the batch of the call.
     """
 
     processor: Packed
@@ -109,13 +121,16 @@ class ProcessorCall:
     weights: tuple[str, ...] = ()
     tiles: Tiles | None = None
     draw: Draw | None = None
+    normalises: Literal["given", "measured"] | None = None
 
     def for_batch(self, number: int) -> ProcessorCall:
         """Return the same call with random numbers for the batch that begins with this tile."""
         return replace(self, draw=self.draw and self.draw.for_number(number))
 
     def __call__(self, batch: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
-        with load_for_call(self.draw, self.processor, self.constants) as (processor, constants):
+        changes = bool(self.weights or self.normalises)
+        sources = (self.processor, self.constants)
+        with load_for_call(self.draw, (), *sources, is_alone=changes) as (_, processor, constants):
             given, named = constants or ([], {})
             args, kwargs = list(given), dict(named)
             for argument, tensor in zip(self.arguments, tensors, strict=False):
@@ -124,11 +139,20 @@ class ProcessorCall:
                 else:
                     kwargs[argument.place] = tensor
             values = tensors[len(self.arguments) :]
-            if values:
-                weights = dict(zip(self.weights, values, strict=True))
-                result = torch.func.functional_call(processor, weights, (batch, *args), kwargs)
-            else:
-                result = processor(batch, *args, **kwargs)
+            weights = dict(zip(self.weights, values, strict=False))
+            statistics = (
+                given_statistics(processor, values[len(weights) :]) if self.normalises else nullcontext()
+            )
+            try:
+                with statistics:
+                    if weights:
+                        result = torch.func.functional_call(processor, weights, (batch, *args), kwargs)
+                    else:
+                        result = processor(batch, *args, **kwargs)
+            except UnmeasuredLayer as reached:
+                return sums_of(reached)
+        if self.normalises == "measured":
+            return sums_of(None)
         check_tensor("the processor", result)
         if self.tiles is None:
             return (result,)
@@ -145,20 +169,29 @@ class ImageCall:
     call : ProcessorCall
         The call on the batch.
     tiles : Tiles
-        The tiles of the image.
+        The tiles of the images.
     numbers : tuple of int
         The tiles of the batch.
+    images : tuple of int
+        The images of the batch.
     """
 
     call: ProcessorCall
     tiles: Tiles
     numbers: tuple[int, ...]
+    images: Images
 
     def __call__(self, image: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
-        batch = torch.cat([self.tiles.window(image, number) for number in self.numbers])
-        arguments = self.call.arguments
+        return self.call(*self.inputs(image, *tensors))
+
+    def inputs(self, image: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Return the batch, and the parts of the arguments that go with it."""
+        count = len(image)
+        image = image[slice(*self.images)]
+        tiles = replace(self.tiles, shape=tuple(image.shape))
+        batch = torch.cat([tiles.window(image, number) for number in self.numbers])
         parts = (
-            argument.for_tiles(tensor, self.tiles, self.numbers)
-            for argument, tensor in zip(arguments, tensors, strict=False)
+            argument.for_tiles(argument.of_images(tensor, self.images, count), tiles, self.numbers)
+            for argument, tensor in zip(self.call.arguments, tensors, strict=True)
         )
-        return self.call(batch, *parts, *tensors[len(arguments) :])
+        return [batch, *parts]

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from halotile.tasks.distributed.transport.contents import contents_of
 from halotile.tasks.distributed.transport.loaded_objects import LoadedObject, load_for_call
 from halotile.tasks.distributed.transport.packing import Packed
 from halotile.tasks.distributed.transport.random_state import Draw
@@ -44,8 +45,11 @@ class FactoryObject:
     index: int
     device: str = "cpu"
 
-    def load(self) -> LoadedObject:
-        """Return the object, made on first use."""
+    def load(self, live: Sequence[torch.Tensor] = ()) -> LoadedObject:
+        """Return the object, made on first use, or from the ``live`` tensors of one call."""
+        if self.live:
+            factory, shared = self.factory.load(live).value
+            return LoadedObject(factory(self.index, torch.device(self.device), shared))
         key = self._key
         if key not in _factory_objects:
             while len(_factory_objects) >= FACTORY_CACHE:
@@ -58,6 +62,11 @@ class FactoryObject:
     def discard(self) -> None:
         """Drop the object, so that it is made again on next use."""
         _factory_objects.pop(self._key, None)
+
+    @property
+    def live(self) -> int:
+        """Number of tensors of the factory and its shared values that each call is given anew."""
+        return self.factory.live
 
     @property
     def _key(self) -> tuple[str, int, str]:
@@ -80,7 +89,7 @@ class MethodCall:
     name : str
         Name of the method.
     kwargs : Packed, optional
-        Keywords, which are constants to autograd.
+        Keywords.
     draw : Draw, optional
         Random numbers of the call.
     kind : str, optional
@@ -94,10 +103,15 @@ class MethodCall:
     kind: str | None = None
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        with load_for_call(self.draw, self.remote, self.kwargs) as (loaded, given):
+        with load_for_call(self.draw, tensors, *self.sources) as (own, loaded, given):
             kwargs: Mapping[str, Any] = given or {}
             check_kind(loaded, self.kind)
-            return (getattr(loaded, self.name)(*tensors, **kwargs),)
+            return (_without_unknown(getattr(loaded, self.name)(*own, **kwargs), tensors, loaded),)
+
+    @property
+    def sources(self) -> tuple[RemoteObject | None, ...]:
+        """The objects, in the order in which the inputs end with their tensors."""
+        return self.remote, self.kwargs
 
 
 @dataclass(frozen=True)
@@ -116,8 +130,44 @@ class SensorCall:
     draw: Draw
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        with load_for_call(self.draw, self.physics) as (physics,):
-            return (physics.sensor(physics.noise(*tensors)),)
+        with load_for_call(self.draw, tensors, *self.sources) as (own, physics):
+            return (_without_unknown(physics.sensor(physics.noise(*own)), tensors, physics),)
+
+    @property
+    def sources(self) -> tuple[RemoteObject | None, ...]:
+        """The objects, in the order in which the inputs end with their tensors."""
+        return (self.physics,)
+
+
+def _without_unknown(value: torch.Tensor, known: Sequence[torch.Tensor], *held: Any) -> torch.Tensor:
+    """Return a value, unless a weight that the caller could not give a gradient to takes part in it.
+
+    Parameters
+    ----------
+    value : Tensor
+        The value.
+    known : sequence of Tensor
+        The inputs of the call, which get their gradients.
+    *held : object
+        Objects whose other tensors must not want gradients. Those that a method makes for itself may.
+    """
+    pending, seen, unknown = [getattr(value, "grad_fn", None)], set(), []
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            unknown += [] if leaf is None or any(leaf is tensor for tensor in known) else [leaf]
+            pending += [following for following, _ in node.next_functions]
+    inside = {id(tensor) for tensor in contents_of(*held)} if unknown else set()
+    for leaf in unknown:
+        if isinstance(leaf, torch.nn.Parameter) or id(leaf) in inside:
+            raise ValueError(
+                f"the operator has a weight of shape {tuple(leaf.shape)} that wants a gradient and exists on the worker alone, "
+                "because a factory made it there, or an imported module holds it. Give it to the factory in shared=, hold it in "
+                "the operator, or call requires_grad_(False) on it"
+            )
+    return value
 
 
 def check_kind(value: Any, kind: str | None) -> None:
@@ -154,12 +204,18 @@ class FidelityCall:
     output: Literal["fn", "grad"]
     arguments: Packed | None = None
 
-    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> Tensors:
-        with load_for_call(None, self.fidelity, self.physics, self.arguments) as (fidelity, physics, given):
+    def __call__(self, *tensors: torch.Tensor) -> Tensors:
+        with load_for_call(None, tensors, *self.sources) as ((x, y), fidelity, physics, given):
             args, kwargs = given or ((), {})
             predicted = physics.A(x, **kwargs)
             value = getattr(fidelity.d, self.output)(predicted, y, *args, **kwargs)
-            return (value if self.output == "fn" else physics.A_vjp(x, value, **kwargs),)
+            value = value if self.output == "fn" else physics.A_vjp(x, value, **kwargs)
+            return (_without_unknown(value, tensors, fidelity, physics),)
+
+    @property
+    def sources(self) -> tuple[RemoteObject | None, ...]:
+        """The objects, in the order in which the inputs end with their tensors."""
+        return self.fidelity, self.physics, self.arguments
 
 
 @dataclass(frozen=True)
@@ -175,7 +231,7 @@ class SquareWeight:
     fidelity: RemoteObject
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        with load_for_call(None, self.fidelity) as (fidelity,):
+        with load_for_call(None, tensors, self.fidelity) as (_, fidelity):
             weight = square_weight(fidelity)
         return (torch.full((1,), math.nan if weight is None else weight, dtype=torch.float64),)
 
@@ -243,7 +299,8 @@ def working_bytes(function: PureFunction, sizes: Sequence[int]) -> int:
         inner = working_bytes(function.function, inputs)
         return inner and 2 * inner + sum(cotangents)
     if isinstance(function, MethodCall | FidelityCall | SensorCall):
-        return sum(sizes) + COPIES * (2 * sizes[0] if len(sizes) == 1 else sum(sizes))
+        images = sizes[: len(sizes) - sum(source.live for source in function.sources if source is not None)]
+        return sum(sizes) + COPIES * (2 * images[0] if len(images) == 1 else sum(images))
     return 0
 
 

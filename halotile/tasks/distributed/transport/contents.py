@@ -39,6 +39,17 @@ def contents_of(*objects: Any) -> list[Any]:
     return list(found.values())
 
 
+def wants_gradients(value: Any) -> bool:
+    """Return True for an object that holds a tensor which wants a gradient.
+
+    Examples
+    --------
+    >>> wants_gradients(torch.nn.Linear(1, 1)), wants_gradients([torch.ones(1)])
+    (True, False)
+    """
+    return any(isinstance(held, torch.Tensor) and held.requires_grad for held in contents_of(value))
+
+
 def _direct_contents(value: Any) -> Iterable[Any] | None:
     """Return the direct contents of an object; None if it holds nothing of interest."""
     if isinstance(value, torch.Tensor | torch.Generator):

@@ -86,7 +86,8 @@ def evaluate(batch: Batch, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor
                 "itself: lists are for measurements, one for each operator."
             )
     if any(engine.is_lazy(tensor) for tensor in tensors):
-        return engine.lazy_totals(batch.phase, batch.calls, tensors, batch.totals)
+        arrays = [to_array(each) if isinstance(each, torch.Tensor) else each for each in tensors]
+        return engine.lazy_totals(batch.phase, batch.calls, arrays, batch.totals)
     return list(_Evaluate.apply(batch, *tensors))
 
 

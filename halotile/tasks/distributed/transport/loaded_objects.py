@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
 from operator import is_
 from types import CellType
 from typing import TYPE_CHECKING, Any
@@ -131,8 +132,13 @@ class Snapshot:
 
 
 @contextmanager
-def load_for_call(draw: Draw | None, *sources: RemoteObject | None) -> Iterator[tuple[Any, ...]]:
-    """Yield objects for one call in the state in which they were loaded, whatever earlier calls did to them.
+def load_for_call(
+    draw: Draw | None,
+    tensors: Sequence[torch.Tensor],
+    *sources: RemoteObject | None,
+    is_alone: bool = False,
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the inputs of a call, and objects for one call in the state in which they were loaded, whatever earlier calls did to them.
 
     In a process with several threads, calls of objects that draw random numbers or change run one at a time.
 
@@ -140,13 +146,19 @@ def load_for_call(draw: Draw | None, *sources: RemoteObject | None) -> Iterator[
     ----------
     draw : Draw, optional
         Random numbers of the call; None leaves the generators as they are.
+    tensors : sequence of Tensor
+        The inputs, followed by the tensors that the objects are given anew, one object after the other.
     *sources : Packed, FactoryObject or None
         Sources of the objects; None yields None.
+    is_alone : bool
+        The call changes the objects for as long as it lasts.
     """
-    loaded = [None if source is None else source.load() for source in sources]
+    count = len(tensors) - sum(source.live for source in sources if source is not None)
+    rest = iter(tensors[count:])
+    loaded = [None if source is None else source.load(tuple(islice(rest, source.live))) for source in sources]
     pairs = [(s, o) for s, o in zip(sources, loaded, strict=True) if s is not None and o is not None]
-    values = tuple(None if entry is None else entry.value for entry in loaded)
-    if not _lock.acquire(blocking=not all(entry.is_pure for _, entry in pairs)):
+    values = (tensors[:count], *(None if entry is None else entry.value for entry in loaded))
+    if not _lock.acquire(blocking=is_alone or not all(entry.is_pure for _, entry in pairs)):
         yield values
         return
     try:

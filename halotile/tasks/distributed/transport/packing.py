@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ class Packed:
         Device that the tensors are loaded to.
     size_bytes : int
         Size of tensors and pickle.
+    live : int
+        Number of tensors that are in no file, because each call is given them anew.
     """
 
     folder: str
@@ -50,6 +53,7 @@ class Packed:
     tensors: tuple[str, ...]
     device: str = "cpu"
     size_bytes: int = 0
+    live: int = 0
 
     def get(self) -> Any:
         """Return the object for uses that do not call it."""
@@ -60,8 +64,10 @@ class Packed:
         with _cache_lock:
             _cache.pop(self, None)
 
-    def load(self) -> LoadedObject:
-        """Return the object, loaded on first use in this process."""
+    def load(self, live: Sequence[torch.Tensor] = ()) -> LoadedObject:
+        """Return the object: loaded on first use in this process, or made of the ``live`` tensors of one call."""
+        if self.live:
+            return LoadedObject(_Reader(self, live).load())
         with _cache_lock:
             if self not in _cache:
                 _cache[self] = LoadedObject(_Reader(self).load())
@@ -82,6 +88,9 @@ class Packer:
         Folder of the files: one of its own, unless the object never changes.
     device : str
         Device of its tensors on a worker.
+    keeps_live : bool
+        Leave tensors that want gradients out of the files: they are in ``live``, in the order in which calls
+        are given them, and the others in ``constant``.
 
     Examples
     --------
@@ -96,8 +105,13 @@ class Packer:
     (False, 3.0)
     """
 
-    def __init__(self, value: Any, folder: str | os.PathLike[str], device: str = "cpu") -> None:
+    def __init__(
+        self, value: Any, folder: str | os.PathLike[str], device: str = "cpu", keeps_live: bool = False
+    ) -> None:
         self.value = value
+        self.keeps_live = keeps_live
+        self.live: tuple[torch.Tensor, ...] = ()
+        self.constant: tuple[torch.Tensor, ...] = ()
         self.device = device
         self.folder = Path(folder)
         self._last: Packed | None = None
@@ -111,7 +125,7 @@ class Packer:
             When it cannot be pickled.
         """
         stream = io.BytesIO()
-        writer = _Writer(stream, self.folder)
+        writer = _Writer(stream, self.folder, self.keeps_live)
         try:
             writer.dump(self.value)
         except HalotileError:
@@ -125,7 +139,10 @@ class Packer:
         data = stream.getvalue()
         digest = hashlib.sha256(data).hexdigest()[:32]
         size_bytes = len(data) + writer.size_bytes
-        current = Packed(str(self.folder), digest, tuple(sorted(writer.digests)), self.device, size_bytes)
+        self.live, self.constant = tuple(writer.live.values()), tuple(writer.constant.values())
+        current = Packed(
+            str(self.folder), digest, tuple(sorted(writer.digests)), self.device, size_bytes, len(self.live)
+        )
         if current != self._last:
             # Renamed into place, so that a worker never reads half of it.
             partial = self.folder / f"{digest}.partial"
@@ -145,19 +162,24 @@ class Packer:
 
 
 class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles everything except tensors, which go to files of their own."""
+    """Pickles everything except tensors, which go to files of their own, or stay where they are."""
 
-    def __init__(self, stream: io.BytesIO, folder: Path) -> None:
+    def __init__(self, stream: io.BytesIO, folder: Path, keeps_live: bool) -> None:
         super().__init__(stream)
         self.folder = folder
+        self.keeps_live = keeps_live
+        self.live: dict[int, torch.Tensor] = {}
         self.digests: set[str] = set()
         self.size_bytes = 0
-        self._serials: dict[int, int] = {}
+        self.constant: dict[int, torch.Tensor] = {}
 
     def persistent_id(self, value: Any) -> Any:
         """Identify a tensor by the digest of its values, with its other properties."""
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             return None
+        if self.keeps_live and value.requires_grad:
+            self.live.setdefault(id(value), value)
+            return list(self.live).index(id(value))
         array = to_array(value)
         numbers = np.ascontiguousarray(array) if array.ndim else array
         head = f"{array.shape}{array.dtype}".encode()
@@ -172,7 +194,8 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         self.size_bytes += 0 if name in self.digests else numbers.nbytes
         self.digests.add(name)
         # A tensor that occurs twice, as where layers share weights, is loaded as one tensor.
-        serial = self._serials.setdefault(id(value), len(self._serials))
+        self.constant.setdefault(id(value), value)
+        serial = list(self.constant).index(id(value))
         is_parameter = isinstance(value, torch.nn.Parameter)
         return serial, name, tensor_kind_of(value), is_parameter, bool(value.requires_grad)
 
@@ -180,14 +203,17 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
 class _Reader(pickle.Unpickler):
     """Unpickles the output of a writer."""
 
-    def __init__(self, packed: Packed) -> None:
+    def __init__(self, packed: Packed, live: Sequence[torch.Tensor] = ()) -> None:
+        self.live = live
         self.folder = Path(packed.folder)
         super().__init__(io.BytesIO((self.folder / f"{packed.digest}.pkl").read_bytes()))
         self.device = packed.device
         self._tensors: dict[int, torch.Tensor] = {}
 
-    def persistent_load(self, name: tuple[int, str, str, bool, bool]) -> torch.Tensor:
+    def persistent_load(self, name: int | tuple[int, str, str, bool, bool]) -> torch.Tensor:
         """Return the tensor of this identity; the same one each time."""
+        if isinstance(name, int):
+            return self.live[name]
         serial, digest, kind, is_parameter, requires_grad = name
         if serial not in self._tensors:
             numbers = np.load(self.folder / f"{digest}.npy", allow_pickle=False)

@@ -19,6 +19,7 @@ from halotile.storage.views import PlaneValues
 from halotile.tasks.denoisers.base import Denoiser, Leveled
 from halotile.tasks.finite import describe_range
 from halotile.tasks.noise.estimate import estimate_noise_levels
+from halotile.tasks.options import Auto
 from halotile.tasks.roles import Roles
 
 Levels = NDArray[np.float64]
@@ -95,8 +96,8 @@ def _open_side(key: str, path: str) -> Source:
         ) from error
 
 
-def value_range(job: Denoising, dtype: np.dtype[Any]) -> tuple[float, float] | None:
-    requested = job.input.range
+def value_range(requested: tuple[float, float] | Auto, dtype: np.dtype[Any]) -> tuple[float, float] | None:
+    """Return the values that are mapped to 0 and 1 before denoising: those of an integer type, unless given."""
     if requested != "auto":
         return (float(requested[0]), float(requested[1]))
     return (0.0, float(np.iinfo(dtype).max)) if dtype.kind in "iu" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from halotile.graphs.jobs.denoise.image.holes import note_of_far_value
 from halotile.graphs.jobs.denoise.image.opening import Levels
 from halotile.graphs.jobs.denoise.image.photons import remark_on_noise
 from halotile.graphs.jobs.denoise.job import Denoising
+from halotile.graphs.plans.notes import place_text
 from halotile.storage.arrays import Source
 from halotile.storage.formats.base import number_of_type
 from halotile.storage.images.planes import known_channels
@@ -77,6 +79,8 @@ def choose_type(
         return ResultType(wanted)
     planes = survey_planes(source, roles.spatial, roles.looped)
     remarks = remark_on_noise(job, denoiser, planes, roles, levels)
+    if levels is not None:
+        remarks = (*_remark_on_saturation(planes, roles), *remarks)
     if stored.kind in "iu":  # floats were looked at with their holes
         ends = reduce(Ends.joined, (plane.ends for plane in planes), NO_ENDS)
         remarks = (*note_of_far_value(ends, job, by_samples=True), *remarks)
@@ -95,11 +99,24 @@ def choose_type(
     return ResultType(wanted, (*remarks, f"{_reason(coarse)}: output.dtype: float32 keeps them"))
 
 
+def _remark_on_saturation(planes: Sequence[PlaneSurvey], roles: Roles) -> tuple[str, ...]:
+    """Return a remark on the plane of which most noise was cut off, too much for its level to be known."""
+    plane = max(planes, key=lambda plane: plane.noise.share, default=None)
+    if plane is None or not plane.noise.share:
+        return ()
+    where = f" in {named}" if (named := place_text(roles, plane.place)) else ""
+    ends = " or ".join(f"{end:.10g}" for end in plane.noise.saturated if not math.isnan(end))
+    return (
+        f"about {plane.noise.share:.0%} of the pixels{where} are {ends}, at the end of the range of values, where noise was cut off: the "
+        "estimated noise level may be too low. Write sigma as a number",
+    )
+
+
 def _is_coarse(plane: PlaneSurvey, dtype: np.dtype[Any]) -> bool:
     """Return whether rounding costs in a plane; one without noise, such as of labels, is not denoised to anything between."""
     is_wide = dtype.itemsize > 1
-    return plane.level > 0 and (
-        plane.high - plane.low < FEW_LEVELS or (is_wide and plane.level < LITTLE_NOISE)
+    return plane.noise.level > 0 and (
+        plane.high - plane.low < FEW_LEVELS or (is_wide and plane.noise.level < LITTLE_NOISE)
     )
 
 
@@ -107,6 +124,6 @@ def _reason(coarse: Sequence[PlaneSurvey]) -> str:
     """Return why rounding costs, of the plane with the fewest values."""
     plane = min(coarse, key=lambda plane: plane.high - plane.low)
     return (
-        f"the image has few values ({plane.low:.4g} to {plane.high:.4g}, with noise of {plane.level:.3g}), and rounding to whole numbers "
+        f"the image has few values ({plane.low:.4g} to {plane.high:.4g}, with noise of {plane.noise.level:.3g}), and rounding to whole numbers "
         "may cost more than a denoiser leaves"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -122,6 +123,30 @@ def _kernels(operator: Operator, image: Shape) -> Iterator[tuple[Shape, Shape]]:
     shapes = operator.shapes(image) if isinstance(operator, Composition) else [image] * len(parts)
     for part, shape in zip(parts, shapes, strict=False):
         yield from _kernels(part, shape)
+
+
+def check_signs(operators: Iterable[Operator]) -> None:
+    """Refuse kernels, and weights of sums, below 0 where an image is multiplied by corrections.
+
+    Raises
+    ------
+    ConfigError
+        With the number of the operator.
+    """
+    for number, operator in enumerate(operators):
+        if any(float(np.min(numbers)) < 0 for numbers in _factors(operator)):
+            raise ConfigError(
+                f"operators[{number}] ({operator.name}) has numbers below 0 in its kernel or its weights, and solver osem multiplies: "
+                "it needs operators without any. Write 0 in their place, or solver.name: fista."
+            )
+
+
+def _factors(operator: Operator) -> Iterator[Any]:
+    """Yield kernel and weights of an operator and of those inside it."""
+    found = (getattr(operator, name, None) for name in ("kernel", "weights"))
+    yield from (numbers for numbers in found if isinstance(numbers, np.ndarray | tuple) and len(numbers))
+    for part in getattr(operator, "operators", ()):
+        yield from _factors(part)
 
 
 def check_masks(operators: Iterable[Operator]) -> None:

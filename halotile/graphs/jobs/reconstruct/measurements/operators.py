@@ -12,12 +12,14 @@ import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
+from halotile.graphs.jobs.reconstruct.measurements.checks import check_signs
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.plans.inputs import check_whole
 from halotile.graphs.rules.written_options import stand_ins
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_array, open_source
+from halotile.storage.views import CheckedCounts
 from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.operators.base import Operator, Shape
 from halotile.tasks.operators.own import Own
@@ -219,10 +221,20 @@ def make_terms(
     data: tuple[Source, ...],
     fidelity: Fidelity,
     start: Source | None = None,
+    *,
+    are_counts: bool = False,
 ) -> tuple[Term, ...]:
-    """Return the terms of the misfit, each measurement shared by all that read it."""
+    """Return the terms of the misfit, each measurement shared by all that read it; counts are checked as they are read."""
+    if are_counts:
+        check_signs(operators)
     at = None if fidelity.is_square or start is None else Shared(start)
     return tuple(
-        Term(operator, Shared(source), 1 / choice.noise_sigma**2, fidelity, at)
-        for choice, operator, source in zip(choices, operators, data, strict=True)
+        Term(
+            operator,
+            Shared(CheckedCounts(source, f"operators[{number}].data") if are_counts else source),
+            1 / choice.noise_sigma**2,
+            fidelity,
+            at,
+        )
+        for number, (choice, operator, source) in enumerate(zip(choices, operators, data, strict=True))
     )

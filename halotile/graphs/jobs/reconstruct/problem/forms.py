@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from halotile.tasks.operators.base import engines_of, with_engine
 from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
 from halotile.tasks.step import View
-from halotile.tasks.terms import MISFIT, FoldedGradient, Gradient, NormalImage, Term
+from halotile.tasks.terms import MISFIT, FoldedGradient, Gradient, NormalImage, Sensitivity, Term
 
 REACH_OF_CELLS = 64
 """Additional reach, in pixels, of a convolution by Fourier transforms: its cells are fixed."""
@@ -33,6 +33,16 @@ class Form:
     """Operators have a pass of their own, before that of the prior."""
     per_pass: int = 1
     """Iterations of one pass."""
+    chosen: tuple[int, ...] | None = None
+    """Numbers of the operators that take part; None for all."""
+
+    def of(self, numbers: Sequence[int]) -> Form:
+        """Return the same form of some of the operators."""
+        return replace(self, chosen=tuple(numbers))
+
+    @property
+    def _taking_part(self) -> tuple[Term, ...]:
+        return self.terms if self.chosen is None else tuple(self.terms[number] for number in self.chosen)
 
     @property
     def once(self) -> Form:
@@ -42,12 +52,12 @@ class Form:
     @property
     def near(self) -> tuple[Term, ...]:
         """The terms whose operators see a neighbourhood or a window."""
-        return tuple(term for term in self.terms if term.operator.kind != "whole")
+        return tuple(term for term in self._taking_part if term.operator.kind != "whole")
 
     @property
     def whole(self) -> tuple[Term, ...]:
         """The terms whose operators see all of the image: each is a task of its own."""
-        return tuple(term for term in self.terms if term.operator.kind == "whole")
+        return tuple(term for term in self._taking_part if term.operator.kind == "whole")
 
     @property
     def reach(self) -> int:
@@ -122,29 +132,33 @@ class Form:
     def map(
         self, wants: Wants, backprojection: Readable | None = None, *, records_misfit: bool = True
     ) -> Map:
-        """Return gradient or normal image of all operators as a map; parts outside the pass are staged."""
+        """Return gradient, normal image or sensitivity of the operators as a map; parts outside the pass are staged."""
 
         def near(image: Readable) -> Readable:
             if wants == "gradient":
                 return self.gradient(image, backprojection, records_misfit=records_misfit)
-            return self.normal(image)
+            return self.normal(image) if wants == "normal" else Sensitivity(image, self.near)
 
         def whole(image: Readable) -> Contributions:
-            return Contributions(image, self.terms, wants)
+            return Contributions(image, self.terms, wants, self.chosen)
 
         if self.apart:
             return Staged(None, near)
         return Staged(near if self.near else None, whole) if self.whole else near
 
 
-def choose_form(terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool, per_pass: int = 1) -> Form:
-    """Choose the plain form where it is asked for, or where an operator does not fold; the normal form otherwise.
+def choose_form(
+    terms: tuple[Term, ...], dtype: np.dtype[Any], *, exact: bool, per_pass: int = 1, by_subsets: bool = False
+) -> Form:
+    """Choose the plain form where it is asked for, for subsets, or where an operator does not fold; the normal form otherwise.
 
     In a pass of several iterations, fixed cells would make each of them read whole cells around its region.
     So the cells are laid over the region that is read; and where operators do not fold, convolutions are
     direct.
     """
-    folds = all(can_fold(term.operator) and term.fidelity.is_square for term in terms) and not exact
+    folds = all(can_fold(term.operator) and term.fidelity.is_square for term in terms) and not (
+        exact or by_subsets
+    )
     direct = exact or (per_pass > 1 and not folds)
     decided = tuple(replace(term, operator=with_engine(term.operator, dtype, direct)) for term in terms)
     if not folds:

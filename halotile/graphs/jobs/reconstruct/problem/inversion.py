@@ -18,7 +18,9 @@ from halotile.graphs.jobs.reconstruct.problem.memory import (
 )
 from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.plans.cutting import overlap_pays
+from halotile.graphs.solvers._subsets import SubsetNorms, SubsetSolver
 from halotile.graphs.solvers.base import Problem, Solver
+from halotile.graphs.solvers.lanczos import Lanczos
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
@@ -96,11 +98,24 @@ class Inversion:
     @property
     def before_iterations(self) -> int:
         """Passes before the first iteration."""
-        return (
-            NORM_ITERATIONS * self.finds_step
-            + (self.form.folded is not None)
-            + self.solver.traits.passes_before
-        )
+        return self.norm_passes + (self.form.folded is not None) + self.solver.traits.passes_before
+
+    @property
+    def _goes_back(self) -> bool:
+        """True where the image before a misfit that grows is kept: where every iteration knows the misfit."""
+        return self.solver.traits.takes_steps and not self.solver.traits.by_subsets
+
+    @property
+    def norm_solver(self) -> Lanczos:
+        """The solver that finds the step size: by the norm of the stack, or of each subset."""
+        return SubsetNorms(self.solver) if isinstance(self.solver, SubsetSolver) else Lanczos()
+
+    @property
+    def norm_passes(self) -> int:
+        """Passes that compute the step size, at most."""
+        norm = self.norm_solver
+        count = norm.passes(len(self.form.terms)) if isinstance(norm, SubsetNorms) else NORM_ITERATIONS
+        return count * self.finds_step
 
     @property
     def state_layout(self) -> Layout:
@@ -111,7 +126,7 @@ class Inversion:
     def vectors(self, solver: Solver, folder: str) -> Vectors:
         """Return the storage of a solver's images, with copies to go back to where they may diverge."""
         copies = dict(solver.vectors)
-        if "x" in copies and self.solver.traits.takes_steps:
+        if "x" in copies and self._goes_back:
             copies["x"] = max(copies["x"], COPIES_TO_GO_BACK)
         state = RunDirectory.beside(self.output.path).state_path
         return Vectors(state / folder, self.state_layout, copies)
@@ -120,7 +135,8 @@ class Inversion:
     def scratch_bytes(self) -> int:
         """Size of the solver's images at most."""
         staged = self.state_layout.size_bytes if self.form.apart or self.form.whole else 0
-        spare_copy = self.state_layout.size_bytes if self.solver.traits.takes_steps else 0
+        staged *= 2 if self.solver.traits.by_subsets else 1  # two gradients, or one and a sensitivity
+        spare_copy = self.state_layout.size_bytes if self._goes_back else 0
         return self.vectors(self.solver, "").size_bytes + spare_copy + staged
 
     @property
@@ -192,4 +208,7 @@ class Inversion:
             tol=self.job.solver.tol,
             per_pass=form.per_pass,
             plain_gradient=plain_gradient,
+            operators=len(form.terms),
+            sensitivity=form.map("sensitivity"),
+            parts=lambda numbers: replace(self, form=form.of(numbers)).problem(step_size),
         )

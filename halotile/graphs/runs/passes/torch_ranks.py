@@ -14,7 +14,7 @@ from typing import Any
 
 from distributed import Client, Future
 
-from halotile.errors import ConfigError, PeerLost, RankFailed
+from halotile.errors import ConfigError, HalotileError, PeerLost, RankFailed
 from halotile.graphs.clusters.connection.addresses import host_of
 from halotile.graphs.clusters.connection.present import present_workers
 from halotile.tasks.groups.opening import Rendezvous, opened
@@ -37,6 +37,8 @@ class RankEnd:
     """Traceback of its failure; empty where it succeeded."""
     by_others: bool = False
     """True where it failed because another rank did."""
+    refusal: HalotileError | None = None
+    """Its failure where another attempt would not help: a fault of the input or the settings."""
 
     @classmethod
     def lost(cls, rank: int, worker: str) -> RankEnd:
@@ -64,7 +66,14 @@ class TorchProgram:
     device_mode: str | None = None
     timeout_seconds: float = 60.0
 
-    def run(self, client: Client, ranks: int | None, retries: int, usual: int = 1) -> list[Any]:
+    def run(
+        self,
+        client: Client,
+        ranks: int | None,
+        retries: int,
+        usual: int = 1,
+        between: Callable[[], None] = lambda: None,
+    ) -> list[Any]:
         """Run the ranks to their end; return their results in order.
 
         Parameters
@@ -76,7 +85,9 @@ class TorchProgram:
         retries : int
             Further attempts, from the beginning of the function, after a rank has failed.
         usual : int
-            Number of workers of the cluster, some of which may just be coming back.
+            Number of workers of the cluster, some of which may just be coming back; no more take part.
+        between : callable
+            Called again and again while the ranks work; its errors end them.
 
         Raises
         ------
@@ -84,13 +95,14 @@ class TorchProgram:
             When there are fewer workers than ranks.
         RankFailed
             When a rank failed in every attempt.
+            Its cause is an error of halotile in that rank, which another attempt would not help.
         """
-        workers = _returned(client, ranks, min(ranks or usual, usual))
+        workers = _returned(client, ranks, min(ranks or usual, usual))[: ranks or usual]
         for attempt in range(retries + 1):
             try:
-                return self._attempt(client, workers)
+                return self._attempt(client, workers, between)
             except RankFailed as error:
-                if attempt == retries:
+                if attempt == retries or error.__cause__ is not None:
                     raise
                 warnings.warn(
                     f"{error} Starting again: attempt {attempt + 2} of {retries + 1}.", stacklevel=3
@@ -98,7 +110,7 @@ class TorchProgram:
                 workers = _returned(client, ranks, len(workers))[: len(workers)]
         raise AssertionError
 
-    def _attempt(self, client: Client, workers: Sequence[str]) -> list[Any]:
+    def _attempt(self, client: Client, workers: Sequence[str], between: Callable[[], None]) -> list[Any]:
         """Run the ranks once, each on one of the workers."""
         token = secrets.token_hex(8)
         meeting = str(self.folder / f"ranks-{token}")
@@ -119,7 +131,7 @@ class TorchProgram:
         ]  # fmt: skip
         ends: dict[int, RankEnd] = {}
         try:
-            self._await(client, futures, workers, ends)
+            self._await(client, futures, workers, ends, between)
         finally:
             hung = [worker for rank, worker in enumerate(workers) if rank not in ends]
             client.cancel(futures, force=True)
@@ -127,11 +139,18 @@ class TorchProgram:
             Path(meeting).unlink(missing_ok=True)
         failed = [end for end in ends.values() if end.trace]
         if failed or hung:
-            raise _failure(failed, [rank for rank in range(len(workers)) if rank not in ends], len(workers))
+            refusals = (end.refusal for end in failed if end.refusal)
+            left = [rank for rank in range(len(workers)) if rank not in ends]
+            raise _failure(failed, left, len(workers)) from next(refusals, None)
         return [ends[rank].result for rank in range(len(workers))]
 
     def _await(
-        self, client: Client, futures: Sequence[Future], workers: Sequence[str], ends: dict[int, RankEnd]
+        self,
+        client: Client,
+        futures: Sequence[Future],
+        workers: Sequence[str],
+        ends: dict[int, RankEnd],
+        between: Callable[[], None],
     ) -> None:
         """Wait until all ranks have ended, or some seconds after the first failure."""
         failed_at: float | None = None
@@ -139,6 +158,7 @@ class TorchProgram:
             failed_at is None or time.monotonic() < failed_at + GRACE_SECONDS
         ):
             time.sleep(POLL_SECONDS if ends else POLL_SECONDS / 10)
+            between()
             if client.status != "running":
                 raise ConnectionError(f"the scheduler is gone (the connection is {client.status}).")
             present = present_workers(client)
@@ -168,7 +188,9 @@ def run_rank(call: Callable[[Rendezvous], Any], place: Rendezvous) -> RankEnd:
     except Exception as error:
         own = error.__traceback__ and error.__traceback__.tb_next  # without this function
         trace = "".join(traceback.format_exception(error.with_traceback(own)))
-        return RankEnd(place.rank, trace=trace, by_others=_is_by_others(error))
+        by_others = _is_by_others(error)
+        refusal = error if isinstance(error, HalotileError) and not by_others else None
+        return RankEnd(place.rank, trace=trace, by_others=by_others, refusal=refusal)
 
 
 def _is_by_others(error: BaseException | None) -> bool:

@@ -1,0 +1,21 @@
+"""The job ``train``: a denoiser trained on noisy images."""
+
+from __future__ import annotations
+
+from halotile.graphs.jobs.train import words
+from halotile.graphs.jobs.train.job import Training, shortened
+from halotile.graphs.jobs.train.rules import CHECKS, RULES
+from halotile.graphs.kinds.base import JobKind
+from halotile.graphs.kinds.steps import Steps
+
+KIND = JobKind(
+    job=Training,
+    plan="halotile.graphs.jobs.train.plan:plan_training",
+    title=words.title,
+    headline=words.headline,
+    rows=words.plan_rows,
+    checks=CHECKS,
+    rules=RULES,
+    inputs=("input", "second"),
+    steps=Steps("iteration", ("loss",), shortened),
+)

@@ -1,0 +1,133 @@
+"""The images that a network is trained on, with the axes and the values that it is given."""
+
+from __future__ import annotations
+
+import glob
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from halotile.errors import ConfigError, InputError
+from halotile.graphs.jobs.denoise.image.opening import value_range
+from halotile.graphs.jobs.train.job import Training
+from halotile.graphs.kinds.patterns import is_pattern
+from halotile.graphs.plans.inputs import check_whole
+from halotile.storage.arrays import Source, open_source
+from halotile.storage.formats.base import number_of_type
+from halotile.storage.rim import Readable
+from halotile.storage.views import measured
+from halotile.tasks.noise.estimate import saturated_values
+from halotile.tasks.training.patches import PatchSource, TrainingImage
+
+MOST_CHANNELS = 16
+
+
+def open_images(job: Training, key: str, path: str) -> tuple[Source, ...]:
+    """Open the image at a path, or those that a pattern matches, in the order of their paths.
+
+    Raises
+    ------
+    InputError
+        When an image has other channels or another type than the first.
+    """
+    paths = sorted(glob.glob(path, recursive=True)) if is_pattern(path) else [path]
+    given = job.input
+    sources = [open_source(one, level=given.level, dataset=given.dataset, axes=given.axes) for one in paths]
+    for source in sources:
+        check_whole(source.path)
+        first = sources[0]
+        if (source.dtype, source.axes, _channels(source)) != (first.dtype, first.axes, _channels(first)):
+            raise InputError(
+                f"{key}: {source.path} has pixels of {source.dtype}, axes {''.join(source.axes)} and {_channels(source)} channels, and {first.path} "
+                f"{first.dtype}, {''.join(first.axes)} and {_channels(first)}. Write a pattern of images of one kind."
+            )
+    return tuple(sources)
+
+
+def patch_source(job: Training, first: Sequence[Source], second: Sequence[Source]) -> PatchSource:
+    """Return the patches of the images of a job.
+
+    Raises
+    ------
+    InputError
+        When the second images are other ones than the first, or a patch is larger than an image.
+    """
+    if second and [source.shape for source in second] != [source.shape for source in first]:
+        raise InputError(
+            f"second is {len(second)} of shape {second[0].shape}, and input.path {len(first)} of shape {first[0].shape}. Write images of the same."
+        )
+    others: Sequence[Source | None] = second or [None] * len(first)
+    pairs = zip(first, others, strict=True)
+    images = tuple(_image(job, source, other) for source, other in pairs)
+    for image, source in zip(images, first, strict=True):
+        if min(image.edges) < job.patch:
+            raise InputError(
+                f"{source.path} has {image.edges[0]} × {image.edges[1]} pixels, and patch is {job.patch}. Write a smaller patch, or larger images."
+            )
+    values = value_range(job.input.range, first[0].dtype) or (0.0, 1.0)
+    return PatchSource(images, job.patch, values, job.seed)
+
+
+def epochs_of(patches: PatchSource, steps: int, batch: int) -> float:
+    """Return how often a pixel is in a patch, on average."""
+    return steps * batch * patches.patch**2 / _pixels(patches)
+
+
+def steps_of_epochs(patches: PatchSource, epochs: float, batch: int) -> int:
+    """Return the number of steps for so many epochs."""
+    return max(1, math.ceil(epochs * _pixels(patches) / (batch * patches.patch**2)))
+
+
+def _pixels(patches: PatchSource) -> int:
+    return sum(math.prod(image.planes) * math.prod(image.edges) for image in patches.images)
+
+
+def _image(job: Training, source: Source, second: Source | None) -> TrainingImage:
+    rows, columns, channel = _axes(source)
+    looped = tuple(axis for axis in range(len(source.shape)) if axis not in (rows, columns))
+    view = _measured(job, source, (rows, columns))
+    return TrainingImage(
+        view,
+        (rows, columns),
+        channel,
+        saturated_values(view, (rows, columns), looped),
+        None if second is None else _measured(job, second, (rows, columns)),
+    )
+
+
+def _measured(job: Training, source: Source, spatial: tuple[int, int]) -> Readable:
+    """An image with NaN in its holes, and where a mask in its file is 0."""
+    wanted = job.input.nodata
+    if wanted == "none":
+        return source
+    value = source.nodata if wanted == "auto" else None
+    if isinstance(wanted, int | float) and not np.isnan(wanted):
+        value = number_of_type(wanted, source.dtype)
+        if value is None:
+            raise ConfigError(
+                f"input.nodata is {wanted:g}, and no pixel of type {source.dtype} has that value. Write another, or leave it out."
+            )
+    own = open_source(source.path, level=job.input.level, dataset=source.mask) if source.mask else None
+    return measured(source, value, own, spatial, len(source.shape))
+
+
+def _axes(source: Source) -> tuple[int, int, int | None]:
+    """Positions of rows, columns and channels: the last two axes where no names tell."""
+    names = source.axes
+    rows, columns = (
+        (names.index("y"), names.index("x")) if {"y", "x"} <= set(names) else (len(names) - 2, len(names) - 1)
+    )
+    channel = names.index("c") if "c" in names else None
+    return rows, columns, channel if channel not in (rows, columns) else None
+
+
+def _channels(source: Source) -> int:
+    channel = _axes(source)[2]
+    count = 1 if channel is None else source.shape[channel]
+    if count > MOST_CHANNELS:
+        raise InputError(
+            f"{source.path} has {count} channels, which a network would take together; more than {MOST_CHANNELS} are hardly colours. "
+            "Write input.axes with another letter for that axis, such as t."
+        )
+    return count

@@ -1,0 +1,225 @@
+"""The plan of a training: images opened, the network sized, the length decided, then identified."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from halotile.errors import ConfigError
+from halotile.graphs.amounts import bytes_text
+from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
+from halotile.graphs.jobs.train.images import epochs_of, open_images, patch_source, steps_of_epochs
+from halotile.graphs.jobs.train.job import Training
+from halotile.graphs.jobs.train.passes import TrainWork
+from halotile.graphs.kinds.base import OutputFile, PlanRequest
+from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.plans.choices import describe_options, make_part
+from halotile.graphs.plans.documents import documents_of
+from halotile.graphs.plans.identity import code_versions
+from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
+from halotile.graphs.plans.plan import Need, Plan, Resources
+from halotile.graphs.plans.resources.devices import note_of_cluster
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
+from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
+from halotile.graphs.waiting import report_if_slow
+from halotile.storage.arrays import Source
+from halotile.storage.sharded.output import FileLayout
+from halotile.tasks.networks.base import Network
+from halotile.tasks.training.patches import PatchSource
+from halotile.tasks.training.recipe import Recipe
+from halotile.tasks.training.writing import ONE_FILE
+
+USUAL_STEPS = 1000
+ROWS = 50
+"""Rows of the curve."""
+EXCHANGE = 1.1
+"""Time of a step with the exchange of gradients and the reading of patches, relative to that of the network."""
+SMALLER = "a smaller patch or batch, or a narrower network"
+
+
+@dataclass(frozen=True)
+class _Length:
+    """Number of steps, and the time of one as far as it was tried."""
+
+    steps: int
+    seconds_per_step: float | None = None
+
+
+def plan_training(job: Training, request: PlanRequest) -> Plan:
+    """Decide the length of a training and the memory of its workers."""
+    begun = begin(job, request)
+    computing = _with_parts(compute_on(job, None, trains=True))
+    job = computing.job
+    network = _network(job)
+    first = open_images(job, "input.path", job.input.path)
+    second = open_images(job, "second", job.second) if job.second else ()
+    for source in (*first, *second):
+        check_paths(source, begun.output)
+    check_decoding((*first, *second), job.run)
+    patches = patch_source(job, first, second)
+    length = _length(job, network, patches, begun, request)
+    output = OutputFile(
+        Path(str(begun.output)),
+        FileLayout(network.weight_bytes(patches.images[0].channels)),
+        ONE_FILE,
+        job.output.overwrite,
+    )
+    recipe = Recipe(
+        patches,
+        network,
+        job.method,
+        length.steps,
+        job.batch,
+        job.slots,
+        job.rate,
+        max(1, length.steps // ROWS),
+    )
+    identity, earlier = relate(job, _identity(job, network, first, second, length), begun, request)
+    need = _need(recipe, (*first, *second))
+    return Plan(
+        job=job,
+        work=TrainWork(recipe, output, computing.device),
+        cluster=computing.cluster,
+        requested=computing.requested,
+        sources=(*first, *second),
+        files=(),
+        identity=identity,
+        resources=Resources(
+            (need,),
+            SMALLER,
+            computing.machine_bytes,
+            free_bytes(begun.output),
+            scratch_bytes=3 * output.layout.size_bytes,
+        ),
+        documents=documents_of(
+            job, computing.requested, resolved={"steps": length.steps, "epochs": None, "minutes": None}
+        ),
+        figures=_figures(job, network, first, patches, length, computing),
+        notes=(
+            *computing.ignored,
+            *note_of_cluster(job, computing.cluster, computing.device),
+            *_notes(patches),
+        ),
+        earlier=earlier,
+    )
+
+
+def _network(job: Training) -> Network:
+    network: Network = make_part("network", job.network, job)
+    if job.patch % network.alignment:
+        better = -(-job.patch // network.alignment) * network.alignment
+        raise ConfigError(
+            f"patch is {job.patch}, and the network reduces by {network.alignment}. Write patch: {better}."
+        )
+    return network
+
+
+def _with_parts(computing: Computing[Training]) -> Computing[Training]:
+    """Return the same with no more workers than a batch has parts, where their number was left open."""
+    job = computing.job
+    if job.run.count <= job.slots:
+        return computing
+    requested = computing.requested._replace(why="one for each of the slots")
+    return replace(computing, job=replace(job, run=replace(job.run, workers=job.slots)), requested=requested)
+
+
+def _length(
+    job: Training, network: Network, patches: PatchSource, begun: Begun, request: PlanRequest
+) -> _Length:
+    """Decide the number of steps; a resumed run keeps those that a trial gave."""
+    if job.minutes is None:
+        if job.epochs is not None:
+            return _Length(steps_of_epochs(patches, job.epochs, job.batch))
+        return _Length(USUAL_STEPS if job.steps == "auto" else job.steps)
+    known = begun.previous["identity"].get("length") if begun.previous else None
+    if known and known["minutes"] == job.minutes:
+        return _Length(known["steps"])
+    shape = (patches.images[0].channels, job.batch // job.slots, job.patch)
+    call = partial(_try_slot, network, job.method, shape)
+    with report_if_slow(request.report, "trying a step of the training"):
+        try:
+            seconds = call_bounded(call, parse_bytes(job.run.memory_per_worker))
+        except NoAnswer as error:
+            raise ConfigError(f"a trial of the training {error}. Write steps in place of minutes.") from error
+    per_step = EXCHANGE * seconds * -(-job.slots // job.run.count)
+    return _Length(max(1, math.ceil(60 * job.minutes / per_step)), per_step)
+
+
+def _try_slot(network: Network, method: str, shape: tuple[int, int, int]) -> float:
+    """Try a part of a batch; called in another process, which loads torch."""
+    from halotile.tasks.training.trial import seconds_of_slot
+
+    return seconds_of_slot(network, method, shape)
+
+
+def _need(recipe: Recipe, sources: Sequence[Source]) -> Need:
+    """Return the memory of a rank: activations of its patches, the weights with those of Adam, and cells."""
+    pixels = recipe.batch // recipe.slots * recipe.patches.patch**2
+    activations = round(pixels * recipe.network.bytes_per_pixel())
+    weights = recipe.network.weight_bytes(recipe.channels)
+    total = IMPORTS_BYTES + activations + 8 * weights + 2 * kept_bytes(sources)
+    return Need(
+        f"a step with {recipe.batch // recipe.slots} patches of {recipe.patches.patch} × {recipe.patches.patch} on each worker",
+        total,
+        f"{bytes_text(activations)} are the activations",
+        f"Write run.memory_per_worker: {-(-total // MIB)}MiB, or {SMALLER}.",
+    )
+
+
+def _figures(
+    job: Training,
+    network: Network,
+    images: Sequence[Source],
+    patches: PatchSource,
+    length: _Length,
+    computing: Computing[Training],
+) -> dict[str, Any]:
+    channels = patches.images[0].channels
+    return {
+        "input": job.input.path,
+        "second": job.second,
+        "shape": list(images[0].shape),
+        "shapes": [list(source.shape) for source in images],
+        "network": network.name,
+        "channels_text": "one channel" if channels == 1 else f"{channels} channels together",
+        "device_text": "CPUs" if computing.device == "cpu" else "GPUs",
+        "method": job.method,
+        "steps": length.steps,
+        "epochs": epochs_of(patches, length.steps, job.batch),
+        "seconds_per_step": length.seconds_per_step,
+        "patch": job.patch,
+        "batch": job.batch,
+        "slots": job.slots,
+    }
+
+
+def _notes(patches: PatchSource) -> list[str]:
+    notes = []
+    if not patches.has_held_out:
+        notes.append("the images are too small for patches that are held out: the curve has no validation")
+    if ends := sorted({end for image in patches.images for end in image.ends}):
+        listed = ", ".join(f"{end:g}" for end in ends[:3])
+        notes.append(f"pixels of {listed} are saturated: nothing is learned from them")
+    return notes
+
+
+def _identity(
+    job: Training, network: Network, first: Sequence[Source], second: Sequence[Source], length: _Length
+) -> dict[str, Any]:
+    """Return everything that can change a bit of the weights."""
+    return {
+        "input": [source.fingerprint() for source in first],
+        "second": [source.fingerprint() for source in second],
+        "nodata": job.input.nodata,
+        "range": job.input.range,
+        "method": job.method,
+        "network": {"name": network.name, **describe_options(network)},
+        "length": {"steps": length.steps, "minutes": job.minutes},
+        **{key: getattr(job, key) for key in ("patch", "batch", "slots", "rate", "seed")},
+        "device": job.run.device,
+        "code": code_versions(),
+    }

@@ -1,0 +1,67 @@
+"""A training job, its plan and its result as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from halotile.graphs.amounts import counted
+from halotile.graphs.jobs.train.job import Training
+from halotile.graphs.kinds.base import Figures, Row
+from halotile.graphs.plans.rows import cost_rows
+from halotile.graphs.units import seconds_text, shape_text
+
+
+def title(job: Training) -> str:
+    """Describe a job in a few words."""
+    return f"{job.network.name} trained by {job.method} on {job.input.path}"
+
+
+def headline(figures: Figures) -> str:
+    """Describe a plan in one line."""
+    steps, workers = counted(figures["steps"], "step"), counted(figures["workers"], "worker")
+    return f"{figures['network']} trained by {figures['method']} on {_images(figures)}: {steps}, {workers}"
+
+
+def plan_rows(figures: Figures) -> list[Row]:
+    """Return a plan as a table."""
+    second = figures["second"]
+    rows = [("input", str(figures["input"])), ("", _images(figures))]
+    if second:
+        rows.append(("second", str(second)))
+    took = figures["seconds_per_step"]
+    length = f"{counted(figures['steps'], 'step')} of {figures['batch']} patches of {figures['patch']} × {figures['patch']}"
+    return [
+        *rows,
+        ("output", str(figures["output"])),
+        ("network", f"{figures['network']}, {figures['channels_text']}, on {figures['device_text']}"),
+        ("method", str(figures["method"])),
+        ("", ""),
+        ("length", f"{length}: {figures['epochs']:.3g} epochs"),
+        *([("", f"about {seconds_text(took * figures['steps'])}, by a trial")] if took else []),
+        ("", ""),
+        *cost_rows(figures),
+    ]
+
+
+def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any]) -> list[Row]:
+    """Return the end of a training as a table.
+
+    Examples
+    --------
+    >>> result_rows({"loss": 0.25, "validation": 0.3}, {"name": "unet", "weights": "unet.safetensors"})
+    [('loss', '0.25, on held-out patches 0.3'), ('denoise with', 'denoiser: {name: unet, weights: unet.safetensors}')]
+    """
+    held_out = f", on held-out patches {last['validation']:.4g}" if "validation" in last else ""
+    keys = ", ".join(f"{key}: {value}" for key, value in denoiser.items())
+    rows = [("loss", f"{last['loss']:.4g}{held_out}")] if "loss" in last else []
+    return [*rows, ("denoise with", f"denoiser: {{{keys}}}")]
+
+
+def _images(figures: Figures) -> str:
+    shapes = figures["shapes"]
+    return (
+        shape_text(shapes[0])
+        if len(shapes) == 1
+        else f"{len(shapes)} images, the first {shape_text(shapes[0])}"
+    )

@@ -1,0 +1,42 @@
+"""Expectation maximisation on ordered subsets (OSEM), for counts; with one subset, MLEM or Richardson-Lucy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from halotile.graphs.solvers._subsets import SubsetSolver
+from halotile.graphs.solvers.base import Problem, ReadVector, SolverTraits, State, Step
+from halotile.graphs.subsets import SubsetOrder
+from halotile.tasks.operators.common.multiplied import Multiplied
+
+
+@dataclass(frozen=True)
+class OrderedSubsetsEM(SubsetSolver):
+    """``x' = x A_S^T(w y / (A_S x + background)) / A_S^T w``: for counts, and operators without negative numbers.
+
+    The sensitivity ``A_S^T w`` is computed in every pass, and not stored. Pixels that a subset does not see stay.
+
+    References
+    ----------
+    H. Hudson, R. Larkin, Accelerated image reconstruction using ordered subsets of projection data, IEEE Trans. Med.
+    Imaging 13 (1994) 601-609.
+    """
+
+    name: ClassVar[str] = "osem"
+    vectors: ClassVar[Mapping[str, int]] = {"x": 2}
+    traits: ClassVar[SolverTraits] = SolverTraits(
+        prior_by=None, takes_steps=False, by_subsets=True, multiplies=True
+    )
+
+    order: SubsetOrder = "cyclic"
+
+    def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
+        """Return the image times the correction of a subset."""
+        x, part = read("x", 0), self.part(problem, state.iteration)
+        assert part.sensitivity is not None
+        return Step({"x": Multiplied(x, part.gradient(x), part.sensitivity(x))})
+
+
+SOLVER = OrderedSubsetsEM

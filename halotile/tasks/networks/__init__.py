@@ -1,0 +1,1 @@
+"""Networks that jobs can train, one file each, found by their names."""

@@ -1,0 +1,1 @@
+"""Training of denoisers on noisy images: patches, methods, and the program of a rank."""

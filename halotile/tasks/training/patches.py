@@ -1,0 +1,255 @@
+"""Patches of stored images at places that follow from numbers alone; a few cells of the images are in memory at once."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import InputError
+from halotile.storage.grid import Region
+from halotile.storage.rim import Readable
+
+HELD_EVERY, HELD_FIRST = 11, 5
+"""One of so many cells is held out for validation, beginning with this one."""
+POOL_STEPS = 16
+"""Steps whose patches come from the same cells, which are read once."""
+CELL_PATCHES, SMALL = 4, 16
+"""Edge of a cell in patches, half as many in an image with an edge of less than so many."""
+LEAST_VALID = 0.5
+"""Share of measured and unsaturated pixels of a cell that is used."""
+MOST_TRIES = 200
+VALIDATION = 2**32
+"""Number in place of a step for the places of patches that validate."""
+
+
+@dataclass(frozen=True)
+class TrainingImage:
+    """An image that a network is trained on.
+
+    Parameters
+    ----------
+    source : Readable
+        The image, with NaN where nothing was measured.
+    spatial : tuple of int
+        Positions of the axes of rows and columns.
+    channel : int, optional
+        Position of the axis of channels; all others are planes by themselves.
+    ends : tuple of float
+        Values at which its pixels are saturated.
+    second : Readable, optional
+        A second image of the same, with other noise.
+    """
+
+    source: Readable
+    spatial: tuple[int, int]
+    channel: int | None = None
+    ends: tuple[float, ...] = ()
+    second: Readable | None = None
+
+    @property
+    def planes(self) -> tuple[int, ...]:
+        """Lengths of the other axes, 1 for the spatial ones and the channels."""
+        own = {*self.spatial, self.channel}
+        return tuple(1 if axis in own else n for axis, n in enumerate(self.source.shape))
+
+    @property
+    def edges(self) -> tuple[int, int]:
+        """Rows and columns."""
+        rows, columns = (self.source.shape[axis] for axis in self.spatial)
+        return rows, columns
+
+    @property
+    def channels(self) -> int:
+        """Number of channels."""
+        return 1 if self.channel is None else self.source.shape[self.channel]
+
+    def read(self, source: Readable, plane: Sequence[int], rows: range, columns: range) -> NDArray[Any]:
+        """NDArray[np.float32] of a cell, (channels, rows, columns)."""
+        start, stop = list(plane), [n + 1 for n in plane]
+        for axis, part in zip(self.spatial, (rows, columns), strict=True):
+            start[axis], stop[axis] = part.start, part.stop
+        if self.channel is not None:
+            start[self.channel], stop[self.channel] = 0, self.channels
+        pixels = source.read(Region(tuple(start), tuple(stop)))
+        order = [axis for axis in (self.channel, *self.spatial) if axis is not None]
+        others = [axis for axis in range(pixels.ndim) if axis not in order]
+        return pixels.transpose(*others, *order).reshape(self.channels, len(rows), len(columns))
+
+
+class Patches(NamedTuple):
+    """Some patches, with what is known of their pixels.
+
+    Parameters
+    ----------
+    pixels : ndarray
+        Normalised pixels, (patches, channels, rows, columns); holes have the median of their cell.
+    valid : ndarray of bool
+        True where a pixel was measured and is not saturated.
+    second : ndarray
+        Those of the second image; the same where there is none.
+    """
+
+    pixels: NDArray[np.float32]
+    valid: NDArray[np.bool_]
+    second: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PatchSource:
+    """Draws patches of images; the same ones for the same numbers.
+
+    Parameters
+    ----------
+    images : tuple of TrainingImage
+        The images, of the same number of channels.
+    patch : int
+        Edge of a patch.
+    values : (float, float)
+        Values of the pixels that become 0 and 1.
+    seed : int
+        Number that all places follow from.
+    """
+
+    images: tuple[TrainingImage, ...]
+    patch: int
+    values: tuple[float, float] = (0.0, 1.0)
+    seed: int = 0
+
+    @cached_property
+    def counts(self) -> list[tuple[int, int]]:
+        """Numbers of cells along rows and columns of a plane of each image."""
+        counts = []
+        for image in self.images:
+            edge = self.patch * (
+                CELL_PATCHES if min(image.edges) >= SMALL * self.patch else CELL_PATCHES // 2
+            )
+            rows, columns = (max(1, n // edge) for n in image.edges)
+            counts.append((rows, columns))
+        return counts
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Number of the first cell behind each image."""
+        sizes = [
+            math.prod(image.planes) * rows * columns
+            for image, (rows, columns) in zip(self.images, self.counts, strict=True)
+        ]
+        return list(itertools.accumulate(sizes))
+
+    @property
+    def cells(self) -> int:
+        """Number of cells."""
+        return self.ends[-1]
+
+    @property
+    def has_held_out(self) -> bool:
+        """True where there are cells for validation."""
+        return self.cells > HELD_FIRST
+
+    def draw(self, step: int, slot: int, count: int) -> Patches:
+        """Patches of a slot of a step, of cells that are not held out, turned and flipped at random."""
+        pool = step // POOL_STEPS
+        if pool != self._kept.get("pool"):
+            self._kept.clear()
+            self._kept["pool"] = pool
+        cells: list[Patches] = self._kept.get(slot) or self._kept.setdefault(
+            slot, self._pool(pool, slot, count)
+        )
+        rng = np.random.default_rng((self.seed, step, slot, 1))
+        return _stacked([self._patch(cell, rng) for cell in cells])
+
+    @cached_property
+    def _kept(self) -> dict[Any, Any]:
+        """Cells of the current pool."""
+        return {}
+
+    def _pool(self, pool: int, slot: int, count: int) -> list[Patches]:
+        rng = np.random.default_rng((self.seed, pool, slot, 0))
+        numbers = (int(rng.integers(self.cells)) for _ in range(count * MOST_TRIES))
+        chosen = (
+            number for number in numbers if not (self.has_held_out and number % HELD_EVERY == HELD_FIRST)
+        )
+        found = list(itertools.islice(self._usable(chosen), count))
+        if len(found) < count:
+            raise InputError(
+                f"less than {LEAST_VALID:.0%} of the pixels are measured and not saturated nearly everywhere: there is nothing to train on. "
+                "Write input.nodata: none if they are measurements, or another image."
+            )
+        return found
+
+    def held_out(self, count: int) -> Patches | None:
+        """Patches of so many cells at most that are held out, spread evenly; None where there are none."""
+        numbers = range(HELD_FIRST, self.cells, HELD_EVERY)
+        step = max(1, len(numbers) // count)
+        found = list(itertools.islice(self._usable(iter(numbers[::step])), count))
+        if not found:
+            return None
+        return _stacked(
+            [
+                self._patch(cell, np.random.default_rng((self.seed, VALIDATION, number)))
+                for number, cell in enumerate(found)
+            ]
+        )
+
+    def _usable(self, numbers: Iterator[int]) -> Iterator[Patches]:
+        """Cells with enough valid pixels."""
+        for number in numbers:
+            cell = self._cell(number)
+            if cell.valid.mean() >= LEAST_VALID:
+                yield cell
+
+    def _cell(self, number: int) -> Patches:
+        """NDArray[np.float32] of a cell."""
+        which = bisect.bisect_right(self.ends, number)
+        image, (rows, columns) = self.images[which], self.counts[which]
+        inside = number - (self.ends[which - 1] if which else 0)
+        plane, cell = divmod(inside, rows * columns)
+        place = np.unravel_index(plane, image.planes)
+        ranges = [
+            range(n * index // parts, n * (index + 1) // parts)
+            for n, index, parts in zip(image.edges, divmod(cell, columns), (rows, columns), strict=True)
+        ]
+        stored = image.read(image.source, [int(i) for i in place], *ranges)
+        valid = np.isfinite(stored) & ~np.isin(stored, image.ends)
+        pixels = self._filled(stored)
+        if image.second is None:
+            return Patches(pixels, valid, pixels)
+        other = image.read(image.second, [int(i) for i in place], *ranges)
+        return Patches(pixels, valid & np.isfinite(other) & ~np.isin(other, image.ends), self._filled(other))
+
+    def _filled(self, stored: NDArray[Any]) -> NDArray[np.float32]:
+        """Normalised pixels, with a median in place of what is not finite."""
+        low, high = self.values
+        pixels = ((stored - low) / (high - low)).astype(np.float32)
+        finite = np.isfinite(pixels)
+        if not finite.all():
+            pixels[~finite] = np.median(pixels[finite]) if finite.any() else 0
+        return pixels
+
+    def _patch(self, cell: Patches, rng: np.random.Generator) -> Patches:
+        """A patch of a cell, turned and flipped."""
+        rows, columns = (
+            slice(start, start + self.patch)
+            for n in cell.pixels.shape[1:]
+            for start in [int(rng.integers(n - self.patch + 1))]
+        )
+        turns, flip, swap = int(rng.integers(4)), bool(rng.integers(2)), bool(rng.integers(2))
+
+        def turned(part: NDArray[Any]) -> NDArray[Any]:
+            return np.rot90(part[:, rows, columns][:, :: -1 if flip else 1], turns, (1, 2))
+
+        first, second = (turned(image) for image in (cell.pixels, cell.second))
+        return Patches(second if swap else first, turned(cell.valid), first if swap else second)
+
+
+def _stacked(patches: Sequence[Patches]) -> Patches:
+    pixels, valid, second = zip(*patches, strict=True)
+    return Patches(np.stack(pixels), np.stack(valid), np.stack(second))

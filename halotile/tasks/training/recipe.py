@@ -1,0 +1,60 @@
+"""Everything that defines a training, and the curve that it records. Declaring one imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from halotile.tasks.networks.base import Network
+from halotile.tasks.training.patches import PatchSource
+
+CurveRow = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training.
+
+    Parameters
+    ----------
+    patches : PatchSource
+        The images.
+    network : Network
+        The architecture.
+    method : str
+        One of :data:`~halotile.tasks.training.methods.METHODS`.
+    steps, batch, slots : int
+        Number of steps, patches of a step, and parts that a batch has for the ranks to share.
+    rate : float
+        Learning rate of Adam in the first step; it ends at 0, along half a cosine.
+    every : int
+        Steps from one row of the curve to the next.
+    checkpoint, curve : Path
+        Files on a disk that all ranks see.
+    """
+
+    patches: PatchSource
+    network: Network
+    method: str
+    steps: int
+    batch: int
+    slots: int
+    rate: float
+    every: int
+    checkpoint: Path = Path()
+    curve: Path = Path()
+
+    @property
+    def channels(self) -> int:
+        """Channels of the images."""
+        return self.patches.images[0].channels
+
+
+def read_curve(path: Path) -> tuple[int, list[CurveRow]]:
+    """The number of steps that are done and the rows of the curve; 0 and none where nothing was recorded."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return 0, []
+    return int(content["step"]), list(content["rows"])

@@ -1,0 +1,157 @@
+"""The training of a denoiser on one rank."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from halotile.storage.disk.durable import DISK
+from halotile.tasks.devices.device import prepare_process
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.fit import fit
+from halotile.tasks.groups.training.saved import read_content, state_in
+from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
+from halotile.tasks.training.patches import Patches
+from halotile.tasks.training.recipe import CurveRow, Recipe, read_curve
+
+VALIDATED = 16
+"""Patches that validate, at most."""
+CHECKPOINT_SECONDS = 10.0
+WRITE_SECONDS = 0.5
+"""Least time between two records of the curve."""
+FIRST = 2**31
+"""Number in place of a step of the patches whose mean and deviation are taken for those of the images."""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A training on a device."""
+
+    recipe: Recipe
+    device: Any
+
+    def train(self, group: TorchGroup) -> None:
+        """Train on this rank of a group, from the checkpoint on.
+
+        Raises
+        ------
+        InputError
+            When the images cannot be read, or have next to nothing to train on.
+        Diverged
+            When the loss is not finite.
+        """
+        recipe = self.recipe
+        if torch.device(self.device).type == "cpu":
+            prepare_process(threads=1)
+        module = self.module().to(self.device)
+        optimizer = torch.optim.Adam(module.parameters(), lr=recipe.rate)
+        recorder = _Recorder(self, module) if group.rank == 0 else None
+        fit(
+            group,
+            module,
+            self.draw,
+            self.loss,
+            optimizer,
+            steps=recipe.steps,
+            slots=recipe.slots,
+            seed=recipe.patches.seed,
+            scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, self.decay),
+            checkpoint=recipe.checkpoint,
+            checkpoint_seconds=CHECKPOINT_SECONDS,
+            report=recorder or (lambda step, loss: None),
+        )
+        if recorder:
+            recorder.write(recipe.steps)
+
+    def draw(self, step: int, slot: int) -> PatchBatch:
+        """The patches of a slot."""
+        return self.tensors(self.recipe.patches.draw(step, slot, self.recipe.batch // self.recipe.slots))
+
+    def loss(self, module: torch.nn.Module, batch: PatchBatch) -> torch.Tensor:
+        """The loss of a slot, by the method."""
+        return mean_loss(module, METHODS[self.recipe.method](batch), self.deviation)
+
+    def module(self) -> torch.nn.Module:
+        """The network with its first weights, which follow from the seed and the images."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.recipe.patches.seed)
+            deviation = self.deviation.cpu()
+            return self.recipe.network.build(self.recipe.channels, self._first.mean((0, 2, 3)), deviation)
+
+    @cached_property
+    def _first(self) -> torch.Tensor:
+        return torch.cat([self.draw(FIRST, slot).pixels.cpu() for slot in range(self.recipe.slots)])
+
+    @cached_property
+    def deviation(self) -> torch.Tensor:
+        """Standard deviation of the pixels of each channel; 1 where they are all the same."""
+        deviation = self._first.std((0, 2, 3))
+        return torch.where(deviation > 0, deviation, 1.0).to(self.device)
+
+    def decay(self, step: int) -> float:
+        """The learning rate after a number of steps, relative to the first."""
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.recipe.steps)))
+
+    def tensors(self, patches: Patches) -> PatchBatch:
+        """Patches on the device."""
+        arrays = (np.ascontiguousarray(part, np.float32) for part in patches)
+        return PatchBatch(*(torch.from_numpy(array).to(self.device) for array in arrays))
+
+    def trained(self) -> dict[str, Any]:
+        """The weights in the checkpoint, as the denoiser reads them."""
+        module = self.module()
+        module.load_state_dict(state_in(read_content(self.recipe.checkpoint))["module"])
+        return dict(self.recipe.network.weights(module))
+
+
+class _Recorder:
+    """Records the curve of a training; called after each step on one rank."""
+
+    def __init__(self, trainer: Trainer, module: torch.nn.Module) -> None:
+        self.trainer, self.recipe, self.module = trainer, trainer.recipe, module
+        self.rows = read_curve(self.recipe.curve)[1]
+        self.began = time.monotonic()
+        """Time of the last row."""
+        self.written = 0.0
+        self.losses: list[float] = []
+        """Losses since the last row."""
+        held_out = self.recipe.patches.held_out(VALIDATED)
+        self.held_out = None if held_out is None else trainer.tensors(held_out)
+
+    def __call__(self, step: int, loss: float) -> None:
+        """Take the loss of a step."""
+        self.losses.append(loss)
+        if step % self.recipe.every == 0 or step == self.recipe.steps:
+            earlier = (row for row in self.rows if row["iteration"] < step)
+            self.rows = [*earlier, self._row(step)]
+            self.losses.clear()
+        if time.monotonic() - self.written >= WRITE_SECONDS:
+            self.write(step)
+
+    def _row(self, step: int) -> CurveRow:
+        seconds = time.monotonic() - self.began
+        row: CurveRow = {"iteration": step, "loss": math.fsum(self.losses) / len(self.losses)}
+        if self.held_out is not None:
+            row["validation"] = self._validate(self.held_out)
+        self.began = time.monotonic()
+        return row | {"rate": self.recipe.rate * self.trainer.decay(step), "seconds": seconds}
+
+    def write(self, step: int) -> None:
+        """Write the curve, for the driver to show; what is lost of it is recorded again."""
+        text = json.dumps({"step": step, "rows": self.rows})
+        DISK.write_file(self.recipe.curve, [text.encode()], sync=False)
+        self.written = time.monotonic()
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _validate(self, held_out: PatchBatch) -> float:
+        """The loss on patches that are held out, always with the same masks."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.recipe.patches.seed)
+            return float(self.trainer.loss(self.module, held_out))

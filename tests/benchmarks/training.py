@@ -1,0 +1,292 @@
+"""Training of a U-Net on a noisy image against CAREamics, each in processes of its own: ``python training.py NAME FOLDER EDGE [...]``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.benchmarks.commands import REPOSITORY
+from tests.benchmarks.data import image
+from tests.benchmarks.measuring import Result, fresh, main, watched_memory
+
+CAREAMICS = Path(sys.prefix) / "careamics" / "bin" / "python"
+"""The Python that `make bench ARGS=training` installs CAREamics for."""
+STEPS = 30
+"""Steps where their time or their memory is measured."""
+STRENGTHS = (0.5, 0.7, 1.0, 1.4, 2.0)
+IMAGES = ("retina", "immunohistochemistry")
+LEVEL, PEAK = 0.1, 20
+NOISES = {"gaussian": f"noise of {LEVEL}", "photons": f"photon noise at a peak of {PEAK}"}
+NOISE_MODELS: dict[str, dict[str, Any]] = {
+    "gaussian": {},
+    "photons": {"model": "poisson-gaussian", "gain": 1 / PEAK},
+}
+
+
+def clean(name: str, edge: int) -> NDArray[np.float32]:
+    """The green channel of an image of scikit-image in [0, 1], or its middle."""
+    import skimage.data
+
+    green = getattr(skimage.data, name)()[..., 1]
+    green = green[tuple(slice(start := max(0, n - edge) // 2, start + edge) for n in green.shape)]
+    return np.asarray(green, np.float32) / np.float32(255)
+
+
+def noisy(folder: Path, name: str, noise: str, edge: int) -> Path:
+    """The same with noise, as a plain Zarr."""
+    from tests.support import write_zarr
+
+    path = folder / f"{name}-{noise}-{edge}.zarr"
+    if not path.exists():
+        pixels, rng = clean(name, edge), np.random.default_rng(0)
+        if noise == "photons":
+            pixels = (rng.poisson(PEAK * pixels) / PEAK).astype(np.float32)
+        else:
+            pixels = pixels + np.float32(LEVEL) * rng.standard_normal(pixels.shape, dtype=np.float32)
+        write_zarr(path, pixels, chunk=256)
+    return path
+
+
+def decibels(result: NDArray[Any], truth: NDArray[Any]) -> float:
+    """PSNR of an image whose range is 1."""
+    return float(-10 * np.log10(np.mean((result - truth) ** 2, dtype=np.float64)))
+
+
+# --- ours -----------------------------------------------------------------------------------------
+
+
+def train(source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STEPS) -> float:
+    """Train for about so many seconds, or else steps, as a job of two workers; return the seconds of a step."""
+    folder = fresh(weights.with_suffix(".job"))
+    folder.mkdir()
+    length = {"minutes": seconds / 60} if seconds else {"steps": steps}
+    places = {"input": {"path": str(source)}, "output": {"path": str(folder / weights.name)}}
+    document = {"version": 1, "job": "train", **places, **length, "run": {"workers": 2}}
+    (folder / "train.yaml").write_text(json.dumps(document))
+    command = [sys.executable, "-m", "halotile.cli.main", "run", str(folder / "train.yaml"), "--quiet"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+    os.replace(folder / weights.name, weights)
+    lines = (folder / f"{weights.name}.run" / "iterations.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    seconds = sum(float(row["seconds"]) for row in rows[1:])
+    return seconds / float(rows[-1]["iteration"] - rows[0]["iteration"])
+
+
+def denoised(source: Path, folder: Path, denoiser: str, options: dict[str, Any], noise: str) -> NDArray[Any]:
+    """The image as a job denoises it."""
+    from tests.support import job_of, run_inline
+
+    job = job_of(
+        source, folder / "ours.zarr", denoiser, options, shard=512, chunk=256, noise=NOISE_MODELS[noise]
+    )
+    return run_inline(job)
+
+
+def ours(folder: Path, edge: int, name: str, noise: str, minutes: str) -> Result:
+    """PSNR after some minutes of training."""
+    source, weights = noisy(folder, name, noise, edge), folder / "ours.safetensors"
+    train(source, weights, seconds=60 * float(minutes))
+    result = denoised(source, folder, "unet", {"weights": str(weights)}, "gaussian")
+    return {"decibels": decibels(result, clean(name, edge))}
+
+
+def untrained(folder: Path, edge: int, name: str, noise: str, denoiser: str) -> Result:
+    """PSNR of a denoiser at the best of its strengths, with the noise that there is."""
+    source, truth = noisy(folder, name, noise, edge), clean(name, edge)
+    found = {
+        decibels(denoised(source, folder, denoiser, options, noise), truth): strength
+        for strength in STRENGTHS
+        for options in [{"strength": strength, "sigma": "auto"}]
+    }
+    return {"decibels": max(found), "strength": found[max(found)]}
+
+
+def ours_step(folder: Path, edge: int) -> Result:
+    """Seconds of a step of training."""
+    return {"seconds": train(noisy(folder, "retina", "gaussian", edge), folder / "step.safetensors")}
+
+
+def ours_predict(folder: Path, edge: int) -> Result:
+    """Seconds of a job that applies the network, from Zarr to Zarr."""
+    from safetensors.torch import save_file
+
+    from halotile.graphs.kinds.sections import DenoiserChoice
+    from halotile.tasks.denoisers.common.unet_layers import BlindUNet
+    from tests.benchmarks.denoising import run_job
+
+    weights = folder / "random.safetensors"
+    if not weights.exists():
+        save_file(BlindUNet(1, 32, 2).state_dict(), weights)
+    choice = DenoiserChoice(name="unet", options={"weights": str(weights)})
+    return run_job(image(folder, edge), fresh(folder / "predicted.zarr"), choice)
+
+
+def ours_memory(folder: Path, edge: int) -> Result:
+    """Peak memory of a training."""
+    source = image(folder, edge)
+    with watched_memory("pss") as peak:
+        train(source, folder / "memory.safetensors")
+    return {"peak_bytes": peak()}
+
+
+# --- CAREamics ------------------------------------------------------------------------------------
+
+
+def _careamics(task: str, **request: Any) -> Result:
+    if not CAREAMICS.exists():
+        raise SystemExit(f"there is no {CAREAMICS}. Write: make bench ARGS=training")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(CAREAMICS), str(Path(__file__).with_name("careamics_side.py")), task]
+        done = subprocess.run(
+            [*command, json.dumps({"folder": folder, **request})],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise SystemExit(f"CAREamics failed:\n{done.stderr}")
+    figures: Result = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
+
+
+def careamics(folder: Path, edge: int, name: str, noise: str, minutes: str) -> Result:
+    """PSNR after some minutes of training."""
+    source, result = noisy(folder, name, noise, edge), fresh(folder / "careamics.npy")
+    figures = _careamics("denoise", source=str(source), seconds=60 * float(minutes), result=str(result))
+    return {"decibels": decibels(np.load(result), clean(name, edge)), **figures}
+
+
+def careamics_step(folder: Path, edge: int) -> Result:
+    """Seconds of a step of training."""
+    return _careamics("step", source=str(noisy(folder, "retina", "gaussian", edge)), steps=STEPS)
+
+
+def careamics_predict(folder: Path, edge: int) -> Result:
+    """Seconds of a prediction, from memory to memory."""
+    return _careamics("predict", source=str(image(folder, edge)))
+
+
+def careamics_memory(folder: Path, edge: int, kind: str) -> Result:
+    """Peak memory of a training, from an array in memory or from the Zarr."""
+    source = image(folder, edge)
+    with watched_memory("pss") as peak:
+        _careamics("train", source=str(source), steps=STEPS, kind=kind)
+    return {"peak_bytes": peak()}
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+Row = tuple[str, str, str, str, int, float | None, int, str]
+"""Case, title, our program, the peer's, edge of the image, bar, repeats, figure."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Edges of images in pixels, and minutes of training."""
+
+    suffix: str
+    real: int
+    predicted: int
+    large: int
+    minutes: float
+    longer: dict[tuple[str, str], float]
+    repeats: int
+
+    def rows(self) -> list[Row]:
+        """The rows of the table."""
+        step = self._row(
+            "step",
+            "a step of training, 16 patches of 64², 2 cores / CAREamics",
+            ("ours_step", "careamics_step"),
+            self.real,
+            0.8,
+        )
+        predict = self._row(
+            "predict",
+            f"the U-Net on {self.predicted}², a job from Zarr to Zarr / CAREamics, its best tiles, in memory",
+            ("ours_predict", "careamics_predict"),
+            self.predicted,
+            0.5,
+        )
+        memory = [
+            self._row(
+                "memory",
+                f"peak memory of training on {self.large}² / CAREamics, {where}",
+                ("ours_memory", f"careamics_memory {kind}"),
+                self.large,
+                0.5,
+                figure="peak_bytes",
+            )
+            for kind, where in (("array", "image in memory"), ("zarr", "patches from Zarr"))
+        ]
+        errors = [
+            row for name, noise in itertools.product(IMAGES, NOISES) for row in self._errors(name, noise)
+        ]
+        return [step, predict, *memory, *errors]
+
+    def _errors(self, name: str, noise: str) -> list[Row]:
+        """The PSNR of others less ours, for one image with one noise."""
+        others: list[tuple[float, str, str, float | None]] = [
+            (self.minutes, "CAREamics", f"careamics {name} {noise} {self.minutes:g}", 0.1),
+            (self.minutes, "`tv` at its best strength", f"untrained {name} {noise} tv", None),
+            (self.minutes, "`nlm` at its best strength", f"untrained {name} {noise} nlm", None),
+        ]
+        if more := self.longer.get((name, noise)):
+            others.append((more, "CAREamics", f"careamics {name} {noise} {more:g}", 0.1))
+        return [
+            self._row(
+                f"{name}-{noise}",
+                f"{name}, {NOISES[noise]}, {minutes:g} minutes of training: PSNR of {other} less ours",
+                (f"ours {name} {noise} {minutes:g}", program),
+                self.real,
+                bar,
+                repeats=1,
+                figure="decibels",
+            )
+            for minutes, other, program, bar in others
+        ]
+
+    def _row(
+        self,
+        case: str,
+        title: str,
+        programs: tuple[str, str],
+        edge: int,
+        bar: float | None,
+        *,
+        repeats: int = 0,
+        figure: str = "seconds",
+    ) -> Row:
+        ours, theirs = (f"training.{program}" for program in programs)
+        return (
+            f"training-{case}{self.suffix}",
+            title,
+            ours,
+            theirs,
+            edge,
+            bar,
+            repeats or self.repeats,
+            figure,
+        )
+
+
+FULL = Size("", 1411, 2048, 8192, 3, {("retina", "gaussian"): 15}, repeats=3)
+QUICK = Size("-quick", 256, 512, 1024, 0.1, {}, repeats=1)
+
+
+if __name__ == "__main__":
+    main(globals())

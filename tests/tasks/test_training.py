@@ -1,0 +1,263 @@
+"""Patches, methods and networks of trainings, on one rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from halotile import registry
+from halotile.errors import InputError
+from halotile.storage.grid import Region
+from halotile.storage.sharded.output import FileLayout
+from halotile.tasks.block import BlockRunner
+from halotile.tasks.denoisers.dncnn import DnCNN
+from halotile.tasks.denoisers.unet import UNet
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.networks.base import Network
+from halotile.tasks.networks.dncnn import DnCNNNetwork
+from halotile.tasks.networks.unet import UNetNetwork
+from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
+from halotile.tasks.training.patches import HELD_EVERY, HELD_FIRST, PatchSource, TrainingImage
+from halotile.tasks.training.recipe import Recipe, read_curve
+from halotile.tasks.training.trainer import Trainer
+from halotile.tasks.training.writing import WriteWeights
+
+
+@dataclass
+class Image:
+    """Pixels in memory, with a count of those that were read."""
+
+    pixels: NDArray[Any]
+    read_pixels: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in pixels."""
+        return self.pixels.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a pixel."""
+        return self.pixels.dtype
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """The pixels of a region."""
+        self.read_pixels += region.size
+        return self.pixels[region.slices]
+
+
+def source_of(pixels: NDArray[Any], patch: int = 16, **options: Any) -> PatchSource:
+    return PatchSource((TrainingImage(Image(pixels), (pixels.ndim - 2, pixels.ndim - 1), **options),), patch)
+
+
+def numbered(shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """An image in which every pixel has another value."""
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def test_patches_follow_from_step_and_slot_alone() -> None:
+    source, again = source_of(numbered((200, 300))), source_of(numbered((200, 300)))
+    later = source.draw(40, 1, 3).pixels
+    first = source.draw(0, 0, 3).pixels
+    np.testing.assert_array_equal(again.draw(0, 0, 3).pixels, first)
+    np.testing.assert_array_equal(again.draw(40, 1, 3).pixels, later)
+    assert not np.array_equal(first, source.draw(0, 1, 3).pixels)
+    assert not np.array_equal(first, source.draw(1, 0, 3).pixels)
+    assert first.shape == (3, 1, 16, 16)
+
+
+def test_patches_are_parts_of_the_image_turned_and_flipped() -> None:
+    image = numbered((200, 300))
+    for patch in source_of(image).draw(3, 2, 6).pixels[:, 0]:
+        row, column = divmod(int(patch.min()), 300)
+        part = image[row : row + 16, column : column + 16]
+        assert any(
+            np.array_equal(np.rot90(flipped, n), patch) for n in range(4) for flipped in (part, part[::-1])
+        )
+
+
+def test_cells_that_are_held_out_are_in_no_patch_of_a_step() -> None:
+    source = source_of(numbered((320, 320)))
+    held_out = source.held_out(100)
+    assert held_out is not None
+    drawn = np.unique(np.concatenate([source.draw(16 * pool, 0, 8).pixels.ravel() for pool in range(40)]))
+    assert not np.isin(held_out.pixels, drawn).any()
+    cells = [source._cell(number).pixels.size for number in range(source.cells)]
+    assert sum(cells) == 320 * 320
+    assert len(held_out.pixels) == len(range(HELD_FIRST, source.cells, HELD_EVERY))
+
+
+def test_a_tiny_image_has_nothing_held_out() -> None:
+    source = source_of(numbered((20, 40)))
+    assert source.held_out(16) is None
+    assert source.draw(0, 0, 2).pixels.shape == (2, 1, 16, 16)
+
+
+def test_several_images_planes_and_channels_are_drawn_from() -> None:
+    one = TrainingImage(Image(numbered((5, 3, 64, 64))), (2, 3), channel=1)
+    two = TrainingImage(Image(-1 - numbered((2, 3, 128, 40))), (2, 3), channel=1)
+    source = PatchSource((one, two), 16)
+    patches = np.concatenate([source.draw(16 * pool, 0, 8).pixels for pool in range(30)])
+    assert patches.shape[1:] == (3, 16, 16)
+    np.testing.assert_array_equal(patches[:, 1] - patches[:, 0], np.where(patches[:, 0] < 0, -5120, 4096.0))
+    planes = {int(least) // (3 * 4096) for least in patches[:, 0].min((1, 2)) if least >= 0}
+    assert planes == set(range(5))
+    assert (patches < 0).any()
+
+
+def test_reads_are_shared_by_the_steps_of_a_pool() -> None:
+    image = Image(numbered((1024, 1024)))
+    source = PatchSource((TrainingImage(image, (0, 1)),), 16)
+    source.draw(0, 0, 4)
+    read = image.read_pixels
+    for step in range(1, 16):
+        source.draw(step, 0, 4)
+    assert image.read_pixels == read == 4 * 64 * 64
+
+
+def test_holes_are_filled_and_not_valid() -> None:
+    image = np.full((64, 64), 7.0, np.float32)
+    image[::4] = np.nan
+    image[1::4] = 9.0
+    patches = source_of(image, ends=(9.0,)).draw(0, 0, 4)
+    assert np.isin(patches.pixels, (7.0, 9.0)).all()
+    np.testing.assert_array_equal(patches.valid, patches.valid & (patches.pixels == 7))
+    assert patches.valid.mean() == pytest.approx(0.5)
+
+
+def test_places_with_little_to_learn_from_are_left_out() -> None:
+    image = np.full((64, 256), np.nan, np.float32)
+    image[:, :64] = 1.0
+    assert source_of(image).draw(0, 0, 8).valid.all()
+    with pytest.raises(InputError, match="there is nothing to train on"):
+        source_of(np.full((64, 64), np.nan, np.float32)).draw(0, 0, 1)
+
+
+def test_values_are_mapped_to_a_range() -> None:
+    source = replace(source_of(np.full((64, 64), 60, np.uint8)), values=(10.0, 110.0))
+    assert np.unique(source.draw(0, 0, 1).pixels) == pytest.approx(0.5)
+
+
+def batch_of(pixels: torch.Tensor) -> PatchBatch:
+    return PatchBatch(pixels, torch.ones_like(pixels), -pixels)
+
+
+@pytest.mark.parametrize("name", ["noise2void", "noise2self"])
+def test_pixels_that_count_are_hidden(name: str) -> None:
+    """They have values of neighbours, so that no network can return them; all others are as they were."""
+    pixels = torch.from_numpy(numbered((3, 1, 32, 32))).repeat(1, 2, 1, 1)
+    torch.manual_seed(1)
+    blind = METHODS[name](batch_of(pixels))
+    counted = blind.counted > 0
+    assert 0 < counted.float().mean() < 0.1
+    assert torch.equal(counted[:, 0], counted[:, 1]), "in all channels"
+    assert torch.equal(blind.wanted, pixels)
+    assert torch.equal(blind.given[~counted], pixels[~counted])
+    moved = (blind.given - pixels)[counted]
+    assert (moved != 0).all()
+    rows, columns = torch.round(moved / 32), moved - 32 * torch.round(moved / 32)
+    assert (rows.abs().max(), columns.abs().max()) == (2, 2)
+    torch.manual_seed(2)
+    assert not torch.equal(METHODS[name](batch_of(pixels)).counted, blind.counted)
+
+
+def test_pairs_are_predicted_from_one_another() -> None:
+    pixels = torch.rand(2, 1, 8, 8)
+    pair = METHODS["noise2noise"](batch_of(pixels))
+    assert torch.equal(pair.given, pixels)
+    assert torch.equal(pair.wanted, -pixels)
+    assert pair.counted.all()
+
+
+@pytest.mark.parametrize("method", METHODS.values())
+def test_pixels_without_a_measurement_do_not_count(method: Callable[[PatchBatch], Any]) -> None:
+    pixels = torch.rand(2, 1, 32, 32)
+    valid = (torch.rand_like(pixels) > 0.5).float()
+    blind = method(PatchBatch(pixels, valid, pixels))
+    assert not blind.counted[valid == 0].any()
+    assert (
+        float(mean_loss(torch.nn.Identity(), blind._replace(counted=blind.counted * 0), torch.ones(1))) == 0
+    )
+
+
+def recipe_of(folder: Path, network: Network, pixels: NDArray[Any], **options: Any) -> Recipe:
+    given: dict[str, Any] = {
+        "method": "noise2void",
+        "steps": 60,
+        "batch": 8,
+        "slots": 2,
+        "rate": 3e-3,
+        "every": 20,
+    } | options
+    paths: dict[str, Any] = {"checkpoint": folder / "checkpoint", "curve": folder / "curve"}
+    return Recipe(source_of(pixels, patch=32), network, **given, **paths)
+
+
+def noisy_waves(seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    y, x = np.mgrid[:256, :256]
+    clean = (1000 + 200 * np.sin(y / 9) * np.cos(x / 7)).astype(np.float32)
+    noise = 100 * np.random.default_rng(seed).standard_normal(clean.shape).astype(np.float32)
+    return clean, clean + noise
+
+
+DENOISERS: dict[str, Callable[..., Any]] = {"unet": UNet, "dncnn": DnCNN}
+
+
+@pytest.mark.parametrize("method", ["noise2void", "noise2self"])
+@pytest.mark.parametrize(
+    "network", [UNetNetwork(width=8, levels=2), DnCNNNetwork(depth=4, width=12)], ids=["unet", "dncnn"]
+)
+def test_a_network_learns_to_denoise_from_the_noisy_image(
+    tmp_path: Path, network: Network, method: str
+) -> None:
+    clean, noisy = noisy_waves()
+    recipe = recipe_of(tmp_path, network, noisy, method=method)
+    Trainer(recipe, "cpu").train(TorchGroup())
+    path = tmp_path / "weights.safetensors"
+    BlockRunner(WriteWeights(recipe, path, FileLayout(10**6))).run([0])
+    with safe_open(path, "pt") as file:
+        keys = json.loads(file.metadata()["halotile"])["denoiser"]
+    model = DENOISERS[keys.pop("name")](**keys, weights=str(path)).build()
+    with torch.no_grad():
+        denoised = model(torch.from_numpy(noisy)[None, None])[0, 0].numpy()
+    assert np.std(denoised - clean) < 0.5 * np.std(noisy - clean)
+    done, rows = read_curve(recipe.curve)
+    assert (done, [row["iteration"] for row in rows]) == (60, [20, 40, 60])
+    assert rows[-1]["validation"] < 0.95, "better than the mean of the image"
+    assert rows[-1]["rate"] == 0 < rows[0]["rate"] < 3e-3
+
+
+@pytest.mark.parametrize("name", registry.names("networks"))
+def test_the_size_of_the_weights_is_bounded(name: str, tmp_path: Path) -> None:
+    network = registry.find("networks", name).NETWORK()
+    for channels in (1, 3):
+        module = network.build(channels, torch.zeros(channels), torch.ones(channels))
+        save_file(dict(network.weights(module)), tmp_path / "weights")
+        assert (tmp_path / "weights").stat().st_size <= network.weight_bytes(channels)
+
+
+@pytest.mark.parametrize("name", registry.names("networks"))
+def test_weights_give_what_the_trained_network_gives(name: str, tmp_path: Path) -> None:
+    """Normalisation is in the weights, and the values outside 0 to 1."""
+    network = registry.find("networks", name).NETWORK()
+    torch.manual_seed(0)
+    module = network.build(1, torch.tensor([500.0]), torch.tensor([80.0]))
+    image = 500 + 80 * torch.randn(1, 1, 40, 48)
+    path = tmp_path / "weights.safetensors"
+    save_file(dict(network.weights(module)), path)
+    assert load_file(path)
+    model = DENOISERS[name](
+        **{k: v for k, v in network.denoiser(1).items() if k != "name"}, weights=str(path)
+    ).build()
+    with torch.no_grad():
+        assert torch.allclose(model(image), module(image), rtol=1e-4, atol=1e-2)
