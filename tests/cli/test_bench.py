@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import pytest
 import zarr
 from typer.testing import CliRunner
 
+from halotile.cli.config.loading import load_job
 from halotile.cli.main import app
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.simulate.job import Simulation
+from halotile.graphs.kinds.sections import Cluster
+from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.passes.stream import workers_of
 from halotile.graphs.scaling import trials
 from halotile.graphs.scaling.scaling import Scaling, TimedRun
@@ -258,6 +262,13 @@ def test_more_workers_than_cores_or_blocks_are_noted(folder: Path, monkeypatch: 
     assert result.exit_code == 0, result.output
     assert "12 workers share 1 core here" in result.stdout
     assert "12 workers share 5 blocks" in result.stdout
+
+
+@pytest.mark.parametrize(("gpus", "fewer"), [((2, 3), (2,)), ("all", 1), (4, 1)])
+def test_fewer_workers_on_gpus_are_fewer_gpus(folder: Path, gpus: Any, fewer: Any) -> None:
+    plan = replace(make_plan(load_job(Path("job.yaml"))), cluster=Cluster(kind="local-cuda", gpus=gpus))
+    one = trials._with_workers(plan, 1)
+    assert (one.run.count, one.cluster.gpus) == (1, fewer)
 
 
 def test_losses_that_differ_show_the_largest_difference() -> None:

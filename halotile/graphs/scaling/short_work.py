@@ -32,7 +32,7 @@ class Enough(Exception):
 
 
 @dataclass
-class Share:
+class Portion:
     """The blocks that are computed in each pass of a job without steps, the same in all trials.
 
     Parameters
@@ -73,13 +73,13 @@ class ShortWork(Work):
         The whole work.
     steps : Steps, optional
         Steps of the job.
-    share : Share
+    portion : Portion
         The blocks to do.
     """
 
     work: Work
     steps: Steps | None
-    share: Share
+    portion: Portion
     began: float = field(default_factory=time.perf_counter)
     start_seconds: float = 0.0
     """Time until the first step, or the first blocks, were done."""
@@ -141,11 +141,11 @@ class ShortWork(Work):
     def _part_of(self, wanted: Pass) -> Generator[AnyPass, Sums, Sums]:
         """Yield the two parts of a pass."""
         total = len(wanted.grid)
-        first = self.share.first_of(total)
+        first = self.portion.first_of(total)
         sums = yield replace(wanted, blocks=first)
         self.start_seconds = self.start_seconds or time.perf_counter() - self.began
-        self.share.choose(sums.seconds / first)
-        blocks = self.share.measured_of(total)
+        self.portion.choose(sums.seconds / first)
+        blocks = self.portion.measured_of(total)
         sums = yield replace(wanted, blocks=first + blocks)
         self.measured.append((total, sums.seconds / blocks))
         return sums

@@ -21,7 +21,7 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.kinds.finder import kind_of
-from halotile.graphs.kinds.sections import Cluster, Job
+from halotile.graphs.kinds.sections import Job
 from halotile.graphs.kinds.steps import Steps
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
@@ -30,7 +30,7 @@ from halotile.graphs.runs.passes.stream import workers_of
 from halotile.graphs.runs.session import SharedCluster
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.scaling.scaling import Scaling, TimedRun
-from halotile.graphs.scaling.short_work import Enough, Share, ShortWork
+from halotile.graphs.scaling.short_work import Enough, Portion, ShortWork
 from halotile.graphs.units import precise_seconds_text
 from halotile.graphs.waiting import Report, no_report
 from halotile.graphs.watching.progress import Progress
@@ -95,10 +95,10 @@ def measure(job: Job, request: ScalingRequest, report: Report = no_report) -> Sc
         most, total = plan.run.count, _blocks_of(plan)
         doublings = (2**k for k in range(most.bit_length()))
         counts = sorted(set(request.counts) or {most, *(n for n in doublings if n < most)})
-        share, unit, runs = Share(most, request.blocks), steps.unit if steps else BLOCK, []
+        portion, unit, runs = Portion(most, request.blocks), steps.unit if steps else BLOCK, []
         for trial, workers in itertools.product(range(1, request.trials + 1), counts):
             try:
-                runs.append(_run(_with_workers(plan, workers), share, signals))
+                runs.append(_run(_with_workers(plan, workers), portion, signals))
             except Stopped:
                 raise Stopped(f"stopped on {signals.name}; nothing of it is kept", signals.name) from None
             except BlockFailed as error:  # the tracebacks that it names are removed
@@ -114,7 +114,7 @@ def measure(job: Job, request: ScalingRequest, report: Report = no_report) -> Sc
                 f"{precise_seconds_text(median(runs[-1].seconds))} per {unit}"
             )
     runs.sort(key=lambda one: one.workers)
-    done = total if steps else share.measured_of(total)
+    done = total if steps else portion.measured_of(total)
     return Scaling(job.kind, unit, done, total, request.trials, runs, tuple(_notes(plan, done)))
 
 
@@ -166,11 +166,11 @@ def _plan(job: Job, request: ScalingRequest, folder: Path, report: Report) -> Pl
             f"the cluster is {kind.name} ({kind.why}): its workers are there already, and bench starts as many as it compares. "
             "Write --cluster local, or a batch system."
         )
-    if most := max(request.counts, default=0):
-        run_section = replace(job.run, workers=most)
-        job = replace(job, run=run_section, cluster=_cluster_for(job.cluster, most))
-    plan = make_plan(job, fresh=True, report=report)
-    if most and plan.run.count != most:
+    most = max(request.counts, default=0)
+    plan = make_plan(
+        replace(job, run=replace(job.run, workers=most)) if most else job, fresh=True, report=report
+    )
+    if plan.run.count < most:
         raise ConfigError(
             f"--workers asks for {most}, and this job gets {plan.run.count}: {plan.requested.why}. Write --workers {plan.run.count}."
         )
@@ -183,7 +183,7 @@ def _plan(job: Job, request: ScalingRequest, folder: Path, report: Report) -> Pl
         raise ConfigError(
             f"the job is one block of {list(plan.grid.block)}, which workers cannot share. Write a smaller output.shard, or a larger image."
         )
-    return plan
+    return _with_workers(plan, most or plan.run.count)
 
 
 def _blocks_of(plan: Plan) -> int:
@@ -191,17 +191,12 @@ def _blocks_of(plan: Plan) -> int:
     return max(len(phase.grid) for phase in plan.work.passes)
 
 
-def _cluster_for(choice: Cluster, workers: int) -> Cluster:
-    """Return the cluster section for so many workers: where each GPU has one, for so many GPUs."""
-    if not cluster_kind_of(choice).traits.has_worker_per_gpu:
-        return choice
-    return replace(choice, gpus=choice.gpus[:workers] if isinstance(choice.gpus, tuple) else workers)
-
-
 def _with_workers(plan: Plan, workers: int) -> Plan:
-    """Return the same plan with fewer workers."""
-    job = replace(plan.job, run=replace(plan.run, workers=workers))
-    return replace(plan, job=job, cluster=_cluster_for(plan.cluster, workers))
+    """Return the same plan with fewer workers: where each GPU has one, with fewer GPUs."""
+    choice, job = plan.cluster, replace(plan.job, run=replace(plan.run, workers=workers))
+    if cluster_kind_of(choice).traits.has_worker_per_gpu:
+        choice = replace(choice, gpus=choice.gpus[:workers] if isinstance(choice.gpus, tuple) else workers)
+    return replace(plan, job=job, cluster=choice)
 
 
 def _notes(plan: Plan, blocks: int) -> Iterator[str]:
@@ -228,9 +223,9 @@ class _CompleteCluster(SharedCluster):
         return running
 
 
-def _run(plan: Plan, share: Share, signals: Signals) -> TimedRun:
-    """Run a plan until its share is done."""
-    work, progress = ShortWork(plan.work, plan.kind.steps, share), deque[Progress](maxlen=1)
+def _run(plan: Plan, portion: Portion, signals: Signals) -> TimedRun:
+    """Run a plan until its portion is done."""
+    work, progress = ShortWork(plan.work, plan.kind.steps, portion), deque[Progress](maxlen=1)
     with _CompleteCluster(plan.run.count, signals) as cluster:
         with suppress(Enough):
             run(replace(plan, work=work), observer=progress.append, cluster=cluster, signals=signals)
