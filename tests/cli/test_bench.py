@@ -47,6 +47,16 @@ prior: {name: pnp, denoiser: {name: gaussian, sigma: 0.5}}
 solver: {name: pgd, iterations: 9, step: 0.5}
 run: {memory_per_worker: 2GiB}
 """
+TRAINING = """\
+version: 1
+job: train
+input: {path: a.npy}
+output: {path: w.safetensors}
+network: {name: unet, width: 4}
+patch: 32
+batch: 4
+run: {memory_per_worker: 3GiB}
+"""
 BLOCKS = 20
 BLOCK_BYTES = 64 * 64 * 4
 
@@ -139,6 +149,18 @@ def test_several_iterations_of_one_pass_are_counted_one_by_one(folder: Path) -> 
     (row,) = json.loads(result.stdout)["workers"]
     assert [step for step, _ in row["losses"]] == [2, 4, 6]
     assert len(row["all_seconds"]) == 2
+    assert row["peak_memory_bytes"] > 2**26
+
+
+@pytest.mark.cluster
+def test_training_is_measured_by_its_steps(folder: Path) -> None:
+    (folder / "train.yaml").write_text(TRAINING)
+    before = contents(folder)
+    result = invoke("train.yaml", "--workers", "1,2", "--trials", "1", "--steps", "3")
+    assert result.exit_code == 0, result.output
+    assert "job train, 1 trial of 2 iterations after the first" in result.stdout
+    assert "0: the same bits" in result.stdout
+    assert contents(folder) == before
 
 
 @pytest.mark.cluster
@@ -276,4 +298,4 @@ def test_losses_that_differ_show_the_largest_difference() -> None:
         TimedRun(n, 1.0, (1.0,), tuple(enumerate(losses, 1)), 0, 0, 0, 0, 0)
         for n, losses in ((1, (8.0, 4.0)), (2, (8.0, 3.0)), (4, (8.0, 4.0, 1.0)))
     ]
-    assert Scaling("reconstruct", "iteration", 9, 9, 1, runs).largest_difference == 0.25
+    assert Scaling("reconstruct", "iteration", None, None, 1, runs).largest_difference == 0.25

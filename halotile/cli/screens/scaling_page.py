@@ -17,13 +17,13 @@ from halotile.storage.disk.durable import DISK
 if TYPE_CHECKING:
     from halotile.graphs.scaling.scaling import Scaling
 
-WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 520, 360, 70, 40, 20, 50
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 600, 360, 70, 40, 130, 50
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 FAINT = "#888"
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 15px sans-serif; margin: 2em; max-width: 75em }}
-td, th {{ padding: .3em .8em; text-align: right; border-bottom: 1px solid #ddd }}
+body {{ font: 15px sans-serif; margin: 2em }}
+td, th {{ padding: .3em .8em; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }}
 svg {{ margin: 1.5em 2em 0 0 }}
 </style></head><body><h1>{title}</h1><p>{about}</p><table>{table}</table>{remarks}{charts}</body></html>
 """
@@ -89,7 +89,8 @@ def _chart(
     log_y = min(values) > 0
     x_of = _scale([float(n) for n in ticks], (LEFT + 15, WIDTH - RIGHT - 15), log=log_x)
     y_of = _scale(values, (HEIGHT - BOTTOM - 10, TOP + 10), log=log_y)
-    parts = [_text(WIDTH / 2, 20, title, "middle", 16), _text(WIDTH / 2, HEIGHT - 10, label, "middle")]
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts = [_text(middle, 20, title, "middle", 16), _text(middle, HEIGHT - 10, label, "middle")]
     some = ticks[:: -(-len(ticks) // 12)]
     parts += [_text(x_of(n), HEIGHT - BOTTOM + 18, str(n), "middle") for n in some]
     for value in _ticks(min(values), max(values), log=log_y):
@@ -105,8 +106,10 @@ def _chart(
             parts.append(_path([(x, y_of(low)), (x, y_of(high))], line.color, 6))
         y = TOP + 15 + 18 * number
         parts += [
-            _path([(WIDTH - 130, y - 4), (WIDTH - 105, y - 4)], line.color, line.width, line.dash),
-            _text(WIDTH - 98, y, line.label, "start"),
+            _path(
+                [(WIDTH - RIGHT + 10, y - 4), (WIDTH - RIGHT + 35, y - 4)], line.color, line.width, line.dash
+            ),
+            _text(WIDTH - RIGHT + 42, y, line.label, "start"),
         ]
     return f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif">{"".join(parts)}</svg>'
 
@@ -132,7 +135,7 @@ def _ticks(low: float, high: float, *, log: bool) -> list[float]:
         return [low + (high - low) * k / 4 for k in range(5)]
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
     inside = [n * 10.0**decade for decade in decades for n in (1, 2, 5) if low <= n * 10.0**decade <= high]
-    return inside if len(inside) > 1 else sorted({low, high})
+    return inside if len(inside) > 2 else sorted({low, high, *inside})
 
 
 def _path(points: Sequence[tuple[float, float]], color: str, width: float, dash: str = "") -> str:

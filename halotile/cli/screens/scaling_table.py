@@ -27,7 +27,7 @@ def table_cells(scaling: Scaling) -> list[list[str]]:
     >>> from halotile.graphs.scaling.scaling import Scaling, TimedRun
     >>> runs = [TimedRun(1, 2.0, (0.5, 0.4), (), 2**20, 0, 0, 2**28, 0), TimedRun(2, 2.5, (0.25, 0.25), (), 2**20, 0, 0, 2**28, 0)]
     >>> print(scaling_table(Scaling("denoise", "block", 8, 9, 2, runs)))
-    job denoise, 8 of 9 blocks, 2 trials
+    job denoise, 2 trials of 8 of 9 blocks
     <BLANKLINE>
     workers  start  time per block           range  speed-up  efficiency   read  written  exchanged  peak memory
           1    2 s          0.45 s  0.4 s to 0.5 s         1       100 %  1 MiB      0 B        0 B      256 MiB
@@ -38,7 +38,8 @@ def table_cells(scaling: Scaling) -> list[list[str]]:
     cells = [[*head, "written", "exchanged", "peak memory", *(["on GPU"] if on_gpu else [])]]
     for row in scaling.rows:
         run, (seconds, *ends) = row.run, map(precise_seconds_text, row.seconds)
-        sizes = [run.read_bytes, run.written_bytes, run.exchanged_bytes, run.peak_memory_bytes]
+        moved = [run.read_bytes, run.written_bytes, run.exchanged_bytes]
+        peaks = [run.peak_memory_bytes, *([run.device_peak_bytes] if on_gpu else [])]
         texts = [
             str(run.workers),
             precise_seconds_text(run.start_seconds),
@@ -47,16 +48,21 @@ def table_cells(scaling: Scaling) -> list[list[str]]:
             f"{row.speed_up:.3g}",
             f"{100 * row.efficiency:.0f} %",
         ]
-        cells.append([*texts, *map(bytes_text, [*sizes, run.device_peak_bytes] if on_gpu else sizes)])
+        # Where no block was counted, nothing else was either.
+        cells.append(
+            [*texts, *(bytes_text(n) if any(moved) else "-" for n in moved), *map(bytes_text, peaks)]
+        )
     return cells
 
 
 def headline(scaling: Scaling) -> str:
     """Return what was run, in a line."""
-    steps = counted(max(len(run.losses) for run in scaling.runs), scaling.unit)
-    share = "all" if scaling.blocks == scaling.of_blocks else f"{scaling.blocks:,} of"
-    of_steps = f", of which each has {steps} and measures all but the first" if scaling.runs[0].losses else ""
-    return f"job {scaling.job}, {share} {counted(scaling.of_blocks, 'block')}, {counted(scaling.trials, 'trial')}{of_steps}"
+    one = scaling.runs[0]
+    steps = one.losses[-1][0] - one.losses[0][0] if one.losses else len(one.seconds)
+    share = f"{counted(steps, scaling.unit)} after the first"
+    if scaling.of_blocks:
+        share = f"{scaling.blocks:,} of {counted(scaling.of_blocks, 'block')}"
+    return f"job {scaling.job}, {counted(scaling.trials, 'trial')} of {share}"
 
 
 def remarks(scaling: Scaling) -> list[str]:

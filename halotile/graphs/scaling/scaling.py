@@ -24,7 +24,7 @@ class TimedRun:
     losses : tuple of (int, float)
         Number and loss of each step, the first one included.
     read_bytes, written_bytes : int
-        Bytes that blocks read and wrote, in the whole trial.
+        Bytes that blocks read and wrote, in the whole trial; 0 where there are no blocks, and nothing is counted.
     exchanged_bytes : int
         Bytes of results that workers received from one another.
     peak_memory_bytes, device_peak_bytes : int
@@ -82,8 +82,8 @@ class Scaling:
         Kind of the job.
     unit : str
         Word for what is timed: block, iteration.
-    blocks, of_blocks : int
-        Number of blocks that were measured, and of all blocks of a pass.
+    blocks, of_blocks : int, optional
+        Number of blocks that were measured, and of all blocks of a pass, in a job without steps.
     trials : int
         Trials with each number of workers.
     runs : sequence of TimedRun
@@ -94,8 +94,8 @@ class Scaling:
 
     job: str
     unit: str
-    blocks: int
-    of_blocks: int
+    blocks: int | None
+    of_blocks: int | None
     trials: int
     runs: Sequence[TimedRun]
     notes: Sequence[str] = ()
@@ -119,7 +119,7 @@ class Scaling:
         Examples
         --------
         >>> runs = [TimedRun(n, 1.0, (1.0,), ((1, 4.0), (2, 2.0 + n)), 0, 0, 0, 0, 0) for n in (0, 1)]
-        >>> round(Scaling("reconstruct", "iteration", 9, 9, 1, runs).largest_difference, 3)
+        >>> round(Scaling("reconstruct", "iteration", None, None, 1, runs).largest_difference, 3)
         0.333
         """
         steps = zip(*([loss for _, loss in run.losses] for run in self.runs), strict=False)

@@ -36,6 +36,7 @@ from halotile.graphs.waiting import Report, no_report
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, full_path
 from halotile.storage.disk.place import check_dots, check_parents
+from halotile.tasks.block import peak_memory_bytes
 
 BLOCK = "block"
 """The unit of a job without steps."""
@@ -114,8 +115,10 @@ def measure(job: Job, request: ScalingRequest, report: Report = no_report) -> Sc
                 f"{precise_seconds_text(median(runs[-1].seconds))} per {unit}"
             )
     runs.sort(key=lambda one: one.workers)
-    done = total if steps else portion.measured_of(total)
-    return Scaling(job.kind, unit, done, total, request.trials, runs, tuple(_notes(plan, done)))
+    blocks, of_blocks = (None, None) if steps else (portion.measured_of(total), total)
+    return Scaling(
+        job.kind, unit, blocks, of_blocks, request.trials, runs, tuple(_notes(plan, blocks or most))
+    )
 
 
 def _check(request: ScalingRequest, steps: Steps | None) -> None:
@@ -229,7 +232,8 @@ def _run(plan: Plan, portion: Portion, signals: Signals) -> TimedRun:
     with _CompleteCluster(plan.run.count, signals) as cluster:
         with suppress(Enough):
             run(replace(plan, work=work), observer=progress.append, cluster=cluster, signals=signals)
-        received = cluster.running.client.run(_received_bytes) if cluster.running else {}
+        ask = cluster.running.client.run if cluster.running else lambda _: {}
+        received, peaks = ask(_received_bytes), ask(peak_memory_bytes)
     if not work.seconds:
         raise ConfigError(
             f"the job is over after its first {plan.kind.steps.unit if plan.kind.steps else BLOCK}, which belongs to the start: nothing is "
@@ -244,7 +248,7 @@ def _run(plan: Plan, portion: Portion, signals: Signals) -> TimedRun:
         read_bytes=last.read_bytes,
         written_bytes=last.written_bytes,
         exchanged_bytes=sum(received.values()),
-        peak_memory_bytes=last.peak_memory_bytes,
+        peak_memory_bytes=max([last.peak_memory_bytes, *peaks.values()]),
         device_peak_bytes=last.device_peak_bytes,
     )
 
