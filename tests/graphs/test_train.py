@@ -140,6 +140,24 @@ def test_the_weights_denoise_with_nothing_else_to_say(
 
 
 @pytest.mark.cluster
+def test_weights_know_the_values_that_they_learned_from(
+    images: Path, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    counts = np.clip(np.rint(1000 * read_zarr(images / "noisy.zarr")), 0, None)
+    write_zarr(tmp_path / "counts.zarr", counts.astype(np.uint16))
+    write_zarr(tmp_path / "floats.zarr", counts.astype(np.float32))
+    job = training(images, tmp_path, input=Input(path=str(tmp_path / "counts.zarr")))
+    options = {"weights": job.output.path}
+    train(job, cluster)
+    stored, floats = (
+        run_inline(job_of(tmp_path / f"{name}.zarr", tmp_path / f"{name}.out.zarr", "unet", options))
+        for name in ("counts", "floats")
+    )
+    assert np.abs(floats - stored).max() < 0.51
+    assert floats.mean() == pytest.approx(counts.mean(), rel=0.3)
+
+
+@pytest.mark.cluster
 def test_a_loss_that_is_not_finite_ends_the_job_in_its_own_words(
     images: Path, cluster: RunningCluster, tmp_path: Path
 ) -> None:

@@ -72,7 +72,7 @@ class Input:
     """Value of pixels without a measurement, besides NaN: they stay as they are, and no other pixel depends on them. auto: as the file says
     (GDAL_NODATA, _FillValue, GDAL's mask); none: every value is a measurement."""
     range: tuple[float, float] | Auto = "auto"
-    """Values mapped to 0 and 1 before denoising, and back after. auto: the range of an integer type; floats unchanged."""
+    """Values mapped to 0 and 1 before denoising, and back after. auto: the range of an integer type, floats unchanged; of weights of a job train as there."""
     sides: Mapping[str, ReadPath] = field(default_factory=dict)
     """Per-pixel inputs tiled with the image, name to path: sigma (a noise map), mask (0 = keep the pixel)."""
 

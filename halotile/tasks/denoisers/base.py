@@ -106,6 +106,11 @@ class Denoiser(Protocol):
         """True if the noise level still has to be estimated (``sigma: auto``)."""
         return False
 
+    @property
+    def trained_range(self) -> tuple[float, float] | None:
+        """Values of pixels that were 0 and 1 while the network was trained, where its weights tell."""
+        return None
+
     def files(self) -> tuple[Path, ...]:
         """Files that determine the result (weights); their contents are part of the job's fingerprint."""
         return ()

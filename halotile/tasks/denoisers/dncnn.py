@@ -16,6 +16,7 @@ from halotile.tasks.denoisers.common.weights import (
     shape_mismatches,
     shapes_of,
     summarize,
+    trained_range,
     weight_shapes,
 )
 from halotile.tasks.options import (
@@ -84,6 +85,11 @@ class DnCNN(Pixelwise):
     def receptive_field(self) -> int:
         """One pixel for each convolution."""
         return self.depth
+
+    @property
+    def trained_range(self) -> tuple[float, float] | None:
+        """As a job that trained the weights has written."""
+        return trained_range(self.weights)
 
     def files(self) -> tuple[Path, ...]:
         """The weights file."""

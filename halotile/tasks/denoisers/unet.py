@@ -16,6 +16,7 @@ from halotile.tasks.denoisers.common.weights import (
     shape_mismatches,
     shapes_of,
     summarize,
+    trained_range,
     weight_shapes,
 )
 from halotile.tasks.options import STRICT, check_weights, with_description
@@ -115,6 +116,11 @@ class UNet(Pixelwise):
     def receptive_field(self) -> int:
         """As far as the convolutions of all levels see."""
         return self.architecture.receptive_field()
+
+    @property
+    def trained_range(self) -> tuple[float, float] | None:
+        """As a job that trained the weights has written."""
+        return trained_range(self.weights)
 
     def files(self) -> tuple[Path, ...]:
         """The weights file."""

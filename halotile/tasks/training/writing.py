@@ -10,6 +10,7 @@ from typing import Any
 from halotile.storage.grid import Block, Grid
 from halotile.storage.sharded.output import FileLayout, WrittenBlock
 from halotile.tasks.block import Receipt
+from halotile.tasks.denoisers.common.weights import METADATA
 from halotile.tasks.training.recipe import Recipe
 
 ONE_FILE = Grid((1,), (1,), ((0, 0),))
@@ -64,8 +65,12 @@ class WeightStages:
         from safetensors.torch import save
 
         recipe = self.task.recipe
-        content = {"denoiser": recipe.network.denoiser(recipe.channels), "method": recipe.method}
-        metadata = {"halotile": json.dumps(content)}  # the library writes several in no fixed order
+        content = {
+            "denoiser": recipe.network.denoiser(recipe.channels),
+            "method": recipe.method,
+            "values": list(recipe.patches.values),
+        }
+        metadata = {METADATA: json.dumps(content)}  # the library writes several in no fixed order
         encoded: bytes = save({name: tensor.contiguous() for name, tensor in what_was_read.items()}, metadata)
         return encoded
 

@@ -130,7 +130,7 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     sides = open_sides(job, denoiser, original, tiled.source, tiled.roles)
     check_decoding([original, *sides.values()], job.run)
     holed = choose_holes(job, original, tiled.source, tiled.roles.spatial, sides.get("mask"), begun.previous)
-    values = value_range(job.input.range, tiled.source.dtype)
+    values = value_range(job.input.range, tiled.source.dtype, denoiser.trained_range)
     check_units(denoiser, values, sides)
     roles, previous = tiled.roles, begun.previous
     view = holed.view(tiled.source, sides.get("mask"), roles)

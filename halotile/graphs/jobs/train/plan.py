@@ -78,7 +78,8 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
         job.rate,
         max(1, length.steps // ROWS),
     )
-    identity, earlier = relate(job, _identity(job, network, first, second, length), begun, request)
+    identity = _identity(job, network, (first, second), length, computing.device)
+    identity, earlier = relate(job, identity, begun, request)
     need = _need(recipe, (*first, *second))
     return Plan(
         job=job,
@@ -208,9 +209,14 @@ def _notes(patches: PatchSource) -> list[str]:
 
 
 def _identity(
-    job: Training, network: Network, first: Sequence[Source], second: Sequence[Source], length: _Length
+    job: Training,
+    network: Network,
+    images: tuple[Sequence[Source], Sequence[Source]],
+    length: _Length,
+    device: str,
 ) -> dict[str, Any]:
     """Return everything that can change a bit of the weights."""
+    first, second = images
     return {
         "input": [source.fingerprint() for source in first],
         "second": [source.fingerprint() for source in second],
@@ -220,6 +226,6 @@ def _identity(
         "network": {"name": network.name, **describe_options(network)},
         "length": {"steps": length.steps, "minutes": job.minutes},
         **{key: getattr(job, key) for key in ("patch", "batch", "slots", "rate", "seed")},
-        "device": job.run.device,
+        "device": device,
         "code": code_versions(),
     }

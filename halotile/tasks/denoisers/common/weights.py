@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
+METADATA = "halotile"
+"""Key of what a job writes into the header of its weights, as JSON."""
 WRAPPERS = ("state_dict", "params")
 """Keys under which training scripts put the state dictionary."""
 PICKLES = (b"PK", b"\x80")
@@ -83,6 +86,18 @@ def weight_shapes(path: str | Path, sha256: str | None = None) -> Shapes:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 - not a dict
     except Exception as error:
         raise _damaged(path, error) from error
+
+
+def trained_range(path: str | Path) -> tuple[float, float] | None:
+    """Values of pixels that were 0 and 1 while the weights were trained; None where they were not trained by a job."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as tensors:
+            low, high = json.loads((tensors.metadata() or {})[METADATA])["values"]
+    except Exception:  # a file of another program, or none: whoever loads it says so
+        return None
+    return float(low), float(high)
 
 
 def shapes_of(tensors: Mapping[str, torch.Tensor]) -> Shapes:

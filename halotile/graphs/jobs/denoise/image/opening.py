@@ -96,10 +96,14 @@ def _open_side(key: str, path: str) -> Source:
         ) from error
 
 
-def value_range(requested: tuple[float, float] | Auto, dtype: np.dtype[Any]) -> tuple[float, float] | None:
-    """Return the values that are mapped to 0 and 1 before denoising: those of an integer type, unless given."""
+def value_range(
+    requested: tuple[float, float] | Auto, dtype: np.dtype[Any], trained: tuple[float, float] | None = None
+) -> tuple[float, float] | None:
+    """Return the values that are mapped to 0 and 1 before denoising, unless given: as a network was trained, or those of an integer type."""
     if requested != "auto":
         return (float(requested[0]), float(requested[1]))
+    if trained is not None:
+        return None if trained == (0.0, 1.0) else trained
     return (0.0, float(np.iinfo(dtype).max)) if dtype.kind in "iu" else None
 
 
