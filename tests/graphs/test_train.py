@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -32,7 +33,10 @@ from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
+from halotile.graphs.runs.outputs import held_output
+from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.runs.verify import verify
+from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.training.recipe import read_curve
 from tests.faults import REPOSITORY, members, until
@@ -180,6 +184,43 @@ def test_a_file_of_another_program_in_its_place_is_not_overwritten(
 
 
 @pytest.mark.cluster
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_file_that_is_put_there_meanwhile_is_not_overwritten(
+    images: Path, cluster: RunningCluster, tmp_path: Path, fresh: bool
+) -> None:
+    job = training(images, tmp_path, steps=2)
+    with claim(make_plan(job)):
+        Path(job.output.path).write_bytes(b"mine")
+    with pytest.raises(HalotileError, match=r"that no run wrote|has not written it yet"):
+        train(job, cluster, fresh=fresh)
+    assert Path(job.output.path).read_bytes() == b"mine"
+
+
+@pytest.mark.cluster
+def test_steps_that_may_have_seen_another_image_are_taken_back(
+    images: Path, cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "image.zarr"
+    shutil.copytree(images / "noisy.zarr", source)
+    job = training(images, tmp_path, input=Input(path=str(source)), steps=2000)
+    metadata = source / "zarr.json"
+    written = metadata.stat()
+    monkeypatch.setattr(held_output, "LOOK_SECONDS", 0.5)
+    state = RunDirectory.beside(job.output.path).state_path
+
+    def change_it(progress: Progress) -> None:
+        if list(state.glob("*.certain")) and metadata.stat().st_mtime_ns == written.st_mtime_ns:
+            os.utime(metadata, ns=(1, 1))
+
+    monkeypatch.setattr("halotile.tasks.training.trainer.CHECKPOINT_SECONDS", 0.2)
+    with pytest.raises(InputError, match="while the run read it"):
+        run(make_plan(job), cluster=cluster, observer=change_it)
+    left = [path.name.split(".")[-1] for path in state.iterdir()]
+    assert "last" not in left
+    assert "certain" not in left
+
+
+@pytest.mark.cluster
 def test_a_file_that_was_removed_is_trained_again(
     images: Path, cluster: RunningCluster, tmp_path: Path
 ) -> None:
@@ -286,6 +327,8 @@ def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> 
     pair = {"method": "noise2noise", "second": str(tmp_path / "other.zarr")}
     with pytest.raises(InputError, match="Write images of the same"):
         make_plan(training(images, tmp_path, **pair))
+    with pytest.raises(InputError, match="its noise is no other"):
+        make_plan(training(images, tmp_path, **(pair | {"second": str(images / "noisy.zarr")})))
     os.symlink(images / "noisy.zarr", tmp_path / "noisy.zarr")
     with pytest.raises(InputError, match="Write a pattern of images of one kind"):
         make_plan(training(images, tmp_path, input=Input(path=str(tmp_path / "*.zarr"))))

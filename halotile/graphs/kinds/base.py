@@ -279,8 +279,8 @@ class RankProgram:
         Called on each worker with its :class:`~halotile.tasks.groups.group.TorchGroup`. It goes on from its checkpoint.
     books : Books
         Journal of a single block, all steps, and the folder of the checkpoint.
-    look, forget : callable
-        Return the number of steps that are done, several times a second; remove the checkpoint, which may come from another input.
+    look, keep, revert : callable
+        Return the number of steps that are done; keep the checkpoint, as the input is what it was; return to the one kept before that.
     device, number, title : str, int, str
         ``cpu`` or ``cuda``; others as of :class:`Pass`.
     """
@@ -289,7 +289,8 @@ class RankProgram:
     program: Callable[[Any], None]
     books: Books
     look: Callable[[], int]
-    forget: Callable[[], None]
+    keep: Callable[[], None]
+    revert: Callable[[], None]
     device: str = "cpu"
     number: int = 0
     title: str = ""

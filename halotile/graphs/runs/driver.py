@@ -189,7 +189,7 @@ class _Driver:
                 self._through(next_pass, gathering, 0, session)
                 return opened.sums()
             if isinstance(next_pass, RankProgram):
-                ranks = RanksPass(next_pass, opened.journal, self.context)
+                ranks = RanksPass(next_pass, opened.journal, opened.ledger, self.context)
                 self._through(next_pass, ranks, ranks.done, session)
                 return Sums({})
             blocks = BlockPass(

@@ -11,6 +11,7 @@ a test that overrides them can observe, or drop, every operation.
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -269,6 +270,11 @@ def remove_partials(root: OutputPath, disk: Disk = DISK) -> int:
     """
     if not isinstance(root, Path):
         return 0
+    if root.is_file():
+        beside = [path for path in root.parent.glob(f"{glob.escape(root.name)}.*{PARTIAL}") if path.is_file()]
+        for path in beside:
+            disk._unlink(path)
+        return len(beside)
     partials = [name for name in files_below(root) if name.endswith(PARTIAL)]
     for name in partials:
         disk._unlink(root / name)

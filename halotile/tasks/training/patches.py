@@ -46,6 +46,8 @@ class TrainingImage:
         Values at which its pixels are saturated.
     second : Readable, optional
         A second image of the same, with other noise.
+    second_ends : tuple of float
+        Values at which its pixels are saturated.
     """
 
     source: Readable
@@ -53,6 +55,7 @@ class TrainingImage:
     channel: int | None = None
     ends: tuple[float, ...] = ()
     second: Readable | None = None
+    second_ends: tuple[float, ...] = ()
 
     @property
     def planes(self) -> tuple[int, ...]:
@@ -72,7 +75,7 @@ class TrainingImage:
         return 1 if self.channel is None else self.source.shape[self.channel]
 
     def read(self, source: Readable, plane: Sequence[int], rows: range, columns: range) -> NDArray[Any]:
-        """NDArray[np.float32] of a cell, (channels, rows, columns)."""
+        """The pixels of a cell, (channels, rows, columns)."""
         start, stop = list(plane), [n + 1 for n in plane]
         for axis, part in zip(self.spatial, (rows, columns), strict=True):
             start[axis], stop[axis] = part.start, part.stop
@@ -145,6 +148,15 @@ class PatchSource:
         return list(itertools.accumulate(sizes))
 
     @property
+    def cell_bytes(self) -> int:
+        """Memory of the largest cell with what is known of it."""
+        edges = (
+            math.prod(-(-n // parts) for n, parts in zip(image.edges, counts, strict=True))
+            for image, counts in zip(self.images, self.counts, strict=True)
+        )
+        return 9 * self.images[0].channels * max(edges)
+
+    @property
     def cells(self) -> int:
         """Number of cells."""
         return self.ends[-1]
@@ -178,12 +190,12 @@ class PatchSource:
             number for number in numbers if not (self.has_held_out and number % HELD_EVERY == HELD_FIRST)
         )
         found = list(itertools.islice(self._usable(chosen), count))
-        if len(found) < count:
+        if not found:
             raise InputError(
                 f"less than {LEAST_VALID:.0%} of the pixels are measured and not saturated nearly everywhere: there is nothing to train on. "
                 "Write input.nodata: none if they are measurements, or another image."
             )
-        return found
+        return list(itertools.islice(itertools.cycle(found), count))
 
     def held_out(self, count: int) -> Patches | None:
         """Patches of so many cells at most that are held out, spread evenly; None where there are none."""
@@ -207,7 +219,7 @@ class PatchSource:
                 yield cell
 
     def _cell(self, number: int) -> Patches:
-        """NDArray[np.float32] of a cell."""
+        """The pixels of a cell, normalised."""
         which = bisect.bisect_right(self.ends, number)
         image, (rows, columns) = self.images[which], self.counts[which]
         inside = number - (self.ends[which - 1] if which else 0)
@@ -223,7 +235,9 @@ class PatchSource:
         if image.second is None:
             return Patches(pixels, valid, pixels)
         other = image.read(image.second, [int(i) for i in place], *ranges)
-        return Patches(pixels, valid & np.isfinite(other) & ~np.isin(other, image.ends), self._filled(other))
+        return Patches(
+            pixels, valid & np.isfinite(other) & ~np.isin(other, image.second_ends), self._filled(other)
+        )
 
     def _filled(self, stored: NDArray[Any]) -> NDArray[np.float32]:
         """Normalised pixels, with a median in place of what is not finite."""

@@ -55,6 +55,6 @@ def read_curve(path: Path) -> tuple[int, list[CurveRow]]:
     """The number of steps that are done and the rows of the curve; 0 and none where nothing was recorded."""
     try:
         content = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError):  # it is replaced as a whole
         return 0, []
     return int(content["step"]), list(content["rows"])

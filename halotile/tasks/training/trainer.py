@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from halotile.storage.disk.durable import DISK
+from halotile.errors import DamagedData, DiskRefused
+from halotile.storage.disk.durable import DISK, is_full
 from halotile.tasks.devices.device import prepare_process
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.fit import fit
@@ -53,6 +55,19 @@ class Trainer:
         module = self.module().to(self.device)
         optimizer = torch.optim.Adam(module.parameters(), lr=recipe.rate)
         recorder = _Recorder(self, module) if group.rank == 0 else None
+        try:
+            self._fit(group, module, optimizer, recorder)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise DiskRefused(
+                f"the disk is full: the checkpoint {recipe.checkpoint} cannot be written. Free some space and run again."
+            ) from error
+        if recorder:
+            recorder.write(recipe.steps)
+
+    def _fit(self, group: TorchGroup, module: Any, optimizer: Any, recorder: _Recorder | None) -> None:
+        recipe = self.recipe
         fit(
             group,
             module,
@@ -67,8 +82,6 @@ class Trainer:
             checkpoint_seconds=CHECKPOINT_SECONDS,
             report=recorder or (lambda step, loss: None),
         )
-        if recorder:
-            recorder.write(recipe.steps)
 
     def draw(self, step: int, slot: int) -> PatchBatch:
         """The patches of a slot."""
@@ -106,8 +119,14 @@ class Trainer:
 
     def trained(self) -> dict[str, Any]:
         """The weights in the checkpoint, as the denoiser reads them."""
-        module = self.module()
-        module.load_state_dict(state_in(read_content(self.recipe.checkpoint))["module"])
+        recipe, channels = self.recipe, self.recipe.channels
+        state = state_in(read_content(recipe.checkpoint))
+        if len(state["losses"]) != recipe.steps:
+            raise DamagedData(
+                f"{recipe.checkpoint} has {len(state['losses'])} of {recipe.steps} steps. Run again to go on."
+            )
+        module = recipe.network.build(channels, torch.zeros(channels), torch.ones(channels))
+        module.load_state_dict(state["module"])
         return dict(self.recipe.network.weights(module))
 
 
@@ -129,8 +148,10 @@ class _Recorder:
         """Take the loss of a step."""
         self.losses.append(loss)
         if step % self.recipe.every == 0 or step == self.recipe.steps:
-            earlier = (row for row in self.rows if row["iteration"] < step)
-            self.rows = [*earlier, self._row(step)]
+            if not any(
+                row["iteration"] == step for row in self.rows
+            ):  # else it is from before an interruption
+                self.rows.append(self._row(step))
             self.losses.clear()
         if time.monotonic() - self.written >= WRITE_SECONDS:
             self.write(step)
@@ -146,7 +167,8 @@ class _Recorder:
     def write(self, step: int) -> None:
         """Write the curve, for the driver to show; what is lost of it is recorded again."""
         text = json.dumps({"step": step, "rows": self.rows})
-        DISK.write_file(self.recipe.curve, [text.encode()], sync=False)
+        with suppress(OSError):
+            DISK.write_file(self.recipe.curve, [text.encode()], sync=False)
         self.written = time.monotonic()
 
     @torch.no_grad()  # type: ignore[untyped-decorator]

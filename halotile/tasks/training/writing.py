@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from halotile.errors import OutputRefused
 from halotile.storage.grid import Block, Grid
 from halotile.storage.sharded.output import FileLayout, WrittenBlock
 from halotile.tasks.block import Receipt
@@ -75,5 +77,16 @@ class WeightStages:
         return encoded
 
     def write(self, block: Block, result: bytes, receipt: Receipt) -> None:
-        """Replace the file."""
+        """Replace the empty file that the run has made.
+
+        Raises
+        ------
+        OutputRefused
+            When another program has written there meanwhile.
+        """
+        with suppress(FileNotFoundError):
+            if (present := self.task.path.read_bytes()) not in (b"", result):
+                raise OutputRefused(
+                    f"{self.task.path} has {len(present):,} bytes that no run wrote. Move it away and run again to write the weights."
+                )
         receipt.enter(block.number, [WrittenBlock(*self.task.layout.write(self.task.path, result))])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import math
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,9 +54,15 @@ def patch_source(job: Training, first: Sequence[Source], second: Sequence[Source
     InputError
         When the second images are other ones than the first, or a patch is larger than an image.
     """
-    if second and [source.shape for source in second] != [source.shape for source in first]:
+    if second and [*map(_form, second)] != [*map(_form, first)]:
         raise InputError(
-            f"second is {len(second)} of shape {second[0].shape}, and input.path {len(first)} of shape {first[0].shape}. Write images of the same."
+            f"second: {len(second)} of {_form_text(second[0])}, and input.path: {len(first)} of {_form_text(first[0])}. Write images of the same."
+        )
+    if same := {os.path.realpath(source.path) for source in first} & {
+        os.path.realpath(source.path) for source in second
+    }:
+        raise InputError(
+            f"second has {min(same)} as well as input.path: its noise is no other. Write the path of another image."
         )
     others: Sequence[Source | None] = second or [None] * len(first)
     pairs = zip(first, others, strict=True)
@@ -83,17 +90,24 @@ def _pixels(patches: PatchSource) -> int:
     return sum(math.prod(image.planes) * math.prod(image.edges) for image in patches.images)
 
 
+def _form(source: Source) -> tuple[object, ...]:
+    return source.shape, source.dtype, source.axes
+
+
+def _form_text(source: Source) -> str:
+    return f"shape {source.shape}, {source.dtype}, axes {''.join(source.axes)}"
+
+
 def _image(job: Training, source: Source, second: Source | None) -> TrainingImage:
     rows, columns, channel = _axes(source)
     looped = tuple(axis for axis in range(len(source.shape)) if axis not in (rows, columns))
     view = _measured(job, source, (rows, columns))
-    return TrainingImage(
-        view,
-        (rows, columns),
-        channel,
-        saturated_values(view, (rows, columns), looped),
-        None if second is None else _measured(job, second, (rows, columns)),
-    )
+    ends = saturated_values(view, (rows, columns), looped)
+    if second is None:
+        return TrainingImage(view, (rows, columns), channel, ends)
+    other = _measured(job, second, (rows, columns))
+    other_ends = saturated_values(other, (rows, columns), looped)
+    return TrainingImage(view, (rows, columns), channel, ends, other, other_ends)
 
 
 def _measured(job: Training, source: Source, spatial: tuple[int, int]) -> Readable:

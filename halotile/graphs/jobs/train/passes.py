@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from halotile.graphs.jobs.train.words import result_rows
@@ -67,7 +69,8 @@ class TrainWork(Work):
             partial(_train, recipe),
             Books(folder, TRAIN),
             look=curve.look,
-            forget=lambda: recipe.checkpoint.unlink(missing_ok=True),
+            keep=partial(_keep, recipe.checkpoint),
+            revert=partial(_revert, recipe.checkpoint),
             device=self.device,
             title=" while the network was trained",
         )
@@ -93,6 +96,36 @@ def _train(recipe: Recipe, group: Any) -> None:
     Trainer(recipe, group.device).train(group)
 
 
+def _kept(checkpoint: Path) -> tuple[Path, Path]:
+    """Checkpoints that were there when the input was last seen as it was, and the time before."""
+    return checkpoint.with_suffix(".last"), checkpoint.with_suffix(".certain")
+
+
+def _keep(checkpoint: Path) -> None:
+    """Keep a checkpoint. It may be younger than the look at the input: certain is the one that was kept before."""
+    last, certain = _kept(checkpoint)
+    with suppress(OSError):  # there is none yet
+        if last.exists():
+            _move(last, certain)
+        os.link(checkpoint, last)
+
+
+def _revert(checkpoint: Path) -> None:
+    """Return to the checkpoint that is certain, or to none."""
+    last, certain = _kept(checkpoint)
+    last.unlink(missing_ok=True)
+    if certain.exists():
+        _move(certain, checkpoint)
+    else:
+        checkpoint.unlink(missing_ok=True)
+
+
+def _move(file: Path, place: Path) -> None:
+    """Move a file; of two names of one file a rename removes neither."""
+    os.replace(file, place)
+    file.unlink(missing_ok=True)
+
+
 class _Curve:
     """Shows what rank 0 records."""
 
@@ -100,10 +133,15 @@ class _Curve:
         self.at = at
         self.recipe = recipe
         self.rows: list[CurveRow] = []
+        self.step = 0
 
     def look(self) -> int:
         """Report new rows of the curve; return the number of steps that are done."""
-        step, rows = read_curve(self.recipe.curve)
+        try:
+            step, rows = read_curve(self.recipe.curve)
+        except OSError:  # a network file system that another machine writes to
+            return self.step
+        self.step = step
         if rows != self.rows:
             is_new = len(rows) > len(self.rows)
             self.rows = rows

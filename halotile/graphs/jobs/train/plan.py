@@ -36,6 +36,8 @@ from halotile.tasks.training.writing import ONE_FILE
 USUAL_STEPS = 1000
 ROWS = 50
 """Rows of the curve."""
+CHECKPOINTS = 4
+"""The current one, the next while it is written, and two that are kept while the input is looked at; each has the network and two moments of Adam."""
 EXCHANGE = 1.1
 """Time of a step with the exchange of gradients and the reading of patches, relative to that of the network."""
 SMALLER = "a smaller patch or batch, or a narrower network"
@@ -61,7 +63,7 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
         check_paths(source, begun.output)
     check_decoding((*first, *second), job.run)
     patches = patch_source(job, first, second)
-    length = _length(job, network, patches, begun, request)
+    length = _length(job, network, patches, begun, request, computing.device)
     output = OutputFile(
         Path(str(begun.output)),
         FileLayout(network.weight_bytes(patches.images[0].channels)),
@@ -80,7 +82,7 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
     )
     identity = _identity(job, network, (first, second), length, computing.device)
     identity, earlier = relate(job, identity, begun, request)
-    need = _need(recipe, (*first, *second))
+    need = _need(recipe, (*first, *second), computing.device)
     return Plan(
         job=job,
         work=TrainWork(recipe, output, computing.device),
@@ -94,7 +96,7 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
             SMALLER,
             computing.machine_bytes,
             free_bytes(begun.output),
-            scratch_bytes=3 * output.layout.size_bytes,
+            scratch_bytes=CHECKPOINTS * 3 * output.layout.size_bytes,
         ),
         documents=documents_of(
             job, computing.requested, resolved={"steps": length.steps, "epochs": None, "minutes": None}
@@ -103,6 +105,7 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
         notes=(
             *computing.ignored,
             *note_of_cluster(job, computing.cluster, computing.device),
+            *first[0].remarks,
             *_notes(patches),
         ),
         earlier=earlier,
@@ -129,7 +132,12 @@ def _with_parts(computing: Computing[Training]) -> Computing[Training]:
 
 
 def _length(
-    job: Training, network: Network, patches: PatchSource, begun: Begun, request: PlanRequest
+    job: Training,
+    network: Network,
+    patches: PatchSource,
+    begun: Begun,
+    request: PlanRequest,
+    device: str,
 ) -> _Length:
     """Decide the number of steps; a resumed run keeps those that a trial gave."""
     if job.minutes is None:
@@ -139,6 +147,10 @@ def _length(
     known = begun.previous["identity"].get("length") if begun.previous else None
     if known and known["minutes"] == job.minutes:
         return _Length(known["steps"])
+    if device != "cpu":
+        raise ConfigError(
+            "minutes is for CPUs, where the time of a step is tried, and this job computes on GPUs. Write steps or epochs."
+        )
     shape = (patches.images[0].channels, job.batch // job.slots, job.patch)
     call = partial(_try_slot, network, job.method, shape)
     with report_if_slow(request.report, "trying a step of the training"):
@@ -157,12 +169,13 @@ def _try_slot(network: Network, method: str, shape: tuple[int, int, int]) -> flo
     return seconds_of_slot(network, method, shape)
 
 
-def _need(recipe: Recipe, sources: Sequence[Source]) -> Need:
-    """Return the memory of a rank: activations of its patches, the weights with those of Adam, and cells."""
+def _need(recipe: Recipe, sources: Sequence[Source], device: str) -> Need:
+    """Return the memory of a rank: activations of its patches, the weights with those of Adam, and the cells of its slots."""
     pixels = recipe.batch // recipe.slots * recipe.patches.patch**2
-    activations = round(pixels * recipe.network.bytes_per_pixel())
+    activations = round(pixels * recipe.network.bytes_per_pixel()) if device == "cpu" else 0
     weights = recipe.network.weight_bytes(recipe.channels)
-    total = IMPORTS_BYTES + activations + 8 * weights + 2 * kept_bytes(sources)
+    cells = recipe.batch * recipe.patches.cell_bytes
+    total = IMPORTS_BYTES + activations + 8 * weights + cells + 2 * kept_bytes(sources)
     return Need(
         f"a step with {recipe.batch // recipe.slots} patches of {recipe.patches.patch} × {recipe.patches.patch} on each worker",
         total,
@@ -218,8 +231,8 @@ def _identity(
     """Return everything that can change a bit of the weights."""
     first, second = images
     return {
-        "input": [source.fingerprint() for source in first],
-        "second": [source.fingerprint() for source in second],
+        "input": {str(n): source.fingerprint() for n, source in enumerate(first)},
+        "second": {str(n): source.fingerprint() for n, source in enumerate(second)},
         "nodata": job.input.nodata,
         "range": job.input.range,
         "method": job.method,

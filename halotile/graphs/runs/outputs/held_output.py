@@ -157,10 +157,9 @@ class HeldOutputs:
             self._at_hand, self._certain = journal, journal.done.copy()
         self._title = title
 
-    def look(self) -> None:
-        """Check from time to time: every few seconds, and less often where a check takes long."""
-        if time.monotonic() >= self._next:
-            self._is_checked(self._check)
+    def look(self) -> bool:
+        """Check from time to time: every few seconds, and less often where a check takes long; return True where all is as it was."""
+        return time.monotonic() >= self._next and self._is_checked(self._check)
 
     def check(self) -> None:
         """Raise where the output is no longer there, or the input has changed.

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, HalotileError, OutputRefused
@@ -194,7 +195,10 @@ def check_pixels(slot: OutputSlot) -> None:
         done = journal.done
         blocks = map(grid.block_at, done)
         problems = dict(damaged_blocks(slot.path, layout, blocks, journal.digest, thorough=False))
-    if difference := foreign_pixels_reason(problems, len(done)):
+    difference = foreign_pixels_reason(problems, len(done))
+    if slot.is_file and not done and slot.path.exists() and Path(str(slot.path)).stat().st_size:
+        difference = "the run has not written it yet"
+    if difference:
         raise OutputRefused(f"{slot.path} is not what the run wrote there: {difference}. {REPLACE}")
 
 

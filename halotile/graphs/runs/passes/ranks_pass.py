@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from halotile.errors import InputError, RankFailed, Stopped
+from halotile.errors import InputError, InputUnreadable, RankFailed, Stalled, Stopped
+from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.kinds.base import RankProgram
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group
 from halotile.graphs.watching.progress import Progress
+from halotile.storage.run_directory.checkpoints import Ledger
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
+from halotile.storage.run_directory.worker_lock import WorkerLock
 from halotile.storage.sharded.shards import digest_of
 from halotile.tasks.block import peak_memory_bytes
 
@@ -29,21 +36,25 @@ class RanksPass:
     ----------
     wanted : RankProgram
         The program.
-    journal : Journal
-        Journal of a single block: all steps.
+    journal, ledger : Journal, Ledger
+        Records of a single block: all steps.
     context : RunContext
         The run.
     """
 
-    def __init__(self, wanted: RankProgram, journal: Journal, context: RunContext) -> None:
+    def __init__(self, wanted: RankProgram, journal: Journal, ledger: Ledger, context: RunContext) -> None:
         self.wanted = wanted
         self.phase = wanted.phase
         self.journal = journal
+        self.ledger = ledger
         self.context = context
         self.signals = context.signals
         self.status = context.status
         self.disk_error: str | None = None
+        """None: a rank raises it."""
         self.untidy = False
+        self.moved = 0, time.monotonic()
+        """Number of steps when it was last seen to change, and the time."""
 
     @property
     def done(self) -> int:
@@ -67,48 +78,99 @@ class RanksPass:
             )
 
     def through(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
-        """Run the program on a cluster.
+        """Run the program on a cluster, again from its checkpoint where a rank failed.
 
         Raises
         ------
         RankFailed
-            When a rank failed in every attempt.
+            When ranks failed again and again without a step in between.
         HalotileError
             Of a rank, where another attempt would not help.
+        InputError
+            When the input has changed; steps that may have seen that are taken back.
         Stopped
             When a signal asked for it.
-        ConnectionError
-            When the cluster no longer answers.
+        Stalled, ConnectionError
+            When no step ends, or the cluster no longer answers.
         """
-        outputs, run = self.context.outputs, self.context.plan.run
-        outputs.begin(self.journal, self.wanted.title)
+        self.context.outputs.begin(self.journal, self.wanted.title)
         self.status.work_begins()
-        folder = self.wanted.books.folder
-        folder.mkdir(parents=True, exist_ok=True)
-        mode = "cpu" if self.wanted.device == "cpu" else "gpu"
-        call = partial(call_with_group, _peak_of, (self.wanted.program,))
-        program = TorchProgram(call, folder, device_mode=mode, timeout_seconds=TIMEOUT_SECONDS)
+        self.wanted.books.folder.mkdir(parents=True, exist_ok=True)
         try:
-            count = min(cluster.workers, run.count)
-            for peak in program.run(cluster.client, None, run.retries, count, between=self._between):
-                self.status.count_memory(peak)
-            outputs.check()
-        except RankFailed as error:
-            raise (error.__cause__ or error) from None  # the user's own fault needs no traceback
-        except InputError:
-            self.wanted.forget()
+            self._attempts(cluster)
+            self.context.outputs.check()
+        except BaseException:
+            self._take_back_doubtful()
             raise
+        self.ledger.enter({0: {}})
         self.journal.mark({0: ENDED})
         self.status.notify(self.progress(self.phase))
 
+    def _attempts(self, cluster: RunningCluster) -> None:
+        failures = 0
+        while True:
+            before = self.done
+            self.moved = before, time.monotonic()
+            try:
+                return self._attempt(cluster)
+            except RankFailed as error:
+                if error.__cause__ is not None:  # the user's own fault needs no traceback
+                    raise error.__cause__ from None
+                failures = 1 if self.done > before else failures + 1
+                if failures > self.context.plan.run.retries:
+                    raise
+                self.status.report(f"{first_line(str(error))} Going on from the last checkpoint.")
+
+    def _attempt(self, cluster: RunningCluster) -> None:
+        directory, run = self.context.directory, self.context.plan.run
+        mode = "cpu" if self.wanted.device == "cpu" else "gpu"
+        given = self.wanted.program, directory, directory.driver()
+        call = partial(call_with_group, _peak_of, given)
+        program = TorchProgram(
+            call, self.wanted.books.folder, device_mode=mode, timeout_seconds=TIMEOUT_SECONDS
+        )
+        count = min(cluster.workers, run.count)
+        if (present := len(present_workers(cluster.client))) < count:
+            self.status.report(
+                f"{present} of {count} workers are there: it begins in a minute at most, with those that are there then"
+            )
+        peaks = program.run(cluster.client, None, 0, count, between=self._between)
+        for peak in peaks:
+            self.status.count_memory(peak)
+
     def _between(self) -> None:
-        """While the ranks work: react to signals, report the progress."""
+        """While the ranks work: react to signals, check the input, report the progress."""
         self.stop_if_asked()
-        self.context.outputs.look()
+        if self.context.outputs.look():
+            self.wanted.keep()
         self.status.notify(self.progress(self.phase))
+        steps, since = self.moved
+        if (done := self.done) != steps:
+            self.moved = done, time.monotonic()
+        elif time.monotonic() - since > self.context.plan.run.stall_seconds:
+            raise Stalled(f"no step ended for {time.monotonic() - since:.0f} s{self.wanted.title}.")
+
+    def _take_back_doubtful(self) -> None:
+        """Take back the steps since the input was last known to be as it was, unless it still is."""
+        try:
+            is_changed = any(source.change() for source in self.context.plan.sources)
+        except InputUnreadable:
+            is_changed = False  # nobody read anything else meanwhile
+        except InputError:
+            is_changed = True
+        if is_changed:
+            with suppress(OSError):
+                self.wanted.revert()
 
 
-def _peak_of(group: Any, program: Callable[[Any], None]) -> int:
+def _peak_of(
+    group: Any, program: Callable[[Any], None], directory: RunDirectory, driver: Mapping[str, Any]
+) -> int:
     """Run the program as a rank of a group; return the peak memory of this worker."""
-    program(group)
+    lock = WorkerLock(directory)
+    lock.hold(dict(driver))
+    try:
+        program(group)
+    finally:
+        lock.release()
     return peak_memory_bytes()

@@ -22,6 +22,8 @@ from halotile.tasks.groups.opening import Rendezvous, opened
 GRACE_SECONDS = 3.0
 """Time that ranks have to end by themselves once one has failed; connections to it break at once."""
 POLL_SECONDS = 0.2
+QUICK_SECONDS = 5.0
+"""Time in which the end of a short program is noticed at once."""
 RETURN_SECONDS = 60.0
 """Time in which workers come back before another attempt."""
 RESTART_SECONDS = 30.0
@@ -97,7 +99,7 @@ class TorchProgram:
             When a rank failed in every attempt.
             Its cause is an error of halotile in that rank, which another attempt would not help.
         """
-        workers = _returned(client, ranks, min(ranks or usual, usual))[: ranks or usual]
+        workers = _returned(client, ranks, min(ranks or usual, usual), between)[: ranks or usual]
         for attempt in range(retries + 1):
             try:
                 return self._attempt(client, workers, between)
@@ -107,7 +109,7 @@ class TorchProgram:
                 warnings.warn(
                     f"{error} Starting again: attempt {attempt + 2} of {retries + 1}.", stacklevel=3
                 )
-                workers = _returned(client, ranks, len(workers))[: len(workers)]
+                workers = _returned(client, ranks, len(workers), between)[: len(workers)]
         raise AssertionError
 
     def _attempt(self, client: Client, workers: Sequence[str], between: Callable[[], None]) -> list[Any]:
@@ -153,11 +155,12 @@ class TorchProgram:
         between: Callable[[], None],
     ) -> None:
         """Wait until all ranks have ended, or some seconds after the first failure."""
-        failed_at: float | None = None
+        began, failed_at = time.monotonic(), None
         while len(ends) < len(futures) and (
             failed_at is None or time.monotonic() < failed_at + GRACE_SECONDS
         ):
-            time.sleep(POLL_SECONDS if ends else POLL_SECONDS / 10)
+            is_young = not ends and time.monotonic() < began + QUICK_SECONDS
+            time.sleep(POLL_SECONDS / 10 if is_young else POLL_SECONDS)
             between()
             if client.status != "running":
                 raise ConnectionError(f"the scheduler is gone (the connection is {client.status}).")
@@ -244,10 +247,11 @@ def _workers_for(client: Client, ranks: int | None) -> list[str]:
     return workers[:ranks]
 
 
-def _returned(client: Client, ranks: int | None, count: int) -> list[str]:
+def _returned(client: Client, ranks: int | None, count: int, between: Callable[[], None]) -> list[str]:
     """Wait for so many workers, for a while; where the number of ranks is open, go on with those that are left."""
     end = time.monotonic() + RETURN_SECONDS
     while len(present_workers(client)) < count and time.monotonic() < end:
+        between()
         time.sleep(POLL_SECONDS)
     return _workers_for(client, ranks)
 
