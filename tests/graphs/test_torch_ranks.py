@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from halotile import DistributedContext, torch_group
 from halotile.errors import ConfigError, RankFailed
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram
 from halotile.graphs.scripts.torch_script import run_rank_of_script
+from halotile.tasks.groups import opening, script
 from halotile.tasks.groups.group import TorchGroup
 from tests.graphs import ranks
 
@@ -212,3 +215,19 @@ def test_a_script_that_fails_ends_those_of_all_ranks(four: DistributedContext, t
     with pytest.raises(RankFailed, match=r"rank 1 of 2 did not answer|rank 0 of 2 failed"):
         TorchProgram(partial(run_rank_of_script, str(script), ("hang",)), four.folder).run(four.client, 2, 0)
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(script) in (p.info["cmdline"] or ())]
+
+
+def test_a_script_waits_for_minutes_not_for_half_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = importlib.import_module("torch.distributed.distributed_c10d")
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(groups, name, timedelta(minutes=30))
+    script._shorten_waits()
+    assert groups._get_default_timeout("gloo") == groups._get_default_timeout("nccl") == timedelta(minutes=5)
+
+
+def test_nccl_is_bound_to_the_interface_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, **__: None)
+    opening._connect(opening.Rendezvous(meeting="env://"), "nccl")
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+
+import psutil
 
 from halotile.errors import ConfigError
 from halotile.tasks.devices.device import choose_device
@@ -103,11 +106,19 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
         dist.destroy_process_group()
 
 
+def interface_of(host: str) -> str:
+    """Name of the network interface with an address; empty if there is none."""
+    found = psutil.net_if_addrs().items()
+    return next((name for name, addresses in found if host in [address.address for address in addresses]), "")
+
+
 def _connect(place: Rendezvous, backend: str) -> None:
     import torch.distributed as dist
 
     patience = timedelta(seconds=place.timeout_seconds)
     ranks: dict[str, Any] = {"rank": place.rank, "world_size": place.world_size, "timeout": patience}
+    if backend == "nccl" and (interface := interface_of(place.host)):
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     if backend == "gloo":
         ranks["pg_options"] = gloo_options(place.host, place.timeout_seconds)
     if place.meeting != "env://":

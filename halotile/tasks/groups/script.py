@@ -17,12 +17,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from halotile.errors import RankFailed
-from halotile.tasks.groups.opening import Rendezvous
+from halotile.tasks.groups.opening import Rendezvous, interface_of
 from halotile.tasks.groups.torch_group import HOST
 
+WAIT = timedelta(minutes=5)
 MEETING = "HALOTILE_TORCH_MEETING"
 """Environment variable with the file in which the ranks meet."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -92,20 +91,12 @@ def rank_variables(place: Rendezvous) -> Mapping[str, str]:
     }
     if visible != [""]:
         variables |= {VISIBLE: ",".join(visible)} | ({"LOCAL_RANK": 0} if len(visible) <= number else {})
-    interface = _interface(place.host)
+    interface = interface_of(place.host)
     names = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
     return {name: str(value) for name, value in variables.items()} | names
 
 
-def _interface(host: str) -> str:
-    """Name of the network interface with an address; empty if there is none."""
-    found = psutil.net_if_addrs().items()
-    return next((name for name, addresses in found if host in [address.address for address in addresses]), "")
-
-
-def _meet(
-    url: str, *_: Any, timeout: timedelta = timedelta(minutes=5), **__: Any
-) -> Iterator[tuple[Any, int, int]]:
+def _meet(url: str, *_: Any, timeout: timedelta = WAIT, **__: Any) -> Iterator[tuple[Any, int, int]]:
     """The rendezvous of ``env://`` through a file."""
     from torch.distributed import FileStore
 
@@ -113,6 +104,13 @@ def _meet(
     store = FileStore(os.environ[MEETING], size)
     store.set_timeout(timeout)
     yield store, rank, size
+
+
+def _shorten_waits() -> None:
+    """Let ranks wait for one another for minutes, unless the script says how long: torch's default is up to half an hour."""
+    groups = importlib.import_module("torch.distributed.distributed_c10d")
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        setattr(groups, name, WAIT)
 
 
 def _end_with_parent() -> None:
@@ -125,6 +123,7 @@ def main(script: str, *arguments: str) -> None:
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
     threading.Thread(target=_end_with_parent, daemon=True).start()
     rendezvous._rendezvous_handlers["env"] = _meet
+    _shorten_waits()
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")
