@@ -16,6 +16,7 @@ from halotile.graphs.jobs.denoise import call as main_job
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice
+from halotile.graphs.jobs.train.job import Training, WeightsFile
 from halotile.graphs.kinds.finder import kinds
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.identity import fingerprint
@@ -100,6 +101,8 @@ def test_every_check_is_of_a_key_that_there_is() -> None:
     solved = Reconstruction(output=Output(path="b.zarr"), operators=(operator,))
     places = vars(job("tile", Tile())) | vars(solved) | {"": solved, "operators": operator}
     places["noise"] = SimpleNamespace(**(vars(NoiseChoice()) | vars(NoiseModel())))
+    trained = Training(input=Input(path="a"), output=WeightsFile(path="b.safetensors"))
+    places[""] = SimpleNamespace(**(vars(solved) | vars(trained)))
     checked = {place for kind in kinds().values() for place in checks_of(kind)}
     assert [key for section, key in checked if not hasattr(places[section], key)] == []
 
