@@ -7,15 +7,13 @@ import math
 import os
 from collections.abc import Sequence
 
-import numpy as np
-
-from halotile.errors import ConfigError, InputError
+from halotile.errors import InputError
+from halotile.graphs.jobs.denoise.image.holes import nodata_value
 from halotile.graphs.jobs.denoise.image.opening import value_range
 from halotile.graphs.jobs.train.job import Training
 from halotile.graphs.kinds.patterns import is_pattern
 from halotile.graphs.plans.inputs import check_whole
 from halotile.storage.arrays import Source, open_source
-from halotile.storage.formats.base import number_of_type
 from halotile.storage.rim import Readable
 from halotile.storage.views import measured
 from halotile.tasks.noise.estimate import saturated_values
@@ -115,13 +113,7 @@ def _measured(job: Training, source: Source, spatial: tuple[int, int]) -> Readab
     wanted = job.input.nodata
     if wanted == "none":
         return source
-    value = source.nodata if wanted == "auto" else None
-    if isinstance(wanted, int | float) and not np.isnan(wanted):
-        value = number_of_type(wanted, source.dtype)
-        if value is None:
-            raise ConfigError(
-                f"input.nodata is {wanted:g}, and no pixel of type {source.dtype} has that value. Write another, or leave it out."
-            )
+    value = nodata_value(wanted, source, source.dtype)
     own = open_source(source.path, level=job.input.level, dataset=source.mask) if source.mask else None
     return measured(source, value, own, spatial, len(source.shape))
 

@@ -70,7 +70,7 @@ class TrainWork(Work):
             Books(folder, TRAIN),
             look=curve.look,
             keep=partial(_keep, recipe.checkpoint),
-            revert=partial(_revert, recipe.checkpoint),
+            revert=partial(_revert, recipe),
             device=self.device,
             title=" while the network was trained",
         )
@@ -110,8 +110,10 @@ def _keep(checkpoint: Path) -> None:
         os.link(checkpoint, last)
 
 
-def _revert(checkpoint: Path) -> None:
-    """Return to the checkpoint that is certain, or to none."""
+def _revert(recipe: Recipe) -> None:
+    """Return to the checkpoint that is certain, or to none; the curve, which may have rows of later steps, begins anew."""
+    recipe.curve.unlink(missing_ok=True)
+    checkpoint = recipe.checkpoint
     last, certain = _kept(checkpoint)
     last.unlink(missing_ok=True)
     if certain.exists():

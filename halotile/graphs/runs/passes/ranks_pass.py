@@ -14,7 +14,7 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.kinds.base import RankProgram
 from halotile.graphs.runs.context import RunContext
-from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group
+from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group, is_final
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.directory import RunDirectory
@@ -114,11 +114,9 @@ class RanksPass:
             try:
                 return self._attempt(cluster)
             except RankFailed as error:
-                if error.__cause__ is not None:  # the user's own fault needs no traceback
-                    raise error.__cause__ from None
                 failures = 1 if self.done > before else failures + 1
-                if failures > self.context.plan.run.retries:
-                    raise
+                if is_final(error) or failures > self.context.plan.run.retries:
+                    raise (error.__cause__ or error) from None  # an error with words needs no traceback
                 self.status.report(f"{first_line(str(error))} Going on from the last checkpoint.")
 
     def _attempt(self, cluster: RunningCluster) -> None:

@@ -14,7 +14,14 @@ from typing import Any
 
 from distributed import Client, Future
 
-from halotile.errors import ConfigError, HalotileError, PeerLost, RankFailed
+from halotile.errors import (
+    ConfigError,
+    DamagedData,
+    HalotileError,
+    InputUnreadable,
+    PeerLost,
+    RankFailed,
+)
 from halotile.graphs.clusters.connection.addresses import host_of
 from halotile.graphs.clusters.connection.present import present_workers
 from halotile.tasks.groups.opening import Rendezvous, opened
@@ -39,8 +46,8 @@ class RankEnd:
     """Traceback of its failure; empty where it succeeded."""
     by_others: bool = False
     """True where it failed because another rank did."""
-    refusal: HalotileError | None = None
-    """Its failure where another attempt would not help: a fault of the input or the settings."""
+    cause: HalotileError | None = None
+    """Its failure, where halotile has words for it."""
 
     @classmethod
     def lost(cls, rank: int, worker: str) -> RankEnd:
@@ -97,14 +104,14 @@ class TorchProgram:
             When there are fewer workers than ranks.
         RankFailed
             When a rank failed in every attempt.
-            Its cause is an error of halotile in that rank, which another attempt would not help.
+            Its cause is the error of halotile in that rank, if it was one.
         """
         workers = _returned(client, ranks, min(ranks or usual, usual), between)[: ranks or usual]
         for attempt in range(retries + 1):
             try:
                 return self._attempt(client, workers, between)
             except RankFailed as error:
-                if attempt == retries or error.__cause__ is not None:
+                if attempt == retries or is_final(error):
                     raise
                 warnings.warn(
                     f"{error} Starting again: attempt {attempt + 2} of {retries + 1}.", stacklevel=3
@@ -141,9 +148,9 @@ class TorchProgram:
             Path(meeting).unlink(missing_ok=True)
         failed = [end for end in ends.values() if end.trace]
         if failed or hung:
-            refusals = (end.refusal for end in failed if end.refusal)
+            causes = (end.cause for end in failed if end.cause)
             left = [rank for rank in range(len(workers)) if rank not in ends]
-            raise _failure(failed, left, len(workers)) from next(refusals, None)
+            raise _failure(failed, left, len(workers)) from next(causes, None)
         return [ends[rank].result for rank in range(len(workers))]
 
     def _await(
@@ -176,6 +183,13 @@ class TorchProgram:
                 failed_at = time.monotonic()
 
 
+def is_final(error: RankFailed) -> bool:
+    """Return True where another attempt would not help: a fault of the input or the settings. What cannot be read may be readable later."""
+    return isinstance(error.__cause__, HalotileError) and not isinstance(
+        error.__cause__, DamagedData | InputUnreadable
+    )
+
+
 def call_with_group(function: Callable[..., Any], args: tuple[Any, ...], place: Rendezvous) -> Any:
     """Call a function with the group of a rank."""
     with opened(place) as group:
@@ -192,8 +206,8 @@ def run_rank(call: Callable[[Rendezvous], Any], place: Rendezvous) -> RankEnd:
         own = error.__traceback__ and error.__traceback__.tb_next  # without this function
         trace = "".join(traceback.format_exception(error.with_traceback(own)))
         by_others = _is_by_others(error)
-        refusal = error if isinstance(error, HalotileError) and not by_others else None
-        return RankEnd(place.rank, trace=trace, by_others=by_others, refusal=refusal)
+        cause = error if isinstance(error, HalotileError) and not by_others else None
+        return RankEnd(place.rank, trace=trace, by_others=by_others, cause=cause)
 
 
 def _is_by_others(error: BaseException | None) -> bool:

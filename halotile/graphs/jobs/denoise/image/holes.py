@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -141,16 +141,29 @@ def _squares(view: Readable, plane: tuple[int, ...]) -> Sequence[Region]:
     return [block.core for block in Grid(shape, edges, ((0, 0),) * len(shape))]
 
 
+def nodata_value(
+    wanted: float | Literal["auto", "nan", "none"], source: Source, dtype: np.dtype[np.generic]
+) -> float | None:
+    """Return the value that stands for a hole, besides NaN: as the job or the file says.
+
+    Raises
+    ------
+    ConfigError
+        When pixels cannot have the value.
+    """
+    if isinstance(wanted, str) or np.isnan(wanted):
+        return source.nodata if wanted == "auto" else None
+    value = number_of_type(wanted, dtype)
+    if value is None:
+        raise ConfigError(
+            f"input.nodata is {wanted:g}, and no pixel of type {dtype} has that value. Write another, or leave it out."
+        )
+    return value
+
+
 def _value(job: Denoising, original: Source, dtype: np.dtype[np.generic]) -> float | None:
-    """Return the value that stands for a hole, besides NaN."""
-    wanted = job.input.nodata
-    value = original.nodata if wanted == "auto" else None
-    if isinstance(wanted, int | float) and not np.isnan(wanted):
-        value = number_of_type(wanted, dtype)
-        if value is None:
-            raise ConfigError(
-                f"input.nodata is {wanted:g}, and no pixel of type {dtype} has that value. Write another, or leave it out."
-            )
+    """Return the value that stands for a hole, besides NaN, which the output has to hold."""
+    value = nodata_value(job.input.nodata, original, dtype)
     written = job.output.dtype
     if value is not None and written != "auto" and number_of_type(value, np.dtype(written)) is None:
         raise ConfigError(
