@@ -63,6 +63,6 @@ class BlindUNet(torch.nn.Module):  # type: ignore[misc]  # torch has no types
 def _pair(into: int, out: int) -> torch.nn.Sequential:
     """Two convolutions."""
     return torch.nn.Sequential(
-        torch.nn.Conv2d(into, out, 3, padding=1), torch.nn.LeakyReLU(SLOPE),
-        torch.nn.Conv2d(out, out, 3, padding=1), torch.nn.LeakyReLU(SLOPE),
+        torch.nn.Conv2d(into, out, 3, padding=1), torch.nn.LeakyReLU(SLOPE, inplace=True),
+        torch.nn.Conv2d(out, out, 3, padding=1), torch.nn.LeakyReLU(SLOPE, inplace=True),
     )  # fmt: skip
