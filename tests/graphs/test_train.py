@@ -19,6 +19,7 @@ import tifffile
 
 from halotile.errors import (
     ConfigError,
+    DamagedData,
     Diverged,
     HalotileError,
     InputError,
@@ -181,6 +182,23 @@ def test_a_file_of_another_program_in_its_place_is_not_overwritten(
         train(job, cluster)
     assert path.read_bytes() == b"mine"
     assert not verify(path, job=job).sound
+
+
+@pytest.mark.cluster
+def test_a_file_that_is_removed_before_the_end_is_written_again(
+    images: Path, cluster: RunningCluster, expected: bytes, tmp_path: Path
+) -> None:
+    job = training(images, tmp_path)
+    path = Path(job.output.path)
+
+    def remove_it(progress: Progress) -> None:
+        if progress.done == progress.total:
+            path.unlink(missing_ok=True)
+
+    with pytest.raises(DamagedData, match=r"after the run had written .*, it was emptied or removed. Put it back"):
+        run(make_plan(job), cluster=cluster, observer=remove_it)
+    path.touch()
+    assert train(job, cluster)[1] == expected
 
 
 @pytest.mark.cluster

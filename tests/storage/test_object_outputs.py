@@ -97,7 +97,7 @@ def test_a_store_that_does_not_answer_is_no_damage(place: ObjectPath, object_sto
     object_store.trouble = failing(99, DENIED, "GET", "c/0/0")
     for thorough in (False, True):
         assert check_block(place, PLAIN, WHOLE, thorough=thorough) == [
-            f"{place}/c/0/0: {UNREADABLE}: Access Denied"
+            f"{place}/c/0/0: the shard {UNREADABLE}: Access Denied"
         ]
     object_store.trouble = failing(99, DENIED, "GET", "zarr.json")
     with pytest.raises(InputUnreadable, match="Access Denied"):

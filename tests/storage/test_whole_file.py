@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from halotile.storage.sharded.ownership import (
     remove_added_levels,
     restore_metadata,
 )
+from halotile.storage.sharded.whole_file import UNREADABLE
 
 LAYOUT, ALL = FileLayout(1000), Region((0,), (1,))
 
@@ -53,6 +55,17 @@ def test_a_missing_file_is_damage(tmp_path: Path) -> None:
     assert foreign_pixels_reason({0: problems}, 1) == ""
     path.mkdir()
     assert check_block(path, LAYOUT, ALL) == [f"{path}: there is a directory in place of the file"]
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    path = tmp_path / "net.safetensors"
+    assert check_block(path, LAYOUT, ALL) == [f"{path}: the file {UNREADABLE}: Input/output error"]
 
 
 def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:

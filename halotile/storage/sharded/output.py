@@ -374,4 +374,4 @@ def _inspect_shard(
     except IsADirectoryError:
         return ["there is a directory in place of the shard"], b""
     except OSError as error:
-        return [f"{UNREADABLE}: {error.strerror}"], b""
+        return [f"the shard {UNREADABLE}: {error.strerror}"], b""

@@ -11,8 +11,8 @@ from halotile.storage.disk.durable import DISK, GONE, Disk
 from halotile.storage.disk.place import check_place
 from halotile.storage.sharded.shards import digest_of
 
-UNREADABLE = "the shard cannot be read"
-"""Problem of a file that another attempt may be able to read."""
+UNREADABLE = "cannot be read"
+"""End of the problem of a file that another attempt may be able to read."""
 
 
 @dataclass(frozen=True)
@@ -72,5 +72,5 @@ class FileLayout:
         except IsADirectoryError:
             return ["there is a directory in place of the file"], b""
         except OSError as error:
-            return [f"{UNREADABLE}: {error.strerror}"], b""
+            return [f"the file {UNREADABLE}: {error.strerror}"], b""
         return ([], digest_of([content])) if content else (["the file is empty"], b"")

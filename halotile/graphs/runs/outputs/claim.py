@@ -229,7 +229,7 @@ def _check_nothing_done(slot: OutputSlot, done: int) -> None:
         With the number of blocks that are done.
     """
     if done or slot.first.state_path.exists():
-        work_done = f"{counted(done, 'block')} of it" if done else "scratch arrays"
+        work_done = f"{counted(done, 'block')} of it" if done else "intermediate results"
         raise OutputRefused(
             f"{slot.path} is not there, and {slot.directory.path} keeps {work_done} that an earlier run has done. Put it back to go on, "
             "or run with --fresh to start over."

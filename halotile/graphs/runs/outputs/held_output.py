@@ -26,7 +26,7 @@ from halotile.storage.sharded.ownership import (
     metadata_problems,
     remove_added_levels,
 )
-from halotile.storage.sharded.whole_file import UNREADABLE
+from halotile.storage.sharded.whole_file import UNREADABLE, FileLayout
 from halotile.storage.stored_array import read_error, unreadable_error
 
 LOOK_SECONDS = 5.0
@@ -309,6 +309,10 @@ class HeldOutputs:
         problems = self._damaged(held, held.journal.done, signals, thorough=False)
         if damaged := [number for number, lines in problems.items() if UNREADABLE not in "".join(lines)]:
             held.journal.unmark(damaged)
+            if isinstance(held.output.layout, FileLayout):
+                raise DamagedData(
+                    f"after the run had written {output}, it was emptied or removed. Put it back and run again, or run with --fresh to start over."
+                )
             raise DamagedData(
                 f"after the run had written {output}, shards of {counted(len(damaged), 'block')} were changed or removed. "
                 "Leave them alone, and run again to do these blocks again."
