@@ -195,7 +195,9 @@ def test_a_file_that_is_removed_before_the_end_is_written_again(
         if progress.done == progress.total:
             path.unlink(missing_ok=True)
 
-    with pytest.raises(DamagedData, match=r"after the run had written .*, it was emptied or removed. Put it back"):
+    with pytest.raises(
+        DamagedData, match=r"after the run had written .*, it was emptied or removed. Put it back"
+    ):
         run(make_plan(job), cluster=cluster, observer=remove_it)
     path.touch()
     assert train(job, cluster)[1] == expected

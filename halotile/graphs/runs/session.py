@@ -29,9 +29,12 @@ RESTARTS = 3
 class ClusterPass(Protocol):
     """A pass that runs on a cluster, or on several, one after the other."""
 
-    phase: str
     disk_error: str | None
     untidy: bool
+
+    @property
+    def phase(self) -> str:
+        """Its phase, as progress shows it."""
 
     @property
     def done(self) -> int:

@@ -6,17 +6,14 @@ import shutil
 
 from dask import delayed
 
-from halotile.errors import Stopped
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.kinds.base import Gather
-from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.futures import results
+from halotile.graphs.runs.passes.one_block import OneBlockPass
 from halotile.graphs.tree_sum import plan_calls
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import is_full
 from halotile.storage.grid import Grid
-from halotile.storage.run_directory.checkpoints import Ledger
-from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.contributions import Part
 from halotile.tasks.exact_sums import add_exactly
 
@@ -26,52 +23,19 @@ ONE_BLOCK = Grid((1,), (1,), ((0, 0),))
 """A sum is stored as a whole, or not at all."""
 
 
-class GatherPass:
-    """The state of one sum, which may need several clusters.
+class GatherPass(OneBlockPass[Gather]):
+    """The state of one sum."""
 
-    Parameters
-    ----------
-    wanted : Gather
-        The terms, and their work.
-    journal : Journal
-        Journal of a single block: the sum.
-    ledger : Ledger
-        Storage of the sums that terms record while they are computed.
-    context : RunContext
-        The run.
-    """
-
-    def __init__(self, wanted: Gather, journal: Journal, ledger: Ledger, context: RunContext) -> None:
-        self.wanted = wanted
-        self.phase = wanted.work.phase
-        self.journal = journal
-        self.ledger = ledger
-        self.context = context
-        self.signals = context.signals
-        self.status = context.status
-        self.disk_error: str | None = None
-        self.untidy = False
+    if_stopped = ", before all terms were added up. Run again to go on."
 
     @property
-    def done(self) -> int:
-        """1 once the sum is stored."""
-        return len(self.journal.done)
-
-    def left(self) -> int:
-        """Return 1 until the sum is stored."""
-        return 1 - len(self.journal.done)
+    def phase(self) -> str:
+        """Prefix of the tasks."""
+        return self.wanted.work.phase
 
     def progress(self, phase: str) -> Progress:
         """Return the progress of the run."""
         return self.status.progress(phase, done=0, failed=0)
-
-    def stop_if_asked(self) -> None:
-        """Raise :class:`Stopped` when a signal came and the sum is not stored."""
-        if self.signals.requested and self.left():
-            raise Stopped(
-                f"stopped on {self.signals.name}{self.wanted.title}, before all terms were added up. Run again to go on.",
-                self.signals.name,
-            )
 
     def through(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Compute the sum on a cluster.

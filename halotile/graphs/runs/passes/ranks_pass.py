@@ -8,17 +8,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from halotile.errors import InputError, InputUnreadable, RankFailed, Stalled, Stopped
+from halotile.errors import InputError, InputUnreadable, RankFailed, Stalled
 from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.kinds.base import RankProgram
-from halotile.graphs.runs.context import RunContext
+from halotile.graphs.runs.passes.one_block import OneBlockPass
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group, is_final
 from halotile.graphs.watching.progress import Progress
-from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from halotile.storage.sharded.shards import digest_of
 from halotile.tasks.block import peak_memory_bytes
@@ -29,53 +27,26 @@ TIMEOUT_SECONDS = 300.0
 """Longest wait of a rank for the others, which may read or validate."""
 
 
-class RanksPass:
-    """The state of one program, which may need several clusters.
+class RanksPass(OneBlockPass[RankProgram]):
+    """The state of one program. Its disk is never full here: a rank raises that."""
 
-    Parameters
-    ----------
-    wanted : RankProgram
-        The program.
-    journal, ledger : Journal, Ledger
-        Records of a single block: all steps.
-    context : RunContext
-        The run.
-    """
+    if_stopped = ". Run again to go on from the last checkpoint."
+    moved: tuple[int, float]
+    """Number of steps when it was last seen to change, and the time."""
 
-    def __init__(self, wanted: RankProgram, journal: Journal, ledger: Ledger, context: RunContext) -> None:
-        self.wanted = wanted
-        self.phase = wanted.phase
-        self.journal = journal
-        self.ledger = ledger
-        self.context = context
-        self.signals = context.signals
-        self.status = context.status
-        self.disk_error: str | None = None
-        """None: a rank raises it."""
-        self.untidy = False
-        self.moved = 0, time.monotonic()
-        """Number of steps when it was last seen to change, and the time."""
+    @property
+    def phase(self) -> str:
+        """Its phase."""
+        return self.wanted.phase
 
     @property
     def done(self) -> int:
         """Number of steps that are done."""
         return self.wanted.look()
 
-    def left(self) -> int:
-        """Return 1 until the program has ended."""
-        return 1 - len(self.journal.done)
-
     def progress(self, phase: str) -> Progress:
         """Return the progress of the run."""
         return self.status.progress(phase, done=self.done, failed=0)
-
-    def stop_if_asked(self) -> None:
-        """Raise :class:`Stopped` when a signal came and the program has not ended."""
-        if self.signals.requested and self.left():
-            raise Stopped(
-                f"stopped on {self.signals.name}{self.wanted.title}. Run again to go on from the last checkpoint.",
-                self.signals.name,
-            )
 
     def through(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Run the program on a cluster, again from its checkpoint where a rank failed.
