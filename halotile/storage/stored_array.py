@@ -21,6 +21,8 @@ from halotile.storage.spacing import with_sizes
 
 Opener = Callable[..., Reader]
 """``opener(path, **options) -> Reader``: importable by name, so that it can be pickled."""
+MOST_SHARED = 16
+"""Readers that the copies of sources in a process share, at most; those of :meth:`StoredArray.one_of_many` have no others."""
 
 
 class StoredArray:
@@ -50,6 +52,7 @@ class StoredArray:
         self._options = options
         reader = _open(opener, self.path, options)
         self._reader: tuple[int, Reader] | None = (os.getpid(), reader)
+        self._keeps_reader = True
         self._header = header = reader.header
         self.shape, self.ndim, self.dtype = header.shape, len(header.shape), header.dtype
         self.chunks, self.shards, self.mapped = header.chunks, header.shards, header.mapped
@@ -100,6 +103,12 @@ class StoredArray:
             array.ome = replace(self.ome, translation=moved(self.ome.translation))
         return array
 
+    def one_of_many(self) -> Self:
+        """The same array, whose file is closed once :data:`MOST_SHARED` others were read."""
+        array = copy.copy(self)
+        array._reader, array._keeps_reader = None, False
+        return array
+
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``, C-contiguous and in native byte order.
 
@@ -144,12 +153,15 @@ class StoredArray:
         """The reader of this process, opened on first use."""
         pid = os.getpid()
         # A forked child shares file offsets with its parent, so it must not use the parent's reader.
-        if self._reader is None or self._reader[0] != pid:
-            options = tuple(sorted(self._options.items()))
-            fingerprint = json.dumps(self.fingerprint(), sort_keys=True)
-            self._reader = (pid, _reopen(pid, self._opener, self.path, options, fingerprint))
-            self._refuse_change(self._reader[1].header)
-        return self._reader[1]
+        if self._reader is not None and self._reader[0] == pid:
+            return self._reader[1]
+        options = tuple(sorted(self._options.items()))
+        fingerprint = json.dumps(self.fingerprint(), sort_keys=True)
+        reader = _reopen(pid, self._opener, self.path, options, fingerprint)
+        self._refuse_change(reader.header)
+        if self._keeps_reader:
+            self._reader = (pid, reader)
+        return reader
 
     def _refuse_change(self, now: Header) -> None:
         """Raise when shape or type differ from those of the file that was opened first."""
@@ -207,7 +219,7 @@ def _open(opener: Opener, path: str, options: Mapping[str, Any]) -> Reader:
         raise read_error(f"{path}: it cannot be opened", error) from error
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=MOST_SHARED)
 def _reopen(
     pid: int, opener: Opener, path: str, options: tuple[tuple[str, Any], ...], fingerprint: str
 ) -> Reader:

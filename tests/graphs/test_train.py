@@ -38,8 +38,10 @@ from halotile.graphs.runs.outputs import held_output
 from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
+from halotile.storage.images.png import encode_png
 from halotile.storage.run_directory.directory import RunDirectory
-from halotile.tasks.training.recipe import read_curve
+from halotile.storage.stored_array import MOST_SHARED
+from halotile.tasks.training.recipe import Recipe, read_curve
 from tests.faults import REPOSITORY, members, until
 from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
 
@@ -258,6 +260,29 @@ def test_a_network_learns_from_several_images(images: Path, tmp_path: Path) -> N
     assert plan.figures["shapes"] == [[192, 160]] * 3
 
 
+def test_few_of_many_images_are_open_at_once(tmp_path: Path) -> None:
+    for number in range(60):
+        pixels = np.arange(48 * 48, dtype=np.float32).reshape(48, 48) + 10_000 * number
+        tifffile.imwrite(tmp_path / f"{number}.tif", pixels)
+    before = len(os.listdir("/proc/self/fd"))
+    patches = recipe_of(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "*.tif")))).patches
+    drawn = np.concatenate([patches.draw(16 * pool, 0, 60).pixels for pool in range(4)])
+    assert len(np.unique(drawn // 10_000)) > 40
+    assert len(os.listdir("/proc/self/fd")) - before <= 2 * MOST_SHARED, "a file and its map"
+
+
+def test_the_memory_of_decoded_images_does_not_grow_with_their_number(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    needs = []
+    for numbers in (range(20), range(20, 60)):
+        for number in numbers:
+            path = tmp_path / f"{number}.png"
+            path.write_bytes(b"".join(encode_png(np.full((100, 100, 3), number, np.uint8))))
+        plan = make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "*.png"))))
+        needs.append(plan.summary()["peak_memory_per_worker_bytes"])
+    assert needs[0] == needs[1]
+
+
 def test_channels_are_taken_together_and_planes_apart(tmp_path: Path) -> None:
     pixels = np.zeros((3, 2, 64, 80), np.uint16)
     tifffile.imwrite(tmp_path / "a.ome.tif", pixels, metadata={"axes": "TCYX"})
@@ -282,7 +307,7 @@ def test_holes_and_saturated_pixels_are_known(tmp_path: Path) -> None:
     assert "pixels of 65535 are saturated: nothing is learned from them" in make_plan(job).notes
 
 
-def recipe_of(job: Training) -> Any:
+def recipe_of(job: Training) -> Recipe:
     work = work_of(make_plan(job))
     assert isinstance(work, TrainWork)
     return work.recipe

@@ -53,9 +53,10 @@ def check_whole(path: str) -> None:
                 )
 
 
-def kept_bytes(sources: Iterable[Source | StoredArray]) -> int:
-    """Return the memory of the decoded chunks that a worker keeps between its blocks."""
-    return sum(math.prod(s.chunks) * s.dtype.itemsize for s in sources if s.keeps_chunk)
+def kept_bytes(sources: Iterable[Source | StoredArray], most: int | None = None) -> int:
+    """Return the memory of the decoded chunks that a worker keeps between its blocks: of so many sources at most, the largest ones."""
+    sizes = (math.prod(s.chunks) * s.dtype.itemsize for s in sources if s.keeps_chunk)
+    return sum(sorted(sizes, reverse=True)[:most])
 
 
 def check_decoding(sources: Iterable[Source], run: Run) -> None:

@@ -104,6 +104,9 @@ class Source(Readable, Protocol):
     def with_sizes(self, sizes: Mapping[str, float | str]) -> Self:
         """The same array with the user's pixel sizes of some axes."""
 
+    def one_of_many(self) -> Self:
+        """The same array, whose file is closed while many others are read."""
+
     @property
     def order(self) -> tuple[int, ...]:
         """The axis of the file that each axis is."""

@@ -32,7 +32,10 @@ def open_images(job: Training, key: str, path: str) -> tuple[Source, ...]:
     """
     paths = sorted(glob.glob(path, recursive=True)) if is_pattern(path) else [path]
     given = job.input
-    sources = [open_source(one, level=given.level, dataset=given.dataset, axes=given.axes) for one in paths]
+    sources = [
+        open_source(one, level=given.level, dataset=given.dataset, axes=given.axes).one_of_many()
+        for one in paths
+    ]
     for source in sources:
         check_whole(source.path)
         first = sources[0]
@@ -114,7 +117,9 @@ def _measured(job: Training, source: Source, spatial: tuple[int, int]) -> Readab
     if wanted == "none":
         return source
     value = nodata_value(wanted, source, source.dtype)
-    own = open_source(source.path, level=job.input.level, dataset=source.mask) if source.mask else None
+    own = None
+    if source.mask:
+        own = open_source(source.path, level=job.input.level, dataset=source.mask).one_of_many()
     return measured(source, value, own, spatial, len(source.shape))
 
 

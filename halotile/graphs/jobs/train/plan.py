@@ -28,6 +28,7 @@ from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, fr
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.sharded.output import FileLayout
+from halotile.storage.stored_array import MOST_SHARED
 from halotile.tasks.networks.base import Network
 from halotile.tasks.training.patches import PatchSource
 from halotile.tasks.training.recipe import Recipe
@@ -175,7 +176,8 @@ def _need(recipe: Recipe, sources: Sequence[Source], device: str) -> Need:
     activations = round(pixels * recipe.network.bytes_per_pixel()) if device == "cpu" else 0
     weights = recipe.network.weight_bytes(recipe.channels)
     cells = recipe.batch * recipe.patches.cell_bytes
-    total = IMPORTS_BYTES + activations + 8 * weights + cells + 2 * kept_bytes(sources)
+    decoded = kept_bytes(sources, MOST_SHARED) + kept_bytes(sources, 1)  # one more while it is decoded
+    total = IMPORTS_BYTES + activations + 8 * weights + cells + decoded
     return Need(
         f"a step with {recipe.batch // recipe.slots} patches of {recipe.patches.patch} × {recipe.patches.patch} on each worker",
         total,
