@@ -16,6 +16,8 @@ import numpy as np
 import psutil
 import pytest
 import tifffile
+import torch
+from safetensors.torch import load
 
 from halotile.errors import (
     ConfigError,
@@ -30,6 +32,7 @@ from halotile.errors import (
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.train.job import NetworkChoice, Training, WeightsFile
 from halotile.graphs.jobs.train.passes import TrainWork
+from halotile.graphs.jobs.train.words import FAST, plan_rows
 from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
@@ -387,3 +390,17 @@ def test_another_training_is_not_resumed(images: Path, cluster: RunningCluster, 
     train(job, cluster)
     with pytest.raises(ResumeRefused, match="seed was 0, is 1"):
         train(replace(job, seed=1), cluster)
+    with pytest.raises(ResumeRefused, match='mode was "exact", is "fast"'):
+        train(replace(job, mode="fast"), cluster)
+
+
+@pytest.mark.cluster
+def test_fast_gradients_give_nearly_the_same_network(
+    images: Path, cluster: RunningCluster, expected: bytes, tmp_path: Path
+) -> None:
+    job = training(images, tmp_path, mode="fast")
+    outcome, weights = train(job, cluster)
+    exact, fast = (load(content) for content in (expected, weights))
+    assert all(torch.allclose(exact[name], fast[name], atol=1e-4) for name in exact)
+    assert outcome.done == 13
+    assert ("gradients", FAST) in plan_rows(make_plan(job).summary())

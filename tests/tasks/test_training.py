@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -235,6 +235,23 @@ def test_a_network_learns_to_denoise_from_the_noisy_image(
     assert (done, [row["iteration"] for row in rows]) == (60, [20, 40, 60])
     assert rows[-1]["validation"] < 0.95, "better than the mean of the image"
     assert rows[-1]["rate"] == 0 < rows[0]["rate"] < 3e-3
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_only_exact_gradients_are_added_in_the_order_of_the_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Literal["exact", "fast"]
+) -> None:
+    counts: list[int] = []
+    ordered = TorchGroup.sum_slots
+
+    def counted(group: TorchGroup, parts: Mapping[int, torch.Tensor], count: int) -> torch.Tensor:
+        counts.append(count)
+        return ordered(group, parts, count)
+
+    monkeypatch.setattr(TorchGroup, "sum_slots", counted)
+    recipe = recipe_of(tmp_path, UNetNetwork(width=2, levels=1), noisy_waves()[1], steps=2, mode=mode)
+    Trainer(recipe, "cpu").train(TorchGroup())
+    assert counts == ([2, 2] if mode == "exact" else [])
 
 
 @pytest.mark.parametrize("name", registry.names("networks"))

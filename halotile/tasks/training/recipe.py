@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from halotile.tasks.networks.base import Network
 from halotile.tasks.training.patches import PatchSource
@@ -30,6 +31,8 @@ class Recipe:
         Learning rate of Adam in the first step; it ends at 0, along half a cosine.
     every : int
         Steps from one row of the curve to the next.
+    mode : {"exact", "fast"}
+        Order in which gradients are added: see :func:`~halotile.tasks.groups.training.fit.fit`.
     checkpoint, curve : Path
         Files on a disk that all ranks see.
     """
@@ -42,6 +45,7 @@ class Recipe:
     slots: int
     rate: float
     every: int
+    mode: Literal["exact", "fast"] = "exact"
     checkpoint: Path = Path()
     curve: Path = Path()
 

@@ -78,6 +78,7 @@ class Trainer:
             slots=recipe.slots,
             seed=recipe.patches.seed,
             scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, self.decay),
+            mode=recipe.mode,
             checkpoint=recipe.checkpoint,
             checkpoint_seconds=CHECKPOINT_SECONDS,
             report=recorder or (lambda step, loss: None),

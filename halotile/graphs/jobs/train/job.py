@@ -63,6 +63,8 @@ class Training(Job):
     """Parts of a batch that workers share: no more workers can take part. The weights depend on it, and not on the number of workers."""
     rate: float = 1e-3
     """Learning rate of Adam in the first step; it falls to 0."""
+    mode: Literal["exact", "fast"] = "exact"
+    """exact: gradients are added in the order of the slots; fast: in that of the backend, and the weights depend on the number of workers."""
     seed: int = 0
     """The places of patches and all other random numbers follow from it."""
 

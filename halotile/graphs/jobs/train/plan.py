@@ -80,6 +80,7 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
         job.slots,
         job.rate,
         max(1, length.steps // ROWS),
+        job.mode,
     )
     identity = _identity(job, network, (first, second), length, computing.device)
     identity, earlier = relate(job, identity, begun, request)
@@ -210,6 +211,7 @@ def _figures(
         "patch": job.patch,
         "batch": job.batch,
         "slots": job.slots,
+        "mode": job.mode,
     }
 
 
@@ -240,7 +242,7 @@ def _identity(
         "method": job.method,
         "network": {"name": network.name, **describe_options(network)},
         "length": {"steps": length.steps, "minutes": job.minutes},
-        **{key: getattr(job, key) for key in ("patch", "batch", "slots", "rate", "seed")},
+        **{key: getattr(job, key) for key in ("patch", "batch", "slots", "rate", "mode", "seed")},
         "device": device,
         "code": code_versions(),
     }

@@ -11,6 +11,8 @@ from halotile.graphs.kinds.base import Figures, Row
 from halotile.graphs.plans.rows import cost_rows
 from halotile.graphs.units import seconds_text, shape_text
 
+FAST = "mode fast: added in the order of the backend; the bits of the weights depend on the number of workers"
+
 
 def title(job: Training) -> str:
     """Describe a job in a few words."""
@@ -36,6 +38,7 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("output", str(figures["output"])),
         ("network", f"{figures['network']}, {figures['channels_text']}, on {figures['device_text']}"),
         ("method", str(figures["method"])),
+        *([("gradients", FAST)] if figures["mode"] == "fast" else []),
         ("", ""),
         ("length", f"{length}: {figures['epochs']:.3g} epochs"),
         *([("", f"about {seconds_text(took * figures['steps'])}, by a trial")] if took else []),
