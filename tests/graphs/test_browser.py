@@ -9,12 +9,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.plans.make import make_plan
+from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.page import ADDRESS, TOPIC, JobPage
 from halotile.graphs.watching.progress import Progress
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.names import PAGE
 from tests.faults import Scene, until
+from tests.graphs.test_train import training
+from tests.support import write_zarr
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -159,11 +166,32 @@ def test_names_are_text_and_a_curve_is_drawn(cluster: RunningCluster, browser: A
     follows(browser, lambda: text(browser, "word") == "the run is over")
 
 
+def test_a_training_is_shown_with_its_examples_then_and_later(
+    cluster: RunningCluster, browser: Any, tmp_path: Path
+) -> None:
+    write_zarr(tmp_path / "noisy.zarr", np.random.default_rng(0).random((192, 160), np.float32))
+    job = training(tmp_path, tmp_path)
+    run(make_plan(job), cluster=cluster)
+    kept = RunDirectory.beside(job.output.path).path / PAGE
+    for address in (page_of(cluster), kept.as_uri()):
+        browser.get(address)
+        follows(browser, lambda: text(browser, "word") == "the run is over")
+        assert (text(browser, "counted"), text(browser, "done")) == ("Steps done", "13")
+        buttons = browser.find_elements("css selector", "#choices button")
+        assert [button.text for button in buttons] == ["loss", "loss on held-out patches", "learning rate"]
+        for button in buttons:
+            button.click()
+            assert len(browser.execute_script(COLOURS, "curve")) > 2
+        width = "return document.querySelector('#examples img').naturalWidth"
+        follows(browser, lambda script=width: browser.execute_script(script) >= 16)  # type: ignore[misc]
+
+
 TOLD: dict[str, Any] = {
     "job": {
         "name": "<img src=x onerror='window.taken = 1'>.zarr",
         "shape": [4, 6],
         "block": [2, 2],
+        "counted": "block",
         "workers": 2,
         "planned_memory_bytes": None,
         "allowed_memory_bytes": 2**30,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import psutil
 import pytest
 import tifffile
@@ -41,11 +45,14 @@ from halotile.graphs.runs.outputs import held_output
 from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.runs.verify import verify
 from halotile.graphs.watching.progress import Progress
-from halotile.storage.images.png import encode_png
+from halotile.storage.images.png import contrast, encode_png
+from halotile.storage.images.sheet import grey
 from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.names import EXAMPLES, PAGE
 from halotile.storage.stored_array import MOST_SHARED
 from halotile.tasks.training.recipe import Recipe, read_curve
 from tests.faults import REPOSITORY, members, until
+from tests.graphs.test_watching import Looking, fetched
 from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
 
 NETWORK = NetworkChoice(name="unet", options={"width": 4, "levels": 1})
@@ -107,6 +114,32 @@ def test_one_worker_gives_the_same_bits(
     ]
     assert [row["iteration"] for row in rows] == list(range(1, 13))
     assert {"loss", "validation", "rate"} <= set(rows[-1])
+
+
+@pytest.mark.cluster
+def test_the_page_shows_curve_learning_rate_and_examples_and_is_kept(
+    images: Path, cluster: RunningCluster, tmp_path: Path
+) -> None:
+    job = training(images, tmp_path, steps=30)
+    directory = RunDirectory.beside(job.output.path)
+    looking = Looking(cluster.dashboard)
+    run(make_plan(job), cluster=cluster, observer=looking)
+    message = json.loads(fetched(looking.address)[0])
+    curve = message["curve"]
+    assert curve.keys() == {"iteration", "loss", "validation", "rate"}
+    assert curve["iteration"] == list(range(1, 31))
+    assert curve["rate"] == sorted(curve["rate"], reverse=True)
+    assert (message["progress"]["done"], message["job"]["counted"]) == (31, "step")
+    examples = (directory.path / EXAMPLES).read_bytes()
+    assert b64decode(message["examples"]) == examples
+    held_out = recipe_of(job).patches.held_out(16)
+    assert held_out is not None
+    with PIL.Image.open(BytesIO(examples)) as image:
+        shown = np.asarray(image)[:16, :16]
+    np.testing.assert_array_equal(shown, grey(held_out.pixels[0], *contrast([held_out.pixels[0]]))[..., 0])
+    kept = re.search(r"^const kept = (.*);", (directory.path / PAGE).read_text(), re.MULTILINE)
+    assert kept
+    assert json.loads(kept[1]).items() <= message.items()
 
 
 @pytest.mark.cluster

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -23,9 +26,12 @@ from halotile.tasks.block import BlockRunner
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.unet import UNet
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.saved import read_content, state_in
 from halotile.tasks.networks.base import Network
 from halotile.tasks.networks.dncnn import DnCNNNetwork
 from halotile.tasks.networks.unet import UNetNetwork
+from halotile.tasks.training import trainer
+from halotile.tasks.training.examples import GAP_PIXELS, draw_examples
 from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
 from halotile.tasks.training.patches import HELD_EVERY, HELD_FIRST, PatchSource, TrainingImage
 from halotile.tasks.training.recipe import Recipe, read_curve
@@ -199,7 +205,7 @@ def recipe_of(folder: Path, network: Network, pixels: NDArray[Any], **options: A
         "rate": 3e-3,
         "every": 20,
     } | options
-    paths: dict[str, Any] = {"checkpoint": folder / "checkpoint", "curve": folder / "curve"}
+    paths: dict[str, Any] = {name: folder / name for name in ("checkpoint", "curve", "examples")}
     return Recipe(source_of(pixels, patch=32), network, **given, **paths)
 
 
@@ -235,6 +241,51 @@ def test_a_network_learns_to_denoise_from_the_noisy_image(
     assert (done, [row["iteration"] for row in rows]) == (60, [20, 40, 60])
     assert rows[-1]["validation"] < 0.95, "better than the mean of the image"
     assert rows[-1]["rate"] == 0 < rows[0]["rate"] < 3e-3
+
+
+class Restless(UNetNetwork):
+    """A network that computes otherwise in a training than in use."""
+
+    def build(self, channels: int, mean: torch.Tensor, deviation: torch.Tensor) -> torch.nn.Module:
+        """Build the network."""
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(channels, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.Dropout(), torch.nn.Conv2d(4, channels, 1)
+        )  # fmt: skip
+
+
+def test_to_draw_and_to_validate_changes_no_bit_of_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, random_numbers = [], torch.get_rng_state()
+    for name, seconds, every in (("watched", 0.0, 1), ("alone", math.inf, 100)):
+        monkeypatch.setattr(trainer, "WRITE_SECONDS", seconds)
+        monkeypatch.setattr(trainer, "DRAW_SECONDS", seconds)
+        drawn: list[int] = []
+        monkeypatch.setattr(trainer, "draw_examples", lambda *_, drawn=drawn: drawn.append(1) or [b""])
+        (tmp_path / name).mkdir()
+        recipe = recipe_of(tmp_path / name, Restless(), noisy_waves()[1], steps=5, every=every)
+        Trainer(recipe, "cpu").train(TorchGroup())
+        found.append(state_in(read_content(recipe.checkpoint))["module"])
+        assert len(drawn) > 5 if seconds == 0 else len(drawn) == 2
+    watched, alone = found
+    assert all(torch.equal(watched[name], alone[name]) for name in alone)
+    assert torch.equal(torch.get_rng_state(), random_numbers)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_patches_are_drawn_above_the_same_ones_denoised(channels: int) -> None:
+    noisy = np.random.default_rng(0).normal(size=(5, channels, 80, 80)).astype(np.float32)
+    scales = np.array([1.0, 10.0, 100.0, 1000.0, 1.0], np.float32).reshape(5, 1, 1, 1)
+    png = b"".join(draw_examples(scales * noisy, scales * np.clip(noisy, -1, 1)))
+    drawn = np.asarray(PIL.Image.open(BytesIO(png)))
+    assert drawn.shape == (2 * 64 + GAP_PIXELS, 4 * 64 + 3 * GAP_PIXELS, *([3] if channels == 5 else []))
+    for number in range(4):
+        part = slice(number * (64 + GAP_PIXELS), number * (64 + GAP_PIXELS) + 64)
+        above, below = (drawn[rows, part].astype(int) for rows in (slice(0, 64), slice(-64, None)))
+        assert (above.min(), above.max()) == (0, 255), "black and white are those of the noisy patch"
+        assert 60 < below.min() < below.max() < 200
+        inside = (above > below.min()) & (above < below.max())
+        np.testing.assert_array_equal(below[inside], above[inside])
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])

@@ -76,6 +76,8 @@ class JobKind:
         Returns the parts of a stored job that a resumed run stores anew where they differ.
     steps : Steps, optional
         Its steps, where it iterates.
+    counted : str
+        The unit that its progress counts.
     """
 
     job: type[Job]
@@ -95,6 +97,7 @@ class JobKind:
     essentials: Callable[[dict[str, Any]], dict[str, Any]] = dict
     changes: Callable[[Mapping[str, Any]], Any] = lambda _: None
     steps: Steps | None = None
+    counted: str = "block"
 
     def make_plan(self, job: Any, request: PlanRequest) -> Plan:
         """Plan a job of this kind; imports its planner."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
@@ -20,7 +20,7 @@ from halotile.graphs.runs.status import Status
 from halotile.graphs.watching.dask_report import write_report
 from halotile.graphs.watching.progress import Progress
 from halotile.registry import find
-from halotile.storage.run_directory.names import WORKERS
+from halotile.storage.run_directory.names import PAGE, WORKERS
 
 RESTARTS = 3
 """Restarts of a cluster without a finished block in between after which a run gives up."""
@@ -181,7 +181,9 @@ class Session:
     def _end(self, *, report: bool = True) -> None:
         if self._used is not None and self._last is not None:
             self.status.notify_now(self._last.progress(self._last.phase))
-        self.status.watch.close()
+        if page := self.status.watch.close():
+            with suppress(OSError):  # a full disk costs the page, and nothing else
+                self.directory.write_html(PAGE, page)
         # A given cluster stays up, and its report belongs to its owner.
         if report and self._used is not None and self._used.dashboard and self.given is None:
             write_report(self._used.client, self.directory, self._began)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.diagnostics.task_stream import TaskStreamPlugin
 
 from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.names import REPORT
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -39,4 +40,4 @@ def write_report(client: Client, directory: RunDirectory, began: float) -> None:
             mode="inline",  # its reader may have no network
             callback_timeout=REPORT_SECONDS,
         )
-        directory.write_report(html)
+        directory.write_html(REPORT, html)

@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ ADDRESS = "halotile"
 WAIT_SECONDS = 5.0
 """Time after which a browser gets an answer without news."""
 HTML = Path(__file__).with_name("page.html")
+KEPT = "const kept = null;"
+"""Statement of the page that a kept one has its message in."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -124,6 +127,12 @@ class JobPage(SchedulerPlugin):  # type: ignore[misc]
             "silent_seconds": time.monotonic() - self.updated,
         }
         return json.dumps(self.message | own, allow_nan=False).encode()
+
+
+def kept_page(message: Mapping[str, Any]) -> str:
+    """Return the page as it shows the last message of a run, for a file."""
+    shown = json.dumps(message, allow_nan=False).replace("<", "\\u003c")  # no name ends the script
+    return HTML.read_text().replace(KEPT, f"const kept = {shown};")
 
 
 def application(scheduler: Any) -> Application:

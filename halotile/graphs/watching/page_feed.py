@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
@@ -16,8 +17,9 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.kinds.base import IterationRows
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.watching.board import DONE, QUARANTINED, RETRIED, Board
-from halotile.graphs.watching.page import ADDRESS, CLIENT, TOPIC, JobPage
+from halotile.graphs.watching.page import ADDRESS, CLIENT, TOPIC, JobPage, kept_page
 from halotile.storage.grid import Grid
+from halotile.storage.run_directory.names import EXAMPLES
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.tasks.block import Receipt
 
@@ -120,17 +122,19 @@ class Watch:
             with suppress(Exception):
                 self._send(self._latest())
 
-    def close(self) -> None:
-        """Send the last message: the job is over, or its cluster is lost."""
+    def close(self) -> str:
+        """Send the last message: the job is over, or its cluster is lost. Returns the page that shows it; empty where there was none."""
         if self.client is None:
-            return
+            return ""
+        message = self._latest() | {"over": True}
         with suppress(Exception):
             if self._sending is not None:
                 self._sending.result(LAST_SECONDS)
-            self._send(self._latest() | {"over": True})
+            self._send(message)
             assert self._sending is not None
             self._sending.result(LAST_SECONDS)
         self.client = self.board = self._sending = None
+        return kept_page(message) if "job" in message else ""
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self.client is not None
@@ -145,6 +149,8 @@ class Watch:
             "progress": _finite({name: status[name] for name in PROGRESS}),
             "curve": curve(rows),
         }
+        with suppress(OSError):  # only a training has some
+            shown["examples"] = base64.b64encode((plan.run_directory / EXAMPLES).read_bytes()).decode()
         if self.board is not None:
             extent = [self.grid.shape[axis] for axis in self.board.axes]
             in_flight = list(self.in_flight())
@@ -163,6 +169,7 @@ def facts(plan: Plan) -> dict[str, Any]:
         "name": plan.output.name,
         "shape": list(plan.grid.shape),
         "block": list(plan.grid.block),
+        "counted": plan.kind.counted,
         "workers": plan.run.workers,
         "planned_memory_bytes": plan.summary().get("peak_memory_per_worker_bytes"),
         "allowed_memory_bytes": parse_bytes(plan.run.memory_per_worker),

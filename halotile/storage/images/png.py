@@ -91,7 +91,7 @@ def write_png(
         for n, (image, phase) in enumerate(zip(planes, is_phase, strict=True))
     ]
     low, high = values or contrast([mean for mean, phase in zip(means, is_phase, strict=True) if not phase])
-    drawn = _side_by_side(
+    drawn = side_by_side(
         [
             _to_bytes(mean, *((-math.pi, math.pi) if phase else (low, high)))
             for mean, phase in zip(means, is_phase, strict=True)
@@ -187,11 +187,11 @@ def _to_bytes(image: Means, low: float, high: float) -> NDArray[np.uint8]:
     return level.round().astype(np.uint8)
 
 
-def _side_by_side(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """The images in one row, separated by white."""
+def side_by_side(images: Sequence[NDArray[np.uint8]], gap_pixels: int = _GAP_PIXELS) -> NDArray[np.uint8]:
+    """Put images of shape (rows, columns, 1 or 3) into one row, separated by white."""
     samples = max(p.shape[-1] for p in images)
     height, width = images[0].shape[:2]
-    gap = np.full((height, _GAP_PIXELS, samples), 255, np.uint8)
+    gap = np.full((height, gap_pixels, samples), 255, np.uint8)
     row: list[NDArray[np.uint8]] = []
     for image in images:
         row += [gap, np.broadcast_to(image, (height, width, samples))]

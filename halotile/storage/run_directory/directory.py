@@ -29,6 +29,7 @@ FILE_MODE = 0o600
 LOCK_SECONDS = 0.5
 """Default waiting time for the lock, longer than :meth:`RunDirectory.is_running` holds it to check whether it is free."""
 _PROGRESS = (names.PLAN, names.JOURNAL, names.STATUS, names.EVENTS)
+_SHOWN = (names.ITERATIONS, names.EXAMPLES, names.WRITTEN, names.PAGE, names.REPORT)
 _ADVICE = "Run with --fresh to start over."
 
 
@@ -141,7 +142,7 @@ class RunDirectory:
 
     def forget(self) -> None:
         """Remove the records of the run, beginning with the plan; the job stays, because it claims the output."""
-        self._remove(*_PROGRESS, names.ITERATIONS, names.WRITTEN, names.REPORT)
+        self._remove(*_PROGRESS, *_SHOWN)
         self.forget_state()
 
     def keep_run(self) -> None:
@@ -260,9 +261,9 @@ class RunDirectory:
                 return rows
         return []
 
-    def write_report(self, html: str) -> None:
-        """Replace Dask's report of the run; not fsynced."""
-        self._write_text(names.REPORT, html.encode())
+    def write_html(self, name: str, html: str) -> None:
+        """Replace the page of the run, or Dask's report of it; not fsynced."""
+        self._write_text(name, html.encode())
 
     def read_events(self) -> Iterator[dict[str, Any]]:
         """The events in order, without unreadable lines and values that are not objects."""

@@ -8,6 +8,8 @@
 ``status.json`` the progress of the run, replaced about once a second
 ``events.jsonl``  events, one JSON object per line
 ``iterations.jsonl``  results of each iteration of a solver
+``examples.png``  patches of a training as they are, above the same ones denoised
+``page.html``   the page of the run as it was at the end, if its dashboard was on
 ``performance.html``  Dask's report of the run, if its dashboard was on
 ``written.json``  the iterations up to the one whose image is in the output
 ``state``       a solver's images and numbers between two iterations
@@ -46,13 +48,15 @@ LOG = "batch.log"
 FINISHED = "finished"
 FAILED = "failed"
 ITERATIONS = "iterations.jsonl"
+EXAMPLES = "examples.png"
 WRITTEN = "written.json"
+PAGE = "page.html"
 REPORT = "performance.html"
 PRIMARY = "primary.json"
 CLAIM = "claim.json"
 NAMES = {
     JOB, CONFIG, PLAN, JOURNAL, STATUS, EVENTS, LOCK, WORKERS_LOCK, STOP, STATE,
-    ITERATIONS, WRITTEN, WORKERS, BATCH, SCRIPT, LOG, FINISHED, FAILED, REPORT, PRIMARY, CLAIM,
+    ITERATIONS, EXAMPLES, WRITTEN, WORKERS, BATCH, SCRIPT, LOG, FINISHED, FAILED, PAGE, REPORT, PRIMARY, CLAIM,
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ class Recipe:
         Steps from one row of the curve to the next.
     mode : {"exact", "fast"}
         Order in which gradients are added: see :func:`~halotile.tasks.groups.training.fit.fit`.
-    checkpoint, curve : Path
+    checkpoint, curve, examples : Path
         Files on a disk that all ranks see.
     """
 
@@ -48,6 +48,7 @@ class Recipe:
     mode: Literal["exact", "fast"] = "exact"
     checkpoint: Path = Path()
     curve: Path = Path()
+    examples: Path = Path()
 
     @property
     def channels(self) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,7 @@ from halotile.tasks.devices.device import prepare_process
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.fit import fit
 from halotile.tasks.groups.training.saved import read_content, state_in
+from halotile.tasks.training.examples import EXAMPLES, draw_examples
 from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
 from halotile.tasks.training.patches import Patches
 from halotile.tasks.training.recipe import CurveRow, Recipe, read_curve
@@ -26,8 +28,8 @@ from halotile.tasks.training.recipe import CurveRow, Recipe, read_curve
 VALIDATED = 16
 """Patches that validate, at most."""
 CHECKPOINT_SECONDS = 10.0
-WRITE_SECONDS = 0.5
-"""Least time between two records of the curve."""
+WRITE_SECONDS, DRAW_SECONDS = 0.5, 10.0
+"""Least time between two records of the curve, and of the example images."""
 FIRST = 2**31
 """Number in place of a step of the patches whose mean and deviation are taken for those of the images."""
 
@@ -65,6 +67,7 @@ class Trainer:
             ) from error
         if recorder:
             recorder.write(recipe.steps)
+            recorder.draw()
 
     def _fit(self, group: TorchGroup, module: Any, optimizer: Any, recorder: _Recorder | None) -> None:
         recipe = self.recipe
@@ -97,16 +100,17 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.recipe.patches.seed)
             deviation = self.deviation.cpu()
-            return self.recipe.network.build(self.recipe.channels, self._first.mean((0, 2, 3)), deviation)
+            return self.recipe.network.build(self.recipe.channels, self.first.mean((0, 2, 3)), deviation)
 
     @cached_property
-    def _first(self) -> torch.Tensor:
+    def first(self) -> torch.Tensor:
+        """The patches whose mean and deviation are taken for those of the images."""
         return torch.cat([self.draw(FIRST, slot).pixels.cpu() for slot in range(self.recipe.slots)])
 
     @cached_property
     def deviation(self) -> torch.Tensor:
         """Standard deviation of the pixels of each channel; 1 where they are all the same."""
-        deviation = self._first.std((0, 2, 3))
+        deviation = self.first.std((0, 2, 3))
         return torch.where(deviation > 0, deviation, 1.0).to(self.device)
 
     def decay(self, step: int) -> float:
@@ -144,6 +148,10 @@ class _Recorder:
         """Losses since the last row."""
         held_out = self.recipe.patches.held_out(VALIDATED)
         self.held_out = None if held_out is None else trainer.tensors(held_out)
+        patches = trainer.first if self.held_out is None else self.held_out.pixels
+        self.shown = patches[:: -(-len(patches) // EXAMPLES)].to(trainer.device)
+        """Patches that are drawn."""
+        self.drawn = -math.inf
 
     def __call__(self, step: int, loss: float) -> None:
         """Take the loss of a step."""
@@ -171,10 +179,35 @@ class _Recorder:
         with suppress(OSError):
             DISK.write_file(self.recipe.curve, [text.encode()], sync=False)
         self.written = time.monotonic()
+        if self.written - self.drawn >= DRAW_SECONDS:
+            self.draw()
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def draw(self) -> None:
+        """Draw some patches as they are, and denoised."""
+        began = time.monotonic()
+        with self._apart():
+            denoised = self.module(self.shown)
+        drawn = draw_examples(self.shown.cpu().numpy(), denoised.cpu().numpy())
+        with suppress(OSError):
+            DISK.write_file(self.recipe.examples, drawn, sync=False)
+        self.drawn = time.monotonic()
+        self.began += self.drawn - began  # it is no time of a step
+
     def _validate(self, held_out: PatchBatch) -> float:
         """The loss on patches that are held out, always with the same masks."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.recipe.patches.seed)
+        with self._apart():
             return float(self.trainer.loss(self.module, held_out))
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Compute with the network as it is in use, without a trace in its training."""
+        training = [part for part in self.module.modules() if part.training]
+        cuda = [self.trainer.device] if torch.device(self.trainer.device).type == "cuda" else []
+        self.module.eval()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(cuda):
+                torch.manual_seed(self.recipe.patches.seed)
+                yield
+        finally:
+            for part in training:
+                part.training = True

@@ -18,4 +18,5 @@ KIND = JobKind(
     rules=RULES,
     inputs=("input", "second"),
     steps=Steps("iteration", ("loss",), shortened),
+    counted="step",
 )

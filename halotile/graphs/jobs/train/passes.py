@@ -27,6 +27,7 @@ from halotile.graphs.runs.passes.books import remove_books
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.names import EXAMPLES
 from halotile.tasks.training.recipe import CurveRow, Recipe, read_curve
 from halotile.tasks.training.writing import WriteWeights
 
@@ -59,7 +60,12 @@ class TrainWork(Work):
         folder = at.directory.state_path
         # A rank that outlives its driver for a moment writes to no other training.
         owned = f"{at.fingerprint[:12]}.checkpoint"
-        recipe = replace(self.recipe, checkpoint=folder / owned, curve=folder / "curve.json")
+        recipe = replace(
+            self.recipe,
+            checkpoint=folder / owned,
+            curve=folder / "curve.json",
+            examples=at.directory.path / EXAMPLES,
+        )
         if not recipe.checkpoint.exists():
             remove_books(folder, TRAIN)
             recipe.curve.unlink(missing_ok=True)
@@ -82,11 +88,14 @@ class TrainWork(Work):
 
     def inspect(self) -> Inspection:
         """Return the last figures of the curve, and the denoiser to write into a job."""
-        rows = RunDirectory.beside(self.output.path).read_output_iterations()
+        directory = RunDirectory.beside(self.output.path)
+        rows = directory.read_output_iterations()
         denoiser = {**self.recipe.network.denoiser(self.recipe.channels), "weights": str(self.output.path)}
         last = rows[-1] if rows else {}
         figures = {name: last[name] for name in ("loss", "validation") if name in last}
-        return Inspection(figures | {"denoiser": denoiser}, result_rows(last, denoiser))
+        return Inspection(
+            figures | {"denoiser": denoiser}, result_rows(last, denoiser, directory.path / EXAMPLES)
+        )
 
 
 def _train(recipe: Recipe, group: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from halotile.graphs.amounts import counted
@@ -47,18 +48,22 @@ def plan_rows(figures: Figures) -> list[Row]:
     ]
 
 
-def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any]) -> list[Row]:
+def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples: Path) -> list[Row]:
     """Return the end of a training as a table.
 
     Examples
     --------
-    >>> result_rows({"loss": 0.25, "validation": 0.3}, {"name": "unet", "weights": "unet.safetensors"})
-    [('loss', '0.25, on held-out patches 0.3'), ('denoise with', 'denoiser: {name: unet, weights: unet.safetensors}')]
+    >>> rows = result_rows({"loss": 0.25, "validation": 0.3}, {"name": "unet", "weights": "unet.safetensors"}, Path("examples.png"))
+    >>> for row in rows:
+    ...     print(*row)
+    loss 0.25, on held-out patches 0.3
+    examples examples.png
+    denoise with denoiser: {name: unet, weights: unet.safetensors}
     """
     held_out = f", on held-out patches {last['validation']:.4g}" if "validation" in last else ""
     keys = ", ".join(f"{key}: {value}" for key, value in denoiser.items())
     rows = [("loss", f"{last['loss']:.4g}{held_out}")] if "loss" in last else []
-    return [*rows, ("denoise with", f"denoiser: {{{keys}}}")]
+    return [*rows, ("examples", str(examples)), ("denoise with", f"denoiser: {{{keys}}}")]
 
 
 def _images(figures: Figures) -> str:
