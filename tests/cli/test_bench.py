@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -153,13 +154,15 @@ def test_several_iterations_of_one_pass_are_counted_one_by_one(folder: Path) -> 
 
 
 @pytest.mark.cluster
-def test_training_is_measured_by_its_steps(folder: Path) -> None:
-    (folder / "train.yaml").write_text(TRAINING)
+@pytest.mark.parametrize("length", ["", "epochs: 30\n"], ids=["steps", "epochs"])
+def test_training_is_measured_by_its_steps(folder: Path, length: str) -> None:
+    (folder / "train.yaml").write_text(TRAINING + length)
     before = contents(folder)
     result = invoke("train.yaml", "--workers", "1,2", "--trials", "1", "--steps", "3")
     assert result.exit_code == 0, result.output
     assert "job train, 1 trial of 2 iterations after the first" in result.stdout
     assert "0: the same bits" in result.stdout
+    assert re.search(r"an epoch is 20 iterations: \S+ s with 1 worker, \S+ s with 2 workers", result.stdout)
     assert contents(folder) == before
 
 

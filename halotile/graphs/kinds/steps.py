@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,11 @@ class Steps:
         Keys of figures that ought to fall; the first of them that a row has is its loss.
     shortened : callable
         ``shortened(job, rows)`` returns the same job with at most so many rows.
+    per_epoch : callable, optional
+        Returns the number of steps that go through all data once, on average, from the figures of the plan.
     """
 
     unit: str
     losses: Sequence[str]
     shortened: Callable[[Any, int], Any]
+    per_epoch: Callable[[Mapping[str, Any]], float] | None = None

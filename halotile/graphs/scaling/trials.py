@@ -116,9 +116,13 @@ def measure(job: Job, request: ScalingRequest, report: Report = no_report) -> Sc
             )
     runs.sort(key=lambda one: one.workers)
     blocks, of_blocks = (None, None) if steps else (portion.measured_of(total), total)
-    return Scaling(
+    scaling = Scaling(
         job.kind, unit, blocks, of_blocks, request.trials, runs, tuple(_notes(plan, blocks or most))
     )
+    if steps and steps.per_epoch:
+        epoch = _epoch_text(steps.per_epoch(plan.figures), scaling)
+        scaling = replace(scaling, notes=(*scaling.notes, epoch))
+    return scaling
 
 
 def _check(request: ScalingRequest, steps: Steps | None) -> None:
@@ -208,6 +212,15 @@ def _notes(plan: Plan, blocks: int) -> Iterator[str]:
         yield f"{counted(most, 'worker')} share {counted(cores, 'core')} here: more workers than cores gain nothing"
     if blocks < most:
         yield f"{counted(most, 'worker')} share {counted(blocks, 'block')}: the others are idle; a smaller output.shard makes more blocks"
+
+
+def _epoch_text(steps: float, scaling: Scaling) -> str:
+    """Describe the time of an epoch, which has so many steps, with each number of workers."""
+    times = [
+        f"{precise_seconds_text(steps * row.seconds[0])} with {counted(row.run.workers, 'worker')}"
+        for row in scaling.rows
+    ]
+    return f"an epoch is {steps:.3g} {scaling.unit}s: {', '.join(times)}"
 
 
 class _CompleteCluster(SharedCluster):

@@ -17,6 +17,6 @@ KIND = JobKind(
     checks=CHECKS,
     rules=RULES,
     inputs=("input", "second"),
-    steps=Steps("iteration", ("loss",), shortened),
+    steps=Steps("iteration", ("loss",), shortened, lambda figures: figures["steps"] / figures["epochs"]),
     counted="step",
 )
