@@ -19,6 +19,8 @@ class Steps:
         Keys of figures that ought to fall; the first of them that a row has is its loss.
     shortened : callable
         ``shortened(job, rows)`` returns the same job with at most so many rows.
+    counted : str
+        The unit that progress counts.
     per_epoch : callable, optional
         Returns the number of steps that go through all data once, on average, from the figures of the plan.
     """
@@ -26,4 +28,5 @@ class Steps:
     unit: str
     losses: Sequence[str]
     shortened: Callable[[Any, int], Any]
+    counted: str = "block"
     per_epoch: Callable[[Mapping[str, Any]], float] | None = None

@@ -17,6 +17,7 @@ KIND = JobKind(
     checks=CHECKS,
     rules=RULES,
     inputs=("input", "second"),
-    steps=Steps("iteration", ("loss",), shortened, lambda figures: figures["steps"] / figures["epochs"]),
-    counted="step",
+    steps=Steps(
+        "iteration", ("loss",), shortened, "step", lambda figures: figures["steps"] / figures["epochs"]
+    ),
 )

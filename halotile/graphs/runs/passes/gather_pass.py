@@ -37,7 +37,7 @@ class GatherPass(OneBlockPass[Gather]):
         """Return the progress of the run."""
         return self.status.progress(phase, done=0, failed=0)
 
-    def through(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
+    def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Compute the sum on a cluster.
 
         Raises
