@@ -33,7 +33,7 @@ from halotile.graphs.watching.board import (
     UNKNOWN,
 )
 from halotile.graphs.watching.metrics import Metrics
-from halotile.graphs.watching.page import ADDRESS, HTML, NAME, JobPage
+from halotile.graphs.watching.page import ADDRESS, HTML, NAME, JobPage, kept_page
 from halotile.graphs.watching.page_feed import ROWS, Watch, curve
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Grid
@@ -55,6 +55,14 @@ def test_a_curve_with_numbers_that_are_none_is_still_json() -> None:
     told = curve([{"iteration": 1, "misfit": math.inf}, {"iteration": 2, "misfit": math.nan, "change": 0.5}])
     assert told == {"iteration": [1, 2], "misfit": [None, None], "change": [None, 0.5]}
     json.dumps(told, allow_nan=False)
+
+
+def test_no_name_ends_the_script_of_a_page_that_is_kept() -> None:
+    message = {"job": {"name": "</script><script>window.taken = 1</script>"}}
+    page = kept_page(message)
+    assert page.count("</script") == HTML.read_text().count("</script")
+    (line,) = (line for line in page.splitlines() if line.startswith("const kept = "))
+    assert json.loads(line.removeprefix("const kept = ").partition(";  //")[0]) == message
 
 
 def test_a_watch_that_was_not_opened_does_nothing() -> None:
