@@ -86,13 +86,14 @@ def test_a_tensor_that_changed_in_place_is_refused(ctx: DistributedContext) -> N
     stack, fidelity = distribute(blurs, ctx), distribute(data, ctx)
     y = stack.A(x)
     data.norm.mul_(2)
-    with pytest.raises(
-        ConfigError, match=r"of operator 0 was changed in place.*distribute\(\.\.\.\) afterwards"
-    ):
-        fidelity.grad(x, y, stack)
+    for call in (fidelity.grad, fidelity.prox):
+        with pytest.raises(
+            ConfigError, match=r"of fidelity 0 was changed in place.*distribute\(\.\.\.\) afterwards"
+        ):
+            call(x, y, stack)
     with torch.no_grad():
         held.mul_(2)
-        for call in (stack.A, stack[1].A, stack[[1]].A_adjoint_A):
+        for call in (stack.A, stack[1].A, stack[[1]].A_adjoint_A, stack.compute_sqnorm):
             with pytest.raises(ConfigError, match=r"shape \(1, 1, 3, 3\) of operator . was changed in place"):
                 call(x)
         assert stack[[0]].A(x)[0].shape == x.shape

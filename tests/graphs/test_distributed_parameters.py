@@ -197,24 +197,24 @@ def test_gradients_have_the_same_bits_for_any_number_of_workers(
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_a_solution_has_the_gradient_of_its_equation(ctx: DistributedContext) -> None:
+@pytest.mark.parametrize("name", ["shared width", "coil maps of a factory"])
+def test_a_solution_has_the_gradient_of_its_equation(ctx: DistributedContext, name: str) -> None:
     """``prox_l2`` by conjugate gradients, against a dense system."""
-    case, found, size = CASES["shared width"], [], 36
-    z = image(1, 1, 6, 6, dtype=torch.float64)
-    y = case.plain(scalars(1.1)).A(z.flip(-1))
+    case, found = CASES[name], []
+    z = image(*case.shape, dtype=torch.float64)
+    units = torch.eye(z.numel()).double()
+    y = case.plain(case.parameters()).A(z.flip(-1))
     for context in (ctx, None):
-        (width,) = parameters = [p.requires_grad_() for p in case.parameters()]
+        (parameter,) = parameters = [p.requires_grad_() for p in case.parameters()]
         if context is not None:
             stack = case.distributed(context, parameters)
             solution = stack.prox_l2(z, y, 0.7, tol=1e-13, max_iter=500)
         else:
             plain = case.plain(parameters)
-            columns = [
-                plain.A_adjoint_A(unit.reshape(1, 1, 6, 6)).reshape(-1) for unit in torch.eye(size).double()
-            ]
-            matrix = torch.eye(size).double() + 0.7 * torch.stack(columns, 1)
+            columns = [plain.A_adjoint_A(unit.reshape(case.shape)).reshape(-1) for unit in units]
+            matrix = units + 0.7 * torch.stack(columns, 1)
             solution = torch.linalg.solve(matrix, (0.7 * plain.A_adjoint(y) + z).reshape(-1))
-        found.append(torch.autograd.grad(squares(solution), width))
+        found.append(torch.autograd.grad(squares(solution), parameter))
     assert max(distances(*found)) < 1e-10
 
 

@@ -168,6 +168,9 @@ def test_a_subset_that_is_none_is_refused(ctx: DistributedContext) -> None:
     stack = distribute(STACKS["seven"](), ctx)
     with pytest.raises(ConfigError, match=r"operators \[0, 7\] were asked for, and there are 7, from 0 to 6"):
         stack[[0, 7]]
+    for mask in ([True, False], torch.ones(7) > 0, 1.5):
+        with pytest.raises(ConfigError, match=r"were asked for.*Write a list of their numbers"):
+            stack[mask]
     with pytest.raises(ConfigError, match=r"none of 7 operators is taken"):
         stack[[]]
     assert len(stack[torch.tensor([1, 2]).tolist()]) == 2

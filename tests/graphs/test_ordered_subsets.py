@@ -30,11 +30,13 @@ from halotile.graphs.solvers.lanczos import begun
 from halotile.graphs.solvers.osem import OrderedSubsetsEM
 from halotile.graphs.solvers.sgd import SubsetDescent
 from halotile.graphs.solvers.svrg import ReducedVariance
-from halotile.graphs.subsets import ordered_subset
+from halotile.graphs.subsets import ORDERS, ordered_subset
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
+from halotile.tasks.operators.mask import Mask
+from halotile.tasks.terms import Term
 from tests.graphs.solving import blurs, in_memory, iterations_of, kernel, problem_of, scene, terms_of
 from tests.graphs.test_stages import WholeBlur, gathered, staged
 from tests.support import read_zarr, write_zarr
@@ -265,6 +267,25 @@ def test_reduced_variance_ends_at_the_minimum_and_constant_steps_near_it() -> No
     assert 0.02 < constant < 0.04
     assert decaying < 0.012
     assert distance(ReducedVariance(), 150) < 1e-4
+
+
+def test_a_plan_notes_that_reduced_variance_wants_a_random_order(tmp_path: Path) -> None:
+    """Where half of the operators see one half of the image, one after the other, corrections of the others add up."""
+    image = scene((6, 8))
+    halves = np.arange(8) // 4 * np.ones((6, 1))
+
+    def term(number: int) -> Term:
+        mask = (halves == number // 20).astype("float32")
+        return Term(Mask(mask=InMemory(mask)), InMemory(mask * image))
+
+    problem = problem_of(image, tuple(map(term, range(40))))
+    for order in ORDERS:
+        is_noted = order == "cyclic"
+        found, _ = in_memory(ReducedVariance(order=order), problem, 123)  # three epochs
+        distance = float(np.linalg.norm(found - image) / np.linalg.norm(image))
+        assert distance > 3 if is_noted else distance < 0.1
+        notes = make_plan(reconstruction(tmp_path, "svrg", "float32", 7, order=order)).notes
+        assert any("solver.order: cyclic makes svrg diverge" in note for note in notes) == is_noted
 
 
 @pytest.mark.usefixtures("as_in_a_worker")

@@ -218,6 +218,10 @@ class Solver(Protocol):
         """Return the number of passes until every operator has been used once."""
         ...
 
+    def notes(self) -> tuple[str, ...]:
+        """Return notes of a plan on its options."""
+        ...
+
 
 class SolverBase:
     """A solver that starts with an empty state and is done when the image is at rest."""
@@ -245,6 +249,10 @@ class SolverBase:
     def epoch(self, problem: Problem) -> int:
         """Return 1: every pass uses all operators."""
         return 1
+
+    def notes(self) -> tuple[str, ...]:
+        """Return no notes."""
+        return ()
 
 
 def images_read(solver: Solver) -> int:

@@ -40,6 +40,11 @@ class ReducedVariance(SubsetSolver):
         super().__post_init__()
         check_whole("epochs", self.epochs, 1)
 
+    def notes(self) -> tuple[str, ...]:
+        """Return a note on an order in which the corrections of subsets in a row may add up."""
+        cyclic = "solver.order: cyclic makes svrg diverge where many operators in a row see the same part of the image; random does not"
+        return (cyclic,) if self.order == "cyclic" else ()
+
     def _place(self, problem: Problem, iteration: int) -> tuple[int, int]:
         """Return the number of the anchor, and that of the iteration since: 0 is that of the anchor itself."""
         return divmod(iteration, 1 + self.epochs * self.count(problem.operators))

@@ -213,6 +213,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
             Return not the norm but the upper bound ``sum_i |A_i|²``, deepinv's default.
         """
         self._check_values("compute_sqnorm", x0)
+        self.operators.check()
         if local_only:
             options = {"max_iter": max_iter, "tol": tol, "verbose": False, **kwargs}
             return self._remote_call(ADJOINT, "compute_sqnorm", [x0], (), "sum", options).reshape(())

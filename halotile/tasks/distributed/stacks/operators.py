@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from halotile.errors import ConfigError, WrongKind
@@ -61,21 +62,23 @@ class Operators:
         """The tensors that want gradients, object by object."""
         return tuple(itertools.chain(*self.live))
 
-    def check(self) -> None:
+    def check(self, what: str = "operator") -> None:
         """Refuse objects of which a tensor was changed since it was sent, or wants a gradient since: it would get none."""
         for number, held in enumerate(self.constant):
             for tensor, version in held:
-                what = f"a tensor of shape {tuple(tensor.shape)} of operator {number}"
-                if tensor.requires_grad and torch.is_grad_enabled():
+                is_late = tensor.requires_grad and torch.is_grad_enabled()
+                if not is_late and version_of(tensor) == version:
+                    continue
+                name = f"a tensor of shape {tuple(tensor.shape)} of {what} {number}"
+                if is_late:
                     raise ConfigError(
-                        f"{what} wants a gradient since requires_grad_() was called on it, and did not when the operator was "
+                        f"{name} wants a gradient since requires_grad_() was called on it, and did not when the {what} was "
                         "distributed. Call distribute(...) afterwards."
                     )
-                if version_of(tensor) != version:
-                    raise ConfigError(
-                        f"{what} was changed in place, and the workers have its values from before. Call distribute(...) "
-                        "afterwards, or requires_grad_() on the tensor before distribute(...): then each call has its values."
-                    )
+                raise ConfigError(
+                    f"{name} was changed in place, and the workers have its values from before. Call distribute(...) "
+                    "afterwards, or requires_grad_() on the tensor before distribute(...): then each call has its values."
+                )
 
     def repack(self, changed: Mapping[int, Any]) -> Operators:
         """Replace objects by number. The files of the old ones stay, for gradients still to be computed."""
@@ -106,6 +109,30 @@ class Common:
     """Operators for blocks by number, or None for one that cannot be computed by blocks."""
     warned: set[str] = field(default_factory=set)
     """Methods that have warned."""
+
+
+def chosen_numbers(count: int, which: slice | Sequence[int]) -> Sequence[int]:
+    """Return the numbers of a slice, or of a sequence, among ``count`` operators.
+
+    Examples
+    --------
+    >>> list(chosen_numbers(5, slice(1, 3))), chosen_numbers(5, [4, -5])
+    ([1, 2], [4, 0])
+    """
+    everything = range(count)
+    if isinstance(which, slice):
+        numbers: Sequence[int] = everything[which]
+    else:
+        given = np.asarray(which)  # not as it is: to Python, True is 1, and a mask would pick two operators
+        is_list = given.ndim == 1 and (given.dtype.kind in "iu" or not given.size)
+        if not is_list or not all(-count <= number < count for number in given):
+            raise ConfigError(
+                f"operators {which} were asked for, and there are {count}, from 0 to {count - 1}. Write a list of their numbers."
+            )
+        numbers = [everything[number] for number in given]
+    if not numbers:
+        raise ConfigError(f"none of {count} operators is taken. Write some, such as [0:1] or [[0, 2]].")
+    return numbers
 
 
 def pack_all(engine: Engine, values: Sequence[Any], local: Sequence[Any] | None = None) -> Operators:

@@ -15,7 +15,7 @@ from deepinv.utils.tensorlist import TensorList
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.rewrite import rewrite
-from halotile.tasks.distributed.stacks.operators import Common, Held, Operators, pack_live
+from halotile.tasks.distributed.stacks.operators import Common, Held, Operators, chosen_numbers, pack_live
 from halotile.tasks.distributed.transport.calls import Call, MethodCall, PureFunction, SensorCall
 from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
 from halotile.tasks.distributed.transport.packing import Packed
@@ -332,29 +332,6 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         live = self.operators.live
         noisy: list[Any] = evaluate_reduced(self.ctx, FORWARD, functions, (), measurements, None, live)
         return noisy
-
-
-def chosen_numbers(count: int, which: slice | Sequence[int]) -> Sequence[int]:
-    """Return the numbers of a slice, or of a sequence, among ``count`` operators.
-
-    Examples
-    --------
-    >>> list(chosen_numbers(5, slice(1, 3))), chosen_numbers(5, [4, -5])
-    ([1, 2], [4, 0])
-    """
-    everything = range(count)
-    if isinstance(which, slice):
-        numbers: Sequence[int] = everything[which]
-    else:
-        try:
-            numbers = [everything[number] for number in which]
-        except IndexError:
-            raise ConfigError(
-                f"operators {list(which)} were asked for, and there are {count}, from 0 to {count - 1}. Write their numbers."
-            ) from None
-    if not numbers:
-        raise ConfigError(f"none of {count} operators is taken. Write some, such as [0:1] or [[0, 2]].")
-    return numbers
 
 
 def evaluate_reduced(
