@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from halotile.errors import ConfigError
+from halotile.tasks.options import check_whole, check_word
 
 SubsetOrder = Literal["cyclic", "random"]
 ORDERS: tuple[SubsetOrder, ...] = ("cyclic", "random")
@@ -50,7 +51,8 @@ def ordered_subset(
     [0, 1, 2, 3]
     """
     check_order(order, seed)
-    if not 1 <= subsets <= count:
+    check_whole("subsets", subsets, 1)
+    if subsets > count:
         raise ConfigError(f"subsets is {subsets}, and there are {count} operators. Write 1 to {count}.")
     if iteration < 0:
         raise ConfigError(f"iteration is {iteration}. Write 0 or more.")
@@ -62,7 +64,5 @@ def ordered_subset(
 
 def check_order(order: str, seed: int) -> None:
     """Refuse an unknown order, and a seed that is none."""
-    if order not in ORDERS:
-        raise ConfigError(f"order is {order!r}. Write {' or '.join(ORDERS)}.")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ConfigError(f"seed is {seed!r}. Write a whole number, 0 or more.")
+    check_word("order", order, ORDERS)
+    check_whole("seed", seed, 0)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from distributed import LocalCluster
 
 from halotile import DistributedContext
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.runs.verify import verify
 from halotile.storage.arrays import open_source
 from tests.faults import BLOCKS, Scene, image, truth
+from tests.graphs.distributing import IN_THREADS
 from tests.graphs.trials import FOUND, TWO, finding
 
 
@@ -29,6 +32,15 @@ def four() -> Iterator[DistributedContext]:
     """Four workers for the ranks of torch programs; no longer than a module, whose Dask it is by default."""
     with DistributedContext(workers=4, device_mode="cpu", memory_per_worker="3GiB") as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def counts() -> Iterator[list[DistributedContext]]:
+    """Contexts of one, two and three workers, in this process."""
+    with ExitStack() as opened:
+        clusters = [opened.enter_context(LocalCluster(n_workers=n, **IN_THREADS)) for n in (1, 2, 3)]
+        contexts = [DistributedContext(cluster=each.get_client(), device_mode="cpu") for each in clusters]
+        yield [opened.enter_context(each) for each in contexts]
 
 
 @pytest.fixture

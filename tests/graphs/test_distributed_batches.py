@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import dask.array as da
 import pytest
 import torch
-from distributed import LocalCluster
 
 from halotile import DistributedContext
 from halotile.errors import ConfigError, TaskFailed
-from tests.graphs.distributing import IN_THREADS, Smooth, difference, image, tiled
+from tests.graphs.distributing import Smooth, difference, image, tiled
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
 
@@ -112,20 +110,6 @@ def test_training_with_batch_norm_follows_the_program_in_one_process(
         assert difference(spread(ctx, ours.eval(), images)(x), plain.eval()(x)) < 10 * NEAR[dtype]
 
 
-@pytest.fixture(scope="module")
-def counts() -> Iterator[list[DistributedContext]]:
-    """Contexts of one, two and five workers, in this process."""
-    with (
-        LocalCluster(n_workers=1, **IN_THREADS) as one,
-        LocalCluster(n_workers=2, **IN_THREADS) as two,
-        LocalCluster(n_workers=5, **IN_THREADS) as five,
-        DistributedContext(cluster=one.get_client(), device_mode="cpu") as a,
-        DistributedContext(cluster=two.get_client(), device_mode="cpu") as b,
-        DistributedContext(cluster=five.get_client(), device_mode="cpu") as c,
-    ):
-        yield [a, b, c]
-
-
 def test_the_bits_do_not_depend_on_the_number_of_workers(
     counts: list[DistributedContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +121,27 @@ def test_the_bits_do_not_depend_on_the_number_of_workers(
         found.append([*gradients(net, spread(each, net, 1), [x]), *net.buffers()])
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_statistics_keep_their_digits_where_images_are_far_from_zero(ctx: DistributedContext) -> None:
+    """As counts on a pedestal are: sums of squares would lose twice the digits."""
+    x = image(5, 1, 12, 14, dtype=torch.float64) + 1e4
+    plain = torch.nn.BatchNorm2d(1).double()
+    ours = copy.deepcopy(plain)
+    assert difference(spread(ctx, ours)(x).detach(), plain(x).detach()) < 1e-10
+    assert difference(ours.running_var, plain.running_var) < 1e-10
+
+
+class Forked(torch.nn.Module):  # type: ignore[misc]
+    """A network whose way depends on its image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways = torch.nn.ModuleList(torch.nn.BatchNorm2d(1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        way: torch.Tensor = self.ways[int(x.mean() > 0)](x)
+        return way
 
 
 def normed(x: torch.Tensor, net: Any = torch.nn.BatchNorm2d(1, affine=False)) -> Any:
@@ -169,6 +174,8 @@ def test_statistics_that_would_not_be_those_of_the_batch_are_refused(ctx: Distri
         spread(ctx, norm)(da.from_array(x.numpy()))
     with pytest.raises(TaskFailed, match=r"used twice in a call.*two layers, or eval\(\)"):
         spread(ctx, Twice())(x)
+    with pytest.raises(ConfigError, match=r"different layers of batch norm.*eval\(\)"):
+        spread(ctx, Forked(), 1)(torch.stack([x[0] - 9, x[1] + 9]))
     with pytest.raises(ConfigError, match=r"single pixel has no statistics"):
         spread(ctx, norm)(x[:1, :, :1, :1])
     assert int(norm.num_batches_tracked) == 0

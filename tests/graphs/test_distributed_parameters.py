@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import dask.array as da
 import pytest
 import torch
-from distributed import LocalCluster
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, TaskFailed
-from tests.graphs.distributing import IN_THREADS, difference, image, kernel
+from tests.graphs.distributing import difference, image, kernel
 
 physics = pytest.importorskip("deepinv.physics")
 optim = pytest.importorskip("deepinv.optim")
@@ -26,8 +25,8 @@ NEAR = {torch.float32: 1e-5, torch.float64: 1e-10}
 SHAPE = (1, 1, 18, 20)
 
 
-class Turn(physics.LinearPhysics):  # type: ignore[misc, name-defined]
-    """The image turned by an angle, and weighted by a parameter that others share."""
+class Projection(physics.LinearPhysics):  # type: ignore[misc, name-defined]
+    """The image turned by an angle and added up along its columns, weighted by a parameter that others share."""
 
     def __init__(self, angle: torch.Tensor, weight: torch.Tensor, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -39,11 +38,11 @@ class Turn(physics.LinearPhysics):  # type: ignore[misc, name-defined]
         cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
         turn = torch.stack([torch.stack([cos, -sin, zero]), torch.stack([sin, cos, zero])])
         grid = torch.nn.functional.affine_grid(turn[None], list(x.shape), align_corners=False)
-        return self.weight * torch.nn.functional.grid_sample(x, grid, align_corners=False)
+        return self.weight * torch.nn.functional.grid_sample(x, grid, align_corners=False).sum(-2)
 
     def A_adjoint(self, y: torch.Tensor, **kwargs: Any) -> torch.Tensor:  # noqa: N802 - deepinv's name
         with torch.enable_grad():
-            x = torch.zeros_like(y, requires_grad=True)
+            x = y.new_zeros(SHAPE, requires_grad=True)
             (back,) = torch.autograd.grad(self.A(x), x, y, create_graph=True)
         return back
 
@@ -54,25 +53,47 @@ def gaussian(sigma: torch.Tensor) -> torch.Tensor:
     return torch.outer(line, line)[None, None] / line.sum() ** 2
 
 
-def made(index: int, device: torch.device, shared: Any) -> Any:
+def made_blur(index: int, device: torch.device, shared: Any) -> Any:
     """A factory: blurs whose widths follow from one shared parameter."""
-    return physics.Blur(filter=gaussian(shared["sigma"] * (1 + index)), padding="circular")
+    return physics.Blur(filter=gaussian(shared["p"][0] * (1 + index)), padding="circular")
+
+
+def made_projection(index: int, device: torch.device, shared: Any) -> Any:
+    """A factory: projections whose angles begin at one parameter, and are a second apart."""
+    first, step, weight = shared["p"]
+    return Projection(first + index * step, weight)
+
+
+def made_coils(index: int, device: torch.device, shared: Any) -> Any:
+    """A factory: the same coils, with every third line of the frequencies."""
+    mask = (torch.arange(12) % 3 == index).double()[:, None].expand(12, 12)
+    return physics.MultiCoilMRI(mask=mask, coil_maps=shared["p"][0], img_size=(2, 12, 12))
+
+
+def coils(parameters: list[torch.Tensor]) -> list[Any]:
+    return [
+        physics.MultiCoilMRI(coil_maps=each, img_size=(2, 12, 12)) for each in (*parameters, parameters[0])
+    ]
+
+
+def three_of(factory: Callable[..., Any]) -> Callable[[list[torch.Tensor]], list[Any]]:
+    return lambda parameters: [factory(n, torch.device("cpu"), {"p": parameters}) for n in range(3)]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A stack that follows from parameters: a list of operators, or a factory with its shared values."""
+    """A stack that follows from parameters: a list of operators, or three of a factory that shares the parameters."""
 
     parameters: Callable[[], list[torch.Tensor]]
     stack: Callable[[list[torch.Tensor]], list[Any]]
-    shared: Callable[[list[torch.Tensor]], Any] | None = None
-    count: int = 3
+    factory: Callable[..., Any] | None = None
+    shape: tuple[int, ...] = SHAPE
 
     def distributed(self, ctx: DistributedContext, parameters: list[torch.Tensor]) -> Any:
-        if self.shared is None:
+        if self.factory is None:
             return distribute(self.stack(parameters), ctx)
-        shared = self.shared(parameters)
-        return distribute(made, ctx, num_operators=self.count, type_object="linear_physics", shared=shared)
+        shared = {"p": parameters}
+        return distribute(self.factory, ctx, num_operators=3, type_object="linear_physics", shared=shared)
 
     def plain(self, parameters: list[torch.Tensor]) -> Any:
         return physics.StackedLinearPhysics(self.stack(parameters))
@@ -80,6 +101,16 @@ class Case:
 
 def scalars(*values: float) -> list[torch.Tensor]:
     return [torch.tensor(value, dtype=torch.float64) for value in values]
+
+
+def maps(*scales: int) -> list[torch.Tensor]:
+    """Sensitivities of four coils."""
+    real = image(1, 4, 12, 12, dtype=torch.float64)
+    return [torch.complex(real, real.flip(-1)) * scale for scale in scales]
+
+
+def typed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
 
 
 CASES: dict[str, Case] = {
@@ -94,16 +125,14 @@ CASES: dict[str, Case] = {
     "one kernel for all": Case(
         lambda: [kernel(5).double()],
         lambda p: [physics.Blur(filter=p[0], padding=pad) for pad in ("circular", "replicate") * 3],
-        count=6,
     ),
-    "factory": Case(
-        lambda: scalars(0.7),
-        lambda p: [made(n, torch.device("cpu"), {"sigma": p[0]}) for n in range(3)],
-        lambda p: {"sigma": p[0]},
-    ),
+    "factory": Case(lambda: scalars(0.7), three_of(made_blur), made_blur),
     "angles and a shared weight": Case(
-        lambda: scalars(0.1, -0.3, 0.7, 1.2), lambda p: [Turn(angle, p[0]) for angle in p[1:]]
+        lambda: scalars(0.1, -0.3, 0.7, 1.2), lambda p: [Projection(angle, p[0]) for angle in p[1:]]
     ),
+    "angles of a factory": Case(lambda: scalars(0.2, 0.5, 0.3), three_of(made_projection), made_projection),
+    "coil maps": Case(lambda: maps(1, 2), coils, shape=(1, 2, 12, 12)),
+    "coil maps of a factory": Case(lambda: maps(1), three_of(made_coils), made_coils, shape=(1, 2, 12, 12)),
 }  # fmt: skip
 
 
@@ -130,9 +159,9 @@ def gradients(
     case: Case, loss: str, dtype: torch.dtype, ctx: DistributedContext | None
 ) -> tuple[torch.Tensor, ...]:
     """The gradients of a loss with respect to all parameters and the image."""
-    parameters = [p.to(dtype).requires_grad_() for p in case.parameters()]
+    parameters = [typed(p, dtype).requires_grad_() for p in case.parameters()]
     stack = case.plain(parameters) if ctx is None else case.distributed(ctx, parameters)
-    x = image(*SHAPE, dtype=dtype).requires_grad_()
+    x = image(*case.shape, dtype=dtype).requires_grad_()
     with torch.no_grad():
         y = [0.7 * part.flip(-1) for part in case.plain(parameters).A(x)]
         y = y if ctx else TensorList(y)
@@ -158,21 +187,7 @@ def test_gradients_equal_the_plain_stack(
     assert max(distances(found, plain)) < NEAR[dtype]
 
 
-@pytest.fixture(scope="module")
-def counts() -> Iterator[list[DistributedContext]]:
-    """Contexts of one, two and five workers, in this process."""
-    with (
-        LocalCluster(n_workers=1, **IN_THREADS) as one,
-        LocalCluster(n_workers=2, **IN_THREADS) as two,
-        LocalCluster(n_workers=5, **IN_THREADS) as five,
-        DistributedContext(cluster=one.get_client(), device_mode="cpu") as a,
-        DistributedContext(cluster=two.get_client(), device_mode="cpu") as b,
-        DistributedContext(cluster=five.get_client(), device_mode="cpu") as c,
-    ):
-        yield [a, b, c]
-
-
-@pytest.mark.parametrize("name", ["one kernel for all", "factory"])
+@pytest.mark.parametrize("name", ["one kernel for all", "factory", "coil maps of a factory"])
 def test_gradients_have_the_same_bits_for_any_number_of_workers(
     counts: list[DistributedContext], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,24 +197,24 @@ def test_gradients_have_the_same_bits_for_any_number_of_workers(
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_a_solution_has_the_gradient_of_its_equation(ctx: DistributedContext) -> None:
+@pytest.mark.parametrize("name", ["shared width", "coil maps of a factory"])
+def test_a_solution_has_the_gradient_of_its_equation(ctx: DistributedContext, name: str) -> None:
     """``prox_l2`` by conjugate gradients, against a dense system."""
-    case, found, size = CASES["shared width"], [], 36
-    z = image(1, 1, 6, 6, dtype=torch.float64)
-    y = case.plain(scalars(1.1)).A(z.flip(-1))
+    case, found = CASES[name], []
+    z = image(*case.shape, dtype=torch.float64)
+    units = torch.eye(z.numel()).double()
+    y = case.plain(case.parameters()).A(z.flip(-1))
     for context in (ctx, None):
-        (width,) = parameters = [p.requires_grad_() for p in case.parameters()]
+        (parameter,) = parameters = [p.requires_grad_() for p in case.parameters()]
         if context is not None:
             stack = case.distributed(context, parameters)
             solution = stack.prox_l2(z, y, 0.7, tol=1e-13, max_iter=500)
         else:
             plain = case.plain(parameters)
-            columns = [
-                plain.A_adjoint_A(unit.reshape(1, 1, 6, 6)).reshape(-1) for unit in torch.eye(size).double()
-            ]
-            matrix = torch.eye(size).double() + 0.7 * torch.stack(columns, 1)
+            columns = [plain.A_adjoint_A(unit.reshape(case.shape)).reshape(-1) for unit in units]
+            matrix = units + 0.7 * torch.stack(columns, 1)
             solution = torch.linalg.solve(matrix, (0.7 * plain.A_adjoint(y) + z).reshape(-1))
-        found.append(torch.autograd.grad(squares(solution), width))
+        found.append(torch.autograd.grad(squares(solution), parameter))
     assert max(distances(*found)) < 1e-10
 
 
@@ -271,17 +286,6 @@ def test_gradients_that_would_be_lost_are_refused(ctx: DistributedContext) -> No
     norm = distribute([physics.Blur(filter=given, padding="circular")], ctx).compute_sqnorm
     with pytest.warns(UserWarning, match=r"norm of operators that want gradients is a constant"):
         norm(image(*SHAPE), verbose=False)
-
-
-def test_coil_maps_get_their_gradients(ctx: DistributedContext) -> None:
-    maps = [torch.complex(image(1, 4, 12, 12), image(1, 4, 12, 12).flip(-1)) * n for n in (1, 2)]
-    x, found = image(1, 2, 12, 12), []
-    for is_distributed in (True, False):
-        live = [each.clone().requires_grad_() for each in maps]
-        coils = [physics.MultiCoilMRI(coil_maps=each, img_size=(2, 12, 12)) for each in live]
-        stack = distribute(coils, ctx) if is_distributed else physics.StackedLinearPhysics(coils)
-        found.append(torch.autograd.grad(squares(stack.A_adjoint_A(x)), live))
-    assert max(distances(*found)) < 1e-5
 
 
 @pytest.mark.parametrize("loss", ["fn", "grad", "prox"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import pytest
 from halotile.errors import DamagedData, ResumeRefused
 from halotile.graphs.solvers.fista import Fista
 from halotile.graphs.solvers.gd import GradientDescent
+from halotile.graphs.solvers.osem import OrderedSubsetsEM
+from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
+from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.operators.base import read_all
 from tests.graphs.inline import InlineIterations, inline
 from tests.graphs.solving import (
@@ -24,15 +28,21 @@ from tests.graphs.solving import (
     scene,
     terms_of,
 )
-from tests.graphs.test_solvers import SOLVERS, STEP
+from tests.graphs.test_solvers import SOLVERS as OF_SQUARES
+from tests.graphs.test_solvers import STEP
 
+SOLVERS = {**OF_SQUARES, "osem": OrderedSubsetsEM(subsets=3, order="random")}
 pytestmark = pytest.mark.usefixtures("as_in_a_worker")
 
 
 def cut_short(solver: str, folder: Path) -> tuple[Callable[[], InlineIterations], InlineIterations]:
     """What goes on with iterations that broke off inside of the third, and the same iterations undisturbed."""
     image = scene()
-    problem = problem_of(image, terms_of(image, blurs("zero")), step=STEP)
+    terms = terms_of(image, blurs("zero"))
+    if solver == "osem":
+        terms = tuple(replace(term, fidelity=Poisson()) for term in terms)
+    ones = Constant(image.shape, image.dtype, 1.0)
+    problem = problem_of(image, terms, step=STEP).beginning_at(ones)
 
     def cut(task: Any, iteration: int, journal: Any, ledger: Any) -> None:
         if iteration < 2 or journal.done:

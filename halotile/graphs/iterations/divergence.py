@@ -88,6 +88,8 @@ def _keeps_growing(grown: Sequence[float]) -> bool:
     return math.log(grown[-1] / middle) >= STEADY * math.log(middle / max(grown[0], 1e-300))
 
 
-def shorter(step_size: float) -> str:
-    """Return the advice to shorten the step size."""
+def mend(step_size: float | None) -> str:
+    """Return the advice to shorten the step size; without one, to look at the input."""
+    if step_size is None:
+        return "Look at the data, and at what operators read, such as masks."
     return f"Write a smaller solver.step than {step_size:.3g}, or step: auto if it is not; poisson also needs a start above 0."

@@ -9,8 +9,8 @@ from halotile.errors import InputError
 from halotile.graphs.solvers.base import ERROR, State
 
 
-def check_finite(sums: Mapping[str, float], state: State) -> None:
-    """Refuse the input when the first sums of a solver are not finite; later ones are caused by the solver itself.
+def check_finite(sums: Mapping[str, float], state: State, epoch: int = 1) -> None:
+    """Refuse the input when sums of a solver are not finite in its first epoch; later ones are caused by the solver itself.
 
     Raises
     ------
@@ -25,9 +25,10 @@ def check_finite(sums: Mapping[str, float], state: State) -> None:
     halotile.errors.InputError: the first pass gave error nan: some pixel of the reference is NaN or infinite. ...
     """
     wild = [name for name, value in sums.items() if not math.isfinite(value)]
-    if not wild or state.iteration:
+    if not wild or state.iteration >= epoch:
         return
-    came = f"the first pass gave {wild[0]} {sums[wild[0]]}"
+    which = f"pass {state.iteration + 1}" if state.iteration else "the first pass"
+    came = f"{which} gave {wild[0]} {sums[wild[0]]}"
     if wild == [ERROR]:
         raise InputError(
             f"{came}: some pixel of the reference is NaN or infinite. Replace it by a number, or leave the reference out."
@@ -35,4 +36,5 @@ def check_finite(sums: Mapping[str, float], state: State) -> None:
     raise InputError(
         f"{came}: some pixel of the data, of start, or of what an operator reads (a mask) is NaN or infinite. Replace it "
         "by a number; one that is to be left out, by 0 under a mask that is 0 there."
+        + (" Or write a smaller solver.step, if it is not auto." if state.iteration else "")
     )

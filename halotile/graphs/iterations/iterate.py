@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData, Diverged, ResumeRefused
-from halotile.graphs.iterations.divergence import OBJECTIVE, FigureRow, divergence, growth, shorter
+from halotile.graphs.iterations.divergence import OBJECTIVE, FigureRow, divergence, growth, mend
 from halotile.graphs.iterations.finite import check_finite
 from halotile.graphs.iterations.stages import Stage, StagedStep
 from halotile.graphs.iterations.words import PassWords
@@ -159,11 +159,12 @@ class Iterations:
         """
         began = time.perf_counter()
         sums, digests = yield from self._step()
-        check_finite(sums, self.state)
+        check_finite(sums, self.state, self.solver.epoch(self.problem))
         after = self.solver.next(self.problem, self.state, sums)
         row = self._row(sums, after) | {"seconds": time.perf_counter() - began}
         if wrong := divergence([*self.rows, row], self._floor):
-            raise Diverged(f"{wrong}. {self._describe_kept()}. {shorter(self.problem.step_size)}")
+            step_size = self.problem.step_size if self.solver.traits.takes_steps else None
+            raise Diverged(f"{wrong}. {self._describe_kept()}. {mend(step_size)}")
         self.state = after
         self.rows.append(row)
         self.aside = self._last_good_iteration()

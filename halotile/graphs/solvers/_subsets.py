@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from halotile.errors import ConfigError
 from halotile.graphs.solvers.base import (
     EPOCH,
     Problem,
@@ -20,7 +19,7 @@ from halotile.graphs.solvers.base import (
 )
 from halotile.graphs.solvers.lanczos import Lanczos, is_spent, largest_eigenvalue
 from halotile.graphs.subsets import SubsetOrder, check_order, ordered_subset
-from halotile.tasks.options import Auto
+from halotile.tasks.options import Auto, check_whole
 from halotile.tasks.terms import MISFIT
 
 LARGEST, SO_FAR = "largest", "so far"
@@ -50,15 +49,17 @@ class SubsetSolver(SolverBase):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.subsets != "auto" and (isinstance(self.subsets, bool) or self.subsets < 1):
-            raise ConfigError(
-                f"subsets is {self.subsets!r}. Write 1 or more, or auto: one for each operator."
-            )
+        if self.subsets != "auto":
+            check_whole("subsets", self.subsets, 1)
         check_order(self.order, self.seed)
 
     def count(self, operators: int) -> int:
         """Return the number of subsets of so many operators."""
         return operators if self.subsets == "auto" else self.subsets
+
+    def epoch(self, problem: Problem) -> int:
+        """Return the number of subsets."""
+        return self.count(problem.operators)
 
     def part(self, problem: Problem, iteration: int) -> Problem:
         """Return the problem of the operators that an iteration takes."""
@@ -74,7 +75,7 @@ class SubsetSolver(SolverBase):
         """
         largest = max(state.numbers.get(LARGEST, 0.0), relative_change(sums))
         misfit = state.numbers.get(SO_FAR, 0.0) + sums[MISFIT]
-        if (state.iteration + 1) % self.count(problem.operators):
+        if (state.iteration + 1) % self.epoch(problem):
             return State(state.iteration + 1, {LARGEST: largest, SO_FAR: misfit})
         return State(state.iteration + 1, {MISFIT: misfit, EPOCH: largest})
 
@@ -106,6 +107,10 @@ class SubsetNorms(Lanczos):
     def passes(self, operators: int) -> int:
         """Return the number of passes for so many operators."""
         return PASSES_EACH * self.solver.count(operators)
+
+    def epoch(self, problem: Problem) -> int:
+        """Return the number of passes: a subset is used in those of its own."""
+        return self.passes(problem.operators)
 
     def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return the next vector of a subset; the first one anew where nothing is left to find."""

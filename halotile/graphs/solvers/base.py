@@ -214,6 +214,14 @@ class Solver(Protocol):
         """Return True where the figures of an iteration show that no further one is needed."""
         ...
 
+    def epoch(self, problem: Problem) -> int:
+        """Return the number of passes until every operator has been used once."""
+        ...
+
+    def notes(self) -> tuple[str, ...]:
+        """Return notes of a plan on its options."""
+        ...
+
 
 class SolverBase:
     """A solver that starts with an empty state and is done when the image is at rest."""
@@ -237,6 +245,14 @@ class SolverBase:
         (False, True)
         """
         return row.get(CHANGE, 1.0) <= tol
+
+    def epoch(self, problem: Problem) -> int:
+        """Return 1: every pass uses all operators."""
+        return 1
+
+    def notes(self) -> tuple[str, ...]:
+        """Return no notes."""
+        return ()
 
 
 def images_read(solver: Solver) -> int:

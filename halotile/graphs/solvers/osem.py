@@ -6,8 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from halotile.errors import InputError
 from halotile.graphs.solvers._subsets import SubsetSolver
-from halotile.graphs.solvers.base import Problem, ReadVector, SolverTraits, State, Step
+from halotile.graphs.solvers.base import (
+    CHANGE,
+    LENGTH,
+    Problem,
+    ReadVector,
+    SolverTraits,
+    State,
+    Step,
+)
 from halotile.graphs.subsets import SubsetOrder
 from halotile.tasks.operators.common.multiplied import Multiplied
 
@@ -31,6 +40,20 @@ class OrderedSubsetsEM(SubsetSolver):
     )
 
     order: SubsetOrder = "cyclic"
+
+    def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
+        """Return the next state.
+
+        Raises
+        ------
+        InputError
+            For a start that is 0 everywhere.
+        """
+        if state.iteration == 0 and sums[CHANGE] == sums[LENGTH] == 0:
+            raise InputError(
+                "the first image is 0 everywhere, and solver osem multiplies it: it would stay 0. Write a start above 0."
+            )
+        return super().next(problem, state, sums)
 
     def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return the image times the correction of a subset."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.errors import ConfigError
 from halotile.graphs.solvers._subsets import LARGEST, SubsetSolver
 from halotile.graphs.solvers.base import EPOCH, Problem, ReadVector, State, Step, relative_change
 from halotile.tasks.operators.sum import Total
+from halotile.tasks.options import check_whole
 from halotile.tasks.terms import MISFIT
 
 
@@ -38,8 +38,12 @@ class ReducedVariance(SubsetSolver):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.epochs, bool) or self.epochs < 1:
-            raise ConfigError(f"epochs is {self.epochs}. Write 1 or more.")
+        check_whole("epochs", self.epochs, 1)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a note on an order in which the corrections of subsets in a row may add up."""
+        cyclic = "solver.order: cyclic makes svrg diverge where many operators in a row see the same part of the image; random does not"
+        return (cyclic,) if self.order == "cyclic" else ()
 
     def _place(self, problem: Problem, iteration: int) -> tuple[int, int]:
         """Return the number of the anchor, and that of the iteration since: 0 is that of the anchor itself."""

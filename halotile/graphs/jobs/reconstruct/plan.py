@@ -300,7 +300,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
     job, begun, denoiser = sized.job, opened.begun, opened.denoiser
     identity, earlier = relate(job, _identity(settled), begun, request)
     begun_prior = work.prior.with_denoised(lambda denoised: as_it_went(denoised, begun.previous))
-    solver_notes = note_of(begun.directory, job.solver, sized.solver) if earlier.resumes else ()
+    resumed = note_of(begun.directory, job.solver, sized.solver) if earlier.resumes else ()
     return Plan(
         job=job,
         work=replace(work, prior=begun_prior),
@@ -312,7 +312,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
         resources=_resources(settled),
         documents=documents_of(job, sized.requested, given_parts(job), decided_parts(work)),
         figures=figures_of(work),
-        notes=_notes(settled, solver_notes),
+        notes=_notes(settled, (*sized.solver.notes(), *resumed)),
         earlier=earlier,
     )
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -51,8 +51,8 @@ class BlockCall:
 
     Parameters
     ----------
-    operators : Packed
-        A tuple of operators.
+    operators : tuple of Packed
+        The operators.
     output : str
         The result to compute.
     image : tuple of int
@@ -63,7 +63,7 @@ class BlockCall:
         ``w_i``, for gradient and misfit.
     """
 
-    operators: Packed
+    operators: tuple[Packed, ...]
     output: OutputName
     image: Shape
     region: Region
@@ -74,7 +74,7 @@ class BlockCall:
 
     def compute(self, sources: Sequence[Readable]) -> Tensors:
         """Compute the block from arrays of which only parts are read."""
-        operators: tuple[Operator, ...] = self.operators.get()
+        operators: list[Operator] = [packed.get() for packed in self.operators]
         if self.output == "normal":
             terms = tuple(Term(operator, sources[0]) for operator in operators)
             return (to_tensor(NormalImage(sources[0], terms).read(self.region)),)
@@ -97,6 +97,28 @@ class BlockCall:
         return (to_tensor(np.sum(squares, axis=0)),)
 
 
+@dataclass(frozen=True)
+class LocalOperator:
+    """An operator with a small reach, where workers can read it.
+
+    Parameters
+    ----------
+    written : Operator
+        The operator as it was written.
+    operator : Operator
+        The same with the way that its convolutions are computed.
+    packed : Packed
+        Its files.
+    declared : tuple of int, optional
+        Declared shape (C, H, W) of its images.
+    """
+
+    written: Operator
+    operator: Operator
+    packed: Packed
+    declared: Shape | None = None
+
+
 class LocalStack:
     """Operators with a small reach, on images that no task holds whole.
 
@@ -104,26 +126,28 @@ class LocalStack:
     ----------
     engine : Engine
         The engine that computes the blocks.
-    operators : tuple of Operator
+    parts : sequence of LocalOperator
         The operators.
     exact : bool
-        Compute every convolution as a direct sum, and ``A^T A`` as it is written.
-    declared : tuple of tuple of int
-        For each operator the declared shape (C, H, W) of its images, or None.
+        Compute ``A^T A`` as it is written.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        operators: tuple[Operator, ...],
-        exact: bool = False,
-        declared: tuple[Shape | None, ...] = (),
-    ) -> None:
+    def __init__(self, engine: Engine, parts: Sequence[LocalOperator], exact: bool = False) -> None:
         self.engine = engine
-        self.operators = tuple(with_engine(operator, SINGLE, exact) for operator in operators)
-        self.packed = make_packer(engine, self.operators).pack()
-        self._folded = None if exact else _fold(engine, operators)
-        self._declared = declared
+        self.exact = exact
+        self.written = tuple(part.written for part in parts)
+        self.operators = tuple(part.operator for part in parts)
+        self.packed = tuple(part.packed for part in parts)
+        self._declared = tuple(part.declared for part in parts)
+
+    @cached_property
+    def _folded(self) -> LocalStack | None:
+        """``A^T A`` as a stack of one self-adjoint operator, if a single kernel can replace all of them."""
+        blurs = tuple(operator for operator in self.written if can_fold(operator))
+        if self.exact or len(blurs) != len(self.written):
+            return None
+        normal = Normal(operators=blurs, weights=(1.0,) * len(blurs)).with_engine(SINGLE, exact=False)
+        return LocalStack(self.engine, (pack_local(self.engine, normal, exact=True),), exact=True)
 
     def accepts(self, image: Shape) -> bool:
         """Return True if every operator accepts an image of this shape."""
@@ -254,28 +278,22 @@ def is_large(engine: Engine, x: Any) -> bool:
     return (is_lazy or is_supported(x)) and math.prod(x.shape[-2:]) > LARGE
 
 
-def _fold(engine: Engine, operators: tuple[Operator, ...]) -> LocalStack | None:
-    """Return ``A^T A`` as a stack of one self-adjoint operator if a single kernel can replace all of them."""
-    blurs = tuple(operator for operator in operators if can_fold(operator))
-    if len(blurs) != len(operators):
-        return None
-    normal = Normal(operators=blurs, weights=(1.0,) * len(blurs)).with_engine(SINGLE, exact=False)
-    return LocalStack(engine, (normal,), exact=True)
-
-
-def local_stack(
-    engine: Engine, physics: Sequence[Any], exact: bool = False, reach: int | Literal["auto"] | None = None
-) -> LocalStack | None:
-    """Return the stack as local operators; None if one of them depends on more than a neighbourhood."""
-    operators: list[Operator] = []
-    declared: list[Shape | None] = []
-    for part in physics:
-        try:
-            operator = DeepInv(physics=part, reach_=reach)
-            if operator.kind != "local":
-                return None
-        except (ConfigError, ValueError, RuntimeError):
+def local_operator(
+    engine: Engine, physics: Any, exact: bool = False, reach: int | Literal["auto"] | None = None
+) -> LocalOperator | None:
+    """Return a physics as a local operator; None if it depends on more than a neighbourhood."""
+    try:
+        operator = DeepInv(physics=physics, reach_=reach)
+        if operator.kind != "local":
             return None
-        operators.append(operator.replacement or operator)
-        declared.append(operator.fixed_shape)
-    return LocalStack(engine, tuple(operators), exact, tuple(declared)) if operators else None
+    except (ConfigError, ValueError, RuntimeError):
+        return None
+    return pack_local(engine, operator.replacement or operator, exact, operator.fixed_shape)
+
+
+def pack_local(
+    engine: Engine, operator: Operator, exact: bool, declared: Shape | None = None
+) -> LocalOperator:
+    """Send an operator to the workers; ``exact``: with convolutions as direct sums."""
+    chosen = with_engine(operator, SINGLE, exact)
+    return LocalOperator(operator, chosen, make_packer(engine, chosen).pack(), declared)

@@ -22,13 +22,12 @@ from halotile.tasks.distributed.stacks.linear import (
     DistributedStackedLinearPhysics,
     as_weight,
 )
-from halotile.tasks.distributed.stacks.operators import Operators, pack_live
+from halotile.tasks.distributed.stacks.operators import Operators, chosen_numbers, pack_live
 from halotile.tasks.distributed.stacks.physics import (
     ADJOINT,
     FORWARD,
     DistributedStackedPhysics,
     check_reduction,
-    chosen_numbers,
     evaluate_reduced,
 )
 from halotile.tasks.distributed.transport.calls import FidelityCall, SquareWeight, square_weight
@@ -176,7 +175,6 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
         if self.single_fidelity is not None:
             fidelities = fidelities.select([0] * len(operators))
         operators.check()
-        fidelities.check()
         functions = [
             FidelityCall(fidelity, operator, output, packed)
             for fidelity, operator in zip(fidelities.remote, operators.remote, strict=True)
@@ -227,6 +225,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
                 f"physics is a {type(physics).__name__}: a distributed fidelity needs a distributed physics. "
                 "Write distribute(physics, ctx)."
             )
+        self.fidelities.check("fidelity")
         if self.single_fidelity is None and len(self.fidelities) != len(physics):
             raise ConfigError(
                 f"there are {len(self.fidelities)} fidelities for {len(physics)} operators. Write one for each."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,12 @@ from deepinv.distributed.distribute import DistributedStackedLinearPhysics as De
 from deepinv.physics import LinearPhysics
 
 from halotile.errors import ConfigError, WrongKind
-from halotile.tasks.distributed.stacks.blockwise import LocalStack, is_large, local_stack
+from halotile.tasks.distributed.stacks.blockwise import (
+    LocalOperator,
+    LocalStack,
+    is_large,
+    local_operator,
+)
 from halotile.tasks.distributed.stacks.iteration_calls import (
     IterationCall,
     eigenvalue,
@@ -21,6 +26,7 @@ from halotile.tasks.distributed.stacks.iteration_calls import (
     solve,
 )
 from halotile.tasks.distributed.stacks.krylov import System, conjugate_gradients, largest_eigenvalue
+from halotile.tasks.distributed.stacks.operators import Operators
 from halotile.tasks.distributed.stacks.physics import (
     ADJOINT,
     DistributedStackedPhysics,
@@ -43,13 +49,13 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
 
     Parameters
     ----------
-    ctx, operators, dtype, gather_strategy
+    ctx, common, numbers, dtype, gather_strategy
         As for :class:`~halotile.tasks.distributed.stacks.physics.DistributedStackedPhysics`.
     """
 
     kind = "LinearPhysics"
     single_operator = SingleLinearOperator
-    _local_cache: tuple[LocalStack | None] | None = None
+    _local_cache: tuple[Operators, LocalStack | None] | None = None
 
     def _measure(
         self,
@@ -67,20 +73,27 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
             return self._gather(self._add_noise(results) if draws else results, gather)
         return super()._measure(name, x, gather, reduce_op, kwargs, draws)
 
-    def _change(self, method: str, kwargs: Mapping[str, Any], numbers: Iterable[int] | None = None) -> None:
-        super()._change(method, kwargs, numbers)
-        self._local_cache = None
-
     def _local_stack(self, x: Any = None) -> LocalStack | None:
         """Return the stack by blocks if its operators are local and accept ``x``; determined once."""
-        self.operators.check()
-        if self._local_cache is None:
+        operators = self.operators
+        operators.check()
+        if self._local_cache is None or self._local_cache[0] is not self._common.operators:
             # Blocks are computed without torch: operators that want gradients have a task each.
-            is_live = bool(self.operators.all_live)
-            local = None if is_live else local_stack(self.ctx, self.operators.local, self.exact, self.reach)
-            self._local_cache = (local,)
-        (local,) = self._local_cache
+            are_there = bool(operators.local) and not operators.all_live
+            parts = [self._local_operator(number) for number in self._numbers] if are_there else [None]
+            found = [part for part in parts if part is not None]
+            local = LocalStack(self.ctx, found, self.exact) if len(found) == len(parts) else None
+            self._local_cache = self._common.operators, local
+        _, local = self._local_cache
         return local if x is None or (local and local.accepts(tuple(x.shape))) else None
+
+    def _local_operator(self, number: int) -> LocalOperator | None:
+        """Return an operator for blocks, if it can be one; tried and sent once for a stack and its subsets."""
+        tried: dict[int, LocalOperator | None] = self._common.tried
+        if number not in tried:
+            physics = self._common.operators.local[number]
+            tried[number] = local_operator(self.ctx, physics, self.exact, self.reach)
+        return tried[number]
 
     def _reduce(self, total: torch.Tensor, reduce_op: str) -> torch.Tensor:
         return total / self.num_operators if reduce_op == "mean" else total
@@ -200,11 +213,16 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
             Return not the norm but the upper bound ``sum_i |A_i|²``, deepinv's default.
         """
         self._check_values("compute_sqnorm", x0)
+        self.operators.check()
         if local_only:
             options = {"max_iter": max_iter, "tol": tol, "verbose": False, **kwargs}
             return self._remote_call(ADJOINT, "compute_sqnorm", [x0], (), "sum", options).reshape(())
-        if torch.is_grad_enabled() and self.operators.all_live and "compute_sqnorm" not in self._warned:
-            self._warned.add("compute_sqnorm")
+        if (
+            torch.is_grad_enabled()
+            and self.operators.all_live
+            and "compute_sqnorm" not in self._common.warned
+        ):
+            self._common.warned.add("compute_sqnorm")
             warnings.warn(
                 "the norm of operators that want gradients is a constant: parameters get no gradient through it. This warning is "
                 "given once.",
@@ -248,8 +266,8 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass): 
             return solution, float(residual)
 
         def warn(residual: float) -> None:
-            if name not in self._warned:
-                self._warned.add(name)
+            if name not in self._common.warned:
+                self._common.warned.add(name)
                 warnings.warn(
                     f"{name} ended after {steps} steps of conjugate gradients at a relative residual of {residual:.1e}, and "
                     f"tol is {goal:g}: the result is not the solution. Write {name}(..., max_iter={5 * steps}), or a larger "

@@ -5,20 +5,24 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.transport.calls import FactoryObject, RemoteObject
 from halotile.tasks.distributed.transport.packing import Packed, Packer
+from halotile.tasks.distributed.transport.tensors import version_of
 
 ARGUMENTS_FOLDER = "words"
 Held = tuple[torch.Tensor, ...]
 """Tensors that an object holds."""
+Versions = tuple[tuple[torch.Tensor, int | None], ...]
+"""Tensors that an object holds, with their versions."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,14 @@ class Operators:
         The same objects in this process; empty for those of a factory.
     live : tuple of tuple of Tensor
         The tensors of each object that want gradients: inputs of every call.
-    constant : tuple of tuple of Tensor
-        The other tensors of each object.
+    constant : tuple of tuple of (Tensor, int or None)
+        The other tensors of each object, with their versions when they were sent.
     """
 
     remote: tuple[RemoteObject, ...]
     local: tuple[Any, ...]
     live: tuple[Held, ...]
-    constant: tuple[Held, ...]
+    constant: tuple[Versions, ...]
 
     def __len__(self) -> int:
         return len(self.remote)
@@ -58,14 +62,22 @@ class Operators:
         """The tensors that want gradients, object by object."""
         return tuple(itertools.chain(*self.live))
 
-    def check(self) -> None:
-        """Refuse objects of which a tensor began to want gradients after it was packed: it would get none."""
-        for number, tensors in enumerate(self.constant if torch.is_grad_enabled() else ()):
-            late = next((tensor for tensor in tensors if tensor.requires_grad), None)
-            if late is not None:
+    def check(self, what: str = "operator") -> None:
+        """Refuse objects of which a tensor was changed since it was sent, or wants a gradient since: it would get none."""
+        for number, held in enumerate(self.constant):
+            for tensor, version in held:
+                is_late = tensor.requires_grad and torch.is_grad_enabled()
+                if not is_late and version_of(tensor) == version:
+                    continue
+                name = f"a tensor of shape {tuple(tensor.shape)} of {what} {number}"
+                if is_late:
+                    raise ConfigError(
+                        f"{name} wants a gradient since requires_grad_() was called on it, and did not when the {what} was "
+                        "distributed. Call distribute(...) afterwards."
+                    )
                 raise ConfigError(
-                    f"a tensor of shape {tuple(late.shape)} of operator {number} wants a gradient since requires_grad_() was called on "
-                    "it, and did not when the operator was distributed. Call distribute(...) afterwards."
+                    f"{name} was changed in place, and the workers have its values from before. Call distribute(...) "
+                    "afterwards, or requires_grad_() on the tensor before distribute(...): then each call has its values."
                 )
 
     def repack(self, changed: Mapping[int, Any]) -> Operators:
@@ -78,6 +90,49 @@ class Operators:
             rows[number] = packer.pack(), packer.live, packer.constant
         remote, live, constant = zip(*rows, strict=True)
         return Operators(remote, self.local, live, constant)
+
+
+@dataclass(eq=False)
+class Common:
+    """The operators of a stack, which its subsets share with it.
+
+    Parameters
+    ----------
+    operators : Operators
+        All of them, as they are now.
+    """
+
+    operators: Operators
+    stored: tuple[tuple[Any, ...], Held] | None = None
+    """The parameters of the last call that stored some, and their tensors, which stay alive: they are told apart by id."""
+    tried: dict[int, Any] = field(default_factory=dict)
+    """Operators for blocks by number, or None for one that cannot be computed by blocks."""
+    warned: set[str] = field(default_factory=set)
+    """Methods that have warned."""
+
+
+def chosen_numbers(count: int, which: slice | Sequence[int]) -> Sequence[int]:
+    """Return the numbers of a slice, or of a sequence, among ``count`` operators.
+
+    Examples
+    --------
+    >>> list(chosen_numbers(5, slice(1, 3))), chosen_numbers(5, [4, -5])
+    ([1, 2], [4, 0])
+    """
+    everything = range(count)
+    if isinstance(which, slice):
+        numbers: Sequence[int] = everything[which]
+    else:
+        given = np.asarray(which)  # not as it is: to Python, True is 1, and a mask would pick two operators
+        is_list = given.ndim == 1 and (given.dtype.kind in "iu" or not given.size)
+        if not is_list or not all(-count <= number < count for number in given):
+            raise ConfigError(
+                f"operators {which} were asked for, and there are {count}, from 0 to {count - 1}. Write a list of their numbers."
+            )
+        numbers = [everything[number] for number in given]
+    if not numbers:
+        raise ConfigError(f"none of {count} operators is taken. Write some, such as [0:1] or [[0, 2]].")
+    return numbers
 
 
 def pack_all(engine: Engine, values: Sequence[Any], local: Sequence[Any] | None = None) -> Operators:
@@ -98,7 +153,7 @@ def make_packer(engine: Engine, value: Any, keeps_live: bool = False) -> Packer:
     return Packer(value, tempfile.mkdtemp(dir=engine.folder), str(engine.device), keeps_live)
 
 
-def _pack_named(engine: Engine, value: Any, name: str) -> tuple[Packed, Held, Held]:
+def _pack_named(engine: Engine, value: Any, name: str) -> tuple[Packed, Held, Versions]:
     """Pack an object, and name it in the error if it cannot be sent; return its live and constant tensors as well."""
     packer = make_packer(engine, value, keeps_live=True)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from deepinv.utils.tensorlist import TensorList
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.rewrite import rewrite
-from halotile.tasks.distributed.stacks.operators import Held, Operators, pack_live
+from halotile.tasks.distributed.stacks.operators import Common, Held, Operators, chosen_numbers, pack_live
 from halotile.tasks.distributed.transport.calls import Call, MethodCall, PureFunction, SensorCall
 from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
 from halotile.tasks.distributed.transport.packing import Packed
@@ -81,8 +81,10 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     ----------
     ctx : Engine
         The context.
-    operators : Operators
-        The operators of the stack.
+    common : Common
+        The operators, and what else a stack and its subsets have in common.
+    numbers : sequence of int, optional
+        The operators of this stack among them; all of them when left out.
     dtype : torch.dtype, optional
         Accepted for compatibility with deepinv; results have the dtype that the operators return.
     gather_strategy : str
@@ -109,7 +111,8 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     def __init__(
         self,
         ctx: Engine,
-        operators: Operators,
+        common: Common,
+        numbers: Sequence[int] | None = None,
         *,
         dtype: torch.dtype | None = None,
         gather_strategy: str = "concatenated",
@@ -129,29 +132,36 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         self.exact = exact
         self.reach = reach
         self.is_single = is_single
-        self.operators = operators
-        self.num_operators = len(operators)
-        self.local_indexes = list(range(len(operators)))
-        self.local_physics = list(operators.local)
         self._draws = DrawSequence(ctx.seed, ctx.stream())
-        self._stored_parameters: tuple[Any, ...] | None = None
-        self._warned: set[str] = set()
-        """Methods that have warned about an unreached tolerance."""
-        if is_single and operators.local:
-            self.noise_model = operators.local[0].noise_model
+        self._common = common
+        self._numbers = tuple(range(len(common.operators)) if numbers is None else numbers)
+        self.num_operators = len(self._numbers)
+        self.local_indexes = list(range(self.num_operators))
+        self.local_physics = list(self.operators.local)
+        if is_single and self.local_physics:
+            self.noise_model = self.local_physics[0].noise_model
         self._noise = (self.noise_model,)  # in a tuple, so that it is not a second submodule
+
+    @property
+    def operators(self) -> Operators:
+        """The operators of this stack, as they are now."""
+        return self._common.operators.select(self._numbers)
 
     def __len__(self) -> int:
         return self.num_operators
 
     def __getitem__(self, which: int | slice | Sequence[int]) -> Any:
-        """Return one operator, or a stack of those of a slice or a sequence of numbers: nothing is sent again."""
+        """Return one operator, or a stack of those of a slice or a sequence of numbers.
+
+        Nothing is sent again, and a change of an operator by one of the stacks is a change for the other.
+        """
         if isinstance(which, int | np.integer):
             return self.single_operator(self, range(self.num_operators)[which])
         numbers = chosen_numbers(self.num_operators, which)
         return type(self)(
             self.ctx,
-            self.operators.select(numbers),
+            self._common,
+            [self._numbers[number] for number in numbers],
             dtype=self.dtype,
             gather_strategy=self.gather_strategy,
             exact=self.exact,
@@ -197,33 +207,40 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         self.noise_model = noise_model
         self._noise = (noise_model,)
 
-    def _change(self, method: str, kwargs: Mapping[str, Any], numbers: Iterable[int] | None = None) -> None:
-        """Call a method that changes these operators, by default all of them, and send them again."""
+    def _change(self, method: str, kwargs: Mapping[str, Any], numbers: Sequence[int] = ()) -> None:
+        """Call a method that changes operators, by default those of this stack, and send them again."""
         if not kwargs:
             return
-        local = self.operators.local
+        common = self._common
+        local = common.operators.local
         if not local:
             raise ConfigError(
                 f"{method} has nothing to change: a factory makes the operators on the workers. Call distribute(...) again "
                 "with other shared values."
             )
-        changed = list(range(self.num_operators) if numbers is None else numbers)
+        changed = numbers or self._numbers
         for number in changed:
             getattr(local[number], method)(**kwargs)
-        self.operators = self.operators.repack({n: rewrite(local[n], self.exact) for n in changed})
-        self._stored_parameters = None
+        common.operators = common.operators.repack({n: rewrite(local[n], self.exact) for n in changed})
+        common.stored = None
+        common.tried.clear()
 
     def _store_parameters(
-        self, name: str, kwargs: Mapping[str, Any], packed: Packed | None, live: Held, *numbers: int
+        self,
+        name: str,
+        kwargs: Mapping[str, Any],
+        packed: Packed | None,
+        live: Held,
+        numbers: tuple[int, ...],
     ) -> None:
         """Store the parameters of a call in the operators, as deepinv does, except in those of a factory."""
         if name not in UPDATING_METHODS or packed is None or not self.operators.local:
             return
         method = "update" if name == "forward" else "update_parameters"
-        parameters = (method, numbers, packed.digest, *map(id, live))
-        if self._stored_parameters != parameters:
-            self._change(method, kwargs, numbers or None)
-            self._stored_parameters = parameters
+        parameters = (method, numbers, packed.digest, *((id(each), each._version) for each in live))
+        if self._common.stored is None or self._common.stored[0] != parameters:
+            self._change(method, kwargs, numbers)
+            self._common.stored = parameters, live
 
     def _measurements(self, y: Any) -> list[torch.Tensor]:
         """Return the list of measurements, one for each operator."""
@@ -285,23 +302,25 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
             )
         check_reduction("reduce_op", reduce_op)
         packed, live = pack_live(self.ctx, kwargs)
-        self._store_parameters(name, kwargs, packed, live)
-        self.operators.check()
+        self._store_parameters(name, kwargs, packed, live, self._numbers)
+        operators = self.operators
+        operators.check()
         draw = self._draws.next() if draws else None
         functions = [
             MethodCall(operator, name, packed, draw and draw.for_number(number), self.kind)
-            for number, operator in enumerate(self.operators.remote)
+            for number, operator in enumerate(operators.remote)
         ]
-        held = [(*own_live, *live) for own_live in self.operators.live]
+        held = [(*own_live, *live) for own_live in operators.live]
         return evaluate_reduced(self.ctx, phase, functions, shared, own, reduce_op, held)
 
     def apply_single(self, number: int, name: str, tensors: list[torch.Tensor], kwargs: Any) -> torch.Tensor:
         """Call a method of one operator."""
         packed, live = pack_live(self.ctx, kwargs)
-        self._store_parameters(name, kwargs, packed, live, number)
-        self.operators.check()
-        method = MethodCall(self.operators.remote[number], name, packed, kind=self.kind)
-        inputs = [*tensors, *self.operators.live[number], *live]
+        self._store_parameters(name, kwargs, packed, live, (self._numbers[number],))
+        operators = self.operators
+        operators.check()
+        method = MethodCall(operators.remote[number], name, packed, kind=self.kind)
+        inputs = [*tensors, *operators.live[number], *live]
         call = Call(method, tuple(range(len(inputs))), (0,), number)
         return evaluate(Batch(self.ctx, FORWARD if name == "A" else ADJOINT, (call,), 1), inputs)[0]
 
@@ -313,29 +332,6 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         live = self.operators.live
         noisy: list[Any] = evaluate_reduced(self.ctx, FORWARD, functions, (), measurements, None, live)
         return noisy
-
-
-def chosen_numbers(count: int, which: slice | Sequence[int]) -> Sequence[int]:
-    """Return the numbers of a slice, or of a sequence, among ``count`` operators.
-
-    Examples
-    --------
-    >>> list(chosen_numbers(5, slice(1, 3))), chosen_numbers(5, [4, -5])
-    ([1, 2], [4, 0])
-    """
-    everything = range(count)
-    if isinstance(which, slice):
-        numbers: Sequence[int] = everything[which]
-    else:
-        try:
-            numbers = [everything[number] for number in which]
-        except IndexError:
-            raise ConfigError(
-                f"operators {list(which)} were asked for, and there are {count}, from 0 to {count - 1}. Write their numbers."
-            ) from None
-    if not numbers:
-        raise ConfigError(f"none of {count} operators is taken. Write some, such as [0:1] or [[0, 2]].")
-    return numbers
 
 
 def evaluate_reduced(

@@ -11,9 +11,6 @@ import torch
 
 from halotile.errors import ConfigError
 
-SUMS = 4
-"""Values of a measurement: sum and sum of squares of each channel, their number, and the number of the layer."""
-
 
 class UnmeasuredLayer(Exception):
     """The call has come to a layer whose statistics are not known yet."""
@@ -74,14 +71,48 @@ def given_statistics(network: Any, statistics: Sequence[torch.Tensor]) -> Iterat
             del layer.forward
 
 
-def sums_of(reached: UnmeasuredLayer | None) -> tuple[torch.Tensor, ...]:
-    """Return what a call adds to the statistics of the layer that it reached; the number -1 if it came to its end."""
+def measure(reached: UnmeasuredLayer | None) -> torch.Tensor:
+    """Return the number of the layer that a call reached, its pixels, and of each channel the mean and the squares around it.
+
+    The number is -1, and alone, if the call came to its end.
+    """
     if reached is None:
-        zero = torch.zeros(1, dtype=torch.float64)
-        return zero, zero, zero, zero - 1
+        return torch.full((1,), -1, dtype=torch.float64)
     x = reached.x.transpose(0, 1).flatten(1).double()
-    count = torch.full((1,), x.shape[1], dtype=torch.float64, device=x.device)
-    return x.sum(1), x.square().sum(1), count, torch.full_like(count, reached.number)
+    mean = x.mean(1)
+    squares = (x - mean[:, None]).square().sum(1)
+    return torch.cat([x.new_tensor([reached.number, x.shape[1]]), mean, squares])
+
+
+def pool(measured: Sequence[torch.Tensor]) -> tuple[int, torch.Tensor, torch.Tensor, float] | None:
+    """Return the number of the layer that the calls reached, with the mean, variance and pixels of all; None at the end.
+
+    Squares around the mean of each call keep the digits that sums of squares lose where an image is far from 0.
+
+    Raises
+    ------
+    ConfigError
+        When calls reached different layers.
+
+    Examples
+    --------
+    >>> pool([measure(UnmeasuredLayer(4, torch.full((1, 1, 1), value))) for value in (1.0, 3.0)])
+    (4, tensor([2.], dtype=torch.float64), tensor([1.], dtype=torch.float64), 2.0)
+    """
+    layers = {int(each[0]) for each in measured}
+    if len(layers) > 1:
+        raise ConfigError(
+            "the images of a batch go through different layers of batch norm, which have no statistics of all of them then. "
+            "Write eval(), or leave images_per_task out."
+        )
+    if layers == {-1}:
+        return None
+    table = torch.stack(list(measured))
+    counts, (means, squares) = table[:, 1:2], table[:, 2:].chunk(2, 1)
+    count = counts.sum()
+    mean = (counts * means).sum(0) / count
+    variance = (squares + counts * (means - mean).square()).sum(0) / count
+    return layers.pop(), mean, variance, float(count.detach())
 
 
 def update_running(layer: Any, mean: torch.Tensor, variance: torch.Tensor, count: float) -> None:

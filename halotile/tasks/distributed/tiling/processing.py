@@ -14,7 +14,7 @@ import torch
 from halotile.errors import ConfigError
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.stacks.operators import make_packer, pack_arguments
-from halotile.tasks.distributed.tiling.batch_statistics import SUMS, batch_norms, update_running
+from halotile.tasks.distributed.tiling.batch_statistics import batch_norms, pool, update_running
 from halotile.tasks.distributed.tiling.custom import STRATEGY_METHODS, CustomTiles
 from halotile.tasks.distributed.tiling.processor_call import (
     Argument,
@@ -238,14 +238,12 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         found: list[tuple[Any, torch.Tensor, torch.Tensor, float]] = []
         measuring = replace(call, normalises="measured")
         while len(found) < len(norms):
-            inputs = [*weights, *statistics]
-            total, squares, count, layer = self._evaluate(measuring, inputs, columns, numbers, totals=SUMS)
-            number, pixels = float(layer.detach()) / len(numbers), float(count.detach())
-            if number < 0:
+            measured = self._evaluate(measuring, [*weights, *statistics], columns, numbers)
+            if (pooled := pool(measured)) is None:
                 break  # the others are not used
-            mean = total / count
-            statistics += [mean, squares / count - mean.square()]
-            found.append((norms[round(number)], statistics[-2], statistics[-1], pixels))
+            number, mean, variance, pixels = pooled
+            statistics += [mean, variance]
+            found.append((norms[number], mean, variance, pixels))
         results = self._evaluate(replace(call, normalises="given"), [*weights, *statistics], columns, numbers)
         for each in found:
             update_running(*each)
@@ -273,20 +271,15 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         columns: Sequence[Sequence[torch.Tensor]],
         numbers: Sequence[int],
         what: str = "tile",
-        totals: int = 0,
     ) -> list[torch.Tensor]:
-        """Evaluate the call on every batch; each column holds one input, batch by batch.
-
-        The results are those of the batches, or the sums over the batches of so many ``totals``.
-        """
+        """Evaluate the call on every batch; each column holds one input, batch by batch."""
         inputs: list[torch.Tensor] = list(weights)
         calls = []
         for slot, (number, *row) in enumerate(zip(numbers, *columns, strict=True)):
             used = (*range(len(inputs), len(inputs) + len(row)), *range(len(weights)))
-            slots = tuple(range(totals)) or (slot,)
-            calls.append(Call(call.for_batch(number), used, slots, number))
+            calls.append(Call(call.for_batch(number), used, (slot,), number))
             inputs += row
-        return evaluate(Batch(self.ctx, PHASE, tuple(calls), totals or len(calls), what), inputs)
+        return evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), what), inputs)
 
     def _stride(
         self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]

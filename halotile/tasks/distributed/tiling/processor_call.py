@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from halotile.tasks.distributed.tiling.batch_statistics import UnmeasuredLayer, given_statistics, sums_of
+from halotile.tasks.distributed.tiling.batch_statistics import UnmeasuredLayer, given_statistics, measure
 from halotile.tasks.distributed.tiling.tiles import Tiles
 from halotile.tasks.distributed.transport.calls import Tensors
 from halotile.tasks.distributed.transport.loaded_objects import load_for_call
@@ -112,7 +112,7 @@ class ProcessorCall:
         Random numbers of the call.
     normalises : str, optional
         ``given``: layers of batch norm take their statistics from the inputs after the weights; ``measured``: the
-        result is what the call adds to those of the next layer; None: they normalise by the batch of the call.
+        result is a measurement of the next layer; None: they normalise by the batch of the call.
     """
 
     processor: Packed
@@ -150,9 +150,9 @@ class ProcessorCall:
                     else:
                         result = processor(batch, *args, **kwargs)
             except UnmeasuredLayer as reached:
-                return sums_of(reached)
+                return (measure(reached),)
         if self.normalises == "measured":
-            return sums_of(None)
+            return (measure(None),)
         check_tensor("the processor", result)
         if self.tiles is None:
             return (result,)

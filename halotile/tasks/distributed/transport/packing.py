@@ -19,7 +19,7 @@ import torch
 
 from halotile.errors import HalotileError, WrongKind
 from halotile.tasks.distributed.transport.loaded_objects import LoadedObject
-from halotile.tasks.distributed.transport.tensors import tensor_kind_of, to_array, to_tensor
+from halotile.tasks.distributed.transport.tensors import tensor_kind_of, to_array, to_tensor, version_of
 
 CACHE_BYTES = 2**30
 """Size of the objects that a process keeps loaded."""
@@ -90,7 +90,7 @@ class Packer:
         Device of its tensors on a worker.
     keeps_live : bool
         Leave tensors that want gradients out of the files: they are in ``live``, in the order in which calls
-        are given them, and the others in ``constant``.
+        are given them, and the others in ``constant``, with their versions.
 
     Examples
     --------
@@ -111,7 +111,7 @@ class Packer:
         self.value = value
         self.keeps_live = keeps_live
         self.live: tuple[torch.Tensor, ...] = ()
-        self.constant: tuple[torch.Tensor, ...] = ()
+        self.constant: tuple[tuple[torch.Tensor, int | None], ...] = ()
         self.device = device
         self.folder = Path(folder)
         self._last: Packed | None = None
@@ -139,7 +139,8 @@ class Packer:
         data = stream.getvalue()
         digest = hashlib.sha256(data).hexdigest()[:32]
         size_bytes = len(data) + writer.size_bytes
-        self.live, self.constant = tuple(writer.live.values()), tuple(writer.constant.values())
+        self.live = tuple(writer.live.values())
+        self.constant = tuple((tensor, version_of(tensor)) for tensor in writer.constant.values())
         current = Packed(
             str(self.folder), digest, tuple(sorted(writer.digests)), self.device, size_bytes, len(self.live)
         )
@@ -179,7 +180,7 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
             return None
         if self.keeps_live and value.requires_grad:
             self.live.setdefault(id(value), value)
-            return list(self.live).index(id(value))
+            return list(self.live).index(id(value)), isinstance(value, torch.nn.Parameter)
         array = to_array(value)
         numbers = np.ascontiguousarray(array) if array.ndim else array
         head = f"{array.shape}{array.dtype}".encode()
@@ -210,10 +211,15 @@ class _Reader(pickle.Unpickler):
         self.device = packed.device
         self._tensors: dict[int, torch.Tensor] = {}
 
-    def persistent_load(self, name: int | tuple[int, str, str, bool, bool]) -> torch.Tensor:
+    def persistent_load(self, name: tuple[int, bool] | tuple[int, str, str, bool, bool]) -> torch.Tensor:
         """Return the tensor of this identity; the same one each time."""
-        if isinstance(name, int):
-            return self.live[name]
+        if len(name) == 2:
+            live, is_parameter = self.live[name[0]], name[1]
+            if is_parameter:
+                live._is_param = (
+                    True  # a new Parameter would be another leaf; modules ask isinstance, which asks this
+                )
+            return live
         serial, digest, kind, is_parameter, requires_grad = name
         if serial not in self._tensors:
             numbers = np.load(self.folder / f"{digest}.npy", allow_pickle=False)

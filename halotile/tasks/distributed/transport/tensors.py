@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from halotile.errors import InputError, WrongKind
+
+_lock = threading.RLock()
 
 WIDER = {torch.bfloat16: torch.float32}
 """Dtypes that NumPy lacks, and wider ones that hold their values exactly."""
@@ -44,6 +49,26 @@ def to_tensor(array: NDArray[Any], kind: str | None = None, device: Any = "cpu")
     dtype = getattr(torch, kind or str(array.dtype))
     tensor: torch.Tensor = torch.from_numpy(writable).to(device=device, dtype=dtype)
     return tensor
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Let torch make tensors of this dtype for a while. Threads share its default, so only one at a time has another."""
+    if dtype == torch.float32:
+        yield
+        return
+    with _lock:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Number of changes of a tensor in place; None in inference mode, which does not count them."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def check_tensor(name: str, value: Any) -> None:

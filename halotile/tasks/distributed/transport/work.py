@@ -6,7 +6,7 @@ import math
 import pickle
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from halotile.tasks.distributed.transport.calls import Call, Derivative, PureFun
 from halotile.tasks.distributed.transport.stored import Stored, store
 from halotile.tasks.distributed.transport.tensors import (
     check_tensor,
+    default_dtype,
     promoted_kind,
     tensor_kind_of,
     to_array,
@@ -53,6 +54,8 @@ class CallBatch:
         Keep sums in double precision until the last.
     device : str
         Device of the computation.
+    default_dtype : torch.dtype
+        Dtype of tensors for which a call names none: that of the driver.
     """
 
     folder: str
@@ -61,6 +64,7 @@ class CallBatch:
     what: str
     in_double: bool = False
     device: str = "cpu"
+    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     def compute(self, calls: Sequence[Call], after: PartialSums | None = None) -> PartialSums:
         """Evaluate calls one after the other, and add up the values of each slot.
@@ -125,7 +129,7 @@ class CallBatch:
         try:
             inputs = (self.inputs[place] for place in call.inputs)
             tensors = [to_tensor(stored.load(), stored.kind, self.device) for stored in inputs]
-            with torch.no_grad():
+            with torch.no_grad(), default_dtype(self.default_dtype):
                 values = call.function(*tensors)
             for value in values:
                 _check_value(call.function, value)
