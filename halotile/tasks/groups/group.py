@@ -191,11 +191,10 @@ class TorchGroup:
         import torch.distributed as dist
 
         patience = timedelta(seconds=self.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        options = dist.BarrierOptions()
+        options.timeout = patience  # gloo's; that of nccl waits no longer than here
         with talking("barrier"):
-            if self.backend == "gloo":
-                dist.monitored_barrier(self.process_group, patience, wait_all_ranks=True)
-            else:
-                dist.barrier(self.process_group, async_op=True).wait(patience)
+            (self.process_group or dist.group.WORLD).barrier(options).wait(patience)
 
     def mesh(self, sizes: Mapping[str, int]) -> dict[str, TorchGroup]:
         """Cut the ranks into a grid; return the group of this rank along each of its axes.
