@@ -197,9 +197,12 @@ class TorchGroup:
 
         patience = timedelta(seconds=self.timeout_seconds if timeout_seconds is None else timeout_seconds)
         options = dist.BarrierOptions()
-        options.timeout = patience  # gloo's; that of nccl waits no longer than here
+        options.timeout = patience
         with talking("barrier"):
-            (self.process_group or dist.group.WORLD).barrier(options).wait(patience)
+            if self.backend == "gloo":
+                (self.process_group or dist.group.WORLD).barrier(options).wait()
+            else:
+                dist.barrier(self.process_group, True, [self.device.index]).wait(patience)
 
     def mesh(self, sizes: Mapping[str, int]) -> dict[str, TorchGroup]:
         """Cut the ranks into a grid; return the group of this rank along each of its axes.
