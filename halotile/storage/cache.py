@@ -41,6 +41,12 @@ def user_cache() -> Path:
         ) from error
 
 
+def is_private(status: os.stat_result) -> bool:
+    """Return True for a folder of this user that nobody else may read or write."""
+    is_closed = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
+    return is_closed and status.st_uid == os.geteuid()
+
+
 def read_cached(key: str) -> Any:
     """The value stored under this key; None when there is none.
 
@@ -84,8 +90,7 @@ def _open_folder() -> Iterator[int]:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         # Check the open descriptor, because the path may have been replaced since.
-        status = os.fstat(fd)
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        if not is_private(os.fstat(fd)):
             raise PermissionError(f"{path} is not private")
         yield fd
     finally:

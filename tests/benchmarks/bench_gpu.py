@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.benchmarks.gpu_ranks import COLLECTIVES
 from tests.benchmarks.rows import program
 from tests.benchmarks.turns import machine, take_turns, versions
 
@@ -63,6 +64,10 @@ CASES = {
     "gaussian": Case("gaussian", "gaussian, σ = 2", 32768, 512, 1024, copy_bar=0.8, peers=False),
     "unet": Case("unet", "residual U-Net, {}", 24576, 384, 256, bare_bar=0.9, share=0.5),
 }
+RANKS = "ranks"
+"""The case with rows of its own: one rank, connected with itself."""
+ELSEWHERE = {"monai": "gpu_peers", "deepinv": "gpu_peers", RANKS: "gpu_ranks"}
+"""Modules of programs that are not in gpu_programs."""
 PEERS = {
     "monai": ("monai least", "MONAI, windows of 2048"),
     "monai default": ("monai default", "MONAI, its default overlap"),
@@ -76,7 +81,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = _arguments(words)
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
-        device = program("gpu_programs.card", folder, 0, given.device)
+        device = program("gpu_programs.gpu", folder, 0, given.device)
         if device["name"] is None:
             print("no GPU here: torch sees no CUDA device, so there is nothing to measure", file=sys.stderr)
             return 2
@@ -86,9 +91,9 @@ def main(words: Sequence[str] | None = None) -> int:
         bench = Bench(folder, given.device, given.repeats, given.minutes, given.unet_width)
         lines = [*head(device, given.device), "", COLUMNS]
         print("\n".join(lines), flush=True)
-        for name in given.only or CASES:
+        for name in given.only or (*CASES, RANKS):
             print(name, file=sys.stderr, flush=True)
-            rows = bench.rows(CASES[name], given.edge)
+            rows = bench.rows(CASES[name], given.edge) if name in CASES else bench.rank_rows(given.edge)
             lines += rows
             print("\n".join(rows), flush=True)
             if given.out:  # what is measured by now is safe
@@ -103,7 +108,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("only", nargs="*", metavar="CASE", help=", ".join((*CASES, RANKS)))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--edge", type=int, help="edge of the images in pixels, a multiple of 128")
     parser.add_argument("--look", action="store_true", help="only look whether there is a GPU")
@@ -117,8 +122,8 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     given = parser.parse_args(words)
     if given.repeats < 1 or (given.edge is not None and (given.edge < 1 or given.edge % 128)):
         parser.error("--repeats is at least 1, and --edge a multiple of 128 pixels")
-    if unknown := set(given.only) - set(CASES):
-        parser.error(f"there is no {unknown.pop()}; write some of {', '.join(CASES)}")
+    if unknown := set(given.only) - {*CASES, RANKS}:
+        parser.error(f"there is no {unknown.pop()}; write some of {', '.join((*CASES, RANKS))}")
     if given.device == "cpu" and given.out and DOCS in given.out.resolve().parents:
         parser.error("figures of the CPU do not belong into the documentation: write another --out")
     given.unet_width = given.unet_width or (64 if given.device == "cuda" else 8)
@@ -195,6 +200,16 @@ class Bench:
         self.failed |= self.failed_here
         return list(table.lines(case, f"{self._title(case)} {edge}²"))
 
+    def rank_rows(self, edge: int | None) -> list[str]:
+        """The rows of a rank that is connected with itself, by nccl on a GPU."""
+        edge = edge or (4096 if self.device == "cuda" else 256)
+        backend = "nccl" if self.device == "cuda" else "gloo"
+        self.failed_here = {}
+        table = Table({RANKS: [self._once(RANKS, edge)]}, self.failed_here)
+        self.failed |= self.failed_here
+        title = f"one rank by {backend}, {edge}², {{}}: largest difference from the CPU"
+        return [table.figure(title.format(name), RANKS, name, "", 1e-5) for name in COLLECTIVES]
+
     def _title(self, case: Case) -> str:
         if case.word != "unet":
             return case.title
@@ -202,13 +217,14 @@ class Bench:
 
         return case.title.format(f"{parameters(self.width) / 1e6:.3g} M parameters")
 
-    def _once(self, key: str, edge: int, word: str) -> dict[str, Any]:
+    def _once(self, key: str, edge: int, *words: str) -> dict[str, Any]:
         """One run of a program; one that failed is not tried again, and the others go on."""
         if key in self.failed_here:
             return {}
         name, *more = key.split()
         try:
-            return self.run(f"gpu_programs.{name}", self.folder, edge, self.device, word, *more)
+            module = ELSEWHERE.get(name, "gpu_programs")
+            return self.run(f"{module}.{name}", self.folder, edge, self.device, *words, *more)
         except SystemExit as error:
             print(error, file=sys.stderr, flush=True)
             self.failed_here[key] = str(error).strip().splitlines()[-1]

@@ -29,8 +29,6 @@ WAYS = {"cnn": ((512, 16), (1024, 4), (2048, 1), (4096, 1)), "unet": ((512, 4), 
 """Tiles and batches of which the bare forward takes the best."""
 STOPWATCH = "stopwatch"
 """How cuDNN chooses an algorithm, where it is not by rule."""
-PEER_WINDOW = 2048
-"""Windows of the peers, where they are not left at their defaults: as large as pays, so that little is computed twice."""
 
 
 # --- what is run ------------------------------------------------------------------------------------
@@ -223,7 +221,7 @@ def bare(folder: Path, edge: int, device: str, subject: str, how: str = STOPWATC
 
     The first run tries them all; the best of it is what the later ones take. cuDNN chooses by stopwatch, or by rule as in a job.
     """
-    known = _best_of(folder, device, subject, how)
+    known = best_of(folder, device, subject, how)
     ways = [tuple(way) for way in json.loads(known.read_text())] if known.exists() else None
     one_precision(benchmark=how == STOPWATCH)
     measured = dict(_bare_rates(folder, edge, device, Subject.of(subject), ways))
@@ -236,7 +234,7 @@ def bare(folder: Path, edge: int, device: str, subject: str, how: str = STOPWATC
     }
 
 
-def _best_of(folder: Path, device: str, subject: str, how: str = STOPWATCH) -> Path:
+def best_of(folder: Path, device: str, subject: str, how: str = STOPWATCH) -> Path:
     """Where the best way of the bare forward is kept."""
     return folder / f"bare-{subject}-{device}-{how}.json"
 
@@ -284,13 +282,13 @@ def seconds_of(call: Callable[[], Any], device: str, least_seconds: float = 0.5)
 
     with torch.inference_mode():
         for _ in range(2):
-            once = _timed(call, device, 1)
+            once = timed(call, device, 1)
         # One is enough of a CPU, whose figures nobody reads.
         count = min(50, max(3, math.ceil(least_seconds / once))) if device == "cuda" else 1
-        return _timed(call, device, count)
+        return timed(call, device, count)
 
 
-def _timed(call: Callable[[], Any], device: str, count: int) -> float:
+def timed(call: Callable[[], Any], device: str, count: int) -> float:
     """Seconds of each of so many calls; the device has nothing to do before and after."""
     synchronize(device)
     began = time.perf_counter()
@@ -306,78 +304,6 @@ def synchronize(device: str) -> None:
 
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-# --- peers ------------------------------------------------------------------------------------------
-
-
-def _peer(folder: Path, edge: int, device: str, subject: str) -> tuple[Any, Any]:
-    """The model as plain torch, in the memory layout in which the bare forward is faster, and the whole image, on the device."""
-    import torch
-    import zarr
-
-    one_precision(benchmark=True)
-    model = next(iter(Subject.of(subject).models(folder).values()))
-    known = _best_of(folder, device, subject)
-    last = not known.exists() or json.loads(known.read_text())[0][3]
-    layout = torch.channels_last if last else torch.contiguous_format
-    model = model.to(device=device, memory_format=layout)
-    pixels = torch.from_numpy(zarr.open_array(image(folder, edge), mode="r")[...])[None, None]
-
-    def forward(windows: Any) -> Any:
-        return model(windows.contiguous(memory_format=layout))
-
-    return forward, pixels.to(device)
-
-
-def _peer_rate(call: Callable[[], Any], device: str, edge: int) -> Result:
-    """Millions of pixels a second of the second of two calls."""
-    import torch
-
-    with torch.inference_mode():
-        _timed(call, device, 1)
-        return {"mpix_per_s": edge**2 / 1e6 / _timed(call, device, 1)}
-
-
-def monai(folder: Path, edge: int, device: str, subject: str, overlap: str) -> Result:
-    """MONAI's sliding window with image and result on the device: the least overlap without seams, or its default."""
-    from monai.inferers import sliding_window_inference
-
-    forward, pixels = _peer(folder, edge, device, subject)
-    window = min(PEER_WINDOW, edge)
-    least = 2 * Subject.of(subject).reach / window
-    share = least if overlap == "least" and window < edge else 0.25
-    return _peer_rate(
-        lambda: sliding_window_inference(pixels, (window, window), 1, forward, overlap=share), device, edge
-    )
-
-
-def deepinv(folder: Path, edge: int, device: str, subject: str, patches: str) -> Result:
-    """deepinv.distributed in one process with image and result on the device: large patches, or its defaults."""
-    from deepinv.distributed import DistributedContext, distribute
-    from deepinv.models import Denoiser
-
-    forward, pixels = _peer(folder, edge, device, subject)
-
-    class Wrapped(Denoiser):  # type: ignore[misc]
-        def forward(self, x: Any, sigma: Any = None, **_: Any) -> Any:
-            return forward(x)
-
-    reach = math.ceil(Subject.of(subject).reach / 8) * 8
-    patch, overlap, batch = 256, 64, 16
-    if patches == "large":
-        patch, batch = min(PEER_WINDOW, edge // 2), 1
-        overlap = min(reach, patch // 2)
-    with DistributedContext(device_mode="gpu" if device == "cuda" else "cpu") as context:
-        denoiser = distribute(
-            Wrapped(),
-            context,
-            tiling_dims=(-2, -1),
-            patch_size=patch,
-            overlap=overlap,
-            max_batch_size=batch,
-        )
-        return _peer_rate(lambda: denoiser(pixels, 0.1), device, edge)
 
 
 # --- the machine ------------------------------------------------------------------------------------

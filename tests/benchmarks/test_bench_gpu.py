@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.probe import probe
-from tests.benchmarks import bench_gpu, gpu_programs, unets
+from tests.benchmarks import bench_gpu, gpu_peers, gpu_programs, unets
 from tests.benchmarks.bench_gpu import CASES, Bench, Table, main
 from tests.benchmarks.turns import take_turns
 
@@ -57,11 +58,14 @@ def test_every_program_runs_on_the_processor(
     monkeypatch.setattr(bench_gpu, "is_installed", lambda _: False)
 
     def here(name: str, folder: Path, edge: int, *more: str) -> Any:
-        return getattr(gpu_programs, name.removeprefix("gpu_programs."))(folder, edge, *more)
+        module, _, function = name.partition(".")
+        return getattr(importlib.import_module(f"tests.benchmarks.{module}"), function)(folder, edge, *more)
 
     bench = Bench(tmp_path, "cpu", 1, 1.0, 2, here)
     table = "\n".join(line for case in CASES.values() for line in bench.rows(case, 64))
+    ranks = "\n".join(bench.rank_rows(64))
     assert bench.failed == {}
+    assert ranks.count("| one rank by gloo, 64², ") == ranks.count("| ≤ 1e-05 | **0** |") == 4
     assert table.count("end to end, one worker") == 3
     assert table.count("monai is not installed") == 4
     assert table.count("| while blocks stream / pure copy | ≥ 0.8 | **") == 1
@@ -74,7 +78,7 @@ def test_every_program_runs_on_the_processor(
 def test_peers_run_on_the_processor(words: str, tmp_path: Path) -> None:
     name, way = words.split()
     pytest.importorskip(name)
-    assert getattr(gpu_programs, name)(tmp_path, 320, "cpu", "cnn", way)["mpix_per_s"] > 0
+    assert getattr(gpu_peers, name)(tmp_path, 320, "cpu", "cnn", way)["mpix_per_s"] > 0
 
 
 @pytest.mark.parametrize(
@@ -137,6 +141,11 @@ def test_without_a_card_it_says_so(
     monkeypatch.setattr(bench_gpu, "program", lambda *_: {"name": None})
     assert main([]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_device_is_looked_for_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--look", "--device", "cpu"]) == 0
+    assert capsys.readouterr().err == "the processor is here\n"
 
 
 def test_rounds_end_when_the_time_is_up() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import psutil
 import torch
 
+from halotile.errors import PeerLost
+from halotile.tasks.groups import opening
 from halotile.tasks.groups.group import TorchGroup
 
 SLOTS = 12
@@ -55,9 +57,38 @@ def along_mesh(group: TorchGroup) -> dict[str, Any]:
     }
 
 
+def repeated(group: TorchGroup) -> tuple[int, set[bytes]]:
+    """The process of this rank, and the bits of a sum over the ranks that is made again and again."""
+    x = slot(group.rank)
+    return os.getpid(), {group.all_reduce(x).numpy().tobytes() for _ in range(20)}
+
+
+def late(group: TorchGroup, rank: int, seconds: float) -> float:
+    """One rank comes to a barrier late, and ends late; both times it is longer than the timeout of the group."""
+    if group.rank == rank:
+        time.sleep(seconds)
+    group.barrier(60.0)
+    if group.rank == rank:
+        time.sleep(seconds)
+    return time.monotonic()
+
+
+def barrier_without(group: TorchGroup, rank: int, folder: str) -> None:
+    """One rank never comes to a barrier; the others write how long they waited there."""
+    if group.rank == rank:
+        time.sleep(3)  # it ends by itself: no worker has to be started anew
+        return
+    began = time.monotonic()
+    try:
+        group.barrier(0.5)
+    except PeerLost:
+        Path(folder, str(group.rank)).write_text(str(time.monotonic() - began))
+        raise
+
+
 def listened_at(group: TorchGroup) -> list[str]:
-    """Addresses at which this process listens for TCP, beside those of Dask."""
-    group.barrier()
+    """Addresses at which this process listens for TCP, beside those of Dask; also for what connects ranks on GPUs beside nccl."""
+    opening._beside(group).barrier()
     found = psutil.Process().net_connections("tcp")
     return sorted({entry.laddr.ip for entry in found if entry.status == psutil.CONN_LISTEN})
 

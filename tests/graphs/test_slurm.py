@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -266,4 +267,53 @@ def test_a_context_has_jobs_for_workers_and_its_folder_where_they_see_it(
     )
     assert done.stdout.startswith(f"2 (1, 1, 20, 20) {tmp_path}/cache/halotile/halotile-"), done.stderr
     assert [*(tmp_path / "cache/halotile").iterdir()] == []
+    wait_for(lambda: not slurm.jobs())
+
+
+def in_docs(page: str, name: str) -> str:
+    """The script of this name in a page of the documentation."""
+    found = re.search(rf"```\w+\n(# {name}\n.*?)```", (REPOSITORY / "docs" / page).read_text(), re.DOTALL)
+    assert found
+    return found[1]
+
+
+def call_in(folder: Path, slurm: Slurm, *command: str) -> subprocess.Popen[str]:
+    """Begin a command in a folder with a cache of its own, whose output goes to a file there."""
+    environment = slurm.environment | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(folder / "cache")}
+    with open(folder / "output", "w") as output:
+        return subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True
+        )
+
+
+@pytest.mark.parametrize("words", [(), ("--nodes=2",)], ids=["one node", "two nodes"])
+def test_copies_of_a_script_that_srun_starts_are_ranks(
+    words: tuple[str, ...], slurm: Slurm, tmp_path: Path
+) -> None:
+    (tmp_path / "everywhere.py").write_text(in_docs("torch.md", "everywhere.py"))
+    running = call_in(tmp_path, slurm, "srun", "-n", "2", *words, sys.executable, "everywhere.py")
+    assert running.wait(timeout=120) == 0
+    counted = [f"rank {rank} of 2 counts 2" for rank in range(2)]
+    assert (
+        sorted(line for line in (tmp_path / "output").read_text().splitlines() if "rank" in line) == counted
+    )
+    assert [*(tmp_path / "cache/halotile/ranks").iterdir()] == []
+
+
+def test_ranks_of_a_script_wait_until_the_queue_has_let_all_in(slurm: Slurm, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(in_docs("torch.md", "train.py"))
+    (tmp_path / "site.yaml").write_text("cluster: {kind: slurm, interface: lo}")
+    held = slurm.call(
+        "sbatch", "--parsable", "--ntasks=3", "--mem=200", "--output=/dev/null", "--wrap=sleep 600"
+    )
+    wait_for(lambda: slurm.call("squeue", "--noheader", "--job", held, "--format=%T") == "RUNNING")
+    options = ("--torch", "train.py", "--workers", "2", "--memory", "1GiB", "--config", "site.yaml")
+    command = Path(sys.executable).with_name("recon-cli")
+    running = call_in(tmp_path, slurm, str(command), "exec", *options)
+    output = tmp_path / "output"
+    wait_for(lambda: "waiting for 2 workers: 1 PENDING (Resources)" in output.read_text())
+    slurm.call("scancel", held)
+    assert running.wait(timeout=120) == 0, output.read_text()
+    printed = sorted(line for line in output.read_text().splitlines() if line.startswith("["))
+    assert printed == ["[0] 0 of 2", "[1] 1 of 2"]
     wait_for(lambda: not slurm.jobs())

@@ -93,6 +93,7 @@ def test_as_many_launches_are_asked_for_as_workers(monkeypatch: pytest.MonkeyPat
     assert watch.supervisor.missing() == "3 PENDING (Resources)"
     watch.cluster.here.add("w2")
     assert watch.supervisor.missing() is None
+    assert watch.supervisor.missing(2) == "3 PENDING (Resources)"
 
 
 def test_a_launch_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +186,8 @@ def test_a_cluster_goes_on_with_the_workers_that_are_left(monkeypatch: pytest.Mo
     assert "no more workers are asked for" in watch.reports[-1]
     assert next(iter(watch.cluster.workers)) == "w1"
     watch.supervisor.check()
+    with pytest.raises(ClusterFailed):
+        watch.supervisor.check(2)
     watch.cluster.here.clear()
     with pytest.raises(ClusterFailed):
         watch.supervisor.check()

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import importlib
 import os
+import stat
 import subprocess
 import sys
 import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from halotile import DistributedContext, torch_group
+from halotile.cli.main import app
 from halotile.errors import ConfigError, RankFailed
+from halotile.graphs.clusters.base import Order
+from halotile.graphs.clusters.connection import arrival
+from halotile.graphs.clusters.connection.present import present_workers
+from halotile.graphs.runs.passes import torch_ranks
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram
+from halotile.graphs.scripts import torch_script
 from halotile.graphs.scripts.torch_script import run_rank_of_script
 from halotile.tasks.groups import opening, script
 from halotile.tasks.groups.group import TorchGroup
@@ -38,7 +47,9 @@ torch.manual_seed(0)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
 model(torch.ones(3, 4) * (dist.get_rank() + 1)).square().sum().backward()
 print("weight", sys.argv[1], model.module.weight.grad.sum().item())
-if dist.get_rank() == 1 and "fail" in sys.argv:
+first = "once" in sys.argv and not os.path.exists(sys.argv[-1])
+if dist.get_rank() == 1 and (first or "fail" in sys.argv):
+    first and open(sys.argv[-1], "x")
     sys.exit("no such data")
 if "hang" in sys.argv:
     sys.exit("only this one") if dist.get_rank() == 0 else time.sleep(600)
@@ -85,6 +96,39 @@ def test_ranks_listen_on_the_address_of_their_worker_alone(four: DistributedCont
     assert four.run_torch(ranks.listened_at) == [["127.0.0.1"]] * 4
 
 
+def meeting_place(place: opening.Rendezvous) -> tuple[int, int]:
+    """Mode of the folder in which ranks meet, and the number of a rank's GPU."""
+    return stat.S_IMODE(Path(place.meeting).parent.stat().st_mode), place.gpu
+
+
+def test_ranks_meet_in_a_private_folder_and_take_the_first_gpu_of_their_worker(
+    four: DistributedContext,
+) -> None:
+    assert TorchProgram(meeting_place, four.folder).run(four.client, 4, 0) == [(0o700, 0)] * 4
+
+
+def test_ranks_are_processes_of_their_own_and_repeat_their_bits(four: DistributedContext) -> None:
+    ends = [four.run_torch(ranks.repeated) for _ in range(2)]
+    assert len({pid for pid, _ in ends[0]} - {os.getpid()}) == 4
+    assert len(set[bytes]().union(*(bits for end in ends for _, bits in end))) == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_comes_early_or_ends_early_waits_for_the_others(
+    four: DistributedContext, rank: int
+) -> None:
+    ends = four.run_torch(ranks.late, rank, 2.5, ranks=3, timeout_seconds=1.0)
+    assert all(ends[rank] - end > 2 for number, end in enumerate(ends) if number != rank)
+
+
+def test_a_barrier_waits_no_longer_than_it_says(four: DistributedContext, tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match=r"barrier: another rank ended, or did not answer in time"):
+        four.run_torch(ranks.barrier_without, 1, str(tmp_path), ranks=3)
+    waited = {path.name: float(path.read_text()) for path in tmp_path.iterdir()}
+    assert sorted(waited) == ["0", "2"]
+    assert all(0.4 < seconds < 2.5 for seconds in waited.values())
+
+
 def test_nothing_is_left_in_the_folder_in_which_ranks_meet(four: DistributedContext) -> None:
     four.run_torch(ranks.everything)
     assert list(four.folder.glob("ranks-*")) == []
@@ -111,6 +155,21 @@ def test_a_rank_that_fails_ends_all_others(four: DistributedContext, way: str, m
 def test_another_attempt_goes_on_from_a_checkpoint(four: DistributedContext, tmp_path: Path) -> None:
     ends = four.run_torch(ranks.once_killed, str(tmp_path), ranks=3, retries=1)
     assert ends == [(4, 45.0)] * 3
+
+
+def test_another_attempt_does_without_a_worker_that_does_not_come_back(
+    four: DistributedContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_ranks, "RETURN_SECONDS", 1.0)
+    workers = present_workers(four.client)
+    nannies = four.client.cluster.workers
+    (lost,) = (nanny for nanny in nannies.values() if str(nanny.name) == sorted(map(str, nannies))[1])
+    monkeypatch.setattr(lost, "_on_worker_exit", lambda _: lost._unregister())
+    ends = four.run_torch(ranks.once_killed, str(tmp_path), retries=1)
+    assert ends == [(4, 4 * 6.0 + 3 * 9.0)] * 3
+    monkeypatch.undo()
+    four.client.cluster.sync(lost.instantiate)
+    four.client.wait_for_workers(len(workers), timeout=60)
 
 
 def test_more_ranks_than_workers_are_refused(four: DistributedContext) -> None:
@@ -158,6 +217,34 @@ def test_a_script_joins_the_ranks_of_its_launcher(
     assert lines == [["0", "2", "127.0.0.1", "3.0"], ["1", "2", "127.0.0.1", "3.0"]]
 
 
+END = """
+import os, signal, time, torch, halotile
+began = None
+try:
+    with halotile.torch_group.join(device_mode="cpu") as group:
+        if group.rank == 1:
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        began = time.monotonic()
+except halotile.errors.PeerLost:
+    print(time.monotonic() - began)
+"""
+
+
+def test_a_rank_that_has_ended_does_not_wait_for_one_that_died(tmp_path: Path) -> None:
+    """Nobody ends it: not every launcher does when another rank fails."""
+    script = tmp_path / "end.py"
+    script.write_text(END)
+    started = [
+        subprocess.Popen(
+            [sys.executable, script], env={**os.environ, **SLURM, "SLURM_STEP_ID": "2", "SLURM_PROCID": str(number)}, stdout=subprocess.PIPE, text=True
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    waited, _ = (process.communicate(timeout=120)[0] for process in started)
+    assert 0.5 < float(waited) < 20
+
+
 def test_a_script_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "join.py"
     script.write_text(JOIN)
@@ -183,24 +270,81 @@ def test_ranks_without_a_place_to_meet_are_refused(monkeypatch: pytest.MonkeyPat
         pass
 
 
-def test_a_torchrun_script_runs_unchanged_on_a_cluster(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
+def test_a_torchrun_script_runs_unchanged_on_a_cluster_and_anew_after_a_failure(tmp_path: Path) -> None:
+    script, flag = tmp_path / "train.py", tmp_path / "failed"
     script.write_text(TRAIN)
-    command = [
-        sys.executable,
-        "-m",
-        "halotile",
-        "exec",
-        "--torch",
-        str(script),
-        "--workers",
-        "2",
-        "--no-dashboard",
-    ]
-    done = subprocess.run([*command, "--", "x"], capture_output=True, text=True, timeout=180, check=True)
-    lines = sorted(done.stdout.splitlines())
-    assert [line[:13] for line in lines] == ["[0] weight x ", "[1] weight x "]
-    assert lines[0][3:] == lines[1][3:]
+    options = ("--torch", str(script), "--workers", "2", "--retries", "1", "--no-dashboard")
+    command = [sys.executable, "-m", "halotile", "exec", *options, "--", "x", "once", str(flag)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
+    lines = sorted(line for line in done.stdout.splitlines() if " weight " in line)
+    assert [line[:13] for line in lines] == 2 * ["[0] weight x "] + 2 * ["[1] weight x "]
+    assert len({line[3:] for line in lines}) == 1
+    assert "train.py ended with exit code 1. Its last line: no such data\nStarting again" in done.stderr
+    assert "attempt 2 of 2" in done.stderr
+
+
+class Queue:
+    """A cluster whose workers come one by one."""
+
+    client, dashboard, workers = None, None, 3
+
+    def __init__(self) -> None:
+        self.present = 0
+        self.checked: list[int] = []
+
+    def missing(self, wanted: int = 1) -> str | None:
+        """The reason why there are fewer."""
+        return f"{3 - self.present} PENDING" if self.present < wanted else None
+
+    def check(self, wanted: int = 1) -> None:
+        """Another one comes."""
+        self.checked.append(wanted)
+        self.present += 1
+
+
+class Program:
+    """A program that fails the first time, and loses its workers."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.runs: list[tuple[int, int | None]] = []
+
+    def run(self, _: None, ranks: int | None, *__: int) -> None:
+        """Record how many workers there are, and how many were asked for."""
+        self.runs.append((self.queue.present, ranks))
+        if len(self.runs) == 1:
+            self.queue.present = 0
+            raise RankFailed("rank 0 of 3 failed: its worker died\nmore", 0)
+
+
+def test_a_script_waits_for_all_workers_and_after_a_failure_for_those_that_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arrival, "QUIET_SECONDS", -1.0)
+    monkeypatch.setattr(arrival, "POLL_SECONDS", 0.0)
+    queue, reports = Queue(), list[str]()
+    program: Any = Program(queue)
+    torch_script._run(program, cast(Any, queue), Order(workers=3, memory_bytes=1, report=reports.append), 1)
+    assert program.runs == [(3, 3), (1, None)]
+    assert queue.checked == [3, 3, 3, 1]
+    assert reports[:3] == [f"waiting for 3 workers: {left} PENDING" for left in (3, 2, 1)]
+    assert reports[3].startswith("rank 0 of 3 failed: its worker died\nStarting again")
+    assert reports[4:] == ["waiting for the first of 3 workers: 3 PENDING"]
+
+
+@pytest.mark.parametrize("words", [["--retries", "1"], ["--torch", "--retries=-1"]])
+def test_attempts_are_of_ranks(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "s.py").touch()
+    done = CliRunner().invoke(app, ["exec", str(tmp_path / "s.py"), *words])
+    assert done.exit_code == 2
+    assert "Write 0 or more, with --torch." in done.stderr
+
+
+def test_copies_of_a_command_start_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, word in {**SLURM, "SLURM_PROCID": "1"}.items():
+        monkeypatch.setenv(name, word)
+    with pytest.raises(ConfigError, match=r"copy 1 of 2 of the command.* Write it once, without srun"):
+        torch_script.execute_torch("train.py", (), Order(workers=2, memory_bytes=1))
 
 
 def test_a_script_that_fails_ends_those_of_all_ranks(four: DistributedContext, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from typer.core import TyperCommand
 
 from halotile.cli import exits
 from halotile.cli.app import command
-from halotile.cli.arguments import ClusterKind, Json, NoDashboard, NoTls, Workers
+from halotile.cli.arguments import ClusterKind, Json, NoDashboard, NoTls, Workers, whole
 from halotile.cli.screens.screen import complain, print_json, print_rows
 from halotile.errors import ConfigError
 
@@ -60,6 +61,10 @@ def execute(
             "--torch", help="A torchrun script: one rank on each worker, all of them the same script."
         ),
     ] = False,
+    retries: Annotated[
+        int,
+        typer.Option(metavar="N", parser=whole, help="With --torch: starts anew after a rank has failed."),
+    ] = 0,
 ) -> None:
     """Run a script of your own with a cluster up, which Client() and DistributedContext() in it join; after -- all is the script's."""
     from halotile.graphs.scripts.execute import execute as execute_script
@@ -67,12 +72,17 @@ def execute(
     if not script.is_file():
         raise ConfigError(f"{script} is no file. Write the path of a Python script.")
     _check_spelling(context)
+    if retries and not (torch and retries > 0):
+        raise ConfigError(
+            f"--retries is {retries}. Write 0 or more, with --torch. What is the script's own comes after --."
+        )
     choice = _choice(config, cluster, dashboard=not no_dashboard, tls=not no_tls)
     order = _order(workers, memory, choice)
     if torch:
         from halotile.graphs.scripts.torch_script import execute_torch
 
-        execute_torch(str(script.resolve()), context.args, order, line=lambda text: print(text, flush=True))
+        show = partial(print, flush=True)
+        execute_torch(str(script.resolve()), context.args, order, retries=retries, line=show)
         return
     code = execute_script(
         [sys.executable, str(script), *context.args],

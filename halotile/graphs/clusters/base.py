@@ -214,11 +214,11 @@ class RunningCluster(Protocol):
     def workers(self) -> int:
         """Number of workers asked for."""
 
-    def missing(self) -> str | None:
-        """Return the reason in a few words why there is no worker yet; None once there is one."""
+    def missing(self, wanted: int = 1) -> str | None:
+        """Return the reason in a few words why there are fewer workers than ``wanted``; None once there are as many."""
 
-    def check(self) -> None:
-        """Raise :class:`~halotile.errors.ClusterFailed` when there will be no worker any more."""
+    def check(self, wanted: int = 1) -> None:
+        """Raise :class:`~halotile.errors.ClusterFailed` when there will not be as many any more."""
 
 
 @contextmanager

@@ -26,11 +26,11 @@ class LocalWorkers:
     workers: int
     dashboard: str | None
 
-    def missing(self) -> str | None:
+    def missing(self, wanted: int = 1) -> str | None:
         """Return None: the start waits for them."""
         return None
 
-    def check(self) -> None:
+    def check(self, wanted: int = 1) -> None:
         """Do nothing: a nanny restarts each of them."""
 
 

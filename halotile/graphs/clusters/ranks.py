@@ -75,16 +75,16 @@ class Ranks:
     dashboard: str | None
     began: float = field(default_factory=time.monotonic)
 
-    def missing(self) -> str | None:
-        """Return a message while none has come yet."""
-        if present_workers(self.client):
+    def missing(self, wanted: int = 1) -> str | None:
+        """Return a message while fewer have come."""
+        if len(present_workers(self.client)) >= wanted:
             return None
         return f"the other {self.workers} copies of the command have not come yet"
 
-    def check(self) -> None:
+    def check(self, wanted: int = 1) -> None:
         """Raise when they stay away: those of a cluster that is started anew have ended with the one before."""
-        if time.monotonic() - self.began > WAIT_SECONDS and self.missing():
-            raise ClusterFailed(f"{self.missing()}, after {WAIT_SECONDS:g} s. Start the command again.")
+        if time.monotonic() - self.began > WAIT_SECONDS and (missing := self.missing(wanted)):
+            raise ClusterFailed(f"{missing}, after {WAIT_SECONDS:g} s. Start the command again.")
 
 
 def address_file(folder: Path, environment: Environment = os.environ) -> Path:

@@ -65,11 +65,13 @@ class JoinedWorkers:
         link: str | None = self.client.dashboard_link
         return link
 
-    def missing(self) -> str | None:
-        """Return a message that there are none."""
-        return None if self._count() else "the scheduler has none; start some, as with `dask worker`"
+    def missing(self, wanted: int = 1) -> str | None:
+        """Return a message that there are fewer."""
+        if (count := self._count()) >= wanted:
+            return None
+        return f"the scheduler has {count or 'none'}; start some, as with `dask worker`"
 
-    def check(self) -> None:
+    def check(self, wanted: int = 1) -> None:
         """Do nothing: the owner of the scheduler looks after its workers."""
 
     def _count(self) -> int:

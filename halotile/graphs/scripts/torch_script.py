@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from distributed import get_worker
 
-from halotile.graphs.clusters.base import Order
-from halotile.graphs.distributed.context import DistributedContext
-from halotile.graphs.runs.passes.torch_ranks import TorchProgram
+from halotile.errors import ConfigError, RankFailed
+from halotile.graphs.amounts import first_line
+from halotile.graphs.clusters.base import Order, RunningCluster, Start
+from halotile.graphs.clusters.connection.arrival import await_workers
+from halotile.graphs.clusters.connection.credentials import private_base
+from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
+from halotile.graphs.runs.passes.torch_ranks import RETURN_SECONDS, TorchProgram, is_final
+from halotile.registry import find
 from halotile.tasks.groups.opening import Rendezvous
 from halotile.tasks.groups.script import run_script
 
 TOPIC = "halotile-ranks"
 """Events of Dask with the output of the ranks."""
+DEATHS = 2
+"""With 0, Dask would give up the task of a rank whose worker died before the driver sees that the worker is gone."""
 
 
 def execute_torch(
-    script: str, arguments: Sequence[str], order: Order, *, line: Callable[[str], None] = print
+    script: str,
+    arguments: Sequence[str],
+    order: Order,
+    *,
+    retries: int = 0,
+    line: Callable[[str], None] = print,
 ) -> None:
     """Run a script as the ranks of a torch program, one on each worker of a cluster that is started for it.
 
@@ -31,6 +46,8 @@ def execute_torch(
         Its arguments.
     order : Order
         Requirements for the cluster.
+    retries : int
+        Further attempts after a rank has failed, from the beginning of the script, on the workers that are left or come back.
     line : callable
         Called with each line that a rank prints, after ``[rank]``.
 
@@ -41,16 +58,42 @@ def execute_torch(
     ConfigError, ClusterFailed
         When no cluster can be started.
     """
-    with DistributedContext(
-        workers=order.workers, cluster=order.choice, memory_per_worker=order.memory_bytes
-    ) as ctx:
+    kind = cluster_kind_of(order.choice)
+    if kind.traits.of_copies:
+        raise ConfigError(
+            f"{kind.why}, and exec --torch starts the ranks itself. Write it once, without srun, mpirun or torchrun."
+        )
+    start: Start = find("clusters", kind.name).start
+    # Workers on other machines see the home; on one machine a file system without locks is spared.
+    base = None if kind.traits.is_here else private_base()
+    with TemporaryDirectory(prefix="halotile-ranks-", dir=base) as name:  # of mode 0700
+        folder = Path(name)
+        with start(dataclasses.replace(order, folder=folder, deaths=DEATHS)) as cluster:
 
-        def show(event: tuple[float, dict[str, Any]]) -> None:
-            line(f"[{event[1]['rank']}] {event[1]['line']}")
+            def show(event: tuple[float, dict[str, Any]]) -> None:
+                line(f"[{event[1]['rank']}] {event[1]['line']}")
 
-        ctx.client.subscribe_topic(TOPIC, show)
-        program = TorchProgram(partial(run_rank_of_script, script, tuple(arguments)), ctx.folder)
-        program.run(ctx.client, order.workers, retries=0, usual=order.workers)
+            cluster.client.subscribe_topic(TOPIC, show)
+            program = TorchProgram(partial(run_rank_of_script, script, tuple(arguments)), folder)
+            _run(program, cluster, order, retries)
+
+
+def _run(program: TorchProgram, cluster: RunningCluster, order: Order, retries: int) -> None:
+    """Run a program on all workers of the order; after a failure on those that are there then."""
+    ranks: int | None = order.workers
+    for attempt in range(retries + 1):
+        await_workers(cluster, order.report, wanted=ranks or 1)
+        try:
+            program.run(cluster.client, ranks, 0, order.workers)
+            return
+        except RankFailed as error:
+            if attempt == retries or is_final(error):
+                raise
+            order.report(
+                f"{first_line(str(error))}\nStarting again with the workers that are there within {RETURN_SECONDS:g} s: "
+                f"attempt {attempt + 2} of {retries + 1}"
+            )
+            ranks = None
 
 
 def run_rank_of_script(script: str, arguments: tuple[str, ...], place: Rendezvous) -> None:

@@ -13,6 +13,7 @@ LOST_PEER = (
     "Broken pipe",
     "imed out",
     "monitoredBarrier",
+    "Application timeout",
 )
 """Words in errors of torch.distributed that mean that another rank ended or did not answer."""
 

@@ -44,7 +44,7 @@ class TorchGroup:
     device : torch.device
         Device of this rank.
     backend : str
-        ``gloo`` or ``nccl``; empty for one rank.
+        ``gloo`` or ``nccl``; empty for a rank that is connected to nothing.
     timeout_seconds : float
         Longest wait for other ranks.
     host : str
@@ -69,6 +69,11 @@ class TorchGroup:
     host: str = "127.0.0.1"
     process_group: Any = field(default=None, repr=False)
 
+    @property
+    def is_alone(self) -> bool:
+        """True for a single rank that is not connected with itself."""
+        return self.world_size == 1 and not self.backend
+
     def all_reduce(self, x: torch.Tensor, op: str = "sum") -> torch.Tensor:
         """Combine the tensors of all ranks; every rank gets the same bits, and the same ranks always get them.
 
@@ -86,7 +91,7 @@ class TorchGroup:
         """
         if op not in OPERATIONS:
             raise ConfigError(f"op is {op!r}. Write one of {', '.join(OPERATIONS)}.")
-        if self.world_size == 1:
+        if self.is_alone:
             return x
         import torch.distributed as dist
 
@@ -145,7 +150,7 @@ class TorchGroup:
         length = first.numel()
         bounds = [rank * length // self.world_size for rank in range(self.world_size + 1)]
         flat = [parts[slot].reshape(-1) for slot in own]
-        if self.world_size == 1:
+        if self.is_alone:
             return _ordered_sum(flat).reshape(first.shape)
         counts = [len(replace(self, rank=rank).slots(count)) for rank in range(self.world_size)]
         edges = [b - a for a, b in itertools.pairwise(bounds)]
@@ -169,7 +174,7 @@ class TorchGroup:
         """Return the tensor of rank ``source``; those of the others give shape and dtype, and stay as they are."""
         if not 0 <= source < self.world_size:
             raise ConfigError(f"source is {source}: write a rank of this group, 0 to {self.world_size - 1}.")
-        if self.world_size == 1:
+        if self.is_alone:
             return x
         import torch.distributed as dist
 
@@ -186,16 +191,18 @@ class TorchGroup:
         PeerLost
             When one does not come within ``timeout_seconds``, by default that of the group.
         """
-        if self.world_size == 1:
+        if self.is_alone:
             return
         import torch.distributed as dist
 
         patience = timedelta(seconds=self.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        options = dist.BarrierOptions()
+        options.timeout = patience
         with talking("barrier"):
             if self.backend == "gloo":
-                dist.monitored_barrier(self.process_group, patience, wait_all_ranks=True)
+                (self.process_group or dist.group.WORLD).barrier(options).wait()
             else:
-                dist.barrier(self.process_group, async_op=True).wait(patience)
+                dist.barrier(self.process_group, True, [self.device.index]).wait(patience)
 
     def mesh(self, sizes: Mapping[str, int]) -> dict[str, TorchGroup]:
         """Cut the ranks into a grid; return the group of this rank along each of its axes.
@@ -230,7 +237,7 @@ class TorchGroup:
 
         own = self.rank // stride % length
         if length == 1:
-            return replace(self, rank=0, world_size=1, process_group=None)
+            return replace(self, rank=0, world_size=1, backend="", process_group=None)
         if length == self.world_size:
             return self
         whole = dist.group.WORLD if self.process_group is None else self.process_group

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,8 +17,9 @@ from halotile.tasks.groups.gloo import gloo_options
 from halotile.tasks.groups.group import TorchGroup, talking
 
 BACKENDS = ("auto", "gloo", "nccl")
-END_SECONDS = 3600.0
-"""Time in which all ranks have to end after the first; one that dies breaks its connections at once."""
+END_SECONDS = 10 * 365 * 86400.0
+"""A rank that ends early waits for the others as long as they work. One that fails breaks its connections, which ends the wait at once; the
+loss of a whole machine, which breaks none, is noticed by what started the ranks."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,10 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
         group = TorchGroup(
             place.rank, place.world_size, place.local_rank, device, backend, place.timeout_seconds, place.host
         )
+        # Its wait would keep a GPU busy, and nccl ends a process whose wait is longer than the timeout of its group.
+        ending = group if backend == "gloo" else _beside(group)
         yield group
-        group.barrier(END_SECONDS)  # nobody ends a connection that others still use
+        ending.barrier(END_SECONDS)  # nobody ends a connection that others still use
     finally:
         dist.destroy_process_group()
 
@@ -110,6 +113,17 @@ def interface_of(host: str) -> str:
     """Name of the network interface with an address; empty if there is none."""
     found = psutil.net_if_addrs().items()
     return next((name for name, addresses in found if host in [address.address for address in addresses]), "")
+
+
+def _beside(group: TorchGroup) -> TorchGroup:
+    """The same ranks, connected by gloo."""
+    import torch.distributed as dist
+
+    patience = timedelta(seconds=group.timeout_seconds)
+    options = gloo_options(group.host, group.timeout_seconds)
+    with talking(f"connecting {group.world_size} ranks"):
+        made = dist.new_group(timeout=patience, backend="gloo", pg_options=options)
+    return replace(group, backend="gloo", process_group=made)
 
 
 def _connect(place: Rendezvous, backend: str) -> None:

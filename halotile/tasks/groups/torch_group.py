@@ -15,11 +15,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from halotile.errors import ConfigError
-from halotile.storage.cache import user_cache
+from halotile.storage.cache import is_private, user_cache
 from halotile.tasks.groups.cut_tensors.spatial import aligned_sizes, spatial
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.launchers import Copy, copy_of
@@ -102,8 +102,14 @@ def _meeting(copy: Copy, environment: Mapping[str, str]) -> str:
             "with torchrun, srun or mpirun."
         )
     folder = user_cache() / "ranks"
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(0o700)
+    if not is_private(folder.lstat()):
+        raise ConfigError(
+            f"the ranks of a program meet in {folder}, which is not a folder of yours alone: whoever reads there could join them. Remove it, "
+            "or set XDG_CACHE_HOME to a folder of yours."
+        )
     # A job that is requeued has the numbers of its first attempt, and two Slurms may have the same home.
     further = (environment.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT"))
     return str(folder / "-".join((copy.launch, *further)))

@@ -1,4 +1,4 @@
-"""Waiting for the first worker of a cluster, which in a batch system may take hours."""
+"""Waiting for the workers of a cluster, which in a batch system may take hours."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ QUIET_SECONDS = 3.0
 
 
 def await_workers(
-    cluster: RunningCluster, report: Callable[[str], None], between: Callable[[], None] = lambda: None
+    cluster: RunningCluster,
+    report: Callable[[str], None],
+    between: Callable[[], None] = lambda: None,
+    wanted: int = 1,
 ) -> None:
-    """Wait until there is a worker; report whenever the reason changes for which there is none.
+    """Wait until there is a worker, or so many; report whenever the reason changes for which there are fewer.
 
     Parameters
     ----------
@@ -26,17 +29,20 @@ def await_workers(
         Takes a line for the user.
     between : callable
         Called several times a second; what it raises ends the wait.
+    wanted : int
+        Number of workers to wait for.
 
     Raises
     ------
     ClusterFailed
-        When there will be none.
+        When there will not be as many.
     """
     began, reported = time.monotonic(), None
-    while (missing := cluster.missing()) is not None:
+    first = f"the first of {counted(cluster.workers, 'worker')}"
+    while (missing := cluster.missing(wanted)) is not None:
         if missing != reported and time.monotonic() - began > QUIET_SECONDS:
-            report(f"waiting for the first of {counted(cluster.workers, 'worker')}: {missing}")
+            report(f"waiting for {first if wanted == 1 else f'{wanted} workers'}: {missing}")
             reported = missing
-        cluster.check()
+        cluster.check(wanted)
         between()
         time.sleep(POLL_SECONDS)

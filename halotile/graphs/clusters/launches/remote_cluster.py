@@ -43,13 +43,13 @@ class RemoteWorkers:
     dashboard: str | None
     supervisor: Supervisor
 
-    def missing(self) -> str | None:
-        """Return the reason why there is no worker yet."""
-        return self.supervisor.missing()
+    def missing(self, wanted: int = 1) -> str | None:
+        """Return the reason why there are fewer workers."""
+        return self.supervisor.missing(wanted)
 
-    def check(self) -> None:
-        """Raise when there will be none."""
-        self.supervisor.check()
+    def check(self, wanted: int = 1) -> None:
+        """Raise when there will not be as many."""
+        self.supervisor.check(wanted)
 
 
 MakeCluster = Callable[[Security, Path, dict[str, Any]], Any]

@@ -73,19 +73,19 @@ class Supervisor:
         self._stop.set()
         self._thread.join(timeout=CALL_SECONDS)
 
-    def missing(self) -> str | None:
-        """Return the reason why there is no worker yet; None once there is one."""
-        return None if self._connected() else self._waiting
+    def missing(self, wanted: int = 1) -> str | None:
+        """Return the reason why there are fewer workers than ``wanted``; None once there are as many."""
+        return self._waiting if len(self._connected()) < wanted else None
 
-    def check(self) -> None:
-        """Raise when there is no worker, and there will be none.
+    def check(self, wanted: int = 1) -> None:
+        """Raise when there are fewer workers than ``wanted``, and there will be no more.
 
         Raises
         ------
         ClusterFailed
             With the reason, and the end of the log.
         """
-        if self._failure is not None and not self._connected():
+        if self._failure is not None and self.missing(wanted):
             raise ClusterFailed(self._failure)
 
     def _run(self) -> None:

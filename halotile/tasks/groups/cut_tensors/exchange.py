@@ -58,6 +58,6 @@ def exchange(parts: Sequence[torch.Tensor], shapes: PartShapes, group: TorchGrou
     >>> [part.tolist() for part in exchange([torch.ones(2)], [(2,)], TorchGroup())]
     [[1.0, 1.0]]
     """
-    if group.world_size == 1:
+    if group.is_alone:
         return [parts[0].reshape(*shapes[0])]
     return list(_Exchange.apply(group, shapes, *parts))
