@@ -6,13 +6,16 @@ import json
 import os
 import shutil
 import socket
+import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 Result = dict[str, Any]
+CALLS, WARM = 15, 3
 
 
 def main(programs: Mapping[str, Any]) -> None:
@@ -78,6 +81,18 @@ def watched_memory(kind: str = "rss") -> Iterator[Callable[[], int]]:
     finally:
         stop.set()
         thread.join()
+
+
+def median_seconds(call: Callable[[], Any], barrier: Callable[[], Any] = lambda: None) -> float:
+    """The median of several calls, which all ranks begin together."""
+    seconds = []
+    for number in range(WARM + CALLS):
+        barrier()
+        began = time.perf_counter()
+        call()
+        if number >= WARM:
+            seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
 
 
 def in_two_processes(folder: Path, function: Callable[..., Result], *arguments: Any) -> Result:

@@ -14,6 +14,7 @@ from tests.benchmarks.commands import planned, start_up
 from tests.benchmarks.photons import PHOTON_ROWS
 from tests.benchmarks.ranks import RANK_ROWS
 from tests.benchmarks.training import FULL, LONG, QUICK
+from tests.benchmarks.transforms import FFT_ROWS
 
 HERE = Path(__file__).parent
 
@@ -279,7 +280,7 @@ RATIOS = [
         0.75,
         figure="iteration_bytes",
     ),
-    *(Ratio(*row) for row in RANK_ROWS),
+    *(Ratio(*row) for row in FFT_ROWS + RANK_ROWS),
     *(Ratio(*row) for size in (FULL, LONG, QUICK) for row in size.rows()),
 ]
 
@@ -354,7 +355,7 @@ FIGURES = [
 GROUPS = {
     "denoise": ("box", "cnn", "scaling", "memory", "noop", "checks", "trials", "start"),
     "images": ("levels", "photons"),
-    "torch": ("ranks",),
+    "torch": ("fft", "ranks"),
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables of the page, and the cases of each."""

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 
 from halotile.tasks.groups import collectives as c
 from halotile.tasks.groups.cut_tensors import fft
@@ -115,22 +117,53 @@ def _halo(group: TorchGroup, sizes: Sequence[int], rule: str, x: torch.Tensor) -
     return c.halo_exchange(x, group, sizes, 0, 4, 2, rule)
 
 
+def transforms(group: TorchGroup) -> dict[str, tuple[Function, tuple[int, ...], torch.dtype]]:
+    """Every transform as a linear operator on the part of a rank, with the shape and the type of that."""
+    sizes = SIZES[group.world_size]
+    own, columns = sizes[group.rank], c.even_sizes(3, group.world_size)[group.rank]
+    real, full = torch.float64, torch.complex128
+    found: dict[str, tuple[Function, tuple[int, ...], torch.dtype]] = {}
+    for norm in ("backward", "ortho", "forward"):
+        of_rows: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...], torch.dtype]] = {
+            "fft2": (fft.fft2, (own, 3), full),
+            "ifft2": (fft.ifft2, (own, 3), full),
+            "rfft2": (fft.rfft2, (own, 4), real),
+            "rfft2, cut along the last axis": (partial(fft.rfft2, keep=False), (own, 5), real),
+            "irfft2": (partial(fft.irfft2, length=5), (own, 3), full),
+            "irfft2, cut along the last axis": (
+                partial(fft.irfft2, length=4, is_cut_along_last=True), (sum(sizes), columns), full,
+            ),
+            "fftn": (partial(fft.fftn, dim=(0, 2, 1)), (own, 2, 3), full),
+            "ifftn": (partial(fft.ifftn, dim=(0, 1, 2)), (own, 2, 3), full),
+        }  # fmt: skip
+        for name, (function, shape, dtype) in of_rows.items():
+            found[f"{name} {norm}"] = partial(function, group=group, sizes=sizes, norm=norm), shape, dtype
+    return found
+
+
+def operators(group: TorchGroup) -> dict[str, tuple[Function, tuple[int, ...], torch.dtype]]:
+    """Everything that has a gradient, with the shape and the type of the part of this rank."""
+    of_any_type = {
+        f"{name} {dtype}": (operator, shape, dtype)
+        for name, (operator, shape) in linear_operators(group).items()
+        for dtype in (torch.float64, torch.complex128)
+    }
+    return of_any_type | transforms(group)
+
+
 def dot_gaps(group: TorchGroup) -> dict[str, float]:
     """Relative difference of <A x, v> and <x, Aᵀ v> over all ranks, and of the gradient of the gradient."""
     gaps: dict[str, float] = {}
-    for name, (operator, shape) in linear_operators(group).items():
-        for dtype in (torch.float64, torch.complex128):
-            x, v, w = _draws(group, operator, shape, dtype)
-            y = operator(x)
-            (back,) = torch.autograd.grad(y, x, v, create_graph=True)
-            (twice,) = torch.autograd.grad(back, v, w)
-            pairs = ((_dot(y, v), _dot(x, back)), (_dot(twice, twice), _dot(operator(w), operator(w))))
-            for a, b in pairs:
-                left, right = (group.all_reduce(value.detach()) for value in (a, b))
-                gaps[f"{name} {dtype}"] = max(
-                    gaps.get(f"{name} {dtype}", 0.0),
-                    float((left - right).abs() / left.abs().clamp_min(1e-300)),
-                )
+    for name, (operator, shape, dtype) in operators(group).items():
+        x, v, w = _draws(group, operator, shape, dtype)
+        y = operator(x)
+        (back,) = torch.autograd.grad(y, x, v, create_graph=True)
+        (twice,) = torch.autograd.grad(back, v, w)
+        pairs = ((_dot(y, v), _dot(x, back)), (_dot(twice, twice), _dot(operator(w), operator(w))))
+        for a, b in pairs:
+            left, right = (group.all_reduce(value.detach()) for value in (a, b))
+            gap = float((left - right).abs() / left.abs().clamp_min(1e-300))
+            gaps[name] = max(gaps.get(name, 0.0), gap)
     return gaps
 
 
@@ -139,7 +172,8 @@ def _draws(
 ) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(7 + group.rank)
     x = torch.randn(shape, dtype=dtype, generator=generator, requires_grad=True)
-    v = torch.randn(operator(x).shape, dtype=dtype, generator=generator, requires_grad=True)
+    y = operator(x)
+    v = torch.randn(y.shape, dtype=y.dtype, generator=generator, requires_grad=True)
     return [x, v, torch.randn(shape, dtype=dtype, generator=generator)]
 
 
@@ -260,3 +294,30 @@ def other_transforms(group: TorchGroup) -> list[float]:
         (three, part_of(torch.fft.fftn(x, dim=(0, 2, 3), norm="ortho"), group, sizes, 0)),
     )  # fmt: skip
     return [float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs]
+
+
+def sent_bytes(group: TorchGroup, rows: int, columns: int) -> dict[str, list[int]]:
+    """Bytes that this rank sends to the others in transforms of an image, and in their gradients."""
+    sizes, exchange, counts = c.even_sizes(rows, group.world_size), dist.all_to_all_single, [0]
+    own = sizes[group.rank]
+    image, spectrum = torch.ones(own, columns), torch.ones(own, columns // 2 + 1, dtype=torch.complex64)
+
+    def counted(output: Any, sent: torch.Tensor, received: list[int], lengths: list[int], group: Any) -> Any:
+        counts[-1] += sent.element_size() * (sum(lengths) - lengths[dist.get_rank(group)])
+        return exchange(output, sent, received, lengths, group=group)
+
+    calls: dict[str, tuple[Callable[..., torch.Tensor], torch.Tensor]] = {
+        "fft2": (fft.fft2, image),
+        "rfft2": (fft.rfft2, image),
+        "rfft2, keep=False": (partial(fft.rfft2, keep=False), image),
+        "irfft2": (partial(fft.irfft2, length=columns), spectrum),
+    }
+    found = {}
+    with patch.object(dist, "all_to_all_single", counted):
+        for name, (function, x) in calls.items():
+            counts[:] = [0]
+            y = function(x.requires_grad_(), group, sizes)
+            counts.append(0)
+            y.abs().sum().backward()
+            found[name] = counts.copy()
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,7 +11,7 @@ from halotile.errors import ConfigError
 from halotile.tasks.groups import collectives
 from halotile.tasks.groups.cut_tensors import fft
 from halotile.tasks.groups.group import TorchGroup
-from tests.graphs import collecting
+from tests.graphs import collecting, jacobians, physicsnemo_cases
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -25,8 +26,42 @@ def test_every_rank_gets_what_one_process_computes(four: DistributedContext, ran
 @RANKS
 def test_gradients_are_adjoints_and_have_gradients(four: DistributedContext, ranks: int) -> None:
     for gaps in four.run_torch(collecting.dot_gaps, ranks=ranks):
-        assert len(gaps) == 22
+        assert len(gaps) == 46
         assert {name: gap for name, gap in gaps.items() if gap > 1e-12} == {}
+
+
+def test_gradients_are_differences_and_so_are_theirs(four: DistributedContext) -> None:
+    assert four.run_torch(jacobians.gradient_faults, ranks=3) == [[]] * 3  # one of them has an empty part
+
+
+@RANKS
+def test_the_cases_of_physicsnemo_give_its_numbers(four: DistributedContext, ranks: int) -> None:
+    assert four.run_torch(physicsnemo_cases.collective_faults, ranks=ranks) == [[]] * ranks
+    assert four.run_torch(physicsnemo_cases.shared_layer_faults, ranks=ranks) == [[]] * ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_field_of_physicsnemo_is_transformed_as_by_one_process(
+    four: DistributedContext, ranks: int
+) -> None:
+    assert four.run_torch(physicsnemo_cases.field_faults, ranks=ranks) == [[]] * ranks
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_transforms_of_real_tensors_send_the_half_spectrum_alone(
+    four: DistributedContext, ranks: int
+) -> None:
+    rows, columns = 12, 64
+    sent = four.run_torch(collecting.sent_bytes, rows, columns, ranks=ranks)
+    total = {name: np.sum([each[name] for each in sent], axis=0).tolist() for name in sent[0]}
+    column = 8 * rows * (ranks - 1) // ranks  # bytes of a complex column that change their rank
+    half = column * (columns // 2 + 1)
+    assert total == {
+        "fft2": [2 * column * columns] * 2,
+        "rfft2": [2 * half] * 2,
+        "rfft2, keep=False": [half] * 2,
+        "irfft2": [2 * half] * 2,
+    }
 
 
 def test_gradients_of_halves_are_summed_in_float32(four: DistributedContext) -> None:

@@ -7,6 +7,7 @@ adjoints, so that gradients of any order are right for every norm. Transforms of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -75,7 +76,7 @@ def rfft2(
     keep: bool = True,
 ) -> torch.Tensor:
     """Transform of a real tensor, cut along ``dim[0]``; ``dim[1]`` of the result has n // 2 + 1 numbers. Parameters as for :func:`fft2`."""
-    return _two_axes(x, group, sizes, dim, norm, (torch.fft.rfft, torch.fft.fft), keep)
+    return _two_axes(x, group, sizes, dim, norm, (_rfft, torch.fft.fft), keep)
 
 
 def irfft2(
@@ -141,6 +142,36 @@ def ifftn(
 ) -> torch.Tensor:
     """Inverse of :func:`fftn`."""
     return _many_axes(x, group, sizes, dim, torch.fft.ifftn, ifft2, norm)
+
+
+ADJOINT = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
+"""Norm of the inverse that is the adjoint, up to the weights of the half spectrum."""
+
+
+class _RealTransform(torch.autograd.Function):  # type: ignore[misc]
+    """torch.fft.rfft, with a gradient that is a transform to real numbers too: torch pads it, and makes twice as many complex ones."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, norm: str) -> torch.Tensor:
+        ctx.length, ctx.dim, ctx.norm = x.shape[dim], dim, norm
+        return torch.fft.rfft(x, dim=dim, norm=norm)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (gradient,) = gradients
+        weights = torch.full(
+            (gradient.shape[ctx.dim],), 0.5, dtype=gradient.real.dtype, device=gradient.device
+        )
+        weights[0] = 1.0
+        if ctx.length % 2 == 0:
+            weights[-1] = 1.0
+        weighted = (gradient.movedim(ctx.dim, -1) * weights).movedim(-1, ctx.dim)
+        return torch.fft.irfft(weighted, ctx.length, ctx.dim, ADJOINT[ctx.norm]), None, None
+
+
+def _rfft(x: torch.Tensor, *, dim: int, norm: str) -> torch.Tensor:
+    result: torch.Tensor = _RealTransform.apply(x, dim, norm)
+    return result
 
 
 def _many_axes(

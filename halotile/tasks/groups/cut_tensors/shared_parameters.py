@@ -6,9 +6,14 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
+from halotile.errors import ConfigError
 from halotile.tasks.groups.cut_tensors.transfers import wide_type
 from halotile.tasks.groups.group import TorchGroup
+
+MARKED = WeakIdKeyDictionary()
+"""Parameters whose gradients are summed."""
 
 
 def mark_shared(module: torch.nn.Module, group: TorchGroup, *, mean: bool = False) -> Callable[[], None]:
@@ -26,6 +31,11 @@ def mark_shared(module: torch.nn.Module, group: TorchGroup, *, mean: bool = Fals
     mean : bool
         The mean over the ranks instead of the sum.
 
+    Raises
+    ------
+    ConfigError
+        When a parameter is marked already.
+
     Examples
     --------
     >>> layer = torch.nn.Linear(2, 1)
@@ -35,6 +45,12 @@ def mark_shared(module: torch.nn.Module, group: TorchGroup, *, mean: bool = Fals
     [[1.0, 1.0]]
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if any(parameter in MARKED for parameter in parameters):
+        raise ConfigError(
+            "a parameter of this module is marked already: its gradients would be summed twice. "
+            "Call first what the other mark_shared returned."
+        )
+    MARKED.update(dict.fromkeys(parameters, True))
     arriving: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
     found: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
     passes = [-1]
@@ -63,6 +79,8 @@ def mark_shared(module: torch.nn.Module, group: TorchGroup, *, mean: bool = Fals
     def unmark() -> None:
         for handle in handles:
             handle.remove()
+        for parameter in parameters:
+            MARKED.pop(parameter, None)
 
     return unmark
 

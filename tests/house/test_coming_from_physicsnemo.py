@@ -1,0 +1,48 @@
+"""The page for users of physicsnemo.distributed maps every public name."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs/torch.md").read_text()
+# Those of version 2.2: functions, classes and their methods.
+NAMES = """
+AllGatherVAutograd DistributedIRFFT2 DistributedManager DistributedRFFT2 GatherVAutograd IndexedAllToAllVAutograd
+PhysicsNeMoUndefinedGroupError PhysicsNeMoUninitializedDistributedManagerWarning ProcessGroupConfig ProcessGroupNode
+ScatterVAutograd add_node all_gather_v all_gather_v_bwd_wrapper all_gather_v_wrapper broadcast_buffers cleanup
+compute_split_shapes conj_pad_helper_2d copy_to_parallel_region create_group_from_node create_groups_from_config
+create_orthogonal_process_group create_process_subgroup cuda device distributed distributed_transpose
+find_unused_parameters fused_all_reduce gather_from_parallel_region gather_v gather_v_wrapper get_available_backend
+get_memory_format get_mesh_group get_node global_mesh group group_name group_names group_rank group_size
+indexed_all_to_all_v indexed_all_to_all_v_wrapper indexed_all_to_all_v_wrapper_bwd initialize initialize_env
+initialize_mesh initialize_open_mpi initialize_slurm is_initialized leaf_groups local_rank mark_module_as_shared mesh
+mesh_dims mesh_names mesh_sizes pad_helper rank reduce_from_parallel_region reduce_loss scatter_to_parallel_region
+scatter_v scatter_v_wrapper set_leaf_group_sizes setup split_tensor_along_dim truncate_helper unmark_module_as_shared
+update_parent_sizes world_size
+"""
+
+
+def test_every_public_name_is_on_the_page() -> None:
+    _, _, part = PAGE.partition("## Coming from PhysicsNeMo\n")
+    shown = re.findall(r"\*?\w+", " ".join(re.findall(r"`([^`\n]+)`", part.partition("\n## ")[0])))
+    assert sorted(name for name in NAMES.split() if not any(fnmatch(name, word) for word in shown)) == []
+
+
+def test_no_name_of_the_installed_version_is_missing_above() -> None:
+    peer = importlib.util.find_spec("physicsnemo")
+    if peer is None or peer.origin is None:
+        pytest.skip("physicsnemo is not installed")
+    names: set[str] = set()
+    for path in Path(peer.origin).with_name("distributed").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                members = node.body if isinstance(node, ast.ClassDef) else []
+                names |= {node.name, *(each.name for each in members if isinstance(each, ast.FunctionDef))}
+    names -= {"forward", "backward"}
+    assert sorted(name for name in names if not name.startswith("_")) == sorted(NAMES.split())
