@@ -127,3 +127,12 @@ def test_wrong_sizes_are_refused_with_what_to_write(call: object, message: str) 
     assert callable(call)
     with pytest.raises(ConfigError, match=message):
         call(torch.ones(3, 4), TorchGroup())
+
+
+def test_a_parameter_that_is_marked_twice_is_refused() -> None:
+    layer = torch.nn.Linear(2, 1)
+    unmark = collectives.mark_shared(layer, TorchGroup())
+    with pytest.raises(ConfigError, match="summed twice"):
+        collectives.mark_shared(torch.nn.Sequential(layer), TorchGroup())
+    unmark()
+    collectives.mark_shared(torch.nn.Sequential(layer), TorchGroup())
