@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.benchmarks.commands import planned, start_up
 from tests.benchmarks.photons import PHOTON_ROWS
 from tests.benchmarks.ranks import RANK_ROWS
-from tests.benchmarks.training import FULL, QUICK
+from tests.benchmarks.training import FULL, LONG, QUICK
 
 HERE = Path(__file__).parent
 
@@ -280,7 +280,7 @@ RATIOS = [
         figure="iteration_bytes",
     ),
     *(Ratio(*row) for row in RANK_ROWS),
-    *(Ratio(*row) for size in (FULL, QUICK) for row in size.rows()),
+    *(Ratio(*row) for size in (FULL, LONG, QUICK) for row in size.rows()),
 ]
 
 
@@ -359,6 +359,7 @@ GROUPS = {
 }
 """The tables of the page, and the cases of each."""
 LONG_GROUPS = {
-    f"training{size.suffix}": tuple(dict.fromkeys(case for case, *_ in size.rows())) for size in (FULL, QUICK)
+    f"training{size.suffix}": tuple(dict.fromkeys(case for case, *_ in size.rows()))
+    for size in (FULL, LONG, QUICK)
 }
 """Those that are measured by name alone."""

@@ -9,6 +9,7 @@ import pytest
 
 from tests.benchmarks import run
 from tests.benchmarks.rows import GROUPS, LONG_GROUPS, RATIOS, Ratio
+from tests.benchmarks.training_picture import curves_in
 
 HERE = Path(__file__).parent
 
@@ -42,3 +43,21 @@ def test_decibels_are_missed_where_the_peer_is_better_by_more_than_the_bar(
     monkeypatch.setattr(run, "program", lambda name, folder, edge: {"decibels": given[name]})
     (line,) = run.measure_ratios("case", tmp_path, None)
     assert line.split(" | ")[-1].strip("| ") == verdict
+
+
+def test_the_picture_of_a_training_finds_the_rows_of_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decibels(name: str, folder: Path, edge: int) -> dict[str, float]:
+        return {
+            "decibels": {"ours": 30.0, "careamics": 29.0, "untrained": 28.0}[name.split(".")[1].split()[0]]
+        }
+
+    monkeypatch.setattr(run, "program", decibels)
+    lines = [
+        line for case in LONG_GROUPS["training-long"] for line in run.measure_ratios(case, tmp_path, None)
+    ]
+    found = curves_in("\n".join(lines))
+    assert len(found) == 4
+    for curves in found.values():
+        assert curves == {"halotile": {15: 30}, "CAREamics": {15: 29}, "tv": {15: 28}, "nlm": {15: 28}}

@@ -28,6 +28,8 @@ STEPS = 30
 STRENGTHS = (0.5, 0.7, 1.0, 1.4, 2.0)
 IMAGES = ("retina", "immunohistochemistry")
 LEVEL, PEAK = 0.1, 20
+BARRED = 3
+"""Minutes of training from which a bar holds."""
 NOISES = {"gaussian": f"noise of {LEVEL}", "photons": f"photon noise at a peak of {PEAK}"}
 NOISE_MODELS: dict[str, dict[str, Any]] = {
     "gaussian": {},
@@ -200,14 +202,20 @@ class Size:
 
     suffix: str
     real: int
-    predicted: int
-    large: int
-    minutes: float
-    longer: dict[tuple[str, str], float]
-    repeats: int
+    minutes: tuple[float, ...]
+    predicted: int = 0
+    large: int = 0
+    repeats: int = 1
 
     def rows(self) -> list[Row]:
         """The rows of the table."""
+        errors = [
+            row for name, noise in itertools.product(IMAGES, NOISES) for row in self._errors(name, noise)
+        ]
+        return [*(self._costs() if self.large else []), *errors]
+
+    def _costs(self) -> list[Row]:
+        """Time and memory."""
         step = self._row(
             "step",
             "a step of training, 16 patches of 64², 2 cores / CAREamics",
@@ -229,28 +237,28 @@ class Size:
                 ("ours_memory", f"careamics_memory {kind}"),
                 self.large,
                 0.5,
+                repeats=1,
                 figure="peak_bytes",
             )
             for kind, where in (("array", "image in memory"), ("zarr", "patches from Zarr"))
         ]
-        errors = [
-            row for name, noise in itertools.product(IMAGES, NOISES) for row in self._errors(name, noise)
-        ]
-        return [step, predict, *memory, *errors]
+        return [step, predict, *memory]
 
     def _errors(self, name: str, noise: str) -> list[Row]:
         """The PSNR of others less ours, for one image with one noise."""
+        most = self.minutes[-1]
         others: list[tuple[float, str, str, float | None]] = [
-            (self.minutes, "CAREamics", f"careamics {name} {noise} {self.minutes:g}", 0.1),
-            (self.minutes, "`tv` at its best strength", f"untrained {name} {noise} tv", None),
-            (self.minutes, "`nlm` at its best strength", f"untrained {name} {noise} nlm", None),
+            (minutes, "CAREamics", f"careamics {name} {noise} {minutes:g}", None if minutes < BARRED else 0.1)
+            for minutes in self.minutes
         ]
-        if more := self.longer.get((name, noise)):
-            others.append((more, "CAREamics", f"careamics {name} {noise} {more:g}", 0.1))
+        others += [
+            (most, f"`{denoiser}` at its best strength", f"untrained {name} {noise} {denoiser}", None)
+            for denoiser in ("tv", "nlm")
+        ]
         return [
             self._row(
                 f"{name}-{noise}",
-                f"{name}, {NOISES[noise]}, {minutes:g} minutes of training: PSNR of {other} less ours",
+                f"{name}, {NOISES[noise]}, {minutes:g} min of training: PSNR of {other} less ours",
                 (f"ours {name} {noise} {minutes:g}", program),
                 self.real,
                 bar,
@@ -284,8 +292,9 @@ class Size:
         )
 
 
-FULL = Size("", 1411, 2048, 8192, 3, {("retina", "gaussian"): 15}, repeats=3)
-QUICK = Size("-quick", 256, 512, 1024, 0.1, {}, repeats=1)
+FULL = Size("", 1411, (1, 3), 2048, 8192, repeats=3)
+LONG = Size("-long", 1411, (15,))
+QUICK = Size("-quick", 256, (0.1,), 512, 1024)
 
 
 if __name__ == "__main__":

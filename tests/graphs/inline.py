@@ -9,9 +9,9 @@ from typing import Any
 from halotile.graphs.iterations.divergence import FigureRow
 from halotile.graphs.iterations.iterate import Iterations
 from halotile.graphs.iterations.words import PassWords
-from halotile.graphs.kinds.base import Books, Gather, Pass, Sums
-from halotile.graphs.runs.passes.books import open_books
+from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
 from halotile.graphs.runs.passes.gather_pass import ONE_BLOCK
+from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.solvers.base import State
 from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal
@@ -54,9 +54,9 @@ class InlineIterations(Iterations):
             return row
 
     def _do(self, wanted: Pass | Gather) -> Sums:
-        assert isinstance(wanted.books, Books)
+        assert isinstance(wanted.records, Records)
         grid = wanted.grid if isinstance(wanted, Pass) else ONE_BLOCK
-        with open_books(wanted.books, grid, self.fingerprint) as opened:
+        with open_records(wanted.records, grid, self.fingerprint) as opened:
             if isinstance(wanted, Pass):
                 self.run_pass(wanted.task, self.state.iteration, opened.journal, opened.ledger)
             elif not opened.journal.done:

@@ -12,7 +12,7 @@ from scipy import ndimage
 
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.sections import Tile
-from halotile.graphs.plans.trials.receptive_field import Reach, rehearsed
+from halotile.graphs.plans.trials.receptive_field import Halo, rehearsed
 from halotile.tasks.denoisers.function import GivenFunction
 
 Image = NDArray[Any]
@@ -59,9 +59,9 @@ WRONG: dict[str, tuple[Callable[[Image], Image], int]] = {
 }
 
 
-def tried(call: Callable[[Image], Image], depth: int, dims: int, tile: Tile | None = None) -> Reach:
-    reach = Reach(((depth, depth),) * dims, 1, "given")
-    return rehearsed(tile or Tile(), GivenFunction(call=call, depth=depth), reach, (500,) * dims)
+def tried(call: Callable[[Image], Image], depth: int, dims: int, tile: Tile | None = None) -> Halo:
+    halo = Halo(((depth, depth),) * dims, 1, "given")
+    return rehearsed(tile or Tile(), GivenFunction(call=call, depth=depth), halo, (500,) * dims)
 
 
 @pytest.mark.parametrize("dims", [2, 3])

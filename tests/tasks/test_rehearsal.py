@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.sections import Tile
-from halotile.graphs.plans.trials.receptive_field import Reach, rehearsed, resolve_reach
+from halotile.graphs.plans.trials.receptive_field import Halo, rehearsed, resolve_halo
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.rehearsal import rehearse
 from tests.support import job_of, run_inline, write_zarr
@@ -95,28 +95,28 @@ def network(name: str, **options: Any) -> UserNetwork:
     return UserNetwork(import_=f"{__name__}:n{list(NETWORKS).index(name)}", **options)
 
 
-def reach_of(denoiser: UserNetwork, image: tuple[int, ...], tile: Tile | None = None) -> Reach:
+def halo_of(denoiser: UserNetwork, image: tuple[int, ...], tile: Tile | None = None) -> Halo:
     tile = tile or Tile()
-    return rehearsed(tile, denoiser, resolve_reach(tile, denoiser, len(image)), image)
+    return rehearsed(tile, denoiser, resolve_halo(tile, denoiser, len(image)), image)
 
 
 @pytest.mark.parametrize("image", [(203, 317), (1003, 2000), (256, 320)])
 @pytest.mark.parametrize("name", ["behind", "behind, strided", "plain"])
 def test_tiles_have_the_bits_of_the_whole_after_it(name: str, image: tuple[int, ...]) -> None:
     denoiser = network(name)
-    reach = reach_of(denoiser, image)
-    assert reach.probed is not None
-    assert not reach.remarks
-    known = denoiser.probed(*reach.probed)
+    halo = halo_of(denoiser, image)
+    assert halo.probed is not None
+    assert not halo.remarks
+    known = denoiser.probed(*halo.probed)
     for other in (image, tuple(n + 192 for n in image)):
-        found = rehearse(known, reach.depth, other, search=False)
-        assert (found.alignment, found.difference) == (reach.align, 0.0)
+        found = rehearse(known, halo.depth, other, search=False)
+        assert (found.alignment, found.difference) == (halo.align, 0.0)
 
 
 def test_padding_behind_takes_a_larger_alignment() -> None:
     denoiser = network("behind")
-    assert resolve_reach(Tile(), denoiser, 2).align == 1
-    assert reach_of(denoiser, (256, 320)).align == 8
+    assert resolve_halo(Tile(), denoiser, 2).align == 1
+    assert halo_of(denoiser, (256, 320)).align == 8
 
 
 @pytest.mark.parametrize("name", ["around", "around, strided"])
@@ -124,40 +124,40 @@ def test_padding_around_is_refused_where_it_acts(name: str) -> None:
     with pytest.raises(
         ConfigError, match=r"other pixels in tiles .* 203 × 317: .* let it pad at the end only"
     ):
-        reach_of(network(name), (203, 317))
-    assert reach_of(network(name), (256, 320)).remarks == ()
+        halo_of(network(name), (203, 317))
+    assert halo_of(network(name), (256, 320)).remarks == ()
 
 
 @pytest.mark.parametrize("image", [(203, 317), (4000, 3000)])
 def test_a_look_along_the_diagonal_is_noticed(image: tuple[int, ...]) -> None:
     denoiser = network("diagonal")
-    assert resolve_reach(Tile(), denoiser, 2).depth == ((0, 0), (0, 0))
+    assert resolve_halo(Tile(), denoiser, 2).depth == ((0, 0), (0, 0))
     with pytest.raises(ConfigError, match="looks farther than the probe found"):
-        reach_of(denoiser, image)
+        halo_of(denoiser, image)
 
 
 def test_state_that_shows_late_is_reported_as_state() -> None:
     with pytest.raises(ConfigError, match="keeps state or draws random numbers"):
-        reach_of(network("tiring", receptive_field_=1, alignment_=1), (203, 317))
+        halo_of(network("tiring", receptive_field_=1, alignment_=1), (203, 317))
 
 
 def test_a_network_that_looks_farther_than_the_smallest_window_is_taken() -> None:
     denoiser = network("deep", receptive_field_=170, alignment_=1)
-    assert reach_of(denoiser, (1003, 730)).depth == ((170, 170),) * 2
+    assert halo_of(denoiser, (1003, 730)).depth == ((170, 170),) * 2
 
 
 def test_a_scripted_network_is_taken() -> None:
-    assert reach_of(network("scripted"), (256, 320)).align == 8
+    assert halo_of(network("scripted"), (256, 320)).align == 8
 
 
 def test_declared_values_are_used_and_the_difference_is_noted() -> None:
     denoiser = network("diagonal", receptive_field_=8, alignment_=1)
-    (note,) = reach_of(denoiser, (203, 317)).remarks
+    (note,) = halo_of(denoiser, (203, 317)).remarks
     assert "differ from the whole image by 0." in note
 
 
 def test_seams_that_are_allowed_are_not_looked_for() -> None:
-    assert not reach_of(network("diagonal"), (203, 317), Tile(seams="allow")).remarks
+    assert not halo_of(network("diagonal"), (203, 317), Tile(seams="allow")).remarks
 
 
 @pytest.mark.parametrize("name", ["behind", "behind, strided"])

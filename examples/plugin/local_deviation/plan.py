@@ -12,13 +12,13 @@ import numpy as np
 
 from halotile.errors import InputError
 from halotile.graphs.kinds.base import (
-    Books,
     Gather,
     OutputArray,
     Pass,
     PassCount,
     Place,
     PlanRequest,
+    Records,
     Sums,
     Work,
 )
@@ -163,9 +163,9 @@ class DeviationWork(Work):
         """Yield the three passes."""
         scratch = self.scratch
         scratch.create()
-        books = Books(scratch.folder, "squares", (scratch.path("squares", 0),), scratch.layout)
+        records = Records(scratch.folder, "squares", (scratch.path("squares", 0),), scratch.layout)
         squares = Squares(self.source)
-        yield Pass("squares", _writing(scratch.writer("squares", 0), squares, self.deviation.grid), books)
+        yield Pass("squares", _writing(scratch.writer("squares", 0), squares, self.deviation.grid), records)
         deviation = Deviation(self.source, scratch.open("squares", 0), self.radius)
         for output, image in ((self.deviation, deviation), (self.overview, Halved(deviation))):
             phase = "deviation" if output is self.deviation else "overview"

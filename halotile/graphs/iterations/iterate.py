@@ -16,9 +16,9 @@ from halotile.graphs.iterations.divergence import OBJECTIVE, FigureRow, divergen
 from halotile.graphs.iterations.finite import check_finite
 from halotile.graphs.iterations.stages import Stage, StagedStep
 from halotile.graphs.iterations.words import PassWords
-from halotile.graphs.kinds.base import Books, Gather, Pass, Sums
+from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
 from halotile.graphs.runs.outputs.damage import image_digest
-from halotile.graphs.runs.passes.books import remove_books
+from halotile.graphs.runs.passes.records import remove_records
 from halotile.graphs.solvers.base import (
     CHANGE,
     EPOCH,
@@ -183,7 +183,7 @@ class Iterations:
             }
         )
         self._set_aside()
-        remove_books(self.vectors.folder, str(self.state.iteration - 1))
+        remove_records(self.vectors.folder, str(self.state.iteration - 1))
         return row
 
     def image(self, name: str = "x") -> Shared:
@@ -243,12 +243,12 @@ class Iterations:
             stored = yield self._stage_pass(stage, ahead)
             parts.append(stored.values)
         paths = [self.vectors.path(name, self.state.iteration + 1) for name in self.vectors.copies]
-        done = yield self._pass(self._task(step, read), self._books("", paths))
+        done = yield self._pass(self._task(step, read), self._records("", paths))
         return _merge_sums([*parts, done.values]), dict(zip(self.vectors.copies, done.digests, strict=True))
 
     def _stage_pass(self, stage: Stage, ahead: tuple[Shared, ...]) -> Pass | Gather:
         """Return the pass that computes and stores a stage. The images ``ahead`` are read before it computes."""
-        books = self._books(f".{stage.number}", [stage.path])
+        records = self._records(f".{stage.number}", [stage.path])
         if isinstance(stage.wanted, Contributions):
             contributions = stage.wanted
             adding = Adding(
@@ -265,7 +265,7 @@ class Iterations:
                 contributions.numbered(),
                 math.prod(contributions.shape) * contributions.image.dtype.itemsize,
                 self.parts,
-                books,
+                records,
                 number=self.state.iteration,
                 title=self.words.title(self.state.iteration),
             )
@@ -277,22 +277,24 @@ class Iterations:
             overlap=self.overlap,
             io_threads=self.io_threads,
         )
-        return self._pass(task, books)
+        return self._pass(task, records)
 
-    def _pass(self, task: StepTask, books: Books) -> Pass:
+    def _pass(self, task: StepTask, records: Records) -> Pass:
         words, number = self.words, self.state.iteration
         return Pass(
             words.phase,
             task,
-            books,
+            records,
             number=number,
             title=words.title(number),
             iteration=number if words.is_numbered else None,
             stages=(*words.stages, *(("denoise",) if task.denoised else ())),
         )
 
-    def _books(self, stage: str, paths: Sequence[OutputPath]) -> Books:
-        return Books(self.vectors.folder, f"{self.state.iteration}{stage}", tuple(paths), self.vectors.layout)
+    def _records(self, stage: str, paths: Sequence[OutputPath]) -> Records:
+        return Records(
+            self.vectors.folder, f"{self.state.iteration}{stage}", tuple(paths), self.vectors.layout
+        )
 
     def _task(self, step: Step, read: Callable[[str, int], Readable]) -> StepTask:
         images = {name: step.images[name] for name in self.vectors.copies}

@@ -169,7 +169,7 @@ class OutputFile(JobOutput):
 
 
 @dataclass(frozen=True)
-class Books:
+class Records:
     """Journal and sums of a pass that writes scratch arrays, stored beside these.
 
     Parameters
@@ -200,7 +200,7 @@ class Pass:
         Name of the pass in :attr:`Work.passes`, and on the dashboard.
     task : BlockTask
         Work of a worker on a block.
-    books : JobOutput or Books
+    records : JobOutput or Records
         Place of the journal: an output, or a folder of scratch arrays.
     number : int
         Number of the pass among those of its phase.
@@ -220,7 +220,7 @@ class Pass:
 
     phase: str
     task: BlockTask
-    books: JobOutput | Books
+    records: JobOutput | Records
     number: int = 0
     title: str = ""
     iteration: int | None = None
@@ -251,7 +251,7 @@ class Gather:
         Bytes that each task reads.
     folder : Path
         Folder of the partial sums while they are needed.
-    books : Books
+    records : Records
         Journal, of a single block, and sums.
     number, title
         As of :class:`Pass`.
@@ -262,7 +262,7 @@ class Gather:
     terms: Sequence[Numbered]
     read_bytes: int
     folder: Path
-    books: Books
+    records: Records
     number: int = 0
     title: str = ""
 
@@ -277,7 +277,7 @@ class RankProgram:
         Name of the phase in :attr:`Work.passes`, whose blocks are the steps of the program.
     program : callable
         Called on each worker with its :class:`~halotile.tasks.groups.group.TorchGroup`. It goes on from its checkpoint.
-    books : Books
+    records : Records
         Journal of a single block, all steps, and the folder of the checkpoint.
     look, keep, revert : callable
         Return the number of steps that are done; keep the checkpoint, as the input is what it was; return to the one kept before that.
@@ -287,7 +287,7 @@ class RankProgram:
 
     phase: str
     program: Callable[[Any], None]
-    books: Books
+    records: Records
     look: Callable[[], int]
     keep: Callable[[], None]
     revert: Callable[[], None]

@@ -17,7 +17,7 @@ from halotile.graphs.plans.resources.sizes import (
     fit_tile,
     least_window,
 )
-from halotile.graphs.plans.trials.receptive_field import Reach
+from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Rim
 from halotile.tasks.convolution.stable import FEW
@@ -67,7 +67,7 @@ def tiling_of(
     wanted: Tile,
     denoiser: Denoiser,
     roles: Roles,
-    reach: Reach,
+    halo: Halo,
     geometry: Geometry,
     size: Size,
     block: tuple[int, ...],
@@ -78,7 +78,7 @@ def tiling_of(
     wide = dtype.itemsize >= 4 and dtype != np.float32 and not denoiser.convolutional
     least = least_window(geometry, denoiser.convolutional)
     tile = fit_tile(geometry, size, block)
-    window = math.prod(t + a + b for t, (a, b) in zip(tile, reach.depth, strict=True))
+    window = math.prod(t + a + b for t, (a, b) in zip(tile, halo.depth, strict=True))
     # As many pixels at once as one tile of the requested size: blocks may be smaller than it.
     at_once = math.prod(geometry.spread("tile.size", size, geometry.shape)[i] for i in roles.spatial)
     tiles = math.prod(-(-block[i] // t) for i, t in zip(roles.spatial, tile, strict=True))
@@ -88,8 +88,8 @@ def tiling_of(
         batch = 1  # several images at once would use the other library
     return Tiling(
         tile=tile,
-        depth=reach.depth,
-        align=(reach.align,) * len(roles.spatial),
+        depth=halo.depth,
+        align=(halo.align,) * len(roles.spatial),
         least=least,
         image=tuple(geometry.shape[i] for i in roles.spatial),
         scale=denoiser.scale,
@@ -102,14 +102,14 @@ def tiling_of(
 def grid_of(
     geometry: Geometry,
     roles: Roles,
-    reach: Reach,
+    halo: Halo,
     block: tuple[int, ...],
     tiling: Tiling,
     *,
     further: int = 0,
 ) -> Grid:
     """Return the grid of super-blocks, which read some pixels further than their tiles look."""
-    widths = [(before + further, after + further) for before, after in reach.depth]
+    widths = [(before + further, after + further) for before, after in halo.depth]
     depth = dict(zip(roles.spatial, widths, strict=True))
     # The halo beyond the image does not count where the window is cut there.
     least = {i: n + max(depth[i]) for i, n in zip(roles.spatial, tiling.least, strict=True) if n > 1}
@@ -117,7 +117,7 @@ def grid_of(
         shape=geometry.shape,
         block=tuple(min(b, n) for b, n in zip(block, geometry.shape, strict=True)),
         depth=tuple(depth.get(i, (0, 0)) for i in range(len(geometry.shape))),
-        align=roles.per_axis(reach.align, 1),
+        align=roles.per_axis(halo.align, 1),
         least=tuple(least.get(i, 1) for i in range(len(geometry.shape))),
     )
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.kinds.sections import Output
 from halotile.graphs.plans.inputs import kept_bytes
-from halotile.graphs.plans.trials.receptive_field import Reach
+from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.storage.arrays import Source
 from halotile.storage.disk.mounts import local_lock_reason
 from halotile.storage.disk.object_path import ObjectPath, OutputPath
@@ -35,7 +35,7 @@ def notes_of(
     layout: Layout,
     roles: Roles,
     grid: Grid,
-    reach: Reach,
+    halo: Halo,
     levels: NDArray[np.float64] | None,
     values: tuple[float, float] | None = None,
     of_trial: str = "",
@@ -44,7 +44,7 @@ def notes_of(
     return (
         *((of_trial,) if of_trial else ()),
         *(() if levels is None else (levels_text(levels, roles, values), *_noiseless(levels, roles))),
-        *reach.remarks,
+        *halo.remarks,
         *_metadata(layout),
         *_narrowing(dtype, np.dtype(layout.dtype)),
         *_decoding(original, roles, grid),

@@ -10,15 +10,24 @@ from pathlib import Path
 from halotile.errors import DiskRefused, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.kinds.base import AnyPass, Books, Gather, Inspection, JobOutput, Pass, RankProgram, Sums
+from halotile.graphs.kinds.base import (
+    AnyPass,
+    Gather,
+    Inspection,
+    JobOutput,
+    Pass,
+    RankProgram,
+    Records,
+    Sums,
+)
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of
 from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.runs.passes.block_pass import BlockPass
-from halotile.graphs.runs.passes.books import open_books
 from halotile.graphs.runs.passes.gather_pass import ONE_BLOCK, GatherPass
 from halotile.graphs.runs.passes.ranks_pass import RanksPass
+from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.runs.session import ClusterPass, Session, SharedCluster
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import Status
@@ -164,10 +173,10 @@ class _Driver:
                 sums = self._do(next_pass, session)
 
     def _do(self, next_pass: AnyPass, session: Session) -> Sums:
-        if isinstance(next_pass.books, JobOutput):
+        if isinstance(next_pass.records, JobOutput):
             assert isinstance(next_pass, Pass)
-            return self._write_output(next_pass, next_pass.books, session)
-        return self._fill_books(next_pass, next_pass.books, session)
+            return self._write_output(next_pass, next_pass.records, session)
+        return self._fill_records(next_pass, next_pass.records, session)
 
     def _write_output(self, next_pass: Pass, output: JobOutput, session: Session) -> Sums:
         journal = self.outputs.journal_of(output)
@@ -181,9 +190,9 @@ class _Driver:
             raise failure_of(self.plan, next_pass.grid, given_up)
         return Sums({}, seconds=blocks.seconds)
 
-    def _fill_books(self, next_pass: AnyPass, books: Books, session: Session) -> Sums:
+    def _fill_records(self, next_pass: AnyPass, records: Records, session: Session) -> Sums:
         grid = next_pass.grid if isinstance(next_pass, Pass) else ONE_BLOCK
-        with open_books(books, grid, self.plan.fingerprint) as opened:
+        with open_records(records, grid, self.plan.fingerprint) as opened:
             if isinstance(next_pass, Gather):
                 gathering = GatherPass(next_pass, opened.journal, opened.ledger, self.context)
                 self._through(next_pass, gathering, 0, session)
@@ -213,12 +222,12 @@ class _Driver:
     ) -> None:
         self.status.pass_begins(next_pass.phase, next_pass.number, done)
         self.under_way = under_way
-        session.through(under_way)
+        session.compute(under_way)
         if isinstance(under_way, BlockPass):
             self.pace[next_pass.phase] = under_way.seconds_per_block
         if under_way.disk_error:
-            books = next_pass.books
-            written = books.path if isinstance(books, JobOutput) else books.folder
+            records = next_pass.records
+            written = records.path if isinstance(records, JobOutput) else records.folder
             place = written if isinstance(written, Path) else self.context.directory.path
             raise DiskRefused(describe_full_disk(self.plan, under_way.disk_error, self.outputs.done, place))
         if under_way.untidy:

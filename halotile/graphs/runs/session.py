@@ -49,7 +49,7 @@ class ClusterPass(Protocol):
         """Return the progress of the run."""
         ...
 
-    def through(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
+    def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Process the remaining blocks on the cluster."""
         ...
 
@@ -133,7 +133,7 @@ class Session:
     ) -> None:
         self._end(report=kind is not KeyboardInterrupt)
 
-    def through(self, wanted: ClusterPass) -> None:
+    def compute(self, wanted: ClusterPass) -> None:
         """Process a pass until none of its blocks is left, or its disk is full.
 
         Raises
@@ -153,7 +153,7 @@ class Session:
                 with self.status.ticking(partial(wanted.progress, phase)):
                     cluster = self._cluster()
                     await_workers(cluster, self.status.report, wanted.stop_if_asked)
-                wanted.through(cluster, preparing=phase)
+                wanted.run_on(cluster, preparing=phase)
             except (Stalled, ConnectionError, TimeoutError) as error:
                 wanted.untidy = True
                 self._end(report=not isinstance(error, Stalled))  # a worker that hangs answers nobody

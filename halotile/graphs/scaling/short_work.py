@@ -132,7 +132,7 @@ class ShortWork(Work):
             while (wanted := next_of(passes, sums)) is not None:
                 if self.steps is None and isinstance(wanted, Pass) and len(wanted.grid) > 1:
                     sums = yield from self._part_of(wanted)
-                elif self.steps is not None and isinstance(wanted.books, JobOutput):
+                elif self.steps is not None and isinstance(wanted.records, JobOutput):
                     break
                 else:
                     sums = yield wanted

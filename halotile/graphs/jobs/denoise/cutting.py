@@ -24,7 +24,7 @@ from halotile.graphs.plans.resources.sizes import (
     choose_shard,
     growth_of,
 )
-from halotile.graphs.plans.trials.receptive_field import Reach
+from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Depth
 from halotile.storage.rim import Readable
@@ -37,12 +37,12 @@ from halotile.tasks.roles import Roles
 T = TypeVar("T")
 
 
-def geometry_of(source: Readable, denoiser: Denoiser, roles: Roles, reach: Reach) -> Geometry:
+def geometry_of(source: Readable, denoiser: Denoiser, roles: Roles, halo: Halo) -> Geometry:
     """Return the input and output shapes, with the constraints on the cuts."""
     output_shape = [n * f for n, f in zip(source.shape, roles.per_axis(denoiser.scale, 1), strict=True)]
     if roles.channel is not None:
         output_shape[roles.channel] = denoiser.channels[1]
-    return Geometry(source.shape, tuple(output_shape), roles, denoiser.scale, reach.align)
+    return Geometry(source.shape, tuple(output_shape), roles, denoiser.scale, halo.align)
 
 
 def layout_of(

@@ -9,13 +9,13 @@ from halotile.graphs.jobs.denoise.fit import tile_window
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.trials.gpu_trials import written_tiles
-from halotile.graphs.plans.trials.receptive_field import Reach
+from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.graphs.units import pixel_size_text
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned
 
 
-def figures_of(job: Denoising, task: DenoiseTask, reach: Reach, tuned: Tuned | None) -> dict[str, Any]:
+def figures_of(job: Denoising, task: DenoiseTask, halo: Halo, tuned: Tuned | None) -> dict[str, Any]:
     """Return the figures of a plan, by name."""
     grid, roles, layout = task.grid, task.roles, task.writer.layout
     spatial_core = roles.spatial_part(grid.middle.core).size
@@ -38,7 +38,7 @@ def figures_of(job: Denoising, task: DenoiseTask, reach: Reach, tuned: Tuned | N
         "device_memory_bytes": tuned.device_bytes if tuned and task.device != "cpu" else None,
         "tuned": tuned.to_json() if tuned else None,
         "depth": [list(d) for d in task.tiling.depth],
-        "depth_from": reach.origin,
+        "depth_from": halo.origin,
         "boundary": task.rim.rules[roles.spatial[0]],
         "read_amplification": round(spatial_window / spatial_core, 4),
         "compute_redundancy": round(window / tile, 4),

@@ -52,7 +52,7 @@ from halotile.graphs.plans.trials.gpu_trials import (
     on_device,
     trying,
 )
-from halotile.graphs.plans.trials.receptive_field import Reach
+from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
@@ -157,7 +157,7 @@ class _Sized:
     denoiser: Denoiser
     own_code: Mapping[str, str]
     seals: Mapping[str, str]
-    reach: Reach
+    halo: Halo
     geometry: Geometry
     layout: Layout
     rim: Rim
@@ -169,7 +169,7 @@ class _Sized:
     @property
     def further(self) -> int:
         """Pixels that a block reads beyond its halo, to fill holes."""
-        depth = max(map(max, self.reach.depth))
+        depth = max(map(max, self.halo.depth))
         return self.opened.holed.halo(self.denoiser, depth, self.geometry.dims)
 
     def task_of(
@@ -181,7 +181,7 @@ class _Sized:
             tile,
             self.denoiser,
             opened.roles,
-            self.reach,
+            self.halo,
             self.geometry,
             size,
             block,
@@ -195,7 +195,7 @@ class _Sized:
             source=opened.source,
             sides=opened.all_sides,
             writer=ShardWriter(opened.begun.output, layout),
-            grid=grid_of(self.geometry, opened.roles, self.reach, block, tiling, further=self.further),
+            grid=grid_of(self.geometry, opened.roles, self.halo, block, tiling, further=self.further),
             rim=self.rim,
             roles=opened.roles,
             denoiser=self.denoiser,
@@ -231,20 +231,20 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     # Its noise level is a side input in each round.
     tile = replace(job.tile, depth="auto") if opened.photons else job.tile
     sides = ["sigma"] if opened.photons else [*opened.all_sides]
-    own_code, reach = tried(denoiser, tile, image, previous, run=job.run, report=request.report, sides=sides)
+    own_code, halo = tried(denoiser, tile, image, previous, run=job.run, report=request.report, sides=sides)
     seals = seals_of(denoiser, own_code)
-    if reach.probed:
-        denoiser = denoiser.probed(*reach.probed)
+    if halo.probed:
+        denoiser = denoiser.probed(*halo.probed)
     if own_code and previous is None and job.tile.seams != "allow":
         choose = partial(
-            choose_samples, opened.view(opened.source), roles, opened.values, reach.depth, reach.align
+            choose_samples, opened.view(opened.source), roles, opened.values, halo.depth, halo.align
         )
-        reach = compared_on_image(
-            reach, denoiser, choose, job.tile, run=job.run, report=request.report, sides=sides
+        halo = compared_on_image(
+            halo, denoiser, choose, job.tile, run=job.run, report=request.report, sides=sides
         )
     if opened.photons:
-        denoiser, reach = opened.photons.in_rounds(denoiser, reach, job.tile, len(image))
-    geometry = geometry_of(opened.source, denoiser, roles, reach)
+        denoiser, halo = opened.photons.in_rounds(denoiser, halo, job.tile, len(image))
+    geometry = geometry_of(opened.source, denoiser, roles, halo)
     holes = opened.holed.holes
     layout = layout_of(
         job,
@@ -265,7 +265,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
         denoiser,
         own_code,
         seals,
-        reach,
+        halo,
         geometry,
         layout,
         rim_of(job.tile, denoiser, roles),
@@ -285,7 +285,7 @@ class _Settled:
     tuned: Tuned | None
     """Result of a trial of the GPU."""
     note: str
-    reach: Reach
+    halo: Halo
 
 
 def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
@@ -294,7 +294,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
     def choose(known: Tuned | None) -> tuple[DenoiseTask, Footprint]:
         cuts = (sized, *(() if computing.on_gpu or previous else sized.in_larger_shards()))
         with_sizes = [(cut.unit, partial(cut.task_of, tuned=known)) for cut in cuts]
-        machine, depth = computing.machine_bytes, sized.reach.depth
+        machine, depth = computing.machine_bytes, sized.halo.depth
         return choose_block(
             job, sized.geometry, with_sizes, previous, machine, depth, on_gpu=computing.on_gpu
         )
@@ -311,9 +311,9 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
     (task, needed), chosen_tiles = chosen_with_tiles(choose, settle, fits, is_free=is_free)
     if chosen_tiles is not None:
         task, needed = chosen_tiles.task, sized.footprint_of(chosen_tiles.task, chosen_tiles.tuned)
-    reach = compared(sized.reach, task, job.tile, previous, run=job.run, report=request.report)
+    halo = compared(sized.halo, task, job.tile, previous, run=job.run, report=request.report)
     tuned, note = (chosen_tiles.tuned, chosen_tiles.note) if chosen_tiles else (None, "")
-    return _Settled(sized, task, needed, tuned, note, reach)
+    return _Settled(sized, task, needed, tuned, note, halo)
 
 
 def _identify(settled: _Settled, request: PlanRequest) -> Plan:
@@ -342,7 +342,7 @@ def _identify(settled: _Settled, request: PlanRequest) -> Plan:
             smaller_output="a smaller output.dtype",
         ),
         documents=documents_of(job, sized.requested, given_parts, decided),
-        figures=figures_of(job, task, settled.reach, settled.tuned),
+        figures=figures_of(job, task, settled.halo, settled.tuned),
         notes=_notes(settled),
         earlier=earlier,
     )
@@ -360,7 +360,7 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
             layout=task.writer.layout,
             roles=opened.roles,
             grid=task.grid,
-            reach=settled.reach,
+            halo=settled.halo,
             levels=opened.levels,
             values=opened.values,
             of_trial=settled.note,
@@ -395,5 +395,5 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         "code": {**code_versions(), **sized.own_code},
         "noise_level": None if opened.levels is None else opened.levels.tolist(),
         "noise": opened.photons.to_json() if opened.photons else None,
-        "probed": list(settled.reach.probed) if settled.reach.probed else None,
+        "probed": list(settled.halo.probed) if settled.halo.probed else None,
     }

@@ -73,7 +73,7 @@ from halotile.graphs.plans.trials.gpu_trials import (
     sized_as,
     trying,
 )
-from halotile.graphs.plans.trials.receptive_field import Reach
+from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.graphs.solvers.base import Solver
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source, open_source
@@ -165,7 +165,7 @@ class _Sized:
     requested: Requested
     own_code: Mapping[str, str]
     seals: Mapping[str, str]
-    reach: Reach
+    halo: Halo
     geometry: Geometry
     layout: Layout
     form: Form
@@ -187,7 +187,7 @@ class _Sized:
             opened.denoiser,
             opened.image,
             self.geometry,
-            self.reach,
+            self.halo,
             block,
             computing.device,
             computing.precision,
@@ -218,8 +218,8 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     computing, previous = opened.computing, opened.begun.previous
     job, denoiser, shape = computing.job, opened.denoiser, opened.image.shape
     roles = _roles(opened.data[0], shape)
-    own_code, reach = tried_prior(job, denoiser, shape[-2:], previous, request.report)
-    geometry = Geometry(shape, shape, roles, 1, reach.align)
+    own_code, halo = tried_prior(job, denoiser, shape[-2:], previous, request.report)
+    geometry = Geometry(shape, shape, roles, 1, halo.align)
     memory = parse_bytes(job.run.memory_per_worker)
     layout = layout_like(opened.data[0], job.output, geometry, opened.image.dtype, memory, previous)
     job, requested = no_more_than(job, computing.requested, shape, block_unit(geometry, layout.shard))
@@ -238,7 +238,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
         requested,
         own_code,
         seals_of(denoiser, own_code) if denoiser else {},
-        reach,
+        halo,
         geometry,
         layout,
         form,
@@ -255,7 +255,7 @@ class _Settled:
     sized: _Sized
     work: ReconstructWork
     note: str
-    reach: Reach
+    halo: Halo
 
 
 def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
@@ -288,11 +288,11 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
     is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
     cut, tiles = chosen_with_tiles(choose, settle, lambda cut, tiles: fits(cut, tiles.tuned), is_free=is_free)
     trial = denoising_of(cut, sized.state_layout, (), output)
-    reach = compared(sized.reach, trial, job.tile, previous, run=job.run, report=request.report)
+    halo = compared(sized.halo, trial, job.tile, previous, run=job.run, report=request.report)
     if tiles is not None:
         cut = replace(cut, prior=cut.prior.with_denoised(partial(sized_as, task=tiles.task)))
     tuned, note = (tiles.tuned, tiles.note) if tiles else (None, "")
-    return _Settled(sized, sized.work_of(cut, tuned), note, reach)
+    return _Settled(sized, sized.work_of(cut, tuned), note, halo)
 
 
 def _identify(settled: _Settled, request: PlanRequest) -> Plan:
@@ -321,7 +321,7 @@ def _notes(settled: _Settled, further: tuple[str, ...]) -> tuple[str, ...]:
     sized, opened, work = settled.sized, settled.sized.opened, settled.work
     twice = computed_twice(work.grid, sized.layout.shard, work.form, work.prior)
     return (
-        *settled.reach.remarks,
+        *settled.halo.remarks,
         *((settled.note,) if settled.note else ()),
         *opened.notes,
         *note_of_passes(work.form.per_pass, twice),
@@ -346,8 +346,8 @@ def _identity(settled: _Settled) -> dict[str, Any]:
             for number, (operator, source, choice) in enumerate(triples)
         },
         "fidelity": {"name": sized.fidelity.name, **describe_options(sized.fidelity)},
-        "prior": describe_prior(opened.prior, denoiser, settled.reach, sized.seals),
-        "probed": list(settled.reach.probed) if settled.reach.probed else None,
+        "prior": describe_prior(opened.prior, denoiser, settled.halo, sized.seals),
+        "probed": list(settled.halo.probed) if settled.halo.probed else None,
         "solver": identity_of(asdict(job.solver)) | {"options": describe_options(sized.solver)},
         "start": images["start"].fingerprint() if "start" in images else None,
         "reference": images["reference"].fingerprint() if "reference" in images else None,

@@ -13,17 +13,17 @@ from typing import Any
 from halotile.graphs.jobs.train.words import result_rows
 from halotile.graphs.kinds.base import (
     AnyPass,
-    Books,
     Inspection,
     OutputFile,
     Pass,
     PassCount,
     Place,
     RankProgram,
+    Records,
     Sums,
     Work,
 )
-from halotile.graphs.runs.passes.books import remove_books
+from halotile.graphs.runs.passes.records import remove_records
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
@@ -61,13 +61,13 @@ class TrainWork(Work):
         owned = f"{at.fingerprint[:12]}.checkpoint"
         recipe = replace(self.recipe, checkpoint=folder / owned, curve=folder / "curve.json")
         if not recipe.checkpoint.exists():
-            remove_books(folder, TRAIN)
+            remove_records(folder, TRAIN)
             recipe.curve.unlink(missing_ok=True)
         curve = _Curve(at, recipe)
         yield RankProgram(
             TRAIN,
             partial(_train, recipe),
-            Books(folder, TRAIN),
+            Records(folder, TRAIN),
             look=curve.look,
             keep=partial(_keep, recipe.checkpoint),
             revert=partial(_revert, recipe),

@@ -19,10 +19,10 @@ from halotile.graphs.clusters.workers.fork_server import ensure_forks
 from halotile.graphs.kinds.sections import Run, Tile, parse_bytes
 from halotile.graphs.plans.trials.receptive_field import (
     DIFFER,
-    Reach,
+    Halo,
     is_cut_at_edge,
     rehearsed,
-    resolve_reach,
+    resolve_halo,
 )
 from halotile.graphs.waiting import Report, report_if_slow
 from halotile.storage.cache import read_cached, write_cached
@@ -59,7 +59,7 @@ class DenoiserTrial(NamedTuple):
 
     code: Mapping[str, str]
     """Digests of the user's own code, by its name."""
-    reach: Reach
+    halo: Halo
 
 
 def expect_trial(denoiser: Denoiser | None) -> None:
@@ -110,15 +110,15 @@ def tried(
 
 
 def compared(
-    reach: Reach,
+    halo: Halo,
     task: DenoiseTask | None,
     tile: Tile,
     previous: Mapping[str, Any] | None,
     *,
     run: Run,
     report: Report,
-) -> Reach:
-    """Compare tiles of a new job's own sizes with larger windows, for a network on the CPU; return the reach.
+) -> Halo:
+    """Compare tiles of a new job's own sizes with larger windows, for a network on the CPU; return the halo.
 
     A resumed run keeps the result that it began with. Where the comparison fails, for a worker's memory or
     otherwise, a note reports it: the job itself may succeed.
@@ -129,13 +129,13 @@ def compared(
         When the tiles of a probed network show.
     """
     if task is None:
-        return reach
+        return halo
     if previous is not None:
         notes_then = previous["summary"].get("notes", ())
         kept = (note for note in notes_then if note.startswith((DIFFER, UNCOMPARED, UNTRIED)))
-        return replace(reach, notes=(*reach.notes, *kept))
+        return replace(halo, notes=(*halo.notes, *kept))
     if tile.seams == "allow" or not task.denoiser.convolutional or task.device != "cpu":
-        return reach
+        return halo
     title = task.denoiser.title
     on_trial = sides_as_channels(task.denoiser, task.sides)
     sizes = replace(
@@ -149,14 +149,14 @@ def compared(
                 note = f"{UNCOMPARED}: {error}"
                 continue
             found = Rehearsal(task.denoiser.alignment, difference)
-            if reach.probed is not None and not found.agrees:
+            if halo.probed is not None and not found.agrees:
                 raise tiling_error(task.denoiser, found, task.tiling.image)
-            return replace(reach, difference=max(difference, reach.difference))
-    return replace(reach, notes=(*reach.notes, note))
+            return replace(halo, difference=max(difference, halo.difference))
+    return replace(halo, notes=(*halo.notes, note))
 
 
 def compared_on_image(
-    reach: Reach,
+    halo: Halo,
     denoiser: Denoiser,
     choose: Callable[[], Sequence[Sample]],
     tile: Tile,
@@ -164,12 +164,12 @@ def compared_on_image(
     run: Run,
     report: Report,
     sides: Collection[str] = (),
-) -> Reach:
-    """Compare tiles of a user's code with larger parts of the image itself; return the reach.
+) -> Halo:
+    """Compare tiles of a user's code with larger parts of the image itself; return the halo.
 
     Parameters
     ----------
-    reach : Reach
+    halo : Halo
         The halo.
     denoiser : Denoiser
         With its known alignment.
@@ -190,18 +190,18 @@ def compared_on_image(
         on_trial = sides_as_channels(denoiser, sides)
         if not (samples := choose()):
             return replace(
-                reach, notes=(*reach.notes, f"{UNTRIED}: they cannot be read, or would be too large")
+                halo, notes=(*halo.notes, f"{UNTRIED}: they cannot be read, or would be too large")
             )
-        measure = partial(_measure_samples, on_trial, reach.depth, samples, is_cut)
+        measure = partial(_measure_samples, on_trial, halo.depth, samples, is_cut)
         try:
             difference = bounded(measure, title, run, seconds=SAMPLE_SECONDS)
         except (MemoryRefused, CodeEnded, _SampleFailed) as error:
             # A run names the blocks that fail, and does the others.
-            return replace(reach, notes=(*reach.notes, f"{UNTRIED}: {error}"))
-    is_declared = reach.probed is None and not isinstance(denoiser, ArrayDenoiser)
+            return replace(halo, notes=(*halo.notes, f"{UNTRIED}: {error}"))
+    is_declared = halo.probed is None and not isinstance(denoiser, ArrayDenoiser)
     if difference > ROUNDING and not is_declared:
-        raise sample_error(title, difference, reach.depth)
-    return replace(reach, difference=max(difference, reach.difference))
+        raise sample_error(title, difference, halo.depth)
+    return replace(halo, difference=max(difference, halo.difference))
 
 
 class _SampleFailed(ConfigError):
@@ -285,7 +285,7 @@ def _try_code(
 ) -> DenoiserTrial:
     code = denoiser.check()
     if not denoiser.tried_apart:
-        return DenoiserTrial(code, _find_reach(denoiser, tile, image, probed, code, is_new))
+        return DenoiserTrial(code, _find_halo(denoiser, tile, image, probed, code, is_new))
     # What is imported only while it runs is not in the key: no result is stored for it.
     loaded = loaded_code()
     origin = build_digest(denoiser, code, tile.depth, tile.seams, tile.boundary, image, probed, is_new)
@@ -293,7 +293,7 @@ def _try_code(
     if found is None:
         with torch_threads(min(cores_here(), MOST_THREADS)):
             try:
-                found = {"reach": asdict(_find_reach(denoiser, tile, image, probed, code, is_new))}
+                found = {"halo": asdict(_find_halo(denoiser, tile, image, probed, code, is_new))}
             except ConfigError as error:
                 if not _is_verdict(error):
                     raise
@@ -302,7 +302,7 @@ def _try_code(
             write_cached(origin, found)
     if "refusal" in found:
         raise ConfigError(found["refusal"])
-    return DenoiserTrial(code, Reach.from_json(found["reach"]))
+    return DenoiserTrial(code, Halo.from_json(found["halo"]))
 
 
 def _is_verdict(error: BaseException) -> bool:
@@ -311,19 +311,19 @@ def _is_verdict(error: BaseException) -> bool:
     return isinstance(error, ConfigError) and (origin is None or _is_verdict(origin))
 
 
-def _find_reach(
+def _find_halo(
     denoiser: Denoiser,
     tile: Tile,
     image: tuple[int, ...],
     probed: list[int] | None,
     code: Mapping[str, str],
     is_new: bool,
-) -> Reach:
+) -> Halo:
     if code:
         check_user_code(denoiser, len(image))
     known = (probed[0], probed[1]) if probed else None
-    reach = resolve_reach(tile, denoiser, len(image), known)
-    return rehearsed(tile, denoiser, reach, image) if code and is_new else reach
+    halo = resolve_halo(tile, denoiser, len(image), known)
+    return rehearsed(tile, denoiser, halo, image) if code and is_new else halo
 
 
 def _refusal(title: str, limit_bytes: int, how: str) -> MemoryRefused:

@@ -20,7 +20,7 @@ DIFFER = "tiles differ from the whole image"
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class Halo:
     """The halo of a job, its origin, and notes about it."""
 
     depth: Depth
@@ -43,7 +43,7 @@ class Reach:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Build a reach from the JSON of its :func:`~dataclasses.asdict`."""
+        """Build a halo from the JSON of its :func:`~dataclasses.asdict`."""
         return cls(**{name: _with_tuples(value) for name, value in stored.items()})
 
 
@@ -51,7 +51,7 @@ def _with_tuples(value: Any) -> Any:
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
-def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, int] | None = None) -> Reach:
+def resolve_halo(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, int] | None = None) -> Halo:
     """Return the depth of a job's tiles. A resumed run keeps the probed values of its first run as ``known``.
 
     Raises
@@ -67,7 +67,7 @@ def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, i
         needed, align = described.receptive_field() or 0, described.alignment
         origin = "probed"
     if tile.depth == "auto":
-        return Reach(((needed, needed),) * dims, align, origin, probed)
+        return Halo(((needed, needed),) * dims, align, origin, probed)
     widths = (tile.depth,) * dims if isinstance(tile.depth, int) else tuple(tile.depth)
     if len(widths) != dims:
         raise ConfigError(
@@ -75,9 +75,9 @@ def resolve_reach(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, i
         )
     depth = tuple((d, d) for d in widths)
     if min(widths) >= needed:
-        return Reach(depth, align, "given", probed)
+        return Halo(depth, align, "given", probed)
     if tile.seams == "allow":
-        return Reach(
+        return Halo(
             depth,
             align,
             "given",
@@ -95,8 +95,8 @@ def is_cut_at_edge(tile: Tile, denoiser: Denoiser) -> bool:
     return (denoiser.boundary if tile.boundary == "auto" else tile.boundary) == "cut"
 
 
-def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ...]) -> Reach:
-    """Return the reach of a user's network or function after comparing its tiles with a whole image.
+def rehearsed(tile: Tile, denoiser: Denoiser, halo: Halo, image: tuple[int, ...]) -> Halo:
+    """Return the halo of a user's network or function after comparing its tiles with a whole image.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ..
 
     Returns
     -------
-    Reach
+    Halo
         With a larger alignment, where tiles agree with the whole only then; with the difference, where they
         do not quite agree.
 
@@ -118,16 +118,16 @@ def rehearsed(tile: Tile, denoiser: Denoiser, reach: Reach, image: tuple[int, ..
     is_cut = is_cut_at_edge(tile, denoiser)
     if isinstance(denoiser, ArrayDenoiser):
         if tile.seams != "allow":
-            check_depth(denoiser, reach.depth, image, is_cut=is_cut)
-        return reach
-    probed = denoiser.probed(*reach.probed) if reach.probed else denoiser
+            check_depth(denoiser, halo.depth, image, is_cut=is_cut)
+        return halo
+    probed = denoiser.probed(*halo.probed) if halo.probed else denoiser
     if probed.alignment > 1:
         check_ragged(probed, image)
     if tile.seams == "allow":
-        return reach
-    rehearsal = rehearse(probed, reach.depth, image, search=reach.probed is not None, is_cut=is_cut)
-    if reach.probed is not None:
+        return halo
+    rehearsal = rehearse(probed, halo.depth, image, search=halo.probed is not None, is_cut=is_cut)
+    if halo.probed is not None:
         if not rehearsal.agrees:
             raise tiling_error(denoiser, rehearsal, image)
-        reach = replace(reach, align=rehearsal.alignment, probed=(reach.probed[0], rehearsal.alignment))
-    return replace(reach, difference=rehearsal.difference)
+        halo = replace(halo, align=rehearsal.alignment, probed=(halo.probed[0], rehearsal.alignment))
+    return replace(halo, difference=rehearsal.difference)

@@ -97,7 +97,7 @@ class BlockPass:
         """Return the number of blocks that are neither done nor given up."""
         return self.total - len(self.journal.done) - len(self.bad)
 
-    def through(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
+    def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Process the remaining blocks on a cluster, until none is left or the disk is full.
 
         Parameters
@@ -270,8 +270,8 @@ class BlockPass:
             stream.again([bad.number], alone=alone)
             return
         self.bad[bad.number] = bad
-        books = self.wanted.books
-        self.status.give_up(bad, books if isinstance(books, JobOutput) else None)
+        records = self.wanted.records
+        self.status.give_up(bad, records if isinstance(records, JobOutput) else None)
 
     def _watch(self, stream: Stream) -> None:
         """Between answers: react to signals, sync the journal, report the progress."""

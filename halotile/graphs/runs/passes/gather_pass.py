@@ -73,7 +73,7 @@ class GatherPass:
                 self.signals.name,
             )
 
-    def through(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
+    def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Compute the sum on a cluster.
 
         Raises

@@ -77,7 +77,7 @@ class RanksPass:
                 self.signals.name,
             )
 
-    def through(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
+    def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Run the program on a cluster, again from its checkpoint where a rank failed.
 
         Raises
@@ -95,7 +95,7 @@ class RanksPass:
         """
         self.context.outputs.begin(self.journal, self.wanted.title)
         self.status.work_begins()
-        self.wanted.books.folder.mkdir(parents=True, exist_ok=True)
+        self.wanted.records.folder.mkdir(parents=True, exist_ok=True)
         try:
             self._attempts(cluster)
             self.context.outputs.check()
@@ -125,7 +125,7 @@ class RanksPass:
         given = self.wanted.program, directory, directory.driver()
         call = partial(call_with_group, _peak_of, given)
         program = TorchProgram(
-            call, self.wanted.books.folder, device_mode=mode, timeout_seconds=TIMEOUT_SECONDS
+            call, self.wanted.records.folder, device_mode=mode, timeout_seconds=TIMEOUT_SECONDS
         )
         count = min(cluster.workers, run.count)
         if (present := len(present_workers(cluster.client))) < count:

@@ -14,7 +14,7 @@ from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.jobs.denoise.rules import noise_of_camera, noise_of_denoiser
 from halotile.graphs.kinds.sections import Tile
 from halotile.graphs.plans.notes import place_text, plane_word, planes_text, values_text
-from halotile.graphs.plans.trials.receptive_field import Reach, resolve_reach
+from halotile.graphs.plans.trials.receptive_field import Halo, resolve_halo
 from halotile.graphs.rules.combinations import apply_rules
 from halotile.graphs.words import dotted
 from halotile.storage.rim import Readable
@@ -53,8 +53,8 @@ class Photons:
         """Return the part of the identity of a job."""
         return {**self.noise.to_json(), "estimated": not self.is_given}
 
-    def in_rounds(self, denoiser: Denoiser, reach: Reach, tile: Tile, dims: int) -> tuple[Denoiser, Reach]:
-        """Return the denoiser for this noise, and its reach from that of the denoiser itself.
+    def in_rounds(self, denoiser: Denoiser, halo: Halo, tile: Tile, dims: int) -> tuple[Denoiser, Halo]:
+        """Return the denoiser for this noise, and its halo from that of the denoiser itself.
 
         Raises
         ------
@@ -62,9 +62,9 @@ class Photons:
             When the depth of the job is less than that.
         """
         around = for_photon_noise(denoiser, self.noise, self.white)
-        wide = resolve_reach(tile, around, dims)
-        origin = wide.origin if tile.depth != "auto" else f"{ROUNDS} rounds, {reach.origin}"
-        kept = replace(reach, depth=wide.depth, origin=origin, notes=(*reach.notes, *wide.notes))
+        wide = resolve_halo(tile, around, dims)
+        origin = wide.origin if tile.depth != "auto" else f"{ROUNDS} rounds, {halo.origin}"
+        kept = replace(halo, depth=wide.depth, origin=origin, notes=(*halo.notes, *wide.notes))
         return around, kept
 
     def note(self, roles: Roles) -> str:

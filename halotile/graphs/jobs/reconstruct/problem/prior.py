@@ -13,7 +13,7 @@ from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.resources.sizes import Geometry
 from halotile.graphs.plans.trials.denoiser_trials import DenoiserTrial, tried
 from halotile.graphs.plans.trials.gpu_trials import channels_last_of, on_device
-from halotile.graphs.plans.trials.receptive_field import Reach
+from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.graphs.waiting import Report
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
@@ -31,9 +31,9 @@ def tried_prior(
     previous: Mapping[str, Any] | None,
     report: Report,
 ) -> DenoiserTrial:
-    """Return the digests of the user's code in the prior, and its reach."""
+    """Return the digests of the user's code in the prior, and its halo."""
     if denoiser is None:
-        return DenoiserTrial({}, Reach(((0, 0),) * len(image), 1, "no denoiser"))
+        return DenoiserTrial({}, Halo(((0, 0),) * len(image), 1, "no denoiser"))
     return tried(denoiser, job.tile, image, previous, run=job.run, report=report)
 
 
@@ -43,7 +43,7 @@ def cut_for_prior(
     denoiser: Denoiser | None,
     image: Readable,
     geometry: Geometry,
-    reach: Reach,
+    halo: Halo,
     block: tuple[int, ...],
     device: str,
     precision: str,
@@ -54,11 +54,11 @@ def cut_for_prior(
     if denoiser is None:
         edges = tuple(min(b, n) for b, n in zip(block, geometry.shape, strict=True))
         return prior, Grid(geometry.shape, edges, ((0, 0),) * len(edges))
-    if reach.probed:
-        denoiser = denoiser.probed(*reach.probed)
+    if halo.probed:
+        denoiser = denoiser.probed(*halo.probed)
     size = TILE if job.tile.size == "auto" else job.tile.size
-    tiling = tiling_of(job.tile, denoiser, roles, reach, geometry, size, block, None, image.dtype)
-    grid = grid_of(geometry, roles, reach, block, tiling)
+    tiling = tiling_of(job.tile, denoiser, roles, halo, geometry, size, block, None, image.dtype)
+    grid = grid_of(geometry, roles, halo, block, tiling)
     denoised = Denoised(
         image,
         denoiser,
@@ -78,7 +78,7 @@ def cut_for_prior(
 
 
 def describe_prior(
-    prior: Prior, denoiser: Denoiser | None, reach: Reach, seals: Mapping[str, str]
+    prior: Prior, denoiser: Denoiser | None, halo: Halo, seals: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return a prior as JSON, with the weights of its denoiser by their digests."""
     described: dict[str, Any] = {"name": prior.name, **describe_options(prior)}
@@ -87,7 +87,7 @@ def describe_prior(
     return described | {
         "denoiser": describe_denoiser(denoiser),
         "weights": {path.name: seals[str(path)] for path in denoiser.files()},
-        "depth": [list(pair) for pair in reach.depth],
+        "depth": [list(pair) for pair in halo.depth],
     }
 
 

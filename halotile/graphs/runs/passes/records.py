@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import DamagedData
-from halotile.graphs.kinds.base import Books, Sums
+from halotile.graphs.kinds.base import Records, Sums
 from halotile.graphs.runs.outputs.damage import damaged_among
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.checkpoints import Ledger
@@ -20,7 +20,7 @@ from halotile.tasks.exact_sums import add_exactly
 
 
 @dataclass(frozen=True)
-class OpenBooks:
+class OpenRecords:
     """Journal and ledger of a pass in progress."""
 
     journal: Journal
@@ -35,7 +35,7 @@ class OpenBooks:
 
 
 @contextmanager
-def open_books(books: Books, grid: Grid, fingerprint: str) -> Iterator[OpenBooks]:
+def open_records(records: Records, grid: Grid, fingerprint: str) -> Iterator[OpenRecords]:
     """Open the records of a pass over the blocks of ``grid``; damaged entries are removed.
 
     Nothing of them has to survive a power cut: a pass without records starts again. So they are synced only where the
@@ -43,24 +43,24 @@ def open_books(books: Books, grid: Grid, fingerprint: str) -> Iterator[OpenBooks
 
     Parameters
     ----------
-    books : Books
+    records : Records
         Folder and name of the records.
     grid : Grid
         The blocks.
     fingerprint : str
         Fingerprint of the job.
     """
-    images = max(1, len(books.arrays))
-    path, owner = books.folder / f"journal.{books.name}", f"{fingerprint}-{books.name}"
-    books.folder.mkdir(parents=True, exist_ok=True)
+    images = max(1, len(records.arrays))
+    path, owner = records.folder / f"journal.{records.name}", f"{fingerprint}-{records.name}"
+    records.folder.mkdir(parents=True, exist_ok=True)
     try:
         journal = Journal.open(path, owner, len(grid), images=images)
     except (FileNotFoundError, DamagedData):
         journal = Journal.create(path, owner, len(grid), images=images, sync=False)
-    ledger = Ledger(books.folder / f"sums.{books.name}")
-    _strike(books, journal, ledger, grid)
+    ledger = Ledger(records.folder / f"sums.{records.name}")
+    _strike(records, journal, ledger, grid)
     try:
-        yield OpenBooks(journal, ledger, len(books.arrays))
+        yield OpenRecords(journal, ledger, len(records.arrays))
     except BaseException:
         with suppress(OSError):  # what the disk loses is computed again
             ledger.sync()
@@ -68,20 +68,20 @@ def open_books(books: Books, grid: Grid, fingerprint: str) -> Iterator[OpenBooks
         raise
 
 
-def _strike(books: Books, journal: Journal, ledger: Ledger, grid: Grid) -> None:
+def _strike(records: Records, journal: Journal, ledger: Ledger, grid: Grid) -> None:
     """Remove blocks from the records that are marked, and have lost their sums or a shard."""
     if not journal.done:
         return
     lost = {number for number in journal.done if number not in ledger.sums}
-    for image, path in enumerate(books.arrays):
-        assert books.layout is not None
+    for image, path in enumerate(records.arrays):
+        assert records.layout is not None
         lost.update(
-            damaged_among(journal.done, journal, path, books.layout, grid, image=image, thorough=False)
+            damaged_among(journal.done, journal, path, records.layout, grid, image=image, thorough=False)
         )
     journal.unmark(sorted(lost))
 
 
-def remove_books(folder: Path, name: str) -> None:
+def remove_records(folder: Path, name: str) -> None:
     """Remove the records of a finished pass, and those of its stages."""
     for kind in ("journal", "sums"):
         for pattern in (f"{kind}.{name}", f"{kind}.{name}.*"):
