@@ -61,6 +61,11 @@ def difference(left: Any, right: Any) -> float:
     return max(difference(a, b) for a, b in zip(left, right, strict=True))
 
 
+def squares(result: Any) -> torch.Tensor:
+    parts = [result] if isinstance(result, torch.Tensor) else list(result)
+    return sum(((part * part).sum() for part in parts), torch.zeros(()))
+
+
 class Smooth(torch.nn.Module):  # type: ignore[misc]
     """A network with a reach of two pixels, and a noise level for each pixel or image."""
 

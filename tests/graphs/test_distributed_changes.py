@@ -12,7 +12,7 @@ import torch
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError
-from tests.graphs.distributing import difference, image, kernel
+from tests.graphs.distributing import difference, image, kernel, squares
 
 physics = pytest.importorskip("deepinv.physics")
 optim = pytest.importorskip("deepinv.optim")
@@ -24,11 +24,6 @@ KINDS: dict[str, Callable[[], Any]] = {
     "blur": lambda: physics.Blur(filter=kernel(3), padding="circular"),
     "blur of a computed transfer function": lambda: physics.BlurFFT(img_size=SHAPE[1:], filter=kernel(3)),
 }
-
-
-def squares(result: Any) -> torch.Tensor:
-    parts = [result] if isinstance(result, torch.Tensor) else list(result)
-    return sum((part.square().sum() for part in parts), torch.zeros(()))
 
 
 @pytest.mark.parametrize("is_parameter", [True, False], ids=["parameter", "tensor"])

@@ -12,7 +12,7 @@ import torch
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, TaskFailed
-from tests.graphs.distributing import difference, image, kernel
+from tests.graphs.distributing import difference, image, kernel, squares
 
 physics = pytest.importorskip("deepinv.physics")
 optim = pytest.importorskip("deepinv.optim")
@@ -134,11 +134,6 @@ CASES: dict[str, Case] = {
     "coil maps": Case(lambda: maps(1, 2), coils, shape=(1, 2, 12, 12)),
     "coil maps of a factory": Case(lambda: maps(1), three_of(made_coils), made_coils, shape=(1, 2, 12, 12)),
 }  # fmt: skip
-
-
-def squares(result: Any) -> torch.Tensor:
-    parts = [result] if isinstance(result, torch.Tensor) else list(result)
-    return sum(((part * part).sum() for part in parts), torch.zeros(()))
 
 
 def fidelity_of(stack: Any, ctx: DistributedContext | None) -> Any:

@@ -11,7 +11,7 @@ import torch
 
 from halotile.errors import ConfigError, MissingPackage, WrongKind
 from halotile.tasks.distributed.engine import Engine
-from halotile.tasks.distributed.stacks.operators import Common, make_all, pack_all
+from halotile.tasks.distributed.stacks.operators import CommonOperators, make_all, pack_all
 from halotile.tasks.distributed.tiling.processing import DistributedProcessing, TilingOptions
 from halotile.tasks.distributed.transport.contents import wants_gradients
 
@@ -98,7 +98,7 @@ def build_stack(
     stack = DistributedStackedPhysics if kind == "physics" else DistributedStackedLinearPhysics
     if not isinstance(value, Physics | list | tuple):
         factory = value if wants_gradients((value, shared)) else RewritingFactory(value, exact)
-        return stack(ctx, Common(make_all(ctx, factory, count, shared)), **options)
+        return stack(ctx, CommonOperators(make_all(ctx, factory, count, shared)), **options)
     parts = unstack([value] if isinstance(value, Physics) else value)
     wrong = [type(part).__name__ for part in parts if not isinstance(part, Physics)]
     if wrong or not parts:
@@ -107,7 +107,7 @@ def build_stack(
         )
     operators = pack_all(ctx, [rewrite(part, exact) for part in parts], local=parts)
     is_single = isinstance(value, Physics) and not hasattr(value, "physics_list")
-    return stack(ctx, Common(operators), is_single=is_single, **options)
+    return stack(ctx, CommonOperators(operators), is_single=is_single, **options)
 
 
 def build_fidelity(

@@ -93,7 +93,7 @@ class Operators:
 
 
 @dataclass(eq=False)
-class Common:
+class CommonOperators:
     """The operators of a stack, which its subsets share with it.
 
     Parameters

@@ -15,7 +15,13 @@ from deepinv.utils.tensorlist import TensorList
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.rewrite import rewrite
-from halotile.tasks.distributed.stacks.operators import Common, Held, Operators, chosen_numbers, pack_live
+from halotile.tasks.distributed.stacks.operators import (
+    CommonOperators,
+    Held,
+    Operators,
+    chosen_numbers,
+    pack_live,
+)
 from halotile.tasks.distributed.transport.calls import Call, MethodCall, PureFunction, SensorCall
 from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
 from halotile.tasks.distributed.transport.packing import Packed
@@ -81,7 +87,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     ----------
     ctx : Engine
         The context.
-    common : Common
+    common : CommonOperators
         The operators, and what else a stack and its subsets have in common.
     numbers : sequence of int, optional
         The operators of this stack among them; all of them when left out.
@@ -111,7 +117,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     def __init__(
         self,
         ctx: Engine,
-        common: Common,
+        common: CommonOperators,
         numbers: Sequence[int] | None = None,
         *,
         dtype: torch.dtype | None = None,
