@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -31,6 +33,7 @@ from halotile.tasks.networks.base import Network
 from halotile.tasks.networks.dncnn import DnCNNNetwork
 from halotile.tasks.networks.unet import UNetNetwork
 from halotile.tasks.training import trainer
+from halotile.tasks.training.adam import Adam
 from halotile.tasks.training.examples import GAP_PIXELS, draw_examples
 from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
 from halotile.tasks.training.patches import HELD_EVERY, HELD_FIRST, PatchSource, TrainingImage
@@ -329,3 +332,37 @@ def test_weights_give_what_the_trained_network_gives(name: str, tmp_path: Path) 
     ).build()
     with torch.no_grad():
         assert torch.allclose(model(image), module(image), rtol=1e-4, atol=1e-2)
+
+
+def test_steps_are_those_of_the_adam_of_torch() -> None:
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Conv2d(3, 4, 3).double() for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    adam = Adam(ours.parameters(), lambda step: 1e-2 / (1 + step))
+    reference = torch.optim.Adam(theirs.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(reference, lambda step: 1 / (1 + step))
+    for _ in range(30):
+        pixels = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+        for module, optimizer in ((ours, adam), (theirs, reference)):
+            optimizer.zero_grad()
+            module(pixels).square().mean().backward()
+            optimizer.step()
+        schedule.step()
+        copy = Adam(ours.parameters(), adam.rate)
+        copy.load_state_dict(adam.state_dict())
+        adam = copy
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-13, atol=1e-15)
+
+
+def test_a_training_imports_no_compiler() -> None:
+    """It would take a second and 150 MB in each worker."""
+    program = """
+import sys, torch
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.fit import fit
+from halotile.tasks.training.adam import Adam
+layer = torch.nn.Conv2d(1, 1, 3)
+fit(TorchGroup(), layer, lambda step, slot: torch.ones(1, 1, 5, 5), lambda f, x: f(x).square().mean(), Adam(layer.parameters(), lambda step: 0.1), steps=2)
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

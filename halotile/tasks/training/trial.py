@@ -9,7 +9,7 @@ import torch
 
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.networks.base import Network
-from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
+from halotile.tasks.training.methods import LAYOUT, METHODS, PatchBatch, mean_loss
 
 TIMES = 3
 
@@ -25,6 +25,7 @@ def seconds_of_slot(network: Network, method: str, shape: tuple[int, int, int]) 
     channels, count, edge = shape
     with torch_threads():
         module = network.build(channels, torch.zeros(channels), torch.ones(channels))
+        module = module.to(memory_format=LAYOUT)
         pixels = torch.rand(count, channels, edge, edge)
         batch = PatchBatch(pixels, torch.ones_like(pixels), pixels)
         seconds = []
