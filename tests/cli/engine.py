@@ -54,6 +54,7 @@ class Ending:
     compute_seconds: float = 80.0
     start_seconds: float = 5.0
     holes: int = 0
+    counted: str = "block"
     figures: dict[str, float] = field(default_factory=dict)
     inspection: Inspection = field(default_factory=Inspection)
 

@@ -105,7 +105,7 @@ def test_one_worker_gives_the_same_bits(
     job = training(images, tmp_path, run=Run(workers=1, memory_per_worker="3GiB"))
     outcome, weights = train(job, cluster)
     assert weights == expected
-    assert (outcome.done, outcome.total) == (13, 13)
+    assert (outcome.done, outcome.total, outcome.counted) == (13, 13, "step")
     assert outcome.peak_memory_bytes > 200 * 2**20
     assert outcome.inspection.figures["denoiser"] == {"name": "unet", "weights": job.output.path}
     rows = [

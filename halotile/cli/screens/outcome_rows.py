@@ -25,7 +25,7 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
     resumed = f", {outcome.resumed:,} of them by an earlier run" if outcome.resumed else ""
     rows = [
         ("output", outcome.output),
-        ("blocks", f"{outcome.done:,} of {outcome.total:,} done{resumed}"),
+        (f"{outcome.counted}s", f"{outcome.done:,} of {outcome.total:,} done{resumed}"),
     ]
     if outcome.holes:
         since = " in the blocks of this run" if outcome.resumed else ""

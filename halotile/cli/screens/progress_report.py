@@ -141,11 +141,11 @@ def phase_word(progress: Progress) -> str:
 
 
 def counts(progress: Progress) -> str:
-    """Return the number of blocks done, with those of an earlier run, and those that failed, shown separately."""
+    """Return the number of blocks or steps done, with those of an earlier run, and those that failed, shown separately."""
     extras = [f"{progress.resumed:,} resumed"] if progress.resumed else []
     extras += [f"{progress.retried:,} retried"] if progress.retried else []
     extras += [f"{progress.failed:,} failed"] if progress.failed else []
-    return f"{progress.done:,} of {counted(progress.total, 'block')}" + (
+    return f"{progress.done:,} of {counted(progress.total, progress.counted)}" + (
         f" ({', '.join(extras)})" if extras else ""
     )
 

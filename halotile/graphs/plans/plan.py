@@ -142,6 +142,11 @@ class Plan:
         return kind_of(self.job)
 
     @property
+    def counted(self) -> str:
+        """Unit of the counts in a progress."""
+        return self.kind.steps.counted if self.kind.steps else "block"
+
+    @property
     def outputs(self) -> tuple[JobOutput, ...]:
         """The arrays that are written; messages and status name the first."""
         return self.work.outputs

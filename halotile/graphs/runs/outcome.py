@@ -37,6 +37,8 @@ class Outcome:
     """Time from the beginning of the run until its workers were ready; ``seconds`` begin then."""
     holes: int = 0
     """Pixels of this run's blocks that were left as they are: without a measurement, or masked."""
+    counted: str = "block"
+    """Unit of the counts."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Figures of the last iteration of a solver."""
     inspection: Inspection = field(default_factory=Inspection)
@@ -65,6 +67,7 @@ class Outcome:
             compute_seconds=progress.compute_seconds,
             start_seconds=progress.start_seconds,
             holes=progress.holes,
+            counted=progress.counted,
             figures=progress.figures,
             inspection=inspection or Inspection(),
         )

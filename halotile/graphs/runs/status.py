@@ -210,6 +210,7 @@ class Status:
             retried=self._retried,
             failed=failed,
             holes=self._holes,
+            counted=self.plan.counted,
             message=self._message,
             figures=self._figures,
         )

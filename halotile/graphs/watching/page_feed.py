@@ -169,7 +169,7 @@ def facts(plan: Plan) -> dict[str, Any]:
         "name": plan.output.name,
         "shape": list(plan.grid.shape),
         "block": list(plan.grid.block),
-        "counted": plan.kind.steps.counted if plan.kind.steps else "block",
+        "counted": plan.counted,
         "workers": plan.run.workers,
         "planned_memory_bytes": plan.summary().get("peak_memory_per_worker_bytes"),
         "allowed_memory_bytes": parse_bytes(plan.run.memory_per_worker),

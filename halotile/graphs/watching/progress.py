@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a run at one moment. Counts are blocks unless a name shows otherwise."""
+    """The progress of a run at one moment. Counts are blocks, or what ``counted`` names, unless a name shows otherwise."""
 
     phase: str
     done: int
@@ -32,6 +32,8 @@ class Progress:
     failed: int = 0
     holes: int = 0
     """Pixels of this run's blocks that were left as they are: without a measurement, or masked."""
+    counted: str = "block"
+    """Unit of the counts, such as step."""
     message: str = ""
     figures: Mapping[str, float] = field(default_factory=dict)
     """Figures of a solver's last iteration: iteration, iterations, misfit, change, psnr."""

@@ -18,7 +18,7 @@ def progress_shown(observer: Observer | None) -> Iterator[Observer | None]:
     if observer is not None or not (_in_notebook() or sys.stderr.isatty()):
         yield observer
         return
-    bar = _bar_class()(unit=" blocks", dynamic_ncols=True, smoothing=0)
+    bar = _bar_class()(dynamic_ncols=True, smoothing=0)
     try:
         yield lambda progress: _show(bar, progress)
     finally:
@@ -29,6 +29,7 @@ def _show(bar: tqdm, progress: Progress) -> None:
     if progress.message:
         bar.write(progress.message, file=sys.stderr)
     bar.total, bar.initial = progress.total, progress.resumed
+    bar.unit = f" {progress.counted}s"
     bar.set_description(progress.phase, refresh=False)
     if progress.pixels_done:
         bar.set_postfix_str(f"{progress.megapixels_per_second:.3g} Mpix/s", refresh=False)
