@@ -342,7 +342,10 @@ def test_holes_and_saturated_pixels_are_known(tmp_path: Path) -> None:
     assert patches.values == (0, 65535)
     drawn = patches.draw(0, 0, 8)
     np.testing.assert_array_equal(drawn.valid, drawn.valid & (drawn.pixels < 1) & (drawn.pixels > 0))
-    assert "pixels of 65535 are saturated: nothing is learned from them" in make_plan(job).notes
+    assert (
+        "pixels of 65535 are saturated: those on their own, such as hot pixels, are left out"
+        in make_plan(job).notes
+    )
 
 
 def recipe_of(job: Training) -> Recipe:

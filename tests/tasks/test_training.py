@@ -101,7 +101,7 @@ def test_cells_that_are_held_out_are_in_no_patch_of_a_step() -> None:
     assert held_out is not None
     drawn = np.unique(np.concatenate([source.draw(16 * pool, 0, 8).pixels.ravel() for pool in range(40)]))
     assert not np.isin(held_out.pixels, drawn).any()
-    cells = [source._cell(number).pixels.size for number in range(source.cells)]
+    cells = [cell.pixels.size for number in range(source.cells) if (cell := source._cell(number))]
     assert sum(cells) == 320 * 320
     assert len(held_out.pixels) == len(range(HELD_FIRST, source.cells, HELD_EVERY))
 
@@ -137,11 +137,22 @@ def test_reads_are_shared_by_the_steps_of_a_pool() -> None:
 def test_holes_are_filled_and_not_valid() -> None:
     image = np.full((64, 64), 7.0, np.float32)
     image[::4] = np.nan
-    image[1::4] = 9.0
-    patches = source_of(image, ends=(9.0,)).draw(0, 0, 4)
-    assert np.isin(patches.pixels, (7.0, 9.0)).all()
-    np.testing.assert_array_equal(patches.valid, patches.valid & (patches.pixels == 7))
-    assert patches.valid.mean() == pytest.approx(0.5)
+    patches = source_of(image).draw(0, 0, 4)
+    assert (patches.pixels == 7).all()
+    assert patches.valid.mean() == pytest.approx(0.75)
+
+
+def test_saturated_areas_are_learned_from_and_hot_pixels_are_not() -> None:
+    """The mean of pixels near the end of the range would be that of those below it alone; hot pixels would shift that of all."""
+    image = np.full((64, 64), 7.0, np.float32)
+    image[32:] = 9.0
+    image[4:28:8, 4::8] = 9.0
+    patches = replace(source_of(image, ends=(9.0,)), patch=64).draw(0, 0, 1)
+    valid, hot = patches.valid[0, 0], 3 * 8
+    assert valid.size - valid.sum() == hot
+    assert (patches.pixels[0, 0] == 9).sum() == 32 * 64 + hot
+    with pytest.raises(InputError, match="or all are saturated"):
+        source_of(np.full((64, 64), 9.0, np.float32), ends=(9.0,)).draw(0, 0, 1)
 
 
 def test_places_with_little_to_learn_from_are_left_out() -> None:

@@ -24,7 +24,9 @@ POOL_STEPS = 16
 CELL_PATCHES, SMALL = 4, 16
 """Edge of a cell in patches, half as many in an image with an edge of less than so many."""
 LEAST_VALID = 0.5
-"""Share of measured and unsaturated pixels of a cell that is used."""
+"""Share of valid pixels of a cell that is used."""
+ALONE_EDGE, ALONE = 5, 2
+"""A saturated pixel is on its own where at most so many are saturated in the square around it, itself included."""
 MOST_TRIES = 200
 VALIDATION = 2**32
 """Number in place of a step for the places of patches that validate."""
@@ -95,7 +97,7 @@ class Patches(NamedTuple):
     pixels : ndarray
         Normalised pixels, (patches, channels, rows, columns); holes have the median of their cell.
     valid : ndarray of bool
-        True where a pixel was measured and is not saturated.
+        True where a pixel was measured, and is no saturated one on its own.
     second : ndarray
         Those of the second image; the same where there is none.
     """
@@ -192,7 +194,7 @@ class PatchSource:
         found = list(itertools.islice(self._usable(chosen), count))
         if not found:
             raise InputError(
-                f"less than {LEAST_VALID:.0%} of the pixels are measured and not saturated nearly everywhere: there is nothing to train on. "
+                f"nearly everywhere less than {LEAST_VALID:.0%} of the pixels are measured, or all are saturated: there is nothing to train on. "
                 "Write input.nodata: none if they are measurements, or another image."
             )
         return list(itertools.islice(itertools.cycle(found), count))
@@ -212,14 +214,13 @@ class PatchSource:
         )
 
     def _usable(self, numbers: Iterator[int]) -> Iterator[Patches]:
-        """Cells with enough valid pixels."""
+        """Cells with enough measured pixels, not all of them saturated."""
         for number in numbers:
-            cell = self._cell(number)
-            if cell.valid.mean() >= LEAST_VALID:
+            if cell := self._cell(number):
                 yield cell
 
-    def _cell(self, number: int) -> Patches:
-        """The pixels of a cell, normalised."""
+    def _cell(self, number: int) -> Patches | None:
+        """The pixels of a cell, normalised; None where there is too little to learn from."""
         which = bisect.bisect_right(self.ends, number)
         image, (rows, columns) = self.images[which], self.counts[which]
         inside = number - (self.ends[which - 1] if which else 0)
@@ -230,14 +231,14 @@ class PatchSource:
             for n, index, parts in zip(image.edges, divmod(cell, columns), (rows, columns), strict=True)
         ]
         stored = image.read(image.source, [int(i) for i in place], *ranges)
-        valid = np.isfinite(stored) & ~np.isin(stored, image.ends)
-        pixels = self._filled(stored)
-        if image.second is None:
-            return Patches(pixels, valid, pixels)
-        other = image.read(image.second, [int(i) for i in place], *ranges)
-        return Patches(
-            pixels, valid & np.isfinite(other) & ~np.isin(other, image.second_ends), self._filled(other)
-        )
+        valid = _trusted(stored, image.ends)
+        pixels = second = self._filled(stored)
+        if image.second is not None:
+            other = image.read(image.second, [int(i) for i in place], *ranges)
+            valid, second = valid & _trusted(other, image.second_ends), self._filled(other)
+        if valid.mean() < LEAST_VALID or np.isin(stored[valid], image.ends).all():
+            return None
+        return Patches(pixels, valid, second)
 
     def _filled(self, stored: NDArray[Any]) -> NDArray[np.float32]:
         """Normalised pixels, with a median in place of what is not finite."""
@@ -262,6 +263,23 @@ class PatchSource:
 
         first, second = (turned(image) for image in (cell.pixels, cell.second))
         return Patches(second if swap else first, turned(cell.valid), first if swap else second)
+
+
+def _trusted(stored: NDArray[Any], ends: Sequence[float]) -> NDArray[np.bool_]:
+    """True where a pixel was measured, and is no saturated one on its own.
+
+    A hot or a dead pixel would pull the mean of what surrounds it towards itself. Saturated areas count: without them the mean of pixels near the
+    end of the range would be that of those below it alone.
+    """
+    trusted: NDArray[np.bool_] = np.isfinite(stored)
+    if not ends:
+        return trusted
+    from scipy.ndimage import uniform_filter
+
+    saturated = np.isin(stored, ends)
+    share = uniform_filter(saturated.astype(np.float32), (1, ALONE_EDGE, ALONE_EDGE))
+    trusted &= ~(saturated & (share * ALONE_EDGE**2 < ALONE + 0.5))
+    return trusted
 
 
 def _stacked(patches: Sequence[Patches]) -> Patches:

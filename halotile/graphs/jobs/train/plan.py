@@ -221,7 +221,9 @@ def _notes(patches: PatchSource) -> list[str]:
         notes.append("the images are too small for patches that are held out: the curve has no validation")
     if ends := sorted({end for image in patches.images for end in image.ends}):
         listed = ", ".join(f"{end:g}" for end in ends[:3])
-        notes.append(f"pixels of {listed} are saturated: nothing is learned from them")
+        notes.append(
+            f"pixels of {listed} are saturated: those on their own, such as hot pixels, are left out"
+        )
     return notes
 
 
