@@ -250,7 +250,7 @@ def test_what_a_solver_has_done_outlives_its_output(half_done: Scene, cluster: R
         journal.unmark(range(BLOCKS))
     half_done.directory.state_path.mkdir()
     shutil.rmtree(half_done.output)
-    with pytest.raises(OutputRefused, match=r"is not there, .* scratch arrays .*--fresh"):
+    with pytest.raises(OutputRefused, match=r"is not there, .* intermediate results .*--fresh"):
         half_done.run(cluster)
     half_done.directory.state_path.rmdir()
     assert half_done.run(cluster).resumed == 0
