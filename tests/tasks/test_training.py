@@ -155,6 +155,13 @@ def test_saturated_areas_are_learned_from_and_hot_pixels_are_not() -> None:
         source_of(np.full((64, 64), 9.0, np.float32), ends=(9.0,)).draw(0, 0, 1)
 
 
+def test_zeros_among_few_photons_are_learned_from() -> None:
+    """Without them dark pixels would be taken for brighter."""
+    image = np.random.default_rng(0).poisson(3.0, (64, 64)).astype(np.float32)
+    image[:32] = 0
+    assert replace(source_of(image, ends=(0.0,)), patch=64).draw(0, 0, 1).valid.all()
+
+
 def test_places_with_little_to_learn_from_are_left_out() -> None:
     image = np.full((64, 256), np.nan, np.float32)
     image[:, :64] = 1.0

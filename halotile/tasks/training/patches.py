@@ -26,7 +26,7 @@ CELL_PATCHES, SMALL = 4, 16
 LEAST_VALID = 0.5
 """Share of valid pixels of a cell that is used."""
 ALONE_EDGE, ALONE = 5, 2
-"""A saturated pixel is on its own where at most so many are saturated in the square around it, itself included."""
+"""A saturated pixel may be on its own where at most so many are saturated in the square around it, itself included."""
 MOST_TRIES = 200
 VALIDATION = 2**32
 """Number in place of a step for the places of patches that validate."""
@@ -266,19 +266,23 @@ class PatchSource:
 
 
 def _trusted(stored: NDArray[Any], ends: Sequence[float]) -> NDArray[np.bool_]:
-    """True where a pixel was measured, and is no saturated one on its own.
+    """True where a pixel was measured, and is no saturated one on its own: further from its neighbours than they are from one another.
 
-    A hot or a dead pixel would pull the mean of what surrounds it towards itself. Saturated areas count: without them the mean of pixels near the
-    end of the range would be that of those below it alone.
+    A hot or a dead pixel would pull the mean of what surrounds it towards itself. Others that are saturated count, such as zeros among few photons: without
+    them the mean of pixels near the end of the range would be that of those inside it alone.
     """
     trusted: NDArray[np.bool_] = np.isfinite(stored)
     if not ends:
         return trusted
-    from scipy.ndimage import uniform_filter
+    from scipy.ndimage import maximum_filter, minimum_filter, uniform_filter
 
+    around = (1, ALONE_EDGE, ALONE_EDGE)
     saturated = np.isin(stored, ends)
-    share = uniform_filter(saturated.astype(np.float32), (1, ALONE_EDGE, ALONE_EDGE))
-    trusted &= ~(saturated & (share * ALONE_EDGE**2 < ALONE + 0.5))
+    others = trusted & ~saturated
+    low = minimum_filter(np.where(others, stored, np.inf), around)
+    high = maximum_filter(np.where(others, stored, -np.inf), around)
+    few = uniform_filter(saturated.astype(np.float32), around) * ALONE_EDGE**2 < ALONE + 0.5
+    trusted &= ~(saturated & few & (np.maximum(stored - high, low - stored) > high - low))
     return trusted
 
 
