@@ -20,7 +20,7 @@ from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import PAGE
 from tests.faults import Scene, until
-from tests.graphs.test_train import training
+from tests.graphs.trainings import training
 from tests.support import write_zarr
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -26,6 +26,7 @@ from halotile.tasks.distributed.transport.calls import Call, MethodCall, PureFun
 from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
 from halotile.tasks.distributed.transport.packing import Packed
 from halotile.tasks.distributed.transport.random_state import DrawSequence
+from halotile.tasks.distributed.transport.tensors import version_of
 from halotile.tasks.distributed.transport.type_conversion import convert_types
 
 GATHER_STRATEGIES = ("naive", "concatenated", "broadcast")
@@ -243,7 +244,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         if name not in UPDATING_METHODS or packed is None or not self.operators.local:
             return
         method = "update" if name == "forward" else "update_parameters"
-        parameters = (method, numbers, packed.digest, *((id(each), each._version) for each in live))
+        parameters = (method, numbers, packed.digest, *((id(each), version_of(each)) for each in live))
         if self._common.stored is None or self._common.stored[0] != parameters:
             self._change(method, kwargs, numbers)
             self._common.stored = parameters, live

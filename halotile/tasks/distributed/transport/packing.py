@@ -216,9 +216,8 @@ class _Reader(pickle.Unpickler):
         if len(name) == 2:
             live, is_parameter = self.live[name[0]], name[1]
             if is_parameter:
-                live._is_param = (
-                    True  # a new Parameter would be another leaf; modules ask isinstance, which asks this
-                )
+                # A new Parameter would be another leaf. Modules ask isinstance, which asks this.
+                live._is_param = True
             return live
         serial, digest, kind, is_parameter, requires_grad = name
         if serial not in self._tensors:

@@ -1,0 +1,174 @@
+"""Plans of the job ``train``: images, length, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+
+from halotile.errors import (
+    ConfigError,
+    HalotileError,
+    InputError,
+    MemoryRefused,
+    ResumeRefused,
+)
+from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.jobs.train.job import NetworkChoice, WeightsFile
+from halotile.graphs.kinds.sections import Input, Run
+from halotile.graphs.plans.make import make_plan
+from halotile.storage.images.png import encode_png
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.stored_array import MOST_SHARED
+from tests.graphs.trainings import recipe_of, train, training, write_images
+from tests.support import write_zarr
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the images."""
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+def test_a_network_learns_from_several_images(images: Path, tmp_path: Path) -> None:
+    plan = make_plan(training(images, tmp_path, input=Input(path=str(images / "*.zarr"))))
+    assert [Path(source.path).name for source in plan.sources] == ["clean.zarr", "noisy.zarr", "second.zarr"]
+    assert plan.figures["shapes"] == [[192, 160]] * 3
+
+
+def test_few_of_many_images_are_open_at_once(tmp_path: Path) -> None:
+    for number in range(60):
+        pixels = np.arange(48 * 48, dtype=np.float32).reshape(48, 48) + 10_000 * number
+        tifffile.imwrite(tmp_path / f"{number}.tif", pixels)
+    patches = recipe_of(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "*.tif")))).patches
+    drawn = np.concatenate([patches.draw(16 * pool, 0, 60).pixels for pool in range(4)])
+    assert len(np.unique(drawn // 10_000)) > 40
+    files = [Path(os.path.realpath(fd)) for fd in Path("/proc/self/fd").iterdir()]
+    assert 0 < len([file for file in files if file.is_relative_to(tmp_path)]) <= 2 * MOST_SHARED, (
+        "a file and its map"
+    )
+
+
+def test_the_memory_of_decoded_images_does_not_grow_with_their_number(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    needs = []
+    for numbers in (range(20), range(20, 60)):
+        for number in numbers:
+            path = tmp_path / f"{number}.png"
+            path.write_bytes(b"".join(encode_png(np.full((100, 100, 3), number, np.uint8))))
+        plan = make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "*.png"))))
+        needs.append(plan.summary()["peak_memory_per_worker_bytes"])
+    assert needs[0] == needs[1]
+
+
+def test_channels_are_taken_together_and_planes_apart(tmp_path: Path) -> None:
+    pixels = np.zeros((3, 2, 64, 80), np.uint16)
+    tifffile.imwrite(tmp_path / "a.ome.tif", pixels, metadata={"axes": "TCYX"})
+    (image,) = recipe_of(
+        training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.ome.tif")))
+    ).patches.images
+    assert (image.channels, image.spatial, image.planes) == (2, (2, 3), (3, 1, 1, 1))
+
+
+def test_holes_and_saturated_pixels_are_known(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(100, 60000, (128, 128)).astype(np.uint16)
+    pixels[:40] = 65535
+    pixels[100:, :50] = 0
+    tag = (42113, "s", 0, "0", True)
+    tifffile.imwrite(tmp_path / "a.tif", pixels, extratags=[tag])
+    job = training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.tif")))
+    patches = recipe_of(job).patches
+    assert patches.images[0].ends == (65535,)
+    assert patches.values == (0, 65535)
+    drawn = patches.draw(0, 0, 8)
+    assert not drawn.valid.all()
+    assert (drawn.pixels[drawn.valid] > 0).all()
+    assert (drawn.pixels[drawn.valid] == 1).any(), "saturated areas count"
+    assert (
+        "pixels of 65535 are saturated: those on their own, such as hot pixels, are left out"
+        in make_plan(job).notes
+    )
+
+
+def test_the_length_is_decided_by_epochs(images: Path, tmp_path: Path) -> None:
+    job = training(images, tmp_path, steps="auto", epochs=2)
+    assert recipe_of(job).steps == 2 * 192 * 160 / (8 * 16 * 16)
+    assert make_plan(job).figures["epochs"] == pytest.approx(2)
+
+
+def test_minutes_become_steps_that_stay(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = training(images, tmp_path, steps="auto", minutes=0.5)
+    trials = "halotile.graphs.jobs.train.plan.call_bounded"
+    monkeypatch.setattr(trials, lambda *_: 0.1)
+    plan = make_plan(job)
+    assert plan.figures["steps"] == 137  # two workers do two of four slots each: 0.22 s
+    RunDirectory.beside(job.output.path).create()
+    RunDirectory.beside(job.output.path).write_plan(
+        {"job": "train", "identity": plan.identity, "fingerprint": plan.fingerprint, "summary": {}}
+    )
+    monkeypatch.setattr(trials, lambda *_: 0.2)
+    again = make_plan(job)
+    assert (again.figures["steps"], again.fingerprint) == (137, plan.fingerprint)
+    assert make_plan(job, fresh=True).figures["steps"] == 69
+
+
+def test_a_trial_measures_a_slot(images: Path, tmp_path: Path) -> None:
+    assert recipe_of(training(images, tmp_path, steps="auto", minutes=0.1)).steps > 10
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"output": WeightsFile(path="net.zarr")}, ConfigError, "does not end with .safetensors"),
+        ({"output": WeightsFile(path="s3://a/net.safetensors")}, ConfigError, "weights are written to a disk"),
+        ({"epochs": 2.0}, ConfigError, "epochs: stands beside steps"),
+        ({"method": "noise2noise"}, ConfigError, "second: is not there"),
+        ({"second": "b.zarr"}, ConfigError, "second: is for method: noise2noise"),
+        ({"batch": 9}, ConfigError, "slots: is 4, which does not divide batch: 9"),
+        ({"run": Run(workers=8)}, ConfigError, "a batch has 4 parts; write slots: 8, or fewer workers"),
+        ({"patch": 17}, ConfigError, "the network reduces by 2. Write patch: 18"),
+        ({"patch": 256}, InputError, "has 192 × 160 pixels, and patch is 256"),
+        ({"network": NetworkChoice(name="unet", options={"depth": 3})}, ConfigError, "has no option 'depth'"),
+        ({"network": NetworkChoice(name="resnet")}, ConfigError, "resnet"),
+        ({"method": "noise2clean"}, ConfigError, "method"),
+        ({"batch": 8192, "patch": 128, "slots": 2}, MemoryRefused, "4096 patches of 128 × 128 on each worker"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_is_refused(
+    images: Path, tmp_path: Path, options: Mapping[str, Any], kind: type[HalotileError], said: str
+) -> None:
+    with pytest.raises(kind, match=said.replace("(", r"\(")):
+        make_plan(training(images, tmp_path, **options))
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> None:
+    write_zarr(tmp_path / "other.zarr", np.zeros((64, 64), np.uint8))
+    pair = {"method": "noise2noise", "second": str(tmp_path / "other.zarr")}
+    with pytest.raises(InputError, match="Write images of the same"):
+        make_plan(training(images, tmp_path, **pair))
+    with pytest.raises(InputError, match="its noise is no other"):
+        make_plan(training(images, tmp_path, **(pair | {"second": str(images / "noisy.zarr")})))
+    os.symlink(images / "noisy.zarr", tmp_path / "noisy.zarr")
+    with pytest.raises(InputError, match="Write a pattern of images of one kind"):
+        make_plan(training(images, tmp_path, input=Input(path=str(tmp_path / "*.zarr"))))
+    sides = Input(path=str(images / "noisy.zarr"), sides={"mask": str(images / "noisy.zarr")})
+    with pytest.raises(ConfigError, match=r"input.sides: is for job: denoise"):
+        make_plan(training(images, tmp_path, input=sides))
+
+
+def test_another_training_is_not_resumed(images: Path, cluster: RunningCluster, tmp_path: Path) -> None:
+    job = training(images, tmp_path, steps=2)
+    train(job, cluster)
+    with pytest.raises(ResumeRefused, match="seed was 0, is 1"):
+        train(replace(job, seed=1), cluster)
+    with pytest.raises(ResumeRefused, match='mode was "exact", is "fast"'):
+        train(replace(job, mode="fast"), cluster)
