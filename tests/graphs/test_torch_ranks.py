@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -281,6 +282,27 @@ def test_a_torchrun_script_runs_unchanged_on_a_cluster_and_anew_after_a_failure(
     assert len({line[3:] for line in lines}) == 1
     assert "train.py ended with exit code 1. Its last line: no such data\nStarting again" in done.stderr
     assert "attempt 2 of 2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("sys.exit('no such data')", "exit code 1. Its last line: no such data"),
+        ("sys.exit(3)", "exit code 3. Its last line: at the end"),
+        ("raise OSError('no disk')", "exit code 1. Its last line: at the end"),
+    ],
+)
+def test_a_script_that_fails_says_why_even_where_its_group_would_abort_it(
+    tmp_path: Path, end: str, said: str
+) -> None:
+    failing = tmp_path / "fail.py"
+    abort = "libc.__cxa_atexit(libc.abort, None, None)"  # as threads that still run do when C++ ends
+    farewell = "atexit.register(print, 'at the end')" if "no such" not in end else ""
+    failing.write_text(f"import atexit, ctypes, sys\nlibc = ctypes.CDLL(None)\n{abort}\n{farewell}\n{end}\n")
+    lines: list[str] = []
+    with pytest.raises(RankFailed, match=re.escape(said)):
+        script.run_script(str(failing), (), opening.Rendezvous(rank=0, world_size=1), lines.append)
+    assert ("OSError: no disk" in lines) == ("no disk" in end)
 
 
 class Queue:

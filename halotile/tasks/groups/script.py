@@ -6,16 +6,18 @@ through the open port of torch's own store; and it ends with the process that st
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import runpy
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from halotile.errors import RankFailed
 from halotile.tasks.groups.opening import Rendezvous, interface_of
@@ -118,6 +120,21 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def _fail(failure: BaseException) -> NoReturn:
+    """End with the words of the script: the threads of its process group can abort a process that ends as usual, and hide them."""
+    code = 1
+    if not isinstance(failure, SystemExit):
+        traceback.print_exception(failure)
+    elif isinstance(failure.code, int):
+        code = failure.code
+    else:
+        print(failure.code, file=sys.stderr)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 def main(script: str, *arguments: str) -> None:
     """Run a script as the rank that the environment describes."""
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
@@ -126,7 +143,12 @@ def main(script: str, *arguments: str) -> None:
     _shorten_waits()
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
-    runpy.run_path(script, run_name="__main__")
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException as failure:
+        if isinstance(failure, SystemExit) and not failure.code:
+            raise
+        _fail(failure)
 
 
 if __name__ == "__main__":
