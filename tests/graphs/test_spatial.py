@@ -29,6 +29,25 @@ def test_what_mixes_rows_in_another_way_is_refused(four: DistributedContext) -> 
     for found in four.run_torch(unet_on_ranks.refusals, ranks=2):
         assert set(found) == set(unet_on_ranks.REFUSED)
         assert all(text.startswith("ConfigError: the network ") for text in found.values()), found
+        for name in ("dropout1d", "dropout2d", "feature_dropout"):
+            assert f"calls {name} in training" in found[name]
+        assert "calls flip," in found["flip(input=)"]
+        assert "calls randn," in found["randn"]
+        assert (
+            "reflects 4 rows at the edge of an image of 8, and the ranks there have too few ([4, 4])"
+            in (found["as many rows as are reflected"])
+        )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_transposed_convolutions_have_their_bias_once(four: DistributedContext, ranks: int) -> None:
+    for gaps in four.run_torch(unet_on_ranks.transposed, ranks=ranks):
+        assert max(gaps) < 1e-12, dict(enumerate(gaps))
+
+
+def test_arguments_may_have_names_and_constants_no_image(four: DistributedContext) -> None:
+    for found in four.run_torch(unet_on_ranks.accepted, ranks=2):
+        assert found == dict.fromkeys(unet_on_ranks.ACCEPTED, True)
 
 
 def test_pools_keep_their_options(four: DistributedContext) -> None:

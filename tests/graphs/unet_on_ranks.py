@@ -96,6 +96,61 @@ def pools(group: TorchGroup) -> list[float]:
     return gaps
 
 
+TRANSPOSED = (
+    {"kernel_size": 4, "stride": 4, "padding": 1, "output_padding": 2},
+    {"kernel_size": 5, "stride": 4, "padding": 2, "output_padding": 3},
+    {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1},
+    {"kernel_size": 6, "stride": 4, "padding": 2, "output_padding": 2},
+    {"kernel_size": 2, "stride": 3, "output_padding": 1},
+    {"kernel_size": 1, "padding": 1, "output_padding": 2, "dilation": 3},
+)
+"""Transposed convolutions with output_padding: less than the padding, as much, and more; the last one looks at later rows alone."""
+
+
+def transposed(group: TorchGroup) -> list[float]:
+    """Largest differences of transposed convolutions from the whole image: of outputs, and of gradients of image, weight and bias."""
+    gaps = []
+    for options in TRANSPOSED:
+        torch.manual_seed(3)
+        layer = nn.ConvTranspose2d(2, 3, **options).double()
+        x = torch.randn(1, 2, 9, 5, dtype=torch.float64, requires_grad=True)
+        expected = layer(x)
+        v = torch.randn(expected.shape, dtype=torch.float64)
+        wanted = torch.autograd.grad(expected, (x, *layer.parameters()), v)
+        sizes = torch_group.aligned_sizes(9, group.world_size, 1)
+        rows = [n * layer.stride[0] for n in sizes]
+        part = x.detach().split(sizes, -2)[group.rank].clone().requires_grad_()
+        actual = torch_group.spatial(layer, group)(part)
+        found = torch.autograd.grad(actual, (part, *layer.parameters()), v.split(rows, -2)[group.rank])
+        pairs = [
+            (actual, expected.split(rows, -2)[group.rank]),
+            (found[0], wanted[0].split(sizes, -2)[group.rank]),
+            *((group.all_reduce(a), b) for a, b in zip(found[1:], wanted[1:], strict=True)),
+        ]
+        gaps.append(max(float((a - b).detach().abs().max()) for a, b in pairs))
+    return gaps
+
+
+ACCEPTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cat(tensors=)": lambda x: torch.cat(tensors=[x, x], dim=1),
+    "mean(input=)": lambda x: torch.mean(input=x, dim=1, keepdim=True),
+    "zeros": lambda x: x + torch.zeros(1) + torch.full((1, 1, 1, 1), 2.0),
+    "columns": lambda x: x * torch.arange(x.shape[-1]),
+    "dropout2d": nn.Dropout2d().eval(),
+}
+
+
+def accepted(group: TorchGroup) -> dict[str, bool]:
+    """True for functions that give the numbers of the whole image."""
+    x = torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(1))
+    sizes = torch_group.aligned_sizes(8, group.world_size, 1)
+    own = x.split(sizes, -2)[group.rank]
+    return {
+        name: torch.equal(torch_group.spatial(function, group)(own), function(x).split(sizes, -2)[group.rank])
+        for name, function in ACCEPTED.items()
+    }
+
+
 REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "flip": lambda x: torch.flip(x, (-2,)),
     "mean": lambda x: x.mean((-2, -1)),
@@ -114,6 +169,14 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "property": lambda x: x.mT,
     "three axes": lambda x: x[0].mean(1),
     "index of three axes": lambda x: x[0][0, 1],
+    "flip(input=)": lambda x: torch.flip(input=x, dims=(-2,)),
+    "mean(input=)": lambda x: torch.mean(input=x, dim=2),
+    "cat(tensors=)": lambda x: torch.cat(tensors=[x, x], dim=2),
+    "randn": lambda x: x + torch.randn(1),
+    "dropout2d": nn.Dropout2d(),
+    "dropout1d": lambda x: F.dropout1d(x[0]),
+    "feature_dropout": lambda x: torch.feature_dropout(x, 0.5, True),
+    "as many rows as are reflected": nn.Conv2d(1, 1, 9, padding=4, padding_mode="reflect"),
 }
 
 

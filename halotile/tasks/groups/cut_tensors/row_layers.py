@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,22 +102,15 @@ def _conv_transpose2d(
             "that it has, or cut the image among fewer axes."
         )
     sizes = _row_counts(input, group)
-    halo = -(-((weight.shape[2] - 1) * spread[0]) // step)
+    halo = -(-max((weight.shape[2] - 1) * spread[0], edge) // step)
     rows, start = input.shape[ROWS], sum(sizes[: group.rank])
     wider = halo_exchange(input, group, sizes, ROWS, halo, halo)
     full = torch.conv_transpose2d(wider, weight, bias, (step, wide), (0, side), (0, right), groups, spread)
     first = min(halo, start) * step + edge
-    if first + rows * step > full.shape[ROWS]:
-        full = F.pad(full, (0, 0, 0, first + rows * step - full.shape[ROWS]))
-        if bias is not None:
-            full = _with_bias_below(full, bias, more)
+    if (missing := first + rows * step - full.shape[ROWS]) > 0:  # rows that no weight reaches hold the bias
+        below = full.new_zeros(*full.shape[:ROWS], missing, full.shape[-1])
+        full = torch.cat([full, _affine(below, None, bias)], ROWS)
     return full.narrow(ROWS, first, rows * step)
-
-
-def _with_bias_below(full: torch.Tensor, bias: torch.Tensor, rows: int) -> torch.Tensor:
-    """Rows that no weight reaches hold the bias."""
-    top, bottom = full.split([full.shape[ROWS] - rows, rows], ROWS)
-    return torch.cat([top, bottom + bias.view(1, -1, 1, 1)], ROWS)
 
 
 def _max_pool2d(
@@ -213,6 +207,11 @@ def _pad(
         sizes = _row_counts(input, group)
         input = _wrapped(input, group, sizes, top, bottom)  # noqa: A001 - torch's own name
         return F.pad(input, (left, right, 0, 0), mode)
+    if mode == "reflect" and ((sizes := _row_counts(input, group))[0] <= top or sizes[-1] <= bottom):
+        raise ConfigError(
+            f"the network reflects {max(top, bottom)} rows at the edge of an image of {sum(sizes)}, and the ranks there have too few ({sizes}). "
+            "Take fewer ranks, or a larger image."
+        )
     first, last = group.rank == 0, group.rank == group.world_size - 1
     return F.pad(input, (left, right, top if first else 0, bottom if last else 0, *pad[4:]), mode, value)
 
@@ -223,6 +222,23 @@ def _wrapped(x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], top: int,
     start = 0 if group.rank == 0 else top
     stop = wide.shape[ROWS] - (0 if group.rank == group.world_size - 1 else bottom)
     return wide.narrow(ROWS, start, stop - start)
+
+
+def _channel_dropout(
+    name: str,
+    _: TorchGroup,
+    input: torch.Tensor,  # noqa: A002 - torch's own name
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    train: bool = True,
+) -> torch.Tensor:
+    if training and train:
+        raise ConfigError(
+            f"the network calls {name} in training, and its rows are cut among ranks, each of which would leave out other channels. Write dropout, "
+            "which leaves out single numbers."
+        )
+    return input
 
 
 def _group_norm(
@@ -303,6 +319,7 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "avg_pool2d": _avg_pool2d,
     "interpolate": _interpolate,
     "pad": _pad,
+    **{name: partial(_channel_dropout, name) for name in ("dropout1d", "dropout2d", "feature_dropout")},
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
     "batch_norm": _batch_norm,

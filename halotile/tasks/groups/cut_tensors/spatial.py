@@ -24,7 +24,7 @@ _ALONG_AXES = (
 _BY_ITSELF = {
     "abs", "add", "addcmul", "alpha_dropout", "bfloat16", "celu", "channel_shuffle", "clamp", "clamp_max",
     "clamp_min", "clone", "contiguous", "cos", "data", "detach", "device", "dim", "div", "double", "dropout",
-    "dropout1d", "dropout2d", "dtype", "elu", "exp", "expand_as", "feature_dropout", "fill", "float", "floor",
+    "dtype", "elu", "exp", "expand_as", "fill", "float", "floor",
     "gelu", "half", "hardsigmoid", "hardswish", "hardtanh", "iadd", "imul", "is_complex", "is_contiguous",
     "is_floating_point", "isfinite", "isub", "itruediv", "layout", "leaky_relu", "lerp", "log", "log1p",
     "logsigmoid", "masked_fill", "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "neg", "numel",
@@ -34,6 +34,8 @@ _BY_ITSELF = {
     "zeros_like",
 }  # fmt: skip
 """Functions of single numbers, or of a row and the channels of its pixels; in place too."""
+_OF_NO_IMAGE = {"arange", "empty", "full", "linspace", "ones", "tensor", "zeros"}
+"""Functions that make a tensor of one value, or of one axis, which is that of the columns beside an image."""
 
 
 _PROPERTIES = {
@@ -60,7 +62,8 @@ def aligned_sizes(rows: int, ranks: int, stride: int) -> list[int]:
 def spatial(module: Callable[..., Any], group: TorchGroup) -> Callable[..., Any]:
     """Apply a network to the rows of this rank as if it saw the whole image, with the gradients of the whole image.
 
-    Gradients of parameters are those of this rank's rows: sum them with :func:`halotile.collectives.mark_shared`.
+    Gradients of parameters are those of this rank's rows: sum them with :func:`halotile.collectives.mark_shared`. Dropout is drawn by each rank
+    for its rows: seed the ranks differently.
 
     Parameters
     ----------
@@ -117,7 +120,7 @@ class _CutRows(TorchFunctionMode):  # type: ignore[misc]
         elif name == "__getitem__":
             _check_image(name, args[0])
             _check_index(args[1])
-        elif name not in _BY_ITSELF and name.strip("_") not in _BY_ITSELF:
+        elif not {name, name.strip("_")} & (_BY_ITSELF | _OF_NO_IMAGE):
             _check_axes(name, args, options)
         return func(*args, **options)
 
@@ -140,10 +143,12 @@ def _check_index(index: Any) -> None:
 
 def _check_axes(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> None:
     """Accept functions along the channels alone; refuse those that are not known to leave rows alone."""
-    _check_image(name, args[0])
+    if name not in _ALONG_AXES:
+        _refuse(name)
+    _check_image(name, args[0] if args else options.get("input", options.get("tensors")))
     place = 2 if name in ("chunk", "split") else 1
     axes = options.get("dim", args[place] if len(args) > place else None)
-    if name not in _ALONG_AXES or axes not in (1, (1,), [1]):
+    if axes not in (1, (1,), [1]):
         _refuse(name)
 
 
