@@ -70,6 +70,13 @@ def test_gradients_of_halves_are_summed_in_float32(four: DistributedContext) -> 
     )  # 2048 + 1 is 2048 in float16
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_mean_of_integers_is_a_float(four: DistributedContext, ranks: int) -> None:
+    means = four.run_torch(lambda group: group.all_reduce(torch.tensor([3, group.rank]), "mean"), ranks=ranks)
+    for mean in means:
+        torch.testing.assert_close(mean, torch.tensor([3, (ranks - 1) / 2]))
+
+
 def test_gradients_of_shared_parameters_are_summed_once_a_pass(four: DistributedContext) -> None:
     alone, *_ = four.run_torch(collecting.shared_gradients, ranks=1)
     for end in four.run_torch(collecting.shared_gradients, ranks=3):
@@ -118,6 +125,12 @@ def test_transforms_along_other_axes(four: DistributedContext, ranks: int) -> No
             r"'mirror'\. Write one of cut",
         ),
         (lambda x, g: collectives.halo_exchange(x, g, [4], 0, 1, 1), r"has 3 along axis 0"),
+        (lambda x, g: collectives.scatter_v(x, g, [3], source=5), r"source is 5: write a rank.* 0 to 0"),
+        (lambda x, g: collectives.gather_v(x, g, [3], destination=-1), r"destination is -1: write a rank"),
+        (
+            lambda x, g: collectives.indexed_all_to_all_v(x, g, [torch.arange(3)], [[2]]),
+            r"indices of rank 0 have lengths \[3\], and sizes\[0\] are \[2\]",
+        ),
         (lambda x, g: fft.fftn(x, g, [3], dim=(0,)), r"Write two or more"),
         (lambda x, g: fft.irfft2(x, g, [3], is_cut_along_last=True), r"Write length="),
         (lambda x, g: fft.irfft2(x, g, [3], length=12), r"a spectrum of 7 numbers, and this one has 4"),

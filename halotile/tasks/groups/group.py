@@ -82,7 +82,8 @@ class TorchGroup:
         x : Tensor
             Of one shape and dtype on all ranks; it stays as it is.
         op : str
-            ``sum``, ``mean``, ``min``, ``max`` or ``product``.
+            ``sum``, ``mean``, ``min``, ``max`` or ``product``; the mean of integers is a float. Halves are summed in their own type, unlike by
+            :func:`halotile.collectives.all_reduce`.
 
         Raises
         ------
@@ -92,7 +93,7 @@ class TorchGroup:
         if op not in OPERATIONS:
             raise ConfigError(f"op is {op!r}. Write one of {', '.join(OPERATIONS)}.")
         if self.is_alone:
-            return x
+            return x / 1 if op == "mean" else x
         import torch.distributed as dist
 
         name = "SUM" if op == "mean" else op.upper()
@@ -172,8 +173,7 @@ class TorchGroup:
 
     def broadcast(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Return the tensor of rank ``source``; those of the others give shape and dtype, and stay as they are."""
-        if not 0 <= source < self.world_size:
-            raise ConfigError(f"source is {source}: write a rank of this group, 0 to {self.world_size - 1}.")
+        check_rank("source", source, self)
         if self.is_alone:
             return x
         import torch.distributed as dist
@@ -248,6 +248,12 @@ class TorchGroup:
         with talking(f"connecting ranks {ranks}"):
             made = dist.new_group(ranks, patience, self.backend, options, use_local_synchronization=True)
         return replace(self, rank=own, world_size=length, process_group=made)
+
+
+def check_rank(name: str, rank: int, group: TorchGroup) -> None:
+    """Refuse the number of a rank that is not in the group."""
+    if not 0 <= rank < group.world_size:
+        raise ConfigError(f"{name} is {rank}: write a rank of this group, 0 to {group.world_size - 1}.")
 
 
 def _ordered_sum(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from halotile.errors import ConfigError
 from halotile.tasks.groups.cut_tensors.exchange import exchange
-from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.group import TorchGroup, check_rank
 
 HALVES = (torch.float16, torch.bfloat16)
 """Types whose sums are made in float32."""
@@ -36,8 +36,9 @@ def scatter_v(
     Raises
     ------
     ConfigError
-        When ``sizes`` are not the lengths of as many parts as there are ranks, or do not add up.
+        When ``sizes`` are not the lengths of as many parts as there are ranks, or do not add up; when there is no rank ``source``.
     """
+    check_rank("source", source, group)
     _check_sizes(group, sizes)
     if group.rank == source and sum(sizes) != x.shape[dim]:
         raise ConfigError(
@@ -52,6 +53,7 @@ def gather_v(
     x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], dim: int = 0, destination: int = 0
 ) -> torch.Tensor:
     """Join the parts of all ranks on rank ``destination``; on the others the result has length 0, and belongs into their loss all the same."""
+    check_rank("destination", destination, group)
     check_part(x, group, sizes, dim)
     parts = [x if rank == destination else _cut(x, dim) for rank in range(group.world_size)]
     lengths = sizes if group.rank == destination else [0] * group.world_size
@@ -111,8 +113,17 @@ def indexed_all_to_all_v(
         ``sizes[a][b]`` is the number of slices that rank a sends to rank b.
     dim : int
         The axis of the slices.
+
+    Raises
+    ------
+    ConfigError
+        When the indices have other lengths than ``sizes`` say.
     """
     _check_table(group, sizes)
+    if (lengths := [index.numel() for index in indices]) != [*sizes[group.rank]]:
+        raise ConfigError(
+            f"indices of rank {group.rank} have lengths {lengths}, and sizes[{group.rank}] are {[*sizes[group.rank]]}. Write the lengths of the indices."
+        )
     chosen = x.to(wide_type(x)).index_select(dim, torch.cat([*indices])).to(x.dtype)
     return all_to_all_v(chosen, group, sizes, dim)
 
