@@ -391,9 +391,9 @@ def test_a_script_waits_for_minutes_not_for_half_an_hour(monkeypatch: pytest.Mon
     assert groups._get_default_timeout("gloo") == groups._get_default_timeout("nccl") == timedelta(minutes=5)
 
 
-def test_nccl_is_bound_to_the_interface_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_is_bound_to_the_interface(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, **__: None)
-    opening._connect(opening.Rendezvous(meeting="env://"), "nccl")
+    opening._connect(opening.Rendezvous(meeting=str(tmp_path / "meeting")), "nccl")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
     monkeypatch.delenv("NCCL_SOCKET_IFNAME")

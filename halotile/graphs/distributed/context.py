@@ -325,6 +325,8 @@ class DistributedContext(SingleRank):
         ------
         RankFailed
             When a rank failed; the message begins with its traceback. All other ranks are ended within seconds.
+        WorkerDied
+            When no worker is left.
         ConfigError
             When there are fewer workers than ranks.
 

@@ -11,6 +11,7 @@ LOST_PEER = (
     "Connection reset by peer",
     "Connection refused",
     "Broken pipe",
+    "Connect timeout",
     "imed out",
     "monitoredBarrier",
     "Application timeout",

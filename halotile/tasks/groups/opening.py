@@ -45,6 +45,8 @@ class Rendezvous:
         Number of ranks on its machine.
     gpu : int
         Number of its GPU among those that it sees: a worker sees its own first.
+    turn : int
+        Number of groups that its process has joined before, in the store of a launcher, which keeps what they left.
     """
 
     rank: int = 0
@@ -57,6 +59,7 @@ class Rendezvous:
     timeout_seconds: float = 60.0
     local_size: int = 1
     gpu: int = 0
+    turn: int = 0
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -135,7 +138,9 @@ def _connect(place: Rendezvous, backend: str) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     if backend == "gloo":
         ranks["pg_options"] = gloo_options(place.host, place.timeout_seconds)
-    if place.meeting != "env://":
-        ranks["store"] = dist.FileStore(place.meeting, place.world_size)
-        ranks["store"].set_timeout(patience)
-    dist.init_process_group(backend, **ranks)
+    if place.meeting == "env://":
+        store, _, _ = next(dist.rendezvous("env://", place.rank, place.world_size, timeout=patience))
+    else:
+        store = dist.FileStore(place.meeting, place.world_size)
+    store.set_timeout(patience)
+    dist.init_process_group(backend, store=dist.PrefixStore(f"turn-{place.turn}", store), **ranks)

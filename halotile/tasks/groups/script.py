@@ -14,16 +14,19 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from halotile.errors import RankFailed
 from halotile.tasks.groups.opening import Rendezvous, interface_of
 from halotile.tasks.groups.torch_group import HOST
 
 WAIT = timedelta(minutes=5)
+DRAIN_SECONDS = 1.0
+"""Longest wait for the end of its output after its own end: processes that it leaves behind may hold it open."""
 MEETING = "HALOTILE_TORCH_MEETING"
 """Environment variable with the file in which the ranks meet."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -51,8 +54,7 @@ def run_script(
         When it ends with another exit code than 0.
     """
     command = [sys.executable, "-u", "-m", "halotile.tasks.groups.script", script, *arguments]
-    # Its input ends with this process, whatever ends this one.
-    with subprocess.Popen(
+    process = subprocess.Popen(
         command,
         env={**os.environ, **rank_variables(place)},
         stdin=subprocess.PIPE,
@@ -60,16 +62,26 @@ def run_script(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-    ) as process:
-        assert process.stdout is not None
-        last = ""
-        for text in process.stdout:
-            last = text.rstrip("\n")
-            line(last)
+    )
+    assert process.stdin is not None
+    last: deque[str] = deque([""], maxlen=1)
+    reader = threading.Thread(target=_pass_on, args=(process.stdout, line, last), daemon=True)
+    reader.start()
+    with process.stdin:  # which ends with this process, whatever ends this one
+        process.wait()
+    reader.join(DRAIN_SECONDS)
     if process.returncode:
         raise RankFailed(
-            f"{script} ended with exit code {process.returncode}. Its last line: {last}", place.rank
+            f"{script} ended with exit code {process.returncode}. Its last line: {last[0]}", place.rank
         )
+
+
+def _pass_on(output: TextIO, line: Callable[[str], None], last: deque[str]) -> None:
+    """Pass on the lines of a script, and of processes that it leaves behind."""
+    with output:
+        for text in output:
+            last.append(text.rstrip("\n"))
+            line(last[0])
 
 
 def rank_variables(place: Rendezvous) -> Mapping[str, str]:

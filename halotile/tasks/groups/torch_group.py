@@ -12,8 +12,10 @@ Examples
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -28,6 +30,9 @@ from halotile.tasks.groups.training.fit import fit
 
 HOST = "HALOTILE_TORCH_HOST"
 """Environment variable with the address at which a rank listens."""
+OLD_SECONDS = 7 * 86400.0
+"""Age at which a file in which ranks met is removed. A program that still runs needs its own to make further groups."""
+_TURNS = itertools.count()
 
 __all__ = ["TorchGroup", "aligned_sizes", "fit", "join", "spatial"]
 
@@ -57,14 +62,15 @@ def join(
     ConfigError
         Where ranks are numbered, and it is not known how many there are, or where they meet.
     """
-    place = _place(copy_of(), os.environ)
+    copy = copy_of()
+    place = _place(copy, os.environ, next(_TURNS) if copy else 0)
     with opened(
         replace(place, backend=backend, device_mode=device_mode, timeout_seconds=timeout_seconds)
     ) as group:
         yield group
 
 
-def _place(copy: Copy | None, environment: Mapping[str, str]) -> Rendezvous:
+def _place(copy: Copy | None, environment: Mapping[str, str], turn: int = 0) -> Rendezvous:
     """The rank of this process among the copies that a launcher started.
 
     Examples
@@ -82,14 +88,15 @@ def _place(copy: Copy | None, environment: Mapping[str, str]) -> Rendezvous:
         copy.rank,
         copy.size,
         number,
-        _meeting(copy, environment),
+        _meeting(copy, environment, turn),
         host,
         local_size=copy.local_size or 1,
         gpu=number,
+        turn=turn,
     )
 
 
-def _meeting(copy: Copy, environment: Mapping[str, str]) -> str:
+def _meeting(copy: Copy, environment: Mapping[str, str], turn: int = 0) -> str:
     """The store of the launcher, or else a file in a private folder of the home, which machines of a cluster share."""
     if "MASTER_ADDR" in environment:
         said = environment.get("RANK"), environment.get("WORLD_SIZE")
@@ -110,6 +117,10 @@ def _meeting(copy: Copy, environment: Mapping[str, str]) -> str:
             f"the ranks of a program meet in {folder}, which is not a folder of yours alone: whoever reads there could join them. Remove it, "
             "or set XDG_CACHE_HOME to a folder of yours."
         )
+    for left in folder.iterdir():  # by ranks that were killed
+        with suppress(OSError):
+            if left.stat().st_mtime < time.time() - OLD_SECONDS:
+                left.unlink()
     # A job that is requeued has the numbers of its first attempt, and two Slurms may have the same home.
     further = (environment.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT"))
-    return str(folder / "-".join((copy.launch, *further)))
+    return str(folder / "-".join((copy.launch, *further, str(turn))))

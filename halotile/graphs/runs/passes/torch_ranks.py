@@ -21,6 +21,7 @@ from halotile.errors import (
     InputUnreadable,
     PeerLost,
     RankFailed,
+    WorkerDied,
 )
 from halotile.graphs.clusters.connection.addresses import host_of
 from halotile.graphs.clusters.connection.present import present_workers
@@ -102,6 +103,8 @@ class TorchProgram:
         ------
         ConfigError
             When there are fewer workers than ranks.
+        WorkerDied
+            When no worker is there.
         RankFailed
             When a rank failed in every attempt.
             Its cause is the error of halotile in that rank, if it was one.
@@ -202,7 +205,7 @@ def run_rank(call: Callable[[Rendezvous], Any], place: Rendezvous) -> RankEnd:
         return RankEnd(place.rank, call(place))
     except RankFailed as error:
         return RankEnd(place.rank, trace=str(error), by_others=_is_by_others(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # the latter would end the worker
         own = error.__traceback__ and error.__traceback__.tb_next  # without this function
         trace = "".join(traceback.format_exception(error.with_traceback(own)))
         by_others = _is_by_others(error)
@@ -248,15 +251,19 @@ def _workers_for(client: Client, ranks: int | None) -> list[str]:
 
     Raises
     ------
+    WorkerDied
+        When there is none.
     ConfigError
         When there are too few.
     """
     present = present_workers(client)
+    if not present:
+        raise WorkerDied(f"no worker came back within {RETURN_SECONDS:g} s.")
     workers = sorted(present, key=lambda address: (str(present[address]["name"]).rjust(12), address))
-    if len(workers) < (ranks or 1):
+    if len(workers) < (ranks or 0):
         raise ConfigError(
             f"ranks is {ranks}, and the cluster has {len(workers)} workers: each rank takes one. "
-            f"Write ranks={max(1, len(workers))}, or start more workers."
+            f"Write ranks={len(workers)}, or start more workers."
         )
     return workers[:ranks]
 

@@ -1,0 +1,128 @@
+"""Ends of ranks that are neither a result nor an error, and several groups in the life of one process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halotile import DistributedContext, torch_group
+from halotile.errors import PeerLost, RankFailed, WorkerDied
+from halotile.graphs.runs.passes import torch_ranks
+from halotile.graphs.runs.passes.torch_ranks import TorchProgram
+from halotile.tasks.groups import opening, script
+from halotile.tasks.groups.group import TorchGroup, talking
+from halotile.tasks.groups.launchers import Copy
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+
+def leave(group: TorchGroup, code: Any) -> None:
+    """One rank ends the program; the others wait for it."""
+    if group.rank == group.world_size - 1:
+        sys.exit(code)
+    group.barrier()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_that_exits_fails_with_its_words_and_keeps_its_worker(
+    four: DistributedContext, ranks: int
+) -> None:
+    before = four.run_torch(lambda _: os.getpid())
+    with pytest.raises(
+        RankFailed, match=rf"rank {ranks - 1} of {ranks} failed: (?s:.)*SystemExit: no such data"
+    ):
+        four.run_torch(leave, "no such data", ranks=ranks)
+    assert four.run_torch(lambda _: os.getpid()) == before
+
+
+def test_a_program_without_any_worker_is_lost_and_no_fault_of_the_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch_ranks, "present_workers", lambda _: {})
+    monkeypatch.setattr(torch_ranks, "RETURN_SECONDS", 0.1)
+    client: Any = None
+    with pytest.raises(WorkerDied, match=r"no worker came back within 0\.1 s") as caught:
+        TorchProgram(lambda _: None, tmp_path).run(client, None, 0, usual=2)
+    assert isinstance(caught.value, ConnectionError)  # for which a run starts its cluster anew
+
+
+def test_a_peer_that_does_not_connect_is_lost() -> None:
+    with (
+        pytest.raises(PeerLost, match=r"meeting: another rank ended.*\(Connect timeout \[127"),
+        talking("meeting"),
+    ):
+        raise RuntimeError("[/gloo/transport/tcp/pair.cc:12] Connect timeout [127.0.0.1]:1234")
+
+
+BACKGROUND = """
+import subprocess, sys
+subprocess.Popen(["sleep", "20"])
+print("done")
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", ["0", "3"])
+def test_a_script_ends_before_what_it_leaves_running(tmp_path: Path, code: str) -> None:
+    path, lines = tmp_path / "leaves.py", list[str]()
+    path.write_text(BACKGROUND)
+    began, failure = time.monotonic(), ""
+    try:
+        script.run_script(str(path), (code,), opening.Rendezvous(), lines.append)
+    except RankFailed as error:
+        failure = str(error)
+    assert time.monotonic() - began < 15
+    assert lines == ["done"]
+    assert ("exit code 3. Its last line: done" in failure) == (code == "3")
+
+
+TURNS = """
+import torch, halotile
+for turn in range(6):
+    with halotile.torch_group.join(device_mode="cpu", timeout_seconds=20) as group:
+        total = float(group.all_reduce(torch.tensor(group.rank + 10.0 * turn)))
+    print(f"{total}\\n", end="", flush=True)  # in one piece: ranks of torchrun write to one pipe
+"""
+MPI = {"PMIX_NAMESPACE": "prterun-b-9@1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        [((sys.executable,), {**MPI, "OMPI_COMM_WORLD_RANK": str(rank)}) for rank in range(2)],
+        [(TORCHRUN, {})],
+    ],
+    ids=["mpirun", "torchrun"],
+)
+def test_a_script_may_join_again_and_again(
+    starts: Sequence[tuple[tuple[str, ...], dict[str, str]]], tmp_path: Path
+) -> None:
+    path = tmp_path / "turns.py"
+    path.write_text(TURNS)
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    started = [
+        subprocess.Popen([*command, str(path)], env=os.environ | cache | environment, stdout=subprocess.PIPE, text=True)
+        for command, environment in starts
+    ]  # fmt: skip
+    totals = [float(word) for process in started for word in process.communicate(timeout=180)[0].split()]
+    assert sorted(totals) == sorted(2 * [1.0 + 20 * turn for turn in range(6)])
+
+
+def test_what_killed_ranks_left_is_removed_some_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = Path(torch_group._meeting(Copy(1, 2, launch="8-1"), {}))
+    old, new = first.with_name("7-1---0"), first.with_name("7-2---0")
+    old.touch()
+    new.touch()
+    os.utime(old, (time.time() - 8 * 86400,) * 2)
+    again = Path(torch_group._meeting(Copy(1, 2, launch="8-1"), {}, 1))
+    assert (again.parent, again.name) != (first.parent, first.name)
+    assert list(first.parent.iterdir()) == [new]
