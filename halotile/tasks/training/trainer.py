@@ -140,12 +140,13 @@ class _Recorder:
 
     def __init__(self, trainer: Trainer, module: torch.nn.Module) -> None:
         self.trainer, self.recipe, self.module = trainer, trainer.recipe, module
-        self.rows = read_curve(self.recipe.curve)[1]
+        content = read_content(self.recipe.checkpoint)
+        self.losses: list[float] = state_in(content)["losses"] if content else []
+        """Losses of all steps."""
+        self.rows = self._rows_so_far()
         self.began = time.monotonic()
         """Time of the last row."""
         self.written = 0.0
-        self.losses: list[float] = []
-        """Losses since the last row."""
         held_out = self.recipe.patches.held_out(VALIDATED)
         self.held_out = None if held_out is None else trainer.tensors(held_out)
         patches = trainer.first if self.held_out is None else self.held_out.pixels
@@ -156,25 +157,36 @@ class _Recorder:
     def __call__(self, step: int, loss: float) -> None:
         """Take the loss of a step."""
         self.losses.append(loss)
-        if step % self.recipe.every == 0 or step == self.recipe.steps:
-            if not any(
-                row["iteration"] == step for row in self.rows
-            ):  # else it is from before an interruption
-                self.rows.append(self._row(step))
-            self.losses.clear()
-        if time.monotonic() - self.written >= WRITE_SECONDS:
+        if has_row := self._has_row(step):
+            self.rows.append(self._row(step))
+        # The checkpoint, which is written afterwards, is never ahead of the curve.
+        if has_row or time.monotonic() - self.written >= WRITE_SECONDS:
             self.write(step)
+
+    def _has_row(self, step: int) -> bool:
+        return step % self.recipe.every == 0 or step == self.recipe.steps
+
+    def _rows_so_far(self) -> list[CurveRow]:
+        """The rows up to the checkpoint; those that the curve has lost come from the losses, without the loss on held-out patches."""
+        recorded = {row["iteration"]: row for row in read_curve(self.recipe.curve)[1]}
+        steps = [step for step in range(1, len(self.losses) + 1) if self._has_row(step)]
+        return [recorded.get(step) or self._trained(step) for step in steps]
 
     def _row(self, step: int) -> CurveRow:
         seconds = time.monotonic() - self.began
-        row: CurveRow = {"iteration": step, "loss": math.fsum(self.losses) / len(self.losses)}
+        row = self._trained(step)
         if self.held_out is not None:
             row["validation"] = self._validate(self.held_out)
         self.began = time.monotonic()
-        return row | {"rate": self.trainer.rate(step), "seconds": seconds}
+        return row | {"seconds": seconds}
+
+    def _trained(self, step: int) -> CurveRow:
+        """Mean loss of the steps of a row, and the learning rate after them."""
+        losses = self.losses[(step - 1) // self.recipe.every * self.recipe.every : step]
+        return {"iteration": step, "loss": math.fsum(losses) / len(losses), "rate": self.trainer.rate(step)}
 
     def write(self, step: int) -> None:
-        """Write the curve, for the driver to show; what is lost of it is recorded again."""
+        """Write the curve, for the driver to show."""
         text = json.dumps({"step": step, "rows": self.rows})
         with suppress(OSError):
             DISK.write_file(self.recipe.curve, [text.encode()], sync=False)
