@@ -372,6 +372,14 @@ def test_steps_are_those_of_the_adam_of_torch() -> None:
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-13, atol=1e-15)
 
 
+def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
+    used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    adam = Adam([used, unused], lambda step: 0.1)
+    used.square().sum().backward()
+    adam.step()
+    assert (used.tolist(), unused.tolist()) == ([pytest.approx(0.9)] * 2, [1.0, 1.0])
+
+
 def test_a_training_imports_no_compiler() -> None:
     """It would take a second and 150 MB in each worker."""
     program = """
