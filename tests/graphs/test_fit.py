@@ -13,6 +13,7 @@ import torch
 from halotile import DistributedContext, torch_group
 from halotile.errors import ConfigError, DamagedData, Diverged
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.traffic import received_bytes
 from tests.graphs import fitting
 
 Trained = tuple[list[float], dict[str, torch.Tensor]]
@@ -61,6 +62,37 @@ def test_the_fast_mode_differs_by_rounding(four: DistributedContext, expected: T
     for losses, _ in four.run_torch(partial(fitting.trained, mode="fast"), ranks=3):
         assert losses != expected[0]
         assert losses[:10] == pytest.approx(expected[0][:10], rel=1e-4)
+
+
+def exchanged(group: TorchGroup, mode: Any) -> tuple[int, int]:
+    """Bytes that a rank counts in a training, and those in its messages."""
+    import torch.distributed as dist
+
+    messages, real = [0], dist.all_to_all_single
+
+    def watched(
+        received: torch.Tensor, sent: torch.Tensor, sizes: list[int], *others: Any, **options: Any
+    ) -> Any:
+        messages[0] += (sum(sizes) - sizes[group.rank]) * received.itemsize
+        return real(received, sent, sizes, *others, **options)
+
+    before = received_bytes()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dist, "all_to_all_single", watched)
+        fitting.trained(group, 3, mode=mode)
+    return received_bytes() - before, messages[0]
+
+
+@on_workers
+def test_bytes_from_other_ranks_are_counted(four: DistributedContext) -> None:
+    for counted, messages in four.run_torch(exchanged, "exact", ranks=3):
+        assert counted == messages > 0
+    (exact, _), *_ = four.run_torch(exchanged, "exact", ranks=2)
+    (fast, _), *_ = four.run_torch(exchanged, "fast", ranks=2)
+    numbers = sum(parameter.numel() for parameter in fitting.network().parameters())
+    assert fast == pytest.approx(3 * 4 * numbers, rel=0.3)
+    assert exact == pytest.approx(3 * 4 * numbers * 1.5, rel=0.3)
+    assert four.run_torch(exchanged, "exact", ranks=1) == [(0, 0)]
 
 
 def losses_of(steps: int, **options: Any) -> list[float]:

@@ -20,6 +20,7 @@ from halotile.errors import ConfigError, Diverged
 from halotile.tasks.groups.cut_tensors.transfers import wide_type
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.saved import read_content, state_in, write_state
+from halotile.tasks.groups.training.traffic import count_received
 
 SLOTS = 4
 """Parts of a batch, by default."""
@@ -213,10 +214,20 @@ class _Training:
 
     def _average(self, parts: dict[int, torch.Tensor]) -> torch.Tensor:
         """The mean over all slots of all ranks."""
+        one = next(iter(parts.values()))
+        count_received(self._received_numbers(one.numel(), len(parts)) * one.itemsize)
         if self.is_exact:
             return self.group.sum_slots(parts, self.slots) / self.slots
         total = self.group.all_reduce(torch.stack(list(parts.values())).sum(0))
         return total / self.slots
+
+    def _received_numbers(self, length: int, own_slots: int) -> int:
+        """How many numbers this rank receives for a sum over the slots of vectors of a length."""
+        rank, ranks = self.group.rank, self.group.world_size
+        if not self.is_exact:
+            return 2 * length * (ranks - 1) // ranks  # in a ring: no all-reduce does with less
+        share = (rank + 1) * length // ranks - rank * length // ranks
+        return share * (self.slots - own_slots) + length - share
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _take(self, mean: torch.Tensor, before: Sequence[torch.Tensor]) -> None:
