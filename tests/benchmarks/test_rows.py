@@ -60,9 +60,7 @@ def test_a_row_says_how_long_both_trained_and_where_ours_did_so_for_longer(
     row = Ratio("case", "title", "module.ours", "module.theirs", 1, bar, 1, "decibels")
     seconds = {"module.ours": ours, "module.theirs": 60.0}
     monkeypatch.setattr(run, "RATIOS", [row])
-    monkeypatch.setattr(
-        run, "program", lambda name, *_: {"decibels": 30.0, "trained_seconds": seconds[name]}
-    )
+    monkeypatch.setattr(run, "program", lambda name, *_: {"decibels": 30.0, "trained_seconds": seconds[name]})
     (line,) = run.measure_ratios("case", tmp_path, None)
     assert line.split(" | ")[-1].strip("| ") == verdict
 
