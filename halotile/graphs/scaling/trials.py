@@ -271,5 +271,5 @@ def _run(plan: Plan, portion: Portion, signals: Signals) -> TimedRun:
 
 def _received_bytes(dask_worker: Worker) -> int:
     """Bytes that a worker received from others: of results, by Dask's log of its last transfers, and as a rank of trainings."""
-    results = sum(transfer["total"] for transfer in dask_worker.transfer_incoming_log)
+    results: int = sum(transfer["total"] for transfer in dask_worker.transfer_incoming_log)
     return results + received_bytes()

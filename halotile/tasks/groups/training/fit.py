@@ -222,7 +222,7 @@ class _Training:
         return total / self.slots
 
     def _received_numbers(self, length: int, own_slots: int) -> int:
-        """How many numbers this rank receives for a sum over the slots of vectors of a length."""
+        """Return the number of numbers that this rank receives for a sum over the slots of vectors of a length."""
         rank, ranks = self.group.rank, self.group.world_size
         if not self.is_exact:
             return 2 * length * (ranks - 1) // ranks  # in a ring: no all-reduce does with less
