@@ -40,7 +40,7 @@ from halotile.storage.images.png import contrast
 from halotile.storage.images.sheet import grey
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import EXAMPLES, PAGE
-from halotile.tasks.training.recipe import read_curve
+from halotile.tasks.groups.training.curve import read_curve
 from tests.faults import REPOSITORY, members, until
 from tests.graphs.test_watching import Looking, fetched
 from tests.graphs.trainings import curve_of, recipe_of, train, training, write_images

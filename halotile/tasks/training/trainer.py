@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -18,13 +17,14 @@ from halotile.errors import DamagedData, DiskRefused
 from halotile.storage.disk.durable import DISK, is_full
 from halotile.tasks.devices.device import prepare_process
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.curve import CurveRow, read_curve, write_curve
 from halotile.tasks.groups.training.fit import fit
 from halotile.tasks.groups.training.saved import read_content, state_in
 from halotile.tasks.training.adam import Adam
 from halotile.tasks.training.examples import EXAMPLES, draw_examples
 from halotile.tasks.training.methods import LAYOUT, METHODS, PatchBatch, mean_loss
 from halotile.tasks.training.patches import Patches
-from halotile.tasks.training.recipe import CurveRow, Recipe, read_curve
+from halotile.tasks.training.recipe import Recipe
 
 VALIDATED = 16
 """Patches that validate, at most."""
@@ -187,9 +187,7 @@ class _Recorder:
 
     def write(self, step: int) -> None:
         """Write the curve, for the driver to show."""
-        text = json.dumps({"step": step, "rows": self.rows})
-        with suppress(OSError):
-            DISK.write_file(self.recipe.curve, [text.encode()], sync=False)
+        write_curve(self.recipe.curve, step, self.rows)
         self.written = time.monotonic()
         if self.written - self.drawn >= DRAW_SECONDS:
             self.draw()

@@ -19,7 +19,7 @@ import torch
 from halotile.errors import ConfigError, Diverged
 from halotile.tasks.groups.cut_tensors.transfers import wide_type
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.training.saved import read_content, state_in, write_state
+from halotile.tasks.groups.training.saved import shared_state, write_state
 from halotile.tasks.groups.training.traffic import count_received
 
 SLOTS = 4
@@ -149,17 +149,12 @@ class _Training:
 
     def begin(self, path: Path | None) -> list[float]:
         """Start all ranks from the checkpoint that rank 0 reads, or else from its network; return the losses so far."""
-        content = read_content(path) if path and self.group.rank == 0 else b""
-        size = int(self.group.broadcast(torch.tensor([len(content)], device=self.group.device)))
-        if not size:
+        state = shared_state(path, self.group)
+        if state is None:
             with torch.no_grad():
                 for tensor in (*self.module.parameters(), *self.buffers):
                     tensor.copy_(self.group.broadcast(tensor))
             return []
-        sent = torch.zeros(size, dtype=torch.uint8)
-        if content:
-            sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        state = state_in(self.group.broadcast(sent.to(self.group.device)).cpu().numpy().tobytes())
         try:
             self.module.load_state_dict(state["module"])
             self.optimizer.load_state_dict(state["optimizer"])
