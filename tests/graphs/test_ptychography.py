@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from halotile.cli.main import app
+from halotile.storage.scans import convert
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography.simulated import SimulatedScan
@@ -104,6 +106,24 @@ def test_the_result_has_the_same_bits_for_any_number_of_workers(folder: Path) ->
     assert losses[-1] < losses[0] / 3
 
 
+def test_patterns_beyond_memory_give_the_same_bits_for_any_number_of_workers(
+    folder: Path, simulated: SimulatedScan
+) -> None:
+    """A chunk of these patterns has all of them: the scan is written again with chunks of four."""
+    shutil.rmtree(folder / "scan.zarr")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convert, "CHUNK_BYTES", 4 * 32 * 32 * 4)
+        write_scan(str(folder / "scan.zarr"), simulated.scan, simulated)
+    results = []
+    for workers in (1, 2, 3):
+        done = run(job(folder, f"{workers}.cxi", window=4), "--workers", str(workers))
+        assert done.exit_code == 0, done.output
+        results.append((folder / f"{workers}.cxi").read_bytes())
+    assert all(result == results[0] for result in results)
+    with h5py.File(folder / "1.cxi") as file:
+        assert file["loss"][-1] < file["loss"][0] / 3
+
+
 def test_a_killed_run_goes_on_to_the_same_bits(folder: Path) -> None:
     stages = [{"epochs": 400, "rate": 0.02, "batch": 6}]
     assert run(job(folder, "whole.cxi", stages=stages), "--workers", "2").exit_code == 0
@@ -129,6 +149,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder: Path) -> None:
         ({"model": {"focus": "3 mm"}}, "is for field: near"),
         ({"model": {"field": "near", "focus": "3 parsnip"}}, "such as 3.65 mm"),
         ({"model": {"refine": ["probe"]}}, "does not name the object"),
+        ({"window": 4, "stages": [{"epochs": 1, "batch": 3}]}, "Write a batch of 4 or more"),
         ({"run": {"workers": 5}}, "a batch has 4 parts"),
         ({"run": {"memory_per_worker": "100MiB"}}, "Write run.memory_per_worker"),
     ],

@@ -11,7 +11,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from halotile.errors import Diverged
 from halotile.storage.disk.durable import DISK
@@ -23,9 +22,10 @@ from halotile.tasks.groups.training.saved import shared_state, write_state
 from halotile.tasks.groups.training.traffic import count_received
 from halotile.tasks.ptychography.drawing import draw_object, illumination
 from halotile.tasks.ptychography.model import PatternGradients, PatternModel, Positions, box_of
+from halotile.tasks.ptychography.order import Numbers, steps_of
 from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.propagators import propagator_of
-from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, batches, slots_of
+from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
 from halotile.tasks.ptychography.solvers import SOLVERS
 from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, as_real, first_state
 
@@ -82,8 +82,13 @@ class Refinement:
         first, stage = self.recipe.stage_of(epoch)
         rates = rates_of(self.recipe, stage, state.losses[first:])
         total = 0.0
-        for batch in batches(self.recipe, epoch):
-            total += self.step(state, stage, rates, batch)
+        steps = steps_of(self.recipe, epoch)
+        coming = steps + (steps_of(self.recipe, epoch + 1) if epoch + 1 < self.recipe.epochs else [])
+        ahead = max(1, self.recipe.window * self.recipe.slots // stage.batch)
+        for number, parts in enumerate(steps):
+            for later in coming[number + ahead : number + ahead + 1]:
+                self.patterns.expect(np.concatenate([later[slot] for slot in self.slots]))
+            total += self.step(state, stage, rates, parts)
         return total / (len(self.recipe.scan.positions) * self.counted_pixels)
 
     def step(
@@ -91,12 +96,11 @@ class Refinement:
         state: ReconstructionState,
         stage: SolverStage,
         rates: dict[str, float],
-        batch: NDArray[np.int64],
+        parts: Sequence[Numbers],
     ) -> float:
         """Do one step; return the loss of its patterns."""
-        parts = slots_of(batch, self.recipe.slots)
         places = [state.positions(self.recipe, numbers) for numbers in parts]
-        mine = [self._packed(state, parts[slot], places[slot]) for slot in self.group.slots(len(parts))]
+        mine = [self._packed(state, parts[slot], places[slot]) for slot in self.slots]
         shapes = [self._shapes(state, positions) for positions in places]
         lengths = [sum(math.prod(shape) for shape in each) for each in shapes]
         sizes = [
@@ -106,14 +110,12 @@ class Refinement:
         everything = all_gather_v(torch.cat(mine), self.group, sizes)
         count_received(torch.float32.itemsize * (sum(sizes) - sizes[self.group.rank]))
         loss, gradients = self._added(state, everything.split(lengths), shapes, parts, places)
-        scale = 1 / (len(batch) * self.counted_pixels)
+        scale = 1 / (sum(map(len, parts)) * self.counted_pixels)
         SOLVERS[stage.solver](state, {name: gradient * scale for name, gradient in gradients.items()}, rates)
         self._keep_inside(state)
         return loss
 
-    def _packed(
-        self, state: ReconstructionState, numbers: NDArray[np.int64], positions: Positions
-    ) -> torch.Tensor:
+    def _packed(self, state: ReconstructionState, numbers: Numbers, positions: Positions) -> torch.Tensor:
         """The loss and the gradients of a slot in one vector of real numbers."""
         if not len(numbers):
             return torch.zeros(
@@ -141,7 +143,7 @@ class Refinement:
         state: ReconstructionState,
         vectors: Sequence[torch.Tensor],
         shapes: Sequence[Sequence[tuple[int, ...]]],
-        parts: Sequence[NDArray[np.int64]],
+        parts: Sequence[Numbers],
         places: Sequence[Positions],
     ) -> tuple[float, PartTensors]:
         """Sum the loss and the gradients of all slots, in their order."""
@@ -178,7 +180,12 @@ class Refinement:
     @cached_property
     def patterns(self) -> Patterns:
         """The patterns."""
-        return Patterns(self.recipe)
+        return Patterns(self.recipe, len(self.slots))
+
+    @property
+    def slots(self) -> range:
+        """The slots of this rank."""
+        return self.group.slots(self.recipe.slots)
 
     @cached_property
     def counted_pixels(self) -> int:

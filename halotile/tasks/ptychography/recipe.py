@@ -118,6 +118,8 @@ class ScanRecipe:
         Parts of a batch for the ranks to share, and the number from which the order of the patterns follows.
     margin : int
         Pixels around the scanned part of the object, as far as positions may move.
+    window : int
+        Patterns that a slot draws from at a time, a number of whole chunks; 0: all.
     checkpoint, curve, drawing : Path
         Files on a disk that all ranks see.
     """
@@ -132,6 +134,7 @@ class ScanRecipe:
     slots: int
     seed: int
     margin: int
+    window: int = 0
     checkpoint: Path = Path()
     curve: Path = Path()
     drawing: Path = Path()
@@ -141,6 +144,16 @@ class ScanRecipe:
         """Shape of a pattern."""
         _, rows, columns = self.patterns.shape
         return rows, columns
+
+    @property
+    def chunk(self) -> int:
+        """Patterns of a chunk."""
+        return self.patterns.chunks[0]
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return -(-len(self.scan.positions) // self.chunk)
 
     @property
     def epochs(self) -> int:
@@ -168,22 +181,3 @@ class ScanRecipe:
             for place, edge in zip(self.places.max(0), self.pattern, strict=True)
         )
         return rows, columns
-
-
-def batches(recipe: ScanRecipe, epoch: int) -> list[NDArray[np.int64]]:
-    """The patterns of each step of an epoch; they follow from the seed and the epoch, and those of a step are in the order of the scan."""
-    _, stage = recipe.stage_of(epoch)
-    count = len(recipe.scan.positions)
-    order = np.random.default_rng(np.random.SeedSequence((recipe.seed, epoch))).permutation(count)
-    return [np.sort(order[start : start + stage.batch]) for start in range(0, count, stage.batch)]
-
-
-def slots_of(batch: NDArray[np.int64], slots: int) -> list[NDArray[np.int64]]:
-    """A batch in as many parts of neighbours, some of which may be empty.
-
-    Examples
-    --------
-    >>> [part.tolist() for part in slots_of(np.arange(5), 4)]
-    [[0], [1], [2], [3, 4]]
-    """
-    return [batch[slot * len(batch) // slots : (slot + 1) * len(batch) // slots] for slot in range(slots)]

@@ -93,6 +93,8 @@ class Ptychography(Job):
     """One after the other."""
     slots: int = 4
     """Parts of a batch that workers share: no more workers can take part. The result depends on it, and not on the number of workers."""
+    window: int | Auto = "auto"
+    """Patterns that a slot draws from at a time, where not all of them fit into memory; auto: all, or else as many as fit; 0: all."""
     seed: int = 0
     """The order of the patterns follows from it."""
 

@@ -13,6 +13,7 @@ from halotile.graphs.jobs.ptychography.job import Ptychography, StageOptions
 from halotile.graphs.jobs.ptychography.passes import PtychographyWork
 from halotile.graphs.jobs.ptychography.rules import metres
 from halotile.graphs.kinds.base import OutputFile, PlanRequest
+from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths
@@ -25,7 +26,7 @@ from halotile.storage.sharded.output import FileLayout
 from halotile.tasks.groups.training.one_file import ONE_BLOCK
 from halotile.tasks.ptychography.recipe import Optics, ScanRecipe, SolverStage
 
-COMPLEX, REAL = 8, 4
+COMPLEX = 8
 """Bytes of a number."""
 OBJECTS = 6
 """Copies of the object at once: itself, its gradient, two moments of Adam (one is real), and two while a step is made."""
@@ -59,6 +60,7 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
     recipe = ScanRecipe(
         scan, patterns, optics, model.loss, model.modes, model.refine, stages, job.slots, job.seed, margin
     )
+    recipe = replace(recipe, window=_window(job, recipe))
     object_bytes = COMPLEX * math.prod(recipe.shape)
     small = COMPLEX * math.prod(pattern) * (model.modes + 1) + 100 * count
     output = OutputFile(
@@ -74,30 +76,64 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
         files=(),
         identity=identity,
         resources=Resources(
-            (_need(recipe, object_bytes),),
+            (_need(recipe),),
             SMALLER,
             computing.machine_bytes,
             free_bytes(begun.output),
             scratch_bytes=12 * (object_bytes + small),
         ),
-        documents=documents_of(job, computing.requested),
+        documents=documents_of(job, computing.requested, resolved={"window": recipe.window}),
         figures=_figures(job, recipe),
         notes=(*computing.ignored, *note_of_cluster(job, computing.cluster, computing.device)),
         earlier=earlier,
     )
 
 
-def _need(recipe: ScanRecipe, object_bytes: int) -> Need:
-    """Return the memory of a rank: copies of the object, all patterns, and the waves of its slots."""
-    count, rows, columns = recipe.patterns.shape
-    patterns = count * rows * columns * recipe.patterns.dtype.itemsize
+def _window(job: Ptychography, recipe: ScanRecipe) -> int:
+    """Decide how many patterns a slot draws from at a time: the same for any number of workers."""
+    count = len(recipe.scan.positions)
+    if job.window != "auto":
+        window = -(-job.window // recipe.chunk) * recipe.chunk
+    else:
+        free = parse_bytes(job.run.memory_per_worker) - _fixed_bytes(recipe)
+        kept = (
+            count if free < 0 else free // _pattern_bytes(recipe)
+        )  # too little for the object is said later
+        if kept >= count:
+            return 0
+        # The window of each slot and the next one, and one more chunk of each, were they all on one worker.
+        window = max(1, (kept // (recipe.slots * recipe.chunk) - 1) // 2) * recipe.chunk
+    least = min(stage.batch for stage in recipe.stages)
+    if window and least < recipe.slots:
+        raise ConfigError(
+            f"a batch is {least}, and each of the {recipe.slots} slots draws from a window of its own. Write a batch of {recipe.slots} or more, or fewer slots."
+        )
+    return window
+
+
+def _pattern_bytes(recipe: ScanRecipe) -> int:
+    return math.prod(recipe.pattern) * recipe.patterns.dtype.itemsize
+
+
+def _fixed_bytes(recipe: ScanRecipe) -> int:
+    """Memory of a rank without its patterns: copies of the object, and the waves of a slot."""
     batch = max(-(-stage.batch // recipe.slots) for stage in recipe.stages)
-    waves = WAVES * batch * recipe.modes * rows * columns * COMPLEX
-    total = IMPORTS_BYTES + OBJECTS * object_bytes + patterns + waves
+    waves = WAVES * batch * recipe.modes * math.prod(recipe.pattern) * COMPLEX
+    return IMPORTS_BYTES + OBJECTS * COMPLEX * math.prod(recipe.shape) + waves
+
+
+def _need(recipe: ScanRecipe) -> Need:
+    """Return the memory of a rank."""
+    count = len(recipe.scan.positions)
+    kept = count
+    if recipe.window:
+        kept = min(count, recipe.slots * (2 * recipe.window + recipe.chunk))
+    total = _fixed_bytes(recipe) + kept * _pattern_bytes(recipe)
+    objects = OBJECTS * COMPLEX * math.prod(recipe.shape)
     return Need(
-        f"an object of {recipe.shape[0]} × {recipe.shape[1]} and {counted(count, 'pattern')} on each worker",
+        f"an object of {recipe.shape[0]} × {recipe.shape[1]} and {counted(kept, 'pattern')} on each worker",
         total,
-        f"{bytes_text(OBJECTS * object_bytes)} are the object with its gradient and moments, {bytes_text(patterns)} the patterns",
+        f"{bytes_text(objects)} are the object with its gradient and moments, {bytes_text(kept * _pattern_bytes(recipe))} the patterns",
         f"Write run.memory_per_worker: {-(-total // MIB)}MiB, or {SMALLER}.",
     )
 
@@ -113,6 +149,7 @@ def _figures(job: Ptychography, recipe: ScanRecipe) -> dict[str, Any]:
         "modes": recipe.modes,
         "loss": recipe.loss,
         "refine": list(recipe.refined),
+        "window": recipe.window,
         "epochs": recipe.epochs,
         "stages": [_stage_text(stage) for stage in job.stages],
     }
@@ -131,6 +168,7 @@ def _identity(job: Ptychography, recipe: ScanRecipe, device: str) -> dict[str, A
         "margin": recipe.margin,
         "stages": [asdict(stage) for stage in recipe.stages],
         "slots": job.slots,
+        "window": recipe.window,
         "seed": job.seed,
         "device": device,
         "code": code_versions(),

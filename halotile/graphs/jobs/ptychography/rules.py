@@ -53,6 +53,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("stages", "batch"): AtLeast(1),
     ("stages", "rate"): Above(0),
     ("", "slots"): AtLeast(1),
+    ("", "window"): AtLeast(0),
     ("", "seed"): AtLeast(0),
 }
 

@@ -35,6 +35,11 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("object", f"{shape_text(figures['object'])} pixels of {_length(height)} × {_length(width)}"),
         ("model", f"{figures['field']} field, {counted(figures['modes'], 'mode')}, {figures['loss']}"),
         ("refined", ", ".join(figures["refine"])),
+        *(
+            [("in memory", f"{counted(figures['window'], 'pattern')} a slot at a time")]
+            if figures["window"]
+            else []
+        ),
         ("", ""),
         *[("stages" if n == 0 else "", stage) for n, stage in enumerate(figures["stages"])],
         ("", ""),
