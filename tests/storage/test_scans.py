@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError, OutputRefused
 from halotile.storage.scans.convert import Framing, along_curve, convert_scan
 from halotile.storage.scans.scan import open_scan
@@ -124,3 +127,21 @@ def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
 def test_parts_that_are_not_there_are_refused(tmp_path: Path, framing: Framing, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         convert_scan(write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr"), framing)
+
+
+def test_info_tells_a_scan_from_an_image(tmp_path: Path) -> None:
+    source, path = write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr")
+    said = CliRunner().invoke(app, ["info", source])
+    assert said.exit_code == 0
+    assert f"{COUNT} of {EDGE} × {EDGE}, int32" in said.output
+    assert f"recon-cli convert {source} {path}" in said.output
+    done = CliRunner().invoke(app, ["convert", source, path, "--crop", "8", "--center", "4,7", "--bin", "2"])
+    assert done.exit_code == 0
+    said = CliRunner().invoke(app, ["info", path])
+    assert "job: ptychography" in said.output
+    assert "1 pixel of the detector left out" in said.output
+    facts = json.loads(CliRunner().invoke(app, ["info", path, "--json"]).output)
+    assert (facts["patterns"], facts["pattern"], facts["left_out"]) == (COUNT, [4, 4], 1)
+    wrong = CliRunner().invoke(app, ["convert", source, path, "--center", "4"])
+    assert wrong.exit_code == 2
+    assert "such as 128,131" in wrong.output

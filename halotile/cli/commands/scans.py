@@ -35,14 +35,14 @@ def convert(
     quiet: Quiet = False,
 ) -> None:
     """Store a ptychographic scan as a Zarr, which job: ptychography reads."""
-    from halotile.cli.screens.scan_rows import scan_rows
+    from halotile.cli.screens.scan_rows import ScanFacts
     from halotile.storage.scans.convert import Framing, convert_scan
 
     convert_scan(source, path, Framing(crop, _pixel(center), binning), overwrite=overwrite)
-    if not quiet:
-        print_rows(path, scan_rows(path))
-        echo("")
-        echo(f"Next: job: ptychography with input: {{path: {path}}}")
+    facts = ScanFacts.of(path)
+    if facts and not quiet:
+        print_rows(path, facts.rows())
+        echo(f"\n{facts.next_step()}")
 
 
 def _pixel(text: str | None) -> tuple[int, int] | None:

@@ -82,6 +82,12 @@ def opened(path: str) -> Iterator[Any]:
         yield file
 
 
+def holds_scan(file: Any) -> bool:
+    """Return True for a file with patterns and translations of the sample."""
+    has_patterns = any(name in file for name in (f"{ENTRY}/data_1/data", f"{DETECTOR}/data"))
+    return has_patterns and _shot(file, "translation") is not None
+
+
 def read_cxi(file: Any) -> tuple[Scan, Any]:
     """Read a scan and find its patterns in an open file.
 

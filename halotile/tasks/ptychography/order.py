@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from halotile.tasks.ptychography.recipe import ScanRecipe
 
-Numbers = NDArray[np.int64]
+PatternNumbers = NDArray[np.int64]
 
 
-def steps_of(recipe: ScanRecipe, epoch: int) -> list[list[Numbers]]:
+def steps_of(recipe: ScanRecipe, epoch: int) -> list[list[PatternNumbers]]:
     """The patterns of each slot in each step of an epoch, some of which may be none.
 
     With all patterns in memory a step has any of them, and a slot has neighbours among those. Otherwise a slot draws from a window of some
@@ -26,7 +26,7 @@ def steps_of(recipe: ScanRecipe, epoch: int) -> list[list[Numbers]]:
     return [slots_of(batch, recipe.slots) for batch in batches]
 
 
-def slots_of(batch: Numbers, slots: int) -> list[Numbers]:
+def slots_of(batch: PatternNumbers, slots: int) -> list[PatternNumbers]:
     """A batch in as many parts of neighbours, some of which may be empty.
 
     Examples
@@ -37,7 +37,7 @@ def slots_of(batch: Numbers, slots: int) -> list[Numbers]:
     return [batch[slot * len(batch) // slots : (slot + 1) * len(batch) // slots] for slot in range(slots)]
 
 
-def _from_windows(recipe: ScanRecipe, batch: int, random: np.random.Generator) -> list[list[Numbers]]:
+def _from_windows(recipe: ScanRecipe, batch: int, random: np.random.Generator) -> list[list[PatternNumbers]]:
     chunk, count = recipe.chunk, len(recipe.scan.positions)
     chunks = random.permutation(-(-count // chunk))
     width = recipe.window // chunk
@@ -54,6 +54,6 @@ def _from_windows(recipe: ScanRecipe, batch: int, random: np.random.Generator) -
     ]
 
 
-def _patterns_in(chunks: Numbers, chunk: int, count: int) -> Numbers:
+def _patterns_in(chunks: PatternNumbers, chunk: int, count: int) -> PatternNumbers:
     numbers = (chunks[:, None] * chunk + np.arange(chunk)).reshape(-1)
     return numbers[numbers < count]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
-from halotile.tasks.ptychography.order import Numbers
+from halotile.tasks.ptychography.order import PatternNumbers
 from halotile.tasks.ptychography.recipe import ScanRecipe
 
 MEAN_CHUNKS = 64
@@ -44,12 +44,12 @@ class Patterns:
         self.chunks: OrderedDict[int, Future[NDArray[Any]]] = OrderedDict()
         """By number, the one last used at the end."""
 
-    def expect(self, numbers: Numbers) -> None:
+    def expect(self, numbers: PatternNumbers) -> None:
         """Begin to read chunks with some patterns in the background."""
         for number in self._chunks_with(numbers):
             self._chunk(number)
 
-    def read(self, numbers: Numbers, device: Any) -> torch.Tensor:
+    def read(self, numbers: PatternNumbers, device: Any) -> torch.Tensor:
         """Some patterns, (positions, rows, columns)."""
         chunks = {number: self._chunk(number).result() for number in self._chunks_with(numbers)}
         places = zip(*np.divmod(numbers, self.recipe.chunk), strict=True)
@@ -73,7 +73,7 @@ class Patterns:
         mask = self.mask("cpu")
         return mean if mask is None else mean * mask
 
-    def _chunks_with(self, numbers: Numbers) -> list[int]:
+    def _chunks_with(self, numbers: PatternNumbers) -> list[int]:
         return [int(number) for number in np.unique(numbers // self.recipe.chunk)]
 
     def _chunk(self, number: int) -> Future[NDArray[Any]]:

@@ -22,7 +22,7 @@ from halotile.tasks.groups.training.saved import shared_state, write_state
 from halotile.tasks.groups.training.traffic import count_received
 from halotile.tasks.ptychography.drawing import draw_object, illumination
 from halotile.tasks.ptychography.model import PatternGradients, PatternModel, Positions, box_of
-from halotile.tasks.ptychography.order import Numbers, steps_of
+from halotile.tasks.ptychography.order import PatternNumbers, steps_of
 from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
@@ -96,7 +96,7 @@ class Refinement:
         state: ReconstructionState,
         stage: SolverStage,
         rates: dict[str, float],
-        parts: Sequence[Numbers],
+        parts: Sequence[PatternNumbers],
     ) -> float:
         """Do one step; return the loss of its patterns."""
         places = [state.positions(self.recipe, numbers) for numbers in parts]
@@ -115,7 +115,9 @@ class Refinement:
         self._keep_inside(state)
         return loss
 
-    def _packed(self, state: ReconstructionState, numbers: Numbers, positions: Positions) -> torch.Tensor:
+    def _packed(
+        self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions
+    ) -> torch.Tensor:
         """The loss and the gradients of a slot in one vector of real numbers."""
         if not len(numbers):
             return torch.zeros(
@@ -143,7 +145,7 @@ class Refinement:
         state: ReconstructionState,
         vectors: Sequence[torch.Tensor],
         shapes: Sequence[Sequence[tuple[int, ...]]],
-        parts: Sequence[Numbers],
+        parts: Sequence[PatternNumbers],
         places: Sequence[Positions],
     ) -> tuple[float, PartTensors]:
         """Sum the loss and the gradients of all slots, in their order."""
