@@ -360,7 +360,7 @@ def test_steps_are_those_of_the_adam_of_torch() -> None:
     ours, theirs = (torch.nn.Conv2d(3, 4, 3).double() for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
     adam = AdamOptimizer(ours.parameters(), lambda step: 1e-2 / (1 + step))
-    reference = torch.optim.AdamOptimizer(theirs.parameters(), lr=1e-2)
+    reference = torch.optim.Adam(theirs.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(reference, lambda step: 1 / (1 + step))
     for _ in range(30):
         pixels = torch.randn(2, 3, 8, 8, dtype=torch.float64)
