@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from halotile.graphs.distributed.context import DistributedContext
     from halotile.graphs.distributed.distribute import distribute
     from halotile.graphs.jobs.denoise.call import denoise
+    from halotile.graphs.jobs.ptychography import call as ptychography
     from halotile.graphs.jobs.reconstruct.call import reconstruct
     from halotile.graphs.jobs.reconstruct.measurements.measurement import measurement
     from halotile.graphs.jobs.simulate.call import simulate
@@ -54,6 +55,7 @@ __all__ = [
     "ordered_subset",
     "plan",
     "preview",
+    "ptychography",
     "reconstruct",
     "simulate",
     "status",
@@ -83,6 +85,7 @@ _PUBLIC = {
 }
 _MODULES = {
     "collectives": "halotile.tasks.groups.collectives",
+    "ptychography": "halotile.graphs.jobs.ptychography.call",
     "torch_group": "halotile.tasks.groups.torch_group",
 }
 

@@ -17,7 +17,9 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
+import halotile
 from halotile.cli.main import app
+from halotile.errors import ConfigError
 from halotile.storage.scans import convert
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.training.curve import read_curve
@@ -125,7 +127,7 @@ def test_patterns_beyond_memory_give_the_same_bits_for_any_number_of_workers(
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(folder: Path) -> None:
-    stages = [{"epochs": 400, "rate": 0.02, "batch": 6}]
+    stages = [{"epochs": 200, "rate": 0.02, "batch": 6}]
     assert run(job(folder, "whole.cxi", stages=stages), "--workers", "2").exit_code == 0
     path = job(folder, "killed.cxi", stages=stages)
     command = [sys.executable, "-m", "halotile", "run", str(path), "--quiet", "--workers", "2"]
@@ -134,7 +136,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder: Path) -> None:
         until(lambda: driver.poll() is not None or read_curve(state / "curve.json")[0] > 20, seconds=90)
         driver.send_signal(signal.SIGKILL)
     assert driver.returncode == -signal.SIGKILL
-    assert 20 < read_curve(state / "curve.json")[0] < 400
+    assert 20 < read_curve(state / "curve.json")[0] < 200
     assert run(path, "--workers", "1").exit_code == 0
     assert (folder / "killed.cxi").read_bytes() == (folder / "whole.cxi").read_bytes()
 
@@ -166,3 +168,42 @@ def test_a_file_that_is_no_scan_is_refused(folder: Path) -> None:
     done = CliRunner().invoke(app, ["plan", str(path)])
     assert done.exit_code == 4
     assert "recon-cli convert" in done.output
+
+
+def test_a_loop_in_python_gives_the_bits_of_the_job(folder: Path) -> None:
+    assert run(job(folder), "--workers", "1").exit_code == 0
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    losses = []
+    with halotile.ptychography.Adam(scan, workers=2) as adam:
+        for stage in STAGES:
+            epochs, rate, batch = stage.values()
+            losses += adam.optimize(int(epochs), lr=rate, batch_size=int(batch))
+    assert losses == scan.losses
+    scan.save(folder / "loop.cxi")
+    assert (folder / "loop.cxi").read_bytes() == (folder / "result.cxi").read_bytes()
+
+
+def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr", refine=("object",))
+    assert scan.report() == "no epoch yet"
+    with halotile.ptychography.Adam(scan, workers=1) as adam:
+        for loss in adam.optimize(10_000):
+            if loss < 100 or len(scan.losses) >= 3:
+                break
+        done = len(scan.losses)
+        assert 1 <= done < 10_000
+        first = scan.probe.copy()
+        scan.object = np.ones_like(scan.object)
+        scan.probe = 2 * scan.probe
+        (loss,) = adam.optimize(1, lr=1e-9)
+        assert np.allclose(scan.probe, 2 * first, rtol=1e-5, atol=0)
+        assert np.allclose(scan.object, 1, atol=1e-6)
+        assert scan.report() == f"epoch {done + 1}: loss {loss:.4g}"
+        with pytest.raises(ConfigError, match="shape"):
+            scan.object = np.ones((3, 3))
+        with pytest.raises(ConfigError, match=r"stages.*epochs"):
+            list(adam.optimize(0))
+    with pytest.raises(ConfigError, match="slots=9"):
+        halotile.ptychography.SGD(scan, workers=9)
+    with pytest.raises(ConfigError, match="keys of model"):
+        halotile.ptychography.open(folder / "scan.zarr", mode=2)

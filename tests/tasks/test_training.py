@@ -36,7 +36,7 @@ from halotile.tasks.networks.base import Network
 from halotile.tasks.networks.dncnn import DnCNNNetwork
 from halotile.tasks.networks.unet import UNetNetwork
 from halotile.tasks.training import trainer
-from halotile.tasks.training.adam import Adam
+from halotile.tasks.training.adam import AdamOptimizer
 from halotile.tasks.training.examples import GAP_PIXELS, draw_examples
 from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
 from halotile.tasks.training.patches import HELD_EVERY, HELD_FIRST, PatchSource, TrainingImage
@@ -359,7 +359,7 @@ def test_steps_are_those_of_the_adam_of_torch() -> None:
     torch.manual_seed(0)
     ours, theirs = (torch.nn.Conv2d(3, 4, 3).double() for _ in range(2))
     theirs.load_state_dict(ours.state_dict())
-    adam = Adam(ours.parameters(), lambda step: 1e-2 / (1 + step))
+    adam = AdamOptimizer(ours.parameters(), lambda step: 1e-2 / (1 + step))
     reference = torch.optim.Adam(theirs.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(reference, lambda step: 1 / (1 + step))
     for _ in range(30):
@@ -369,7 +369,7 @@ def test_steps_are_those_of_the_adam_of_torch() -> None:
             module(pixels).square().mean().backward()
             optimizer.step()
         schedule.step()
-        copy = Adam(ours.parameters(), adam.rate)
+        copy = AdamOptimizer(ours.parameters(), adam.rate)
         copy.load_state_dict(adam.state_dict())
         adam = copy
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-13, atol=1e-15)
@@ -377,7 +377,7 @@ def test_steps_are_those_of_the_adam_of_torch() -> None:
 
 def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
     used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
-    adam = Adam([used, unused], lambda step: 0.1)
+    adam = AdamOptimizer([used, unused], lambda step: 0.1)
     used.square().sum().backward()
     adam.step()
     assert (used.tolist(), unused.tolist()) == ([pytest.approx(0.9)] * 2, [1.0, 1.0])
@@ -389,9 +389,9 @@ def test_a_training_imports_no_compiler() -> None:
 import sys, torch
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.fit import fit
-from halotile.tasks.training.adam import Adam
+from halotile.tasks.training.adam import AdamOptimizer
 layer = torch.nn.Conv2d(1, 1, 3)
-fit(TorchGroup(), layer, lambda step, slot: torch.ones(1, 1, 5, 5), lambda f, x: f(x).square().mean(), Adam(layer.parameters(), lambda step: 0.1), steps=2)
+fit(TorchGroup(), layer, lambda step, slot: torch.ones(1, 1, 5, 5), lambda f, x: f(x).square().mean(), AdamOptimizer(layer.parameters(), lambda step: 0.1), steps=2)
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -70,11 +70,13 @@ class Refinement:
                 raise Diverged(
                     f"the loss is {state.losses[-1]} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller rate, or look at the patterns."
                 )
-            now = time.monotonic()
-            if group.rank == 0 and (now - written >= CHECKPOINT_SECONDS or epoch + 1 == recipe.epochs):
+            is_last = epoch + 1 == recipe.epochs or self._is_stopped()
+            if group.rank == 0 and (is_last or time.monotonic() - written >= CHECKPOINT_SECONDS):
                 write_state(recipe.checkpoint, state.content())
                 self.record(state)
                 written = time.monotonic()
+            if is_last:
+                break
         group.barrier()  # the checkpoint is there once any rank returns
 
     def epoch(self, state: ReconstructionState, epoch: int) -> float:
@@ -205,10 +207,19 @@ class Refinement:
             self.patterns.mask(device),
         )
 
+    def _is_stopped(self) -> bool:
+        """Return True on all ranks once rank 0 sees that the program is to end."""
+        if self.recipe.stop is None:
+            return False
+        seen = torch.tensor([float(self.recipe.stop.exists())], device=self.group.device)
+        return bool(self.group.broadcast(seen) > 0)
+
     def record(self, state: ReconstructionState) -> None:
         """Write the curve and draw the object, for the driver to show."""
         rows = [{"iteration": n + 1, "loss": loss} for n, loss in enumerate(state.losses)]
         write_curve(self.recipe.curve, len(rows), rows)
+        if self.recipe.drawing is None:
+            return
         places = self.recipe.places + state.parameters["positions"].cpu().numpy()
         light = illumination(
             state.probe.cpu().numpy(), places[:: 1 + len(places) // SHOWN], self.recipe.shape

@@ -120,8 +120,8 @@ class ScanRecipe:
         Pixels around the scanned part of the object, as far as positions may move.
     window : int
         Patterns that a slot draws from at a time, a number of whole chunks; 0: all.
-    checkpoint, curve, drawing : Path
-        Files on a disk that all ranks see.
+    checkpoint, curve, drawing, stop : Path
+        Files on a disk that all ranks see; ``stop`` ends them after an epoch once it is there.
     """
 
     scan: Scan
@@ -137,7 +137,8 @@ class ScanRecipe:
     window: int = 0
     checkpoint: Path = Path()
     curve: Path = Path()
-    drawing: Path = Path()
+    drawing: Path | None = None
+    stop: Path | None = None
 
     @property
     def pattern(self) -> tuple[int, int]:

@@ -36,6 +36,11 @@ def encoded_result(recipe: ScanRecipe) -> bytes:
         raise DamagedData(
             f"{recipe.checkpoint} has {len(state.losses)} of {recipe.epochs} epochs. Run again to go on."
         )
+    return encoded_state(recipe, state)
+
+
+def encoded_state(recipe: ScanRecipe, state: ReconstructionState) -> bytes:
+    """Return a state as the content of a file."""
     attributes = {f"image_{n}": {"pixel_size": recipe.optics.pixel} for n in (1, 2)}
     return encode_cxi(contents(recipe, state), attributes, LINKS)
 

@@ -13,7 +13,7 @@ DECAYS = 0.9, 0.999
 EPSILON = 1e-8
 
 
-class Adam:
+class AdamOptimizer:
     """Steps by the mean of past gradients over the root of the mean of their squares.
 
     Parameters
@@ -30,7 +30,7 @@ class Adam:
     Examples
     --------
     >>> x = torch.nn.Parameter(torch.tensor([3.0]))
-    >>> adam = Adam([x], lambda step: 0.1)
+    >>> adam = AdamOptimizer([x], lambda step: 0.1)
     >>> x.square().sum().backward()
     >>> adam.step()
     >>> x.tolist()

@@ -20,7 +20,7 @@ from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import CurveRow, read_curve, write_curve
 from halotile.tasks.groups.training.fit import fit
 from halotile.tasks.groups.training.saved import read_content, state_in
-from halotile.tasks.training.adam import Adam
+from halotile.tasks.training.adam import AdamOptimizer
 from halotile.tasks.training.examples import EXAMPLES, draw_examples
 from halotile.tasks.training.methods import LAYOUT, METHODS, PatchBatch, mean_loss
 from halotile.tasks.training.patches import Patches
@@ -56,7 +56,7 @@ class Trainer:
         if torch.device(self.device).type == "cpu":
             prepare_process(threads=1)
         module = self.module().to(self.device, memory_format=LAYOUT)
-        optimizer = Adam(module.parameters(), self.rate)
+        optimizer = AdamOptimizer(module.parameters(), self.rate)
         recorder = _Recorder(self, module) if group.rank == 0 else None
         try:
             self._fit(group, module, optimizer, recorder)

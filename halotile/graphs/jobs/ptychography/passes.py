@@ -46,7 +46,7 @@ class PtychographyWork(Work):
         recipe = replace(self.recipe, checkpoint=files.checkpoint, curve=files.curve, drawing=drawing)
         curve = Curve(at, files, recipe.epochs, "epoch")
         title = " while the object was reconstructed"
-        program = partial(_reconstruct, recipe)
+        program = partial(reconstruct_on, recipe)
         yield checkpointed(at, RECONSTRUCT, program, curve, device=self.device, title=title)
         at.directory.write_output_iterations(curve.rows)
         task = WriteFile(partial(_encode, recipe), self.output.path, self.output.layout)
@@ -61,7 +61,7 @@ class PtychographyWork(Work):
         return Inspection(figures, result_rows(last, directory.path / EXAMPLES))
 
 
-def _reconstruct(recipe: ScanRecipe, group: Any) -> None:
+def reconstruct_on(recipe: ScanRecipe, group: Any) -> None:
     """Reconstruct on one rank; only workers load torch."""
     from halotile.tasks.ptychography.program import Refinement
 

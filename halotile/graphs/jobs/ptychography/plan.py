@@ -44,23 +44,15 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
         requested = computing.requested._replace(why="one for each of the slots")
         job = replace(job, run=replace(job.run, workers=job.slots))
         computing = replace(computing, job=job, requested=requested)
-    scan, patterns = open_scan(job.input.path)
+    recipe = recipe_of(job)
+    scan, patterns, model = recipe.scan, recipe.patterns, job.model
     check_paths(patterns, begun.output)
     check_decoding((patterns,), job.run)
-    count, *pattern = patterns.shape
+    count, pattern = len(scan.positions), recipe.pattern
     if count < job.run.count:
         raise ConfigError(
             f"there are {counted(count, 'pattern')} for {job.run.count} workers. Write run.workers: 1."
         )
-    model = job.model
-    focus = None if model.focus is None else metres(model.focus)
-    optics = Optics.of(scan, (pattern[0], pattern[1]), model.field, focus)
-    margin = max(4, max(pattern) // 10) if model.margin == "auto" else model.margin
-    stages = tuple(SolverStage(**asdict(stage)) for stage in job.stages)
-    recipe = ScanRecipe(
-        scan, patterns, optics, model.loss, model.modes, model.refine, stages, job.slots, job.seed, margin
-    )
-    recipe = replace(recipe, window=_window(job, recipe))
     object_bytes = COMPLEX * math.prod(recipe.shape)
     small = COMPLEX * math.prod(pattern) * (model.modes + 1) + 100 * count
     output = OutputFile(
@@ -87,6 +79,27 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
         notes=(*computing.ignored, *note_of_cluster(job, computing.cluster, computing.device)),
         earlier=earlier,
     )
+
+
+def recipe_of(job: Ptychography) -> ScanRecipe:
+    """Open the scan of a job; return what has to be done."""
+    scan, patterns = open_scan(job.input.path)
+    _, rows, columns = patterns.shape
+    model = job.model
+    focus = None if model.focus is None else metres(model.focus)
+    optics = Optics.of(scan, (rows, columns), model.field, focus)
+    margin = max(4, max(rows, columns) // 10) if model.margin == "auto" else model.margin
+    stages = tuple(map(stage_of, job.stages))
+    refined = tuple(model.refine)
+    recipe = ScanRecipe(
+        scan, patterns, optics, model.loss, model.modes, refined, stages, job.slots, job.seed, margin
+    )
+    return replace(recipe, window=_window(job, recipe))
+
+
+def stage_of(options: StageOptions) -> SolverStage:
+    """Return a stage as ranks take it."""
+    return SolverStage(**asdict(options))
 
 
 def _window(job: Ptychography, recipe: ScanRecipe) -> int:

@@ -1,0 +1,231 @@
+"""Ptychography from Python, as ``halotile.ptychography``: scans that are opened, and solvers whose epochs are a loop.
+
+Examples
+--------
+>>> import halotile
+>>> scan = halotile.ptychography.open("petra.zarr", field="near", focus="3.65 mm")  # doctest: +SKIP
+>>> with halotile.ptychography.Adam(scan, workers=2) as adam:  # doctest: +SKIP
+...     for loss in adam.optimize(100, lr=0.04, batch_size=10):
+...         print(scan.report())
+...     scan.save("star.cxi")
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from halotile.errors import ConfigError
+from halotile.graphs.distributed.context import DistributedContext
+from halotile.graphs.jobs.ptychography.job import (
+    ModelOptions,
+    Ptychography,
+    ResultFile,
+    ScanInput,
+    StageOptions,
+)
+from halotile.graphs.jobs.ptychography.passes import reconstruct_on
+from halotile.graphs.jobs.ptychography.plan import recipe_of, stage_of
+from halotile.graphs.rules.check import check_job
+from halotile.graphs.rules.paths import whole_path
+from halotile.tasks.groups.training.curve import read_curve
+from halotile.tasks.options import Auto
+
+if TYPE_CHECKING:
+    from halotile.tasks.ptychography.opened import OpenedScan
+
+__all__ = ["Adam", "SGD", "open"]
+LOOK_SECONDS = 0.05
+
+
+def open(  # noqa: A001 - as open() of other modules
+    path: str | Path,
+    *,
+    slots: int = 4,
+    window: int | Auto = "auto",
+    seed: int = 0,
+    **model: Any,
+) -> OpenedScan:
+    """Open a scan that ``recon-cli convert`` wrote.
+
+    Parameters
+    ----------
+    path : path
+        The Zarr of the scan.
+    slots : int
+        Parts of a batch for workers to share.
+    window : int or "auto"
+        Patterns that a slot draws from at a time; 0: all; auto: all, where they fit into 4 GiB.
+    seed : int
+        The order of the patterns follows from it.
+    **model
+        Keys of the section ``model`` of a job: ``field``, ``focus``, ``modes``, ``loss``, ``refine``, ``margin``.
+
+    Returns
+    -------
+    OpenedScan
+        With ``object``, ``probe``, ``positions``, ``losses``, ``report()`` and ``save(path)``.
+
+    Raises
+    ------
+    ConfigError, InputError
+        When a value is not valid, or there is no scan.
+    """
+    from halotile.tasks.ptychography.opened import OpenedScan
+
+    try:
+        options = ModelOptions(**model)
+    except TypeError as error:
+        raise ConfigError(
+            f"{error}. Write some of the keys of model: {', '.join(ModelOptions.__annotations__)}."
+        ) from error
+    job = Ptychography(
+        input=ScanInput(path=whole_path("path", path)),
+        output=ResultFile(path="result.cxi"),
+        model=options,
+        slots=slots,
+        window=window,
+        seed=seed,
+    )
+    check_job(job)
+    return OpenedScan(recipe_of(job))
+
+
+class _Solver:
+    """Epochs of a scan on workers.
+
+    Parameters
+    ----------
+    scan : OpenedScan
+        The scan; its object, probe and losses change with each epoch.
+    workers : int
+        Number of worker processes on this machine.
+    context : DistributedContext, optional
+        Workers that are there, in place of new ones.
+    """
+
+    name: Any
+
+    def __init__(
+        self, scan: OpenedScan, *, workers: int = 1, context: DistributedContext | None = None
+    ) -> None:
+        if context is None and workers > scan.recipe.slots:
+            raise ConfigError(
+                f"workers is {workers}, and a batch has {scan.recipe.slots} parts. Open the scan with slots={workers}, or write fewer workers."
+            )
+        self.scan = scan
+        self._own = context is None
+        self.context = context or DistributedContext(workers=workers)
+        self._is_open = not self._own
+
+    def __enter__(self) -> Self:
+        if not self._is_open:
+            self.context.__enter__()
+            self._is_open = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers that it has started."""
+        if self._own and self._is_open:
+            self.context.__exit__(None, None, None)
+            self._is_open = False
+
+    def optimize(
+        self,
+        epochs: int,
+        *,
+        lr: float = 0.02,
+        batch_size: int = 20,
+        schedule: bool = False,
+        lr_factors: Mapping[str, float] | None = None,
+    ) -> Iterator[float]:
+        """Compute some epochs more; yield the loss of each. Ending the loop early ends the computation after the epoch at hand.
+
+        Parameters
+        ----------
+        epochs : int
+            Number of times that each pattern is used.
+        lr : float
+            Learning rate.
+        batch_size : int
+            Patterns of a step.
+        schedule : bool
+            Divide the learning rate by 5 where the loss has not fallen for 10 epochs.
+        lr_factors : mapping of str to float, optional
+            Factors of the learning rate by part, such as ``{"positions": 0.5}``.
+
+        Raises
+        ------
+        ConfigError
+            When a value is not valid.
+        RankFailed
+            When a worker failed; the state is that of its last epochs.
+        """
+        options = StageOptions(
+            solver=self.name,
+            epochs=epochs,
+            rate=lr,
+            batch=batch_size,
+            rates=lr_factors or {},
+            plateau=schedule,
+        )
+        check_job(replace(_JOB, stages=(options,)))
+        with tempfile.TemporaryDirectory(dir=self.__enter__().context.folder) as folder:
+            yield from self._epochs(stage_of(options), Path(folder))
+
+    def _epochs(self, stage: Any, folder: Path) -> Iterator[float]:
+        checkpoint, curve, stop = (folder / name for name in ("checkpoint", "curve.json", "stop"))
+        done = len(self.scan.losses)
+        recipe = self.scan.hand_over(stage, checkpoint, curve, stop)
+        failures: list[BaseException] = []
+
+        def compute() -> None:
+            try:
+                self.context.run_torch(partial(_on_rank, recipe))
+            except BaseException as failure:
+                failures.append(failure)
+
+        thread = threading.Thread(target=compute, daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive() or done < read_curve(curve)[0]:
+                step, rows = read_curve(curve)
+                for row in rows[done:step]:
+                    done += 1
+                    yield row["loss"]
+                time.sleep(LOOK_SECONDS)
+        finally:
+            stop.touch()
+            thread.join()
+            self.scan.take_back()
+        if failures:
+            raise failures[0]
+
+
+class Adam(_Solver):
+    """Adam: each value changes by about the learning rate in a step."""
+
+    name = "adam"
+
+
+class SGD(_Solver):
+    """Steepest descent."""
+
+    name = "sgd"
+
+
+_JOB = Ptychography(input=ScanInput(path="scan.zarr"), output=ResultFile(path="result.cxi"))
+"""A job whose values are right, for checks of stages."""
+
+
+def _on_rank(recipe: Any, group: Any) -> None:
+    reconstruct_on(recipe, group)

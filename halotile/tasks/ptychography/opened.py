@@ -1,0 +1,116 @@
+"""A scan in this process with what was reconstructed of it so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halotile.errors import ConfigError
+from halotile.storage.disk.durable import DISK
+from halotile.tasks.groups.training.saved import read_content, state_in, write_state
+from halotile.tasks.ptychography.patterns import Patterns
+from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
+from halotile.tasks.ptychography.result import encoded_state, orthogonal
+from halotile.tasks.ptychography.state import ReconstructionState, first_state
+
+
+@dataclass
+class OpenedScan:
+    """A scan, its object and its probe.
+
+    What is set, such as ``scan.object = image``, is what the next epochs begin with.
+
+    Parameters
+    ----------
+    recipe : ScanRecipe
+        The scan and its model.
+    """
+
+    recipe: ScanRecipe
+    _checkpoint: Path | None = field(default=None, init=False, repr=False)
+    """File in which ranks that are at work keep the state."""
+
+    @cached_property
+    def _own(self) -> ReconstructionState:
+        return first_state(self.recipe, Patterns(self.recipe, self.recipe.slots), "cpu")
+
+    @property
+    def state(self) -> ReconstructionState:
+        """Everything that was reconstructed so far."""
+        if self._checkpoint and (content := read_content(self._checkpoint)):
+            self._own = ReconstructionState.of(state_in(content), "cpu")
+        return self._own
+
+    @property
+    def object(self) -> NDArray[np.complex64]:
+        """The object, (rows, columns)."""
+        return np.asarray(self.state.parameters["object"])
+
+    @object.setter  # noqa: A003 - its name in files
+    def object(self, image: Any) -> None:
+        self._set("object", image)
+
+    @property
+    def probe(self) -> NDArray[np.complex64]:
+        """The modes of the probe in roots of counts, (modes, rows, columns); orthogonal, the strongest first."""
+        return np.asarray(orthogonal(self.state.probe))
+
+    @probe.setter
+    def probe(self, modes: Any) -> None:
+        self._set("probe", np.asarray(modes) / self.state.norm)
+
+    @property
+    def positions(self) -> NDArray[np.float64]:
+        """First pixel of the object that each pattern sees, (positions, 2), in the order of the Zarr."""
+        return np.asarray(self.recipe.places + self.state.parameters["positions"].numpy())
+
+    @property
+    def background(self) -> NDArray[np.float32]:
+        """Counts that are there without a beam, (rows, columns); of a far field beginning with the direction of the beam."""
+        return np.asarray(self.state.parameters["background"].square())
+
+    @property
+    def losses(self) -> list[float]:
+        """The mean loss of a pixel in each epoch so far."""
+        return list(self.state.losses)
+
+    def report(self) -> str:
+        """Describe the last epoch in a line."""
+        losses = self.losses
+        return f"epoch {len(losses)}: loss {losses[-1]:.4g}" if losses else "no epoch yet"
+
+    def save(self, path: str | Path) -> None:
+        """Write object, probe, positions and losses as the CXI file of a job."""
+        DISK.write_file(Path(path), [encoded_state(self.recipe, self.state)])
+
+    def hand_over(self, stage: SolverStage, checkpoint: Path, curve: Path, stop: Path) -> ScanRecipe:
+        """Leave the state to ranks; return what they have to do."""
+        done = len(self.losses)
+        past = (SolverStage(epochs=done, rate=stage.rate, batch=stage.batch),) if done else ()
+        write_state(checkpoint, self.state.content())
+        self._checkpoint = checkpoint
+        return replace(self.recipe, stages=(*past, stage), checkpoint=checkpoint, curve=curve, stop=stop)
+
+    def take_back(self) -> None:
+        """Take the state of ranks that have ended."""
+        self._own = self.state
+        self._checkpoint = None
+
+    def _set(self, name: str, values: Any) -> None:
+        if self._checkpoint:
+            raise ConfigError(
+                f"{name} cannot be set while epochs are computed. Set it between two calls of optimize."
+            )
+        there = self._own.parameters[name]
+        given = torch.as_tensor(np.ascontiguousarray(values)).to(there.dtype)
+        if given.shape != there.shape:
+            raise ConfigError(
+                f"{name} has shape {list(given.shape)}, and the scan needs {list(there.shape)}."
+            )
+        self._own.parameters[name] = given
