@@ -165,6 +165,31 @@ def test_what_a_network_keeps_and_does_not_change_stays_to_the_bit() -> None:
     assert torch.equal(module.mean, torch.tensor([0.1, 1 / 3]))
 
 
+class Bounded(torch.nn.Linear):
+    """Has a mask, and keeps the least value that it has seen, infinity before the first."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("mask", torch.tensor([[0.0, -torch.inf], [torch.nan, torch.inf]]))
+        self.register_buffer("least", torch.full((2,), torch.inf))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The outputs."""
+        self.least[0] = torch.minimum(self.least[0], x.detach().min())
+        return super().forward(x)
+
+
+def test_infinities_that_a_network_keeps_stay_and_their_successors_are_averaged() -> None:
+    module = Bounded()
+    mask = module.mask.clone()
+    torch_group.fit(
+        TorchGroup(), module, lambda step, slot: torch.full((1, 2), 1.0 + slot), lambda f, x: f(x).square().mean(),
+        torch.optim.SGD(module.parameters(), lr=0.01), steps=1,
+    )  # fmt: skip
+    torch.testing.assert_close(module.mask, mask, rtol=0, atol=0, equal_nan=True)
+    assert module.least.tolist() == [2.5, torch.inf]
+
+
 def test_complex_parameters_are_trained() -> None:
     module = torch.nn.ParameterList([torch.zeros(2, dtype=torch.complex64)])
     torch_group.fit(

@@ -187,7 +187,9 @@ class _Training:
                 )
             self.optimizer.zero_grad(set_to_none=True)
             value.backward()
-            changes = [b - a for a, b in zip(before, self.buffers, strict=True) if b.is_floating_point()]
+            changes = [
+                b - _origin(a) for a, b in zip(before, self.buffers, strict=True) if b.is_floating_point()
+            ]
             parts[slot] = self._flat(value.detach(), changes)
         mean = self._average(parts)
         self._take(mean, before)
@@ -237,7 +239,7 @@ class _Training:
             _real(gradient).copy_(piece.view_as(_real(gradient)))
             parameter.grad = gradient if share else None
         for (new, old), piece in zip(averaged, pieces[len(self.parameters) :], strict=True):
-            new.copy_(old + piece.view_as(old))
+            new.copy_(_origin(old) + piece.view_as(old))
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _restore(self, values: Sequence[torch.Tensor]) -> None:
@@ -259,6 +261,11 @@ def _check_steps_alone(optimizer: torch.optim.Optimizer) -> None:
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     """A view with real and imaginary parts, of a complex tensor."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _origin(old: torch.Tensor) -> torch.Tensor:
+    """Values that changes are counted from: 0 in place of those that are not finite, which have no difference from others."""
+    return old.nan_to_num(0.0, 0.0, 0.0)
 
 
 @contextmanager
