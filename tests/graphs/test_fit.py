@@ -68,7 +68,7 @@ def exchanged(group: TorchGroup, mode: Any) -> tuple[int, int]:
     """Bytes that a rank counts in a training, and those in its messages."""
     import torch.distributed as dist
 
-    messages, real = [0], dist.all_to_all_single
+    messages, real, real_broadcast = [0], dist.all_to_all_single, dist.broadcast
 
     def watched(
         received: torch.Tensor, sent: torch.Tensor, sizes: list[int], *others: Any, **options: Any
@@ -76,9 +76,15 @@ def exchanged(group: TorchGroup, mode: Any) -> tuple[int, int]:
         messages[0] += (sum(sizes) - sizes[group.rank]) * received.itemsize
         return real(received, sent, sizes, *others, **options)
 
+    def watched_broadcast(x: torch.Tensor, *others: Any, group_src: int, **options: Any) -> Any:
+        if group_src not in (0, group.rank):  # rank 0 sends the first network
+            messages[0] += x.nbytes
+        return real_broadcast(x, *others, group_src=group_src, **options)
+
     before = received_bytes()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(dist, "all_to_all_single", watched)
+        patched.setattr(dist, "broadcast", watched_broadcast)
         fitting.trained(group, 3, mode=mode)
     return received_bytes() - before, messages[0]
 
@@ -188,6 +194,51 @@ def test_infinities_that_a_network_keeps_stay_and_their_successors_are_averaged(
     )  # fmt: skip
     torch.testing.assert_close(module.mask, mask, rtol=0, atol=0, equal_nan=True)
     assert module.least.tolist() == [2.5, torch.inf]
+
+
+class Keeping(torch.nn.Linear):
+    """Keeps numbers of several types that follow from what it sees: some are changed in their place, others replaced."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.register_buffer("above", torch.zeros(3, dtype=torch.bool))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("last", torch.zeros(2, dtype=torch.int32))
+        self.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The outputs."""
+        self.seen += int(x.sum())
+        self.last = self.last + x.detach().to(torch.int32).flatten()
+        self.above = x.detach().flatten() > self.mean.new_tensor([1, 3, 9])
+        self.phase += 1j * x.detach().flatten()
+        self.mean = 0.5 * self.mean + 0.5 * x.detach().flatten()
+        return super().forward(x)
+
+
+def kept(group: TorchGroup, mode: Any) -> dict[str, list[Any]]:
+    """The numbers that the network keeps after two steps; a slot sees twice its number."""
+    module = Keeping()
+    torch_group.fit(
+        group, module, lambda step, slot: torch.full((1, 1), 2.0 * slot), lambda f, x: f(x).square().mean(),
+        torch.optim.SGD(module.parameters(), lr=0.01), steps=2, mode=mode,
+    )  # fmt: skip
+    return {name: buffer.tolist() for name, buffer in module.named_buffers()}
+
+
+@on_workers
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_all_that_a_network_keeps_is_the_same_for_any_number_of_ranks(
+    four: DistributedContext, mode: str
+) -> None:
+    """What has a mean has that of the slots, and what has none is that of the last slot."""
+    expected = {
+        "above": [True, True, False], "seen": 12, "last": [12, 12], "phase": [6j, 6j], "mean": [2.25, 2.25]
+    }  # fmt: skip
+    assert kept(TorchGroup(), mode) == expected
+    for count in (2, 3, 4):
+        assert four.run_torch(kept, mode, ranks=count) == [expected] * count
 
 
 def test_complex_parameters_are_trained() -> None:

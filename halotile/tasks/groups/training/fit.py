@@ -57,7 +57,8 @@ def fit(
     group : TorchGroup
         The ranks, all of which call this function.
     module : Module
-        The network; that of rank 0 is copied to the others. Running statistics, as of batch norm, are averaged over the slots.
+        The network; that of rank 0 is copied to the others. Running statistics, as of batch norm, are averaged over the slots;
+        integers that it keeps, such as counters, are those of the last slot.
     batch : callable
         ``batch(step, slot)`` returns the data of a slot, wherever it is called.
     loss : callable
@@ -142,9 +143,9 @@ class _Training:
         """Parameters that are trained."""
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
-    @cached_property
+    @property
     def buffers(self) -> list[torch.Tensor]:
-        """Running statistics and other tensors that the network keeps."""
+        """Running statistics and other tensors that the network keeps. In a step it may put others in their places."""
         return list(self.module.buffers())
 
     def begin(self, path: Path | None) -> list[float]:
@@ -188,11 +189,12 @@ class _Training:
             self.optimizer.zero_grad(set_to_none=True)
             value.backward()
             changes = [
-                b - _origin(a) for a, b in zip(before, self.buffers, strict=True) if b.is_floating_point()
+                _real(b) - _origin(a) for a, b in zip(before, self.buffers, strict=True) if _has_mean(b)
             ]
             parts[slot] = self._flat(value.detach(), changes)
         mean = self._average(parts)
         self._take(mean, before)
+        self._take_last()
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
@@ -228,10 +230,8 @@ class _Training:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _take(self, mean: torch.Tensor, before: Sequence[torch.Tensor]) -> None:
-        """Set the gradients to their means and change the running statistics by theirs; counters are those of a slot."""
-        averaged = [
-            (new, old) for new, old in zip(self.buffers, before, strict=True) if new.is_floating_point()
-        ]
+        """Set the gradients to their means and change the running statistics by theirs."""
+        averaged = [(new, old) for new, old in zip(self.buffers, before, strict=True) if _has_mean(new)]
         sizes = [1, *(_real(tensor).numel() for tensor in (*self.parameters, *(new for new, _ in averaged)))]
         _, *pieces, has_gradient = mean.split([*sizes, len(self.parameters)])
         for parameter, piece, share in zip(self.parameters, pieces, has_gradient.tolist(), strict=False):
@@ -239,7 +239,21 @@ class _Training:
             _real(gradient).copy_(piece.view_as(_real(gradient)))
             parameter.grad = gradient if share else None
         for (new, old), piece in zip(averaged, pieces[len(self.parameters) :], strict=True):
-            new.copy_(_origin(old) + piece.view_as(old))
+            _real(new).copy_(_origin(old) + piece.view_as(_real(old)))
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _take_last(self) -> None:
+        """Set what has no mean, such as counters, to its values in the last slot of all."""
+        kept = [buffer for buffer in self.buffers if not _has_mean(buffer)]
+        source = self.group.world_size - 1
+        if not kept or not source:
+            return
+        packed = torch.cat([buffer.reshape(-1).view(torch.uint8) for buffer in kept])
+        if self.group.rank != source:
+            count_received(packed.nbytes)
+        pieces = self.group.broadcast(packed, source).split([buffer.nbytes for buffer in kept])
+        for buffer, piece in zip(kept, pieces, strict=True):
+            buffer.copy_(piece.clone().view(buffer.dtype).view_as(buffer))  # a clone is aligned
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _restore(self, values: Sequence[torch.Tensor]) -> None:
@@ -263,9 +277,14 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
+def _has_mean(buffer: torch.Tensor) -> bool:
+    """True for numbers that are averaged over the slots."""
+    return buffer.is_floating_point() or buffer.is_complex()
+
+
 def _origin(old: torch.Tensor) -> torch.Tensor:
     """Values that changes are counted from: 0 in place of those that are not finite, which have no difference from others."""
-    return old.nan_to_num(0.0, 0.0, 0.0)
+    return _real(old).nan_to_num(0.0, 0.0, 0.0)
 
 
 @contextmanager
