@@ -285,6 +285,34 @@ def test_a_training_that_is_finished_does_nothing_more(tmp_path: Path) -> None:
     assert (again, seen) == (first, [])
 
 
+class Centred(torch.nn.Linear):
+    """Subtracts a running mean that is no part of its weights."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(2, 1)
+        self.register_buffer("running", torch.zeros(2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The outputs."""
+        self.running.lerp_(x.detach().mean(0), 0.5)
+        return super().forward(x - self.running)
+
+
+def centred(steps: int, checkpoint: Path | None = None) -> list[float]:
+    """Losses of a training of such a network."""
+    module = Centred()
+    return torch_group.fit(
+        TorchGroup(), module, lambda step, slot: torch.randn(4, 2), lambda f, x: f(x).square().mean(),
+        torch.optim.SGD(module.parameters(), lr=0.1), steps=steps, checkpoint=checkpoint,
+    )  # fmt: skip
+
+
+def test_buffers_that_are_not_persistent_go_on_from_the_checkpoint(tmp_path: Path) -> None:
+    centred(3, tmp_path / "state")
+    assert centred(6, tmp_path / "state") == centred(6)
+
+
 @pytest.mark.parametrize("is_scheduled", [False, True])
 def test_an_optimizer_that_needs_a_closure_is_refused(is_scheduled: bool) -> None:
     layer = torch.nn.Linear(2, 2)

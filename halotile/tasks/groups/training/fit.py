@@ -158,6 +158,7 @@ class _Training:
             return []
         try:
             self.module.load_state_dict(state["module"])
+            self._restore(state["buffers"])
             self.optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise ConfigError(
@@ -171,8 +172,14 @@ class _Training:
     def write(self, path: Path, losses: Sequence[float]) -> None:
         """Write the checkpoint."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        state = {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
-        write_state(path, state | {"scheduler": scheduler, "losses": list(losses)})
+        state = {
+            "module": self.module.state_dict(),
+            "buffers": self.buffers,  # those that are not persistent as well
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": scheduler,
+            "losses": list(losses),
+        }
+        write_state(path, state)
 
     def step(self, batch: SlotData, loss: LossFunction, seed: int, step: int) -> float:
         """Do one step; return the mean loss of its slots."""
