@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim import lr_scheduler as schedulers
 
 from halotile import DistributedContext, torch_group
 from halotile.errors import ConfigError, DamagedData, Diverged
@@ -263,14 +264,55 @@ def test_the_random_numbers_of_the_program_go_on_as_before() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_a_checkpoint_that_is_damaged_or_of_another_network_is_refused(tmp_path: Path) -> None:
+def fit_layer(
+    checkpoint: Path, make: Callable[..., Any] = torch.optim.Adam, schedule: Any = None, inputs: int = 2, **options: Any
+) -> list[float]:  # fmt: skip
+    """Losses of a training of a layer by an optimizer and a scheduler."""
+    layer = torch.nn.Linear(inputs, 2)
+    optimizer = make(layer.parameters(), lr=0.01)
+    return torch_group.fit(
+        TorchGroup(), layer, lambda step, slot: torch.ones(1, inputs), lambda f, x: f(x).square().mean(), optimizer,
+        scheduler=schedule and schedule(optimizer), checkpoint=checkpoint, **({"steps": 2} | options),
+    )  # fmt: skip
+
+
+def stepwise(optimizer: torch.optim.Optimizer) -> Any:
+    return schedulers.StepLR(optimizer, 1)
+
+
+def joined(optimizer: torch.optim.Optimizer, second: Any = stepwise) -> Any:
+    return schedulers.SequentialLR(optimizer, [schedulers.ConstantLR(optimizer), second(optimizer)], [2])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "differs"),
+    [
+        ({}, {"make": torch.optim.SGD}, "it has optimizer Adam, and this training optimizer SGD"),
+        ({"make": torch.optim.SGD}, {}, "it has optimizer SGD, and this training optimizer Adam"),
+        ({}, {"schedule": stepwise}, "it has scheduler None, and this training scheduler StepLR"),
+        ({"schedule": stepwise}, {}, "it has scheduler StepLR, and this training scheduler None"),
+        ({"schedule": stepwise}, {"schedule": joined}, r"scheduler SequentialLR\(ConstantLR, StepLR\)"),
+        (
+            {"schedule": joined},
+            {"schedule": partial(joined, second=schedulers.PolynomialLR)},
+            r"this training scheduler SequentialLR\(ConstantLR, PolynomialLR\)",
+        ),
+        ({}, {"inputs": 3}, "Write another path, or remove it"),
+    ],
+)
+def test_a_checkpoint_of_another_network_optimizer_or_scheduler_is_refused(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], differs: str
+) -> None:
+    path = tmp_path / "state"
+    fit_layer(path, **first)
+    with pytest.raises(ConfigError, match=rf"of another network or optimizer.* {differs}"):
+        fit_layer(path, **second, steps=4)
+    assert len(fit_layer(path, **first, steps=4)) == 4
+
+
+def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state"
     losses_of(2, checkpoint=path)
-    layer = torch.nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match="another network"):
-        torch_group.fit(
-            TorchGroup(), layer, fitting.batch, fitting.loss, torch.optim.SGD(layer.parameters(), lr=1.0), steps=1, checkpoint=path
-        )  # fmt: skip
     content = bytearray(path.read_bytes())
     content[-9] ^= 1
     path.write_bytes(content)

@@ -19,6 +19,7 @@ import torch
 from halotile.errors import ConfigError, Diverged
 from halotile.tasks.groups.cut_tensors.transfers import wide_type
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.checks import check_settings, type_name
 from halotile.tasks.groups.training.saved import shared_state, write_state
 from halotile.tasks.groups.training.traffic import count_received
 
@@ -138,6 +139,11 @@ class _Training:
     slots: int
     is_exact: bool
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a call that goes on from a checkpoint has in common with the one before."""
+        return {"optimizer": type_name(self.optimizer), "scheduler": type_name(self.scheduler)}
+
     @cached_property
     def parameters(self) -> list[torch.nn.Parameter]:
         """Parameters that are trained."""
@@ -151,21 +157,22 @@ class _Training:
     def begin(self, path: Path | None) -> list[float]:
         """Start all ranks from the checkpoint that rank 0 reads, or else from its network; return the losses so far."""
         state = shared_state(path, self.group)
-        if state is None:
+        if path is None or state is None:
             with torch.no_grad():
                 for tensor in (*self.module.parameters(), *self.buffers):
                     tensor.copy_(self.group.broadcast(tensor))
             return []
+        check_settings(path, state.get("settings", {}), self.settings)
         try:
             self.module.load_state_dict(state["module"])
             self._restore(state["buffers"])
             self.optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError, KeyError) as error:
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(state["scheduler"])
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
                 f"{path} is the checkpoint of another network or optimizer. Write another path, or remove it."
             ) from error
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
         losses: list[float] = state["losses"]
         return losses
 
@@ -173,6 +180,7 @@ class _Training:
         """Write the checkpoint."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         state = {
+            "settings": self.settings,
             "module": self.module.state_dict(),
             "buffers": self.buffers,  # those that are not persistent as well
             "optimizer": self.optimizer.state_dict(),
