@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler as schedulers
@@ -172,7 +173,7 @@ def test_what_a_network_keeps_and_does_not_change_stays_to_the_bit() -> None:
     assert torch.equal(module.mean, torch.tensor([0.1, 1 / 3]))
 
 
-class Bounded(torch.nn.Linear):
+class Bounded(torch.nn.Linear):  # type: ignore[misc]
     """Has a mask, and keeps the least value that it has seen, infinity before the first."""
 
     def __init__(self) -> None:
@@ -197,8 +198,11 @@ def test_infinities_that_a_network_keeps_stay_and_their_successors_are_averaged(
     assert module.least.tolist() == [2.5, torch.inf]
 
 
-class Keeping(torch.nn.Linear):
+class Keeping(torch.nn.Linear):  # type: ignore[misc]
     """Keeps numbers of several types that follow from what it sees: some are changed in their place, others replaced."""
+
+    last: torch.Tensor
+    mean: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__(1, 1)
@@ -310,6 +314,40 @@ def test_a_checkpoint_of_another_network_optimizer_or_scheduler_is_refused(
     assert len(fit_layer(path, **first, steps=4)) == 4
 
 
+@pytest.mark.parametrize(("name", "value"), [("slots", 2), ("seed", 1), ("mode", "fast")])
+def test_a_training_does_not_go_on_with_other_settings(tmp_path: Path, name: str, value: Any) -> None:
+    path = tmp_path / "state"
+    first: dict[str, Any] = {"slots": 4, "seed": 0, "mode": "exact"}
+    fit_layer(path, **first)
+    with pytest.raises(
+        ConfigError,
+        match=rf"it has {name} {first[name]}, and this training {name} {value}\. Write what it has",
+    ):
+        fit_layer(path, steps=4, **(first | {name: value}))
+
+
+def test_fewer_steps_than_the_checkpoint_has_are_refused_and_more_are_done(tmp_path: Path) -> None:
+    fit_layer(tmp_path / "state", steps=3)
+    with pytest.raises(ConfigError, match=r"has 3 steps already, and steps is 2\. Write steps=3 or more"):
+        fit_layer(tmp_path / "state", steps=2)
+    assert len(fit_layer(tmp_path / "state", steps=5, seed=np.int64(0))) == 5
+    assert len(fit_layer(tmp_path / "state", steps=6)) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "quick"}, "mode is 'quick'. Write one of exact, fast"),
+        ({"seed": -1}, "seed is -1. Write 0 or more"),
+        ({"schedule": schedulers.ReduceLROnPlateau}, "ReduceLROnPlateau needs a metric .* Write a scheduler"),
+        ({"checkpoint": Path("/")}, "/ is a folder. Write the path of a file"),
+    ],
+)
+def test_what_means_nothing_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fit_layer(**({"checkpoint": tmp_path / "state"} | options))
+
+
 def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state"
     losses_of(2, checkpoint=path)
@@ -327,7 +365,7 @@ def test_a_training_that_is_finished_does_nothing_more(tmp_path: Path) -> None:
     assert (again, seen) == (first, [])
 
 
-class Centred(torch.nn.Linear):
+class Centred(torch.nn.Linear):  # type: ignore[misc]
     """Subtracts a running mean that is no part of its weights."""
 
     def __init__(self) -> None:
@@ -377,5 +415,7 @@ def test_too_few_slots_a_loss_of_many_numbers_and_one_that_is_not_finite_are_ref
         fit(TorchGroup(0, 5), lambda f, x: f(x).mean())
     with pytest.raises(ConfigError, match=r"shape \[3, 2\]"):
         fit(TorchGroup(), lambda f, x: f(x))
+    with pytest.raises(ConfigError, match=r"the loss is a float\. Return a tensor with one number"):
+        fit(TorchGroup(), lambda f, x: f(x).mean().item())
     with pytest.raises(Diverged, match="step 1 of 9"):
         fit(TorchGroup(), lambda f, x: f(x).mean() * torch.inf)
