@@ -245,7 +245,7 @@ class PatchSource:
         low, high = self.values
         # A difference may be beyond the range of the image's own type.
         wide = np.subtract(stored, low, dtype=np.float64)
-        pixels = (wide / (high - low)).astype(np.float32)
+        pixels: NDArray[np.float32] = (wide / (high - low)).astype(np.float32)
         finite = np.isfinite(pixels)
         if not finite.all():
             pixels[~finite] = np.median(pixels[finite]) if finite.any() else 0
