@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.curve import CurveRow, read_curve
 from halotile.tasks.groups.training.saved import read_content, state_in
 from halotile.tasks.networks.unet import UNetNetwork
 from halotile.tasks.training import trainer
 from halotile.tasks.training.methods import PatchBatch
-from halotile.tasks.training.recipe import CurveRow, Recipe, read_curve
+from halotile.tasks.training.recipe import Recipe
 from halotile.tasks.training.trainer import Trainer
 from tests.tasks.test_training import noisy_waves, recipe_of
 
