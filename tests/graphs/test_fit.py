@@ -7,8 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.optim import lr_scheduler as schedulers
 
 from halotile import DistributedContext, torch_group
 from halotile.errors import ConfigError, DamagedData, Diverged
@@ -68,7 +70,7 @@ def exchanged(group: TorchGroup, mode: Any) -> tuple[int, int]:
     """Bytes that a rank counts in a training, and those in its messages."""
     import torch.distributed as dist
 
-    messages, real = [0], dist.all_to_all_single
+    messages, real, real_broadcast = [0], dist.all_to_all_single, dist.broadcast
 
     def watched(
         received: torch.Tensor, sent: torch.Tensor, sizes: list[int], *others: Any, **options: Any
@@ -76,9 +78,15 @@ def exchanged(group: TorchGroup, mode: Any) -> tuple[int, int]:
         messages[0] += (sum(sizes) - sizes[group.rank]) * received.itemsize
         return real(received, sent, sizes, *others, **options)
 
+    def watched_broadcast(x: torch.Tensor, *others: Any, group_src: int, **options: Any) -> Any:
+        if group_src not in (0, group.rank):  # rank 0 sends the first network
+            messages[0] += x.nbytes
+        return real_broadcast(x, *others, group_src=group_src, **options)
+
     before = received_bytes()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(dist, "all_to_all_single", watched)
+        patched.setattr(dist, "broadcast", watched_broadcast)
         fitting.trained(group, 3, mode=mode)
     return received_bytes() - before, messages[0]
 
@@ -165,6 +173,79 @@ def test_what_a_network_keeps_and_does_not_change_stays_to_the_bit() -> None:
     assert torch.equal(module.mean, torch.tensor([0.1, 1 / 3]))
 
 
+class Bounded(torch.nn.Linear):  # type: ignore[misc]
+    """Has a mask, and keeps the least value that it has seen, infinity before the first."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("mask", torch.tensor([[0.0, -torch.inf], [torch.nan, torch.inf]]))
+        self.register_buffer("least", torch.full((2,), torch.inf))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The outputs."""
+        self.least[0] = torch.minimum(self.least[0], x.detach().min())
+        return super().forward(x)
+
+
+def test_infinities_that_a_network_keeps_stay_and_their_successors_are_averaged() -> None:
+    module = Bounded()
+    mask = module.mask.clone()
+    torch_group.fit(
+        TorchGroup(), module, lambda step, slot: torch.full((1, 2), 1.0 + slot), lambda f, x: f(x).square().mean(),
+        torch.optim.SGD(module.parameters(), lr=0.01), steps=1,
+    )  # fmt: skip
+    torch.testing.assert_close(module.mask, mask, rtol=0, atol=0, equal_nan=True)
+    assert module.least.tolist() == [2.5, torch.inf]
+
+
+class Keeping(torch.nn.Linear):  # type: ignore[misc]
+    """Keeps numbers of several types that follow from what it sees: some are changed in their place, others replaced."""
+
+    last: torch.Tensor
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.register_buffer("above", torch.zeros(3, dtype=torch.bool))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("last", torch.zeros(2, dtype=torch.int32))
+        self.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The outputs."""
+        self.seen += int(x.sum())
+        self.last = self.last + x.detach().to(torch.int32).flatten()
+        self.above = x.detach().flatten() > self.mean.new_tensor([1, 3, 9])
+        self.phase += 1j * x.detach().flatten()
+        self.mean = 0.5 * self.mean + 0.5 * x.detach().flatten()
+        return super().forward(x)
+
+
+def kept(group: TorchGroup, mode: Any) -> dict[str, list[Any]]:
+    """The numbers that the network keeps after two steps; a slot sees twice its number."""
+    module = Keeping()
+    torch_group.fit(
+        group, module, lambda step, slot: torch.full((1, 1), 2.0 * slot), lambda f, x: f(x).square().mean(),
+        torch.optim.SGD(module.parameters(), lr=0.01), steps=2, mode=mode,
+    )  # fmt: skip
+    return {name: buffer.tolist() for name, buffer in module.named_buffers()}
+
+
+@on_workers
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_all_that_a_network_keeps_is_the_same_for_any_number_of_ranks(
+    four: DistributedContext, mode: str
+) -> None:
+    """What has a mean has that of the slots, and what has none is that of the last slot."""
+    expected = {
+        "above": [True, True, False], "seen": 12, "last": [12, 12], "phase": [6j, 6j], "mean": [2.25, 2.25]
+    }  # fmt: skip
+    assert kept(TorchGroup(), mode) == expected
+    for count in (2, 3, 4):
+        assert four.run_torch(kept, mode, ranks=count) == [expected] * count
+
+
 def test_complex_parameters_are_trained() -> None:
     module = torch.nn.ParameterList([torch.zeros(2, dtype=torch.complex64)])
     torch_group.fit(
@@ -187,14 +268,89 @@ def test_the_random_numbers_of_the_program_go_on_as_before() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_a_checkpoint_that_is_damaged_or_of_another_network_is_refused(tmp_path: Path) -> None:
+def fit_layer(
+    checkpoint: Path, make: Callable[..., Any] = torch.optim.Adam, schedule: Any = None, inputs: int = 2, **options: Any
+) -> list[float]:  # fmt: skip
+    """Losses of a training of a layer by an optimizer and a scheduler."""
+    layer = torch.nn.Linear(inputs, 2)
+    optimizer = make(layer.parameters(), lr=0.01)
+    return torch_group.fit(
+        TorchGroup(), layer, lambda step, slot: torch.ones(1, inputs), lambda f, x: f(x).square().mean(), optimizer,
+        scheduler=schedule and schedule(optimizer), checkpoint=checkpoint, **({"steps": 2} | options),
+    )  # fmt: skip
+
+
+def stepwise(optimizer: torch.optim.Optimizer) -> Any:
+    return schedulers.StepLR(optimizer, 1)
+
+
+def joined(optimizer: torch.optim.Optimizer, second: Any = stepwise) -> Any:
+    return schedulers.SequentialLR(optimizer, [schedulers.ConstantLR(optimizer), second(optimizer)], [2])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "differs"),
+    [
+        ({}, {"make": torch.optim.SGD}, "it has optimizer Adam, and this training optimizer SGD"),
+        ({"make": torch.optim.SGD}, {}, "it has optimizer SGD, and this training optimizer Adam"),
+        ({}, {"schedule": stepwise}, "it has scheduler None, and this training scheduler StepLR"),
+        ({"schedule": stepwise}, {}, "it has scheduler StepLR, and this training scheduler None"),
+        ({"schedule": stepwise}, {"schedule": joined}, r"scheduler SequentialLR\(ConstantLR, StepLR\)"),
+        (
+            {"schedule": joined},
+            {"schedule": partial(joined, second=schedulers.PolynomialLR)},
+            r"this training scheduler SequentialLR\(ConstantLR, PolynomialLR\)",
+        ),
+        ({}, {"inputs": 3}, "Write another path, or remove it"),
+    ],
+)
+def test_a_checkpoint_of_another_network_optimizer_or_scheduler_is_refused(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], differs: str
+) -> None:
+    path = tmp_path / "state"
+    fit_layer(path, **first)
+    with pytest.raises(ConfigError, match=rf"of another network or optimizer.* {differs}"):
+        fit_layer(path, **second, steps=4)
+    assert len(fit_layer(path, **first, steps=4)) == 4
+
+
+@pytest.mark.parametrize(("name", "value"), [("slots", 2), ("seed", 1), ("mode", "fast")])
+def test_a_training_does_not_go_on_with_other_settings(tmp_path: Path, name: str, value: Any) -> None:
+    path = tmp_path / "state"
+    first: dict[str, Any] = {"slots": 4, "seed": 0, "mode": "exact"}
+    fit_layer(path, **first)
+    with pytest.raises(
+        ConfigError,
+        match=rf"it has {name} {first[name]}, and this training {name} {value}\. Write what it has",
+    ):
+        fit_layer(path, steps=4, **(first | {name: value}))
+
+
+def test_fewer_steps_than_the_checkpoint_has_are_refused_and_more_are_done(tmp_path: Path) -> None:
+    fit_layer(tmp_path / "state", steps=3)
+    with pytest.raises(ConfigError, match=r"has 3 steps already, and steps is 2\. Write steps=3 or more"):
+        fit_layer(tmp_path / "state", steps=2)
+    assert len(fit_layer(tmp_path / "state", steps=5, seed=np.int64(0))) == 5
+    assert len(fit_layer(tmp_path / "state", steps=6)) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "quick"}, "mode is 'quick'. Write one of exact, fast"),
+        ({"seed": -1}, "seed is -1. Write 0 or more"),
+        ({"schedule": schedulers.ReduceLROnPlateau}, "ReduceLROnPlateau needs a metric .* Write a scheduler"),
+        ({"checkpoint": Path("/")}, "/ is a folder. Write the path of a file"),
+    ],
+)
+def test_what_means_nothing_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fit_layer(**({"checkpoint": tmp_path / "state"} | options))
+
+
+def test_a_checkpoint_that_is_damaged_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state"
     losses_of(2, checkpoint=path)
-    layer = torch.nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match="another network"):
-        torch_group.fit(
-            TorchGroup(), layer, fitting.batch, fitting.loss, torch.optim.SGD(layer.parameters(), lr=1.0), steps=1, checkpoint=path
-        )  # fmt: skip
     content = bytearray(path.read_bytes())
     content[-9] ^= 1
     path.write_bytes(content)
@@ -207,6 +363,34 @@ def test_a_training_that_is_finished_does_nothing_more(tmp_path: Path) -> None:
     seen: list[int] = []
     again = losses_of(4, checkpoint=tmp_path / "state", report=lambda step, _: seen.append(step))
     assert (again, seen) == (first, [])
+
+
+class Centred(torch.nn.Linear):  # type: ignore[misc]
+    """Subtracts a running mean that is no part of its weights."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(2, 1)
+        self.register_buffer("running", torch.zeros(2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The outputs."""
+        self.running.lerp_(x.detach().mean(0), 0.5)
+        return super().forward(x - self.running)
+
+
+def centred(steps: int, checkpoint: Path | None = None) -> list[float]:
+    """Losses of a training of such a network."""
+    module = Centred()
+    return torch_group.fit(
+        TorchGroup(), module, lambda step, slot: torch.randn(4, 2), lambda f, x: f(x).square().mean(),
+        torch.optim.SGD(module.parameters(), lr=0.1), steps=steps, checkpoint=checkpoint,
+    )  # fmt: skip
+
+
+def test_buffers_that_are_not_persistent_go_on_from_the_checkpoint(tmp_path: Path) -> None:
+    centred(3, tmp_path / "state")
+    assert centred(6, tmp_path / "state") == centred(6)
 
 
 @pytest.mark.parametrize("is_scheduled", [False, True])
@@ -231,5 +415,7 @@ def test_too_few_slots_a_loss_of_many_numbers_and_one_that_is_not_finite_are_ref
         fit(TorchGroup(0, 5), lambda f, x: f(x).mean())
     with pytest.raises(ConfigError, match=r"shape \[3, 2\]"):
         fit(TorchGroup(), lambda f, x: f(x))
+    with pytest.raises(ConfigError, match=r"the loss is a float\. Return a tensor with one number"):
+        fit(TorchGroup(), lambda f, x: f(x).mean().item())
     with pytest.raises(Diverged, match="step 1 of 9"):
         fit(TorchGroup(), lambda f, x: f(x).mean() * torch.inf)

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
@@ -41,6 +43,7 @@ from halotile.storage.images.sheet import grey
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import EXAMPLES, PAGE
 from halotile.tasks.groups.training.curve import read_curve
+from halotile.tasks.training import trainer
 from tests.faults import REPOSITORY, members, until
 from tests.graphs.test_watching import Looking, fetched
 from tests.graphs.trainings import curve_of, recipe_of, train, training, write_images
@@ -231,6 +234,22 @@ def test_a_file_that_is_put_there_meanwhile_is_not_overwritten(
     assert Path(job.output.path).read_bytes() == b"mine"
 
 
+def set_checkpoint_seconds(seconds: float) -> float:
+    """Set the time between two checkpoints of a training in this process; return the one before."""
+    before, trainer.CHECKPOINT_SECONDS = trainer.CHECKPOINT_SECONDS, seconds
+    return before
+
+
+@contextmanager
+def every_checkpoint(cluster: RunningCluster) -> Iterator[None]:
+    """Let the workers write a checkpoint after every step."""
+    before = cluster.client.run(set_checkpoint_seconds, 0.0)
+    try:
+        yield
+    finally:
+        cluster.client.run(set_checkpoint_seconds, max(before.values()))
+
+
 @pytest.mark.cluster
 def test_steps_that_may_have_seen_another_image_are_taken_back(
     images: Path, cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -239,20 +258,21 @@ def test_steps_that_may_have_seen_another_image_are_taken_back(
     shutil.copytree(images / "noisy.zarr", source)
     job = training(images, tmp_path, input=Input(path=str(source)), steps=2000)
     metadata = source / "zarr.json"
-    written = metadata.stat()
     monkeypatch.setattr(held_output, "LOOK_SECONDS", 0.5)
     state = RunDirectory.beside(job.output.path).state_path
+    certain: list[bytes] = []
 
     def change_it(progress: Progress) -> None:
-        if list(state.glob("*.certain")) and metadata.stat().st_mtime_ns == written.st_mtime_ns:
+        kept = [path.read_bytes() for name in ("certain", "last") for path in state.glob(f"*.{name}")]
+        if not certain and len(set(kept)) == 2:
+            certain.append(kept[0])
             os.utime(metadata, ns=(1, 1))
 
-    monkeypatch.setattr("halotile.tasks.training.trainer.CHECKPOINT_SECONDS", 0.2)
-    with pytest.raises(InputError, match="while the run read it"):
+    with every_checkpoint(cluster), pytest.raises(InputError, match="while the run read it"):
         run(make_plan(job), cluster=cluster, observer=change_it)
-    left = [path.name.split(".")[-1] for path in state.iterdir()]
-    assert "last" not in left
-    assert "certain" not in left
+    files = {path.suffix: path for path in state.iterdir()}
+    assert files.keys().isdisjoint({".last", ".certain"})
+    assert [files[".checkpoint"].read_bytes()] == certain
 
 
 @pytest.mark.cluster

@@ -173,9 +173,13 @@ def test_places_with_little_to_learn_from_are_left_out() -> None:
         source_of(np.full((64, 64), np.nan, np.float32)).draw(0, 0, 1)
 
 
-def test_values_are_mapped_to_a_range() -> None:
-    source = replace(source_of(np.full((64, 64), 60, np.uint8)), values=(10.0, 110.0))
-    assert np.unique(source.draw(0, 0, 1).pixels) == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"), [(np.uint8, 10, 110), (np.float16, -6e4, 6e4), (np.float32, -3e38, 3e38)]
+)
+def test_values_are_mapped_to_a_range(dtype: Any, low: float, high: float) -> None:
+    image = np.array([low, low / 2 + high / 2, high, high], dtype).repeat(1024).reshape(64, 64)
+    source = replace(source_of(image, 32), values=(low, high))
+    assert np.unique(source.draw(0, 0, 8).pixels) == pytest.approx([0, 0.5, 1], abs=1e-3)
 
 
 def batch_of(pixels: torch.Tensor) -> PatchBatch:

@@ -243,7 +243,9 @@ class PatchSource:
     def _filled(self, stored: NDArray[Any]) -> NDArray[np.float32]:
         """Normalised pixels, with a median in place of what is not finite."""
         low, high = self.values
-        pixels = ((stored - low) / (high - low)).astype(np.float32)
+        # A difference may be beyond the range of the image's own type.
+        wide = np.subtract(stored, low, dtype=np.float64)
+        pixels: NDArray[np.float32] = (wide / (high - low)).astype(np.float32)
         finite = np.isfinite(pixels)
         if not finite.all():
             pixels[~finite] = np.median(pixels[finite]) if finite.any() else 0

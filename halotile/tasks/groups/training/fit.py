@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,13 @@ import torch
 from halotile.errors import ConfigError, Diverged
 from halotile.tasks.groups.cut_tensors.transfers import wide_type
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.checks import (
+    check_arguments,
+    check_loss,
+    check_settings,
+    check_stepped_alone,
+    type_name,
+)
 from halotile.tasks.groups.training.saved import shared_state, write_state
 from halotile.tasks.groups.training.traffic import count_received
 
@@ -57,7 +63,8 @@ def fit(
     group : TorchGroup
         The ranks, all of which call this function.
     module : Module
-        The network; that of rank 0 is copied to the others. Running statistics, as of batch norm, are averaged over the slots.
+        The network; that of rank 0 is copied to the others. Running statistics, as of batch norm, are averaged over the slots;
+        integers that it keeps, such as counters, are those of the last slot.
     batch : callable
         ``batch(step, slot)`` returns the data of a slot, wherever it is called.
     loss : callable
@@ -72,11 +79,12 @@ def fit(
     seed : int
         The random numbers of torch in a slot, such as those of dropout, follow from it, from the step and from the slot.
     scheduler : LRScheduler, optional
-        Is stepped after each step.
+        Is stepped after each step. One that needs a metric, ReduceLROnPlateau, is refused.
     mode : {"exact", "fast"}
         fast: the ranks add gradients in the order of their backend, which exchanges less; the bits depend on their number.
     checkpoint : path, optional
-        File on a disk that all ranks see. It keeps network, optimizer, scheduler and losses, and a call goes on from there.
+        File on a disk that all ranks see. It keeps network, optimizer, scheduler and losses, and a call goes on from there, with as many
+        steps or more.
     checkpoint_seconds : float
         Time between two writes of that file.
     report : callable
@@ -85,7 +93,8 @@ def fit(
     Raises
     ------
     ConfigError
-        When there are fewer slots than ranks, the loss is not one number, or the optimizer needs a closure.
+        When there are fewer slots than ranks, the loss is not one number, the optimizer needs a closure, or the checkpoint is that of
+        another training.
     Diverged
         When a loss is not finite.
     DamagedData
@@ -102,17 +111,14 @@ def fit(
     >>> len(losses), losses[-1] < 1e-3
     (200, True)
     """
-    if slots < group.world_size:
-        raise ConfigError(
-            f"slots is {slots}, and there are {group.world_size} ranks: each takes at least one. Write slots={group.world_size} or more."
-        )
-    _check_steps_alone(optimizer)
-    training = _Training(group, module, optimizer, scheduler, slots, mode == "exact")
+    check_arguments(group.world_size, slots, seed, mode)
+    check_stepped_alone(optimizer, scheduler)
+    training = _Training(group, module, optimizer, scheduler, slots, seed, mode)
     path = None if checkpoint is None else Path(checkpoint)
-    losses = training.begin(path)
+    losses = training.begin(path, steps)
     last_write = time.monotonic()
     for step in range(len(losses), steps):
-        losses.append(training.step(batch, loss, seed, step))
+        losses.append(training.step(batch, loss, step))
         if not math.isfinite(losses[-1]):
             raise Diverged(
                 f"the loss is {losses[-1]} in step {step + 1} of {steps}. Write a smaller learning rate, or look at the images."
@@ -135,19 +141,31 @@ class _Training:
     optimizer: torch.optim.Optimizer
     scheduler: Any
     slots: int
-    is_exact: bool
+    seed: int
+    mode: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a call that goes on from a checkpoint has in common with the one before."""
+        return {
+            "optimizer": type_name(self.optimizer),
+            "scheduler": type_name(self.scheduler),
+            "slots": int(self.slots),  # those of NumPy cannot be read again
+            "seed": int(self.seed),
+            "mode": self.mode,
+        }
 
     @cached_property
     def parameters(self) -> list[torch.nn.Parameter]:
         """Parameters that are trained."""
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
-    @cached_property
+    @property
     def buffers(self) -> list[torch.Tensor]:
-        """Running statistics and other tensors that the network keeps."""
+        """Running statistics and other tensors that the network keeps. In a step it may put others in their places."""
         return list(self.module.buffers())
 
-    def begin(self, path: Path | None) -> list[float]:
+    def begin(self, path: Path | None, steps: int) -> list[float]:
         """Start all ranks from the checkpoint that rank 0 reads, or else from its network; return the losses so far."""
         state = shared_state(path, self.group)
         if state is None:
@@ -155,42 +173,55 @@ class _Training:
                 for tensor in (*self.module.parameters(), *self.buffers):
                     tensor.copy_(self.group.broadcast(tensor))
             return []
+        check_settings(path, state.get("settings", {}), self.settings)
+        losses: list[float] = state["losses"]
+        if steps < len(losses):
+            raise ConfigError(
+                f"{path} has {len(losses)} steps already, and steps is {steps}. Write steps={len(losses)} or more, or another path."
+            )
         try:
             self.module.load_state_dict(state["module"])
+            self._restore(state["buffers"])
             self.optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError, KeyError) as error:
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(state["scheduler"])
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
                 f"{path} is the checkpoint of another network or optimizer. Write another path, or remove it."
             ) from error
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(state["scheduler"])
-        losses: list[float] = state["losses"]
         return losses
 
     def write(self, path: Path, losses: Sequence[float]) -> None:
         """Write the checkpoint."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        state = {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
-        write_state(path, state | {"scheduler": scheduler, "losses": list(losses)})
+        state = {
+            "settings": self.settings,
+            "module": self.module.state_dict(),
+            "buffers": self.buffers,  # those that are not persistent as well
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": scheduler,
+            "losses": list(losses),
+        }
+        write_state(path, state)
 
-    def step(self, batch: SlotData, loss: LossFunction, seed: int, step: int) -> float:
+    def step(self, batch: SlotData, loss: LossFunction, step: int) -> float:
         """Do one step; return the mean loss of its slots."""
         before = [buffer.clone() for buffer in self.buffers]
         parts = {}
         for slot in self.group.slots(self.slots):
             self._restore(before)
-            with _random(seed, step, slot, self.group.device):
+            with _random(self.seed, step, slot, self.group.device):
                 value = loss(self.module, batch(step, slot))
-            if value.numel() != 1:
-                raise ConfigError(
-                    f"the loss has shape {list(value.shape)}. Return one number, such as .mean()."
-                )
+            check_loss(value)
             self.optimizer.zero_grad(set_to_none=True)
             value.backward()
-            changes = [b - a for a, b in zip(before, self.buffers, strict=True) if b.is_floating_point()]
+            changes = [
+                _real(b) - _origin(a) for a, b in zip(before, self.buffers, strict=True) if _has_mean(b)
+            ]
             parts[slot] = self._flat(value.detach(), changes)
         mean = self._average(parts)
         self._take(mean, before)
+        self._take_last()
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
@@ -211,7 +242,7 @@ class _Training:
         """The mean over all slots of all ranks."""
         one = next(iter(parts.values()))
         count_received(self._received_numbers(one.numel(), len(parts)) * one.itemsize)
-        if self.is_exact:
+        if self.mode == "exact":
             return self.group.sum_slots(parts, self.slots) / self.slots
         total = self.group.all_reduce(torch.stack(list(parts.values())).sum(0))
         return total / self.slots
@@ -219,17 +250,15 @@ class _Training:
     def _received_numbers(self, length: int, own_slots: int) -> int:
         """Return the number of numbers that this rank receives for a sum over the slots of vectors of a length."""
         rank, ranks = self.group.rank, self.group.world_size
-        if not self.is_exact:
+        if self.mode == "fast":
             return 2 * length * (ranks - 1) // ranks  # in a ring: no all-reduce does with less
         share = (rank + 1) * length // ranks - rank * length // ranks
         return share * (self.slots - own_slots) + length - share
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _take(self, mean: torch.Tensor, before: Sequence[torch.Tensor]) -> None:
-        """Set the gradients to their means and change the running statistics by theirs; counters are those of a slot."""
-        averaged = [
-            (new, old) for new, old in zip(self.buffers, before, strict=True) if new.is_floating_point()
-        ]
+        """Set the gradients to their means and change the running statistics by theirs."""
+        averaged = [(new, old) for new, old in zip(self.buffers, before, strict=True) if _has_mean(new)]
         sizes = [1, *(_real(tensor).numel() for tensor in (*self.parameters, *(new for new, _ in averaged)))]
         _, *pieces, has_gradient = mean.split([*sizes, len(self.parameters)])
         for parameter, piece, share in zip(self.parameters, pieces, has_gradient.tolist(), strict=False):
@@ -237,7 +266,21 @@ class _Training:
             _real(gradient).copy_(piece.view_as(_real(gradient)))
             parameter.grad = gradient if share else None
         for (new, old), piece in zip(averaged, pieces[len(self.parameters) :], strict=True):
-            new.copy_(old + piece.view_as(old))
+            _real(new).copy_(_origin(old) + piece.view_as(_real(old)))
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _take_last(self) -> None:
+        """Set what has no mean, such as counters, to its values in the last slot of all."""
+        kept = [buffer for buffer in self.buffers if not _has_mean(buffer)]
+        source = self.group.world_size - 1
+        if not kept or not source:
+            return
+        packed = torch.cat([buffer.reshape(-1).view(torch.uint8) for buffer in kept])
+        if self.group.rank != source:
+            count_received(packed.nbytes)
+        pieces = self.group.broadcast(packed, source).split([buffer.nbytes for buffer in kept])
+        for buffer, piece in zip(kept, pieces, strict=True):
+            buffer.copy_(piece.clone().view(buffer.dtype).view_as(buffer))  # a clone is aligned
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _restore(self, values: Sequence[torch.Tensor]) -> None:
@@ -245,20 +288,19 @@ class _Training:
             buffer.copy_(value)
 
 
-def _check_steps_alone(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose step computes the loss again."""
-    try:
-        inspect.signature(type(optimizer).step).bind(optimizer)
-    except TypeError:
-        raise ConfigError(
-            f"{type(optimizer).__name__} needs a closure that computes the loss anew within a step, and here each step has one loss. "
-            "Write another optimizer, such as torch.optim.Adam."
-        ) from None
-
-
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     """A view with real and imaginary parts, of a complex tensor."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _has_mean(buffer: torch.Tensor) -> bool:
+    """True for numbers that are averaged over the slots."""
+    return bool(buffer.is_floating_point() or buffer.is_complex())
+
+
+def _origin(old: torch.Tensor) -> torch.Tensor:
+    """Values that changes are counted from: 0 in place of those that are not finite, which have no difference from others."""
+    return _real(old).nan_to_num(0.0, 0.0, 0.0)
 
 
 @contextmanager

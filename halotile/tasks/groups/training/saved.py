@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from halotile.errors import DamagedData
+from halotile.errors import ConfigError, DamagedData
 from halotile.storage.disk.durable import DISK, Disk
 from halotile.tasks.groups.group import TorchGroup
 
@@ -33,11 +33,15 @@ def read_content(path: Path) -> bytes:
     ------
     DamagedData
         When it is not what was written.
+    ConfigError
+        When it is a folder.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return b""
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder. Write the path of a file for the checkpoint.") from None
     digest, body = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
         raise DamagedData(f"{path} is damaged. Remove it to train from the beginning.")
