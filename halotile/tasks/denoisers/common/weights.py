@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from halotile.errors import WeightsError
 from halotile.tasks.devices.device import is_out_of_memory
@@ -98,6 +98,27 @@ def trained_range(path: str | Path) -> tuple[float, float] | None:
     except Exception:  # a file of another program, or none: whoever loads it says so
         return None
     return float(low), float(high)
+
+
+class TrainedPixels(NamedTuple):
+    """Mean and standard deviation of each channel of the images that weights were trained on, in the units of the network."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+def trained_pixels(path: str | Path) -> TrainedPixels | None:
+    """The pixels that a job trained weights on; None where their file does not tell."""
+    if trained_range(path) is None:
+        return None
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as tensors:
+            parts = (tuple(tensors.get_tensor(name).ravel().tolist()) for name in TrainedPixels._fields)
+            return TrainedPixels(*parts)
+    except Exception:  # a network without them, or damage: whoever loads it says so
+        return None
 
 
 def shapes_of(tensors: Mapping[str, torch.Tensor]) -> Shapes:
