@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
+from skimage.data import camera
 
 from halotile.errors import (
     ConfigError,
@@ -163,6 +165,45 @@ def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> 
     sides = Input(path=str(images / "noisy.zarr"), sides={"mask": str(images / "noisy.zarr")})
     with pytest.raises(ConfigError, match=r"input.sides: is for job: denoise"):
         make_plan(training(images, tmp_path, input=sides))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda image: image, None),
+        (lambda image: np.where(image > 1, np.nan, image), None),
+        (lambda image: image + 0.1 * np.random.default_rng(5).standard_normal(image.shape), None),
+        (lambda image: np.roll(image, (-2, 3), (0, 1)), "is shifted by -2 rows and 3 columns against"),
+        (lambda image: 1.3 * image, "has 1.3 times the contrast of .*, and is brighter by 0.4"),
+        (lambda image: image - 0.1, "has 1 times the contrast of .*, and is darker by 0.2"),
+        (lambda image: 0.5 * image + 0.3, InputError),
+        (lambda image: image[::-1, ::-1], InputError),
+    ],
+)
+def test_a_second_image_differs_in_its_noise_alone(tmp_path: Path, change: Any, said: Any) -> None:
+    rng = np.random.default_rng(0)
+    clean = camera()[:256, :256] / 255
+    first, second = (clean + 0.1 * rng.standard_normal(clean.shape) for _ in range(2))
+    write_zarr(tmp_path / "noisy.zarr", first.astype(np.float32))
+    write_zarr(tmp_path / "second.zarr", change(second).astype(np.float32))
+    job = training(tmp_path, tmp_path, method="noise2noise", second=str(tmp_path / "second.zarr"))
+    if said is InputError:
+        with pytest.raises(
+            InputError, match=r"second: .*second.zarr (does not show|has 0\.5 times the contrast)"
+        ):
+            make_plan(job)
+        return
+    notes = [note for note in make_plan(job).notes if note.startswith("second: ")]
+    assert len(notes) == (said is not None)
+    assert said is None or re.search(said, notes[0])
+
+
+def test_pairs_of_mere_noise_are_not_judged(tmp_path: Path) -> None:
+    for seed, name in enumerate(("noisy", "second")):
+        counts = np.random.default_rng(seed).poisson(1.0, (256, 256))
+        write_zarr(tmp_path / f"{name}.zarr", counts.astype(np.uint16))
+    job = training(tmp_path, tmp_path, method="noise2noise", second=str(tmp_path / "second.zarr"))
+    assert not [note for note in make_plan(job).notes if note.startswith("second: ")]
 
 
 def test_another_training_is_not_resumed(images: Path, cluster: RunningCluster, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from halotile.graphs.amounts import bytes_text
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.jobs.train.images import epochs_of, open_images, patch_source, steps_of_epochs
 from halotile.graphs.jobs.train.job import Training
+from halotile.graphs.jobs.train.pairs import notes_of_pairs
 from halotile.graphs.jobs.train.passes import TrainWork
 from halotile.graphs.kinds.base import OutputFile, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
@@ -108,6 +109,7 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
             *computing.ignored,
             *note_of_cluster(job, computing.cluster, computing.device),
             *first[0].remarks,
+            *notes_of_pairs(patches.images, first, second),
             *_notes(patches),
         ),
         earlier=earlier,
