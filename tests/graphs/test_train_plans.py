@@ -63,14 +63,14 @@ def test_the_memory_of_decoded_images_does_not_grow_with_their_number(tmp_path: 
     for numbers in (range(20), range(20, 60)):
         for number in numbers:
             path = tmp_path / f"{number}.png"
-            path.write_bytes(b"".join(encode_png(np.full((100, 100, 3), number, np.uint8))))
+            path.write_bytes(b"".join(encode_png(np.arange(number, number + 30000, dtype=np.uint8).reshape(100, 100, 3))))
         plan = make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "*.png"))))
         needs.append(plan.summary()["peak_memory_per_worker_bytes"])
     assert needs[0] == needs[1]
 
 
 def test_channels_are_taken_together_and_planes_apart(tmp_path: Path) -> None:
-    pixels = np.zeros((3, 2, 64, 80), np.uint16)
+    pixels = np.arange(3 * 2 * 64 * 80, dtype=np.uint16).reshape(3, 2, 64, 80)
     tifffile.imwrite(tmp_path / "a.ome.tif", pixels, metadata={"axes": "TCYX"})
     (image,) = recipe_of(
         training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.ome.tif")))
@@ -86,7 +86,7 @@ def test_holes_and_saturated_pixels_are_known(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", pixels, extratags=[tag])
     job = training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.tif")))
     patches = recipe_of(job).patches
-    assert patches.images[0].ends == (65535,)
+    assert patches.images[0].values.saturated == (65535,)
     assert patches.values == (0, 65535)
     drawn = patches.draw(0, 0, 8)
     assert not drawn.valid.all()
@@ -96,6 +96,42 @@ def test_holes_and_saturated_pixels_are_known(tmp_path: Path) -> None:
         "pixels of 65535 are saturated: those on their own, such as hot pixels, are left out"
         in make_plan(job).notes
     )
+
+
+def test_a_value_far_from_all_others_is_left_out_unless_it_is_a_measurement(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).random((128, 128)).astype(np.float32)
+    pixels[30:60, 30:60] = -9999
+    np.save(tmp_path / "a.npy", pixels)
+    job = training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.npy")))
+    (note,) = [note for note in make_plan(job).notes if "-9999" in note]
+    assert "far from all others (7.9" in note
+    assert "are left out: write input.nodata: -9999 here and for the denoising" in note
+    drawn = recipe_of(job).patches.draw(0, 0, 64)
+    assert drawn.pixels.min() >= 0
+    assert not drawn.valid.all()
+    measured = recipe_of(replace(job, input=replace(job.input, nodata="none")))
+    assert measured.patches.draw(0, 0, 64).pixels.min() == -9999
+
+
+@pytest.mark.parametrize("value", [7.0, 0.0, np.nan])
+def test_an_image_without_anything_to_learn_from_is_refused(tmp_path: Path, value: float) -> None:
+    np.save(tmp_path / "a.npy", np.full((128, 128), value, np.float32))
+    said = "no pixel is finite" if np.isnan(value) else f"all pixels are {value:g}, wherever"
+    with pytest.raises(InputError, match=said):
+        make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.npy"))))
+
+
+def test_images_of_unlike_brightness_are_noted(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).random((64, 64)).astype(np.float32)
+    for name, factor in (("dark", 10), ("middle", 60), ("bright", 1000)):
+        np.save(tmp_path / f"{name}.npy", factor * noise)
+    plans = [
+        make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / pattern))))
+        for pattern in ("*.npy", "[dm]*.npy")
+    ]
+    notes = [[note for note in plan.notes if "as bright as" in note] for plan in plans]
+    assert notes[0][0].startswith(f"{tmp_path}/bright.npy is 100 times as bright as {tmp_path}/dark.npy: ")
+    assert notes[1] == []
 
 
 def test_the_length_is_decided_by_epochs(images: Path, tmp_path: Path) -> None:
