@@ -63,7 +63,9 @@ def test_the_memory_of_decoded_images_does_not_grow_with_their_number(tmp_path: 
     for numbers in (range(20), range(20, 60)):
         for number in numbers:
             path = tmp_path / f"{number}.png"
-            path.write_bytes(b"".join(encode_png(np.arange(number, number + 30000, dtype=np.uint8).reshape(100, 100, 3))))
+            path.write_bytes(
+                b"".join(encode_png(np.arange(number, number + 30000, dtype=np.uint8).reshape(100, 100, 3)))
+            )
         plan = make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "*.png"))))
         needs.append(plan.summary()["peak_memory_per_worker_bytes"])
     assert needs[0] == needs[1]
