@@ -190,6 +190,11 @@ def test_what_cannot_be_trained_is_refused(
     assert not any(tmp_path.iterdir())
 
 
+def test_a_precision_is_not_for_a_training(images: Path, tmp_path: Path) -> None:
+    plan = make_plan(training(images, tmp_path, run=Run(workers=2, precision="float16")))
+    assert "run.precision is float16, which is for denoising: a training computes in float32" in plan.notes
+
+
 def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> None:
     write_zarr(tmp_path / "other.zarr", np.zeros((64, 64), np.uint8))
     pair = {"method": "noise2noise", "second": str(tmp_path / "other.zarr")}

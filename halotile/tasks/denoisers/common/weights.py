@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import shlex
 import warnings
 from collections.abc import Mapping
 from io import BufferedReader
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from halotile.errors import WeightsError
+from halotile.storage.run_directory.names import run_path
 from halotile.tasks.devices.device import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -204,6 +206,11 @@ def _read_safetensors(path: Path, file: BufferedReader, map_location: str) -> An
 
 
 def _damaged(path: Path, error: Exception) -> WeightsError:
+    run = run_path(path.absolute())
+    if run.is_dir() and not path.stat().st_size:
+        return WeightsError(
+            f"{str(path)!r} is empty: the training in {run} has not written it yet. Wait for it, or go on with `recon-cli resume {shlex.quote(str(run))}`."
+        )
     return WeightsError(f"{str(path)!r} is not a complete safetensors file ({error}). Download it again.")
 
 
