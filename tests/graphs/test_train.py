@@ -245,6 +245,22 @@ def test_steps_that_may_have_seen_another_image_are_taken_back(
 
 
 @pytest.mark.cluster
+def test_a_run_directory_that_is_moved_meanwhile_is_refused(
+    images: Path, cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = training(images, tmp_path, steps=2000)
+    directory = RunDirectory.beside(job.output.path).path
+
+    def move_it(progress: Progress) -> None:
+        if progress.done > 0 and directory.exists():
+            directory.rename(tmp_path / "gone")
+
+    monkeypatch.setattr("halotile.tasks.training.trainer.CHECKPOINT_SECONDS", 0.2)
+    with pytest.raises(OutputRefused, match=r"net.safetensors.run was moved or removed during its run"):
+        run(make_plan(job), cluster=cluster, observer=move_it)
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize("damage", [Path.unlink, flip_bit, lambda path: path.write_bytes(b"")])
 def test_a_file_that_was_removed_or_damaged_is_mended_by_a_repair(
     images: Path, cluster: RunningCluster, tmp_path: Path, damage: Callable[[Path], object]
