@@ -106,8 +106,17 @@ def info(
     dataset: Dataset = None,
     as_json: Json = False,
 ) -> None:
-    """Show what an image is, and a configuration to begin with."""
+    """Show what an image or a ptychographic scan is, and a configuration to begin with."""
     from halotile.cli.info import config_text, describe, info_rows
+    from halotile.cli.screens.scan_rows import ScanFacts
+
+    if scan := None if dataset else ScanFacts.of(path):
+        if as_json:
+            print_json(scan.to_json())
+        else:
+            print_rows(path, scan.rows())
+            echo(f"\n{scan.next_step()}")
+        return
 
     facts = describe(path, level=level, dataset=dataset)
     if as_json:
