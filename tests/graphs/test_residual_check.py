@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
+import zarr
 from numpy.typing import NDArray
 from skimage.data import camera, coins, retina
 
@@ -142,6 +143,26 @@ def test_where_there_is_nothing_to_compare_nothing_is_found(
 ) -> None:
     source = write_zarr(tmp_path / "a.zarr", pixels)
     assert inspected(job_of(source, tmp_path / "o.zarr", denoiser, options)) == Inspection()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_another_brightness_is_warned_of_in_each_channel_also_of_colours_together(
+    tmp_path: Path, together: bool
+) -> None:
+    image = np.stack([noisy("retina", 0.1), noisy("camera", 0.1)])
+    image[:, :2, :100] = 1e4  # hot pixels move the mean
+    source = write_zarr(tmp_path / "a.zarr", image, axes="cyx")
+    job = job_of(source, tmp_path / "o.zarr", "gaussian", {"sigma": 0.5})
+    assert not inspected(job).warnings
+    task = work_of(make_plan(job)).task
+    if together:
+        task = replace(task, roles=replace(task.roles, channel=0))
+    result = zarr.open_array(tmp_path / "o.zarr" / "0")
+    result[1] = result[1] - np.float32(0.15)
+    found = inspect_residual(task, tmp_path / "o.zarr")
+    assert [entry["plane"] for entry in residuals(found) if abs(entry["shift"]) > 0.5] == ["c=1"]
+    (warning,) = found.warnings
+    assert warning.startswith("the result is darker than the image in c=1, by 1.")
 
 
 @dataclass

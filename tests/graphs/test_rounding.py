@@ -153,3 +153,25 @@ def test_a_plane_of_few_values_is_found_among_others(tmp_path: Path, place: int)
     wanted = job_of(write_zarr(tmp_path / "in.zarr", planes, axes="cyx"), tmp_path / "out.zarr", *TV)
     assert make_plan(wanted).summary()["output_dtype"] == "float32"
     assert any(f"grows with brightness in c={place}, as" in note for note in make_plan(wanted).notes)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_channel_of_few_values_is_found_also_where_a_network_takes_them_together(
+    tmp_path: Path, together: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    bright, dark = 3000 + 90 * rng.standard_normal((256, 256)), 65 + rng.standard_normal((256, 256))
+    source = open_source(
+        write_zarr(tmp_path / "in.zarr", np.stack([bright, dark]).astype(np.uint16), axes="cyx")
+    )
+    chosen = choose_type(
+        job_of(source.path, tmp_path / "out.zarr", *TV),
+        TotalVariation(strength=1.0),
+        source,
+        Roles(("c", "y", "x"), (1, 2), 0 if together else None),
+        source,
+        levels=None,
+        nodata=None,
+        previous=None,
+    )
+    assert chosen.dtype == "float32"

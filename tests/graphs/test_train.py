@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -44,7 +44,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import EXAMPLES, PAGE
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.training import trainer
-from tests.faults import REPOSITORY, members, until
+from tests.faults import REPOSITORY, flip_bit, members, until
 from tests.graphs.test_watching import Looking, fetched
 from tests.graphs.trainings import curve_of, recipe_of, train, training, write_images
 from tests.support import job_of, read_zarr, run_inline, write_zarr
@@ -203,8 +203,8 @@ def test_a_file_of_another_program_in_its_place_is_not_overwritten(
 
 
 @pytest.mark.cluster
-def test_a_file_that_is_removed_before_the_end_is_written_again(
-    images: Path, cluster: RunningCluster, expected: bytes, tmp_path: Path
+def test_a_file_that_is_removed_before_the_end_is_written_again_without_another_training(
+    images: Path, cluster: RunningCluster, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = training(images, tmp_path)
     path = Path(job.output.path)
@@ -214,11 +214,16 @@ def test_a_file_that_is_removed_before_the_end_is_written_again(
             path.unlink(missing_ok=True)
 
     with pytest.raises(
-        DamagedData, match=r"after the run had written .*, it was emptied or removed. Put it back"
+        DamagedData,
+        match=r"after the run had written .*, it was emptied or removed. `recon-cli verify .* --repair`",
     ):
         run(make_plan(job), cluster=cluster, observer=remove_it)
-    path.touch()
-    assert train(job, cluster)[1] == expected
+    checkpoints = list(RunDirectory.beside(path).state_path.glob("*.checkpoint"))
+    trained = [checkpoint.stat().st_mtime_ns for checkpoint in checkpoints]
+    monkeypatch.setattr(RunDirectory, "forget_state", lambda _: None)
+    assert verify(path, job=job, repair=True).sound
+    assert path.read_bytes() == expected
+    assert trained == [checkpoint.stat().st_mtime_ns for checkpoint in checkpoints] != []
 
 
 @pytest.mark.cluster
@@ -276,14 +281,39 @@ def test_steps_that_may_have_seen_another_image_are_taken_back(
 
 
 @pytest.mark.cluster
-def test_a_file_that_was_removed_is_trained_again(
-    images: Path, cluster: RunningCluster, tmp_path: Path
+def test_a_run_directory_that_is_moved_meanwhile_is_refused(
+    images: Path, cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = training(images, tmp_path, steps=2000)
+    directory = RunDirectory.beside(job.output.path).path
+
+    def move_it(progress: Progress) -> None:
+        if progress.done > 0 and directory.exists():
+            directory.rename(tmp_path / "gone")
+
+    monkeypatch.setattr("halotile.tasks.training.trainer.CHECKPOINT_SECONDS", 0.2)
+    with pytest.raises(OutputRefused, match=r"net.safetensors.run was moved or removed during its run"):
+        run(make_plan(job), cluster=cluster, observer=move_it)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("damage", [Path.unlink, flip_bit, lambda path: path.write_bytes(b"")])
+def test_a_file_that_was_removed_or_damaged_is_mended_by_a_repair(
+    images: Path, cluster: RunningCluster, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     job = training(images, tmp_path, steps=2)
     _, weights = train(job, cluster)
-    Path(job.output.path).unlink()
-    with pytest.raises(OutputRefused, match="is not there"):
-        train(job, cluster)
+    path = Path(job.output.path)
+    damage(path)
+    assert not verify(path).sound
+    if not path.exists():
+        with pytest.raises(
+            OutputRefused, match=r"is not there, .* `recon-cli verify .* --repair` writes it again"
+        ):
+            train(job, cluster)
+    assert verify(path, job=job, repair=True).sound
+    assert path.read_bytes() == weights
+    path.unlink()
     assert train(job, cluster, fresh=True)[1] == weights
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
+from skimage.data import camera
 
 from halotile.errors import (
     ConfigError,
@@ -61,14 +63,16 @@ def test_the_memory_of_decoded_images_does_not_grow_with_their_number(tmp_path: 
     for numbers in (range(20), range(20, 60)):
         for number in numbers:
             path = tmp_path / f"{number}.png"
-            path.write_bytes(b"".join(encode_png(np.full((100, 100, 3), number, np.uint8))))
+            path.write_bytes(
+                b"".join(encode_png(np.arange(number, number + 30000, dtype=np.uint8).reshape(100, 100, 3)))
+            )
         plan = make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "*.png"))))
         needs.append(plan.summary()["peak_memory_per_worker_bytes"])
     assert needs[0] == needs[1]
 
 
 def test_channels_are_taken_together_and_planes_apart(tmp_path: Path) -> None:
-    pixels = np.zeros((3, 2, 64, 80), np.uint16)
+    pixels = np.arange(3 * 2 * 64 * 80, dtype=np.uint16).reshape(3, 2, 64, 80)
     tifffile.imwrite(tmp_path / "a.ome.tif", pixels, metadata={"axes": "TCYX"})
     (image,) = recipe_of(
         training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.ome.tif")))
@@ -84,7 +88,7 @@ def test_holes_and_saturated_pixels_are_known(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", pixels, extratags=[tag])
     job = training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.tif")))
     patches = recipe_of(job).patches
-    assert patches.images[0].ends == (65535,)
+    assert patches.images[0].values.saturated == (65535,)
     assert patches.values == (0, 65535)
     drawn = patches.draw(0, 0, 8)
     assert not drawn.valid.all()
@@ -94,6 +98,42 @@ def test_holes_and_saturated_pixels_are_known(tmp_path: Path) -> None:
         "pixels of 65535 are saturated: those on their own, such as hot pixels, are left out"
         in make_plan(job).notes
     )
+
+
+def test_a_value_far_from_all_others_is_left_out_unless_it_is_a_measurement(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).random((128, 128)).astype(np.float32)
+    pixels[20:44, 20:44] = -9999
+    np.save(tmp_path / "a.npy", pixels)
+    job = training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.npy")))
+    (note,) = [note for note in make_plan(job).notes if "-9999" in note]
+    assert "far from all others (7.9" in note
+    assert "are left out: write input.nodata: -9999 here and for the denoising" in note
+    drawn = recipe_of(job).patches.draw(0, 0, 64)
+    assert drawn.pixels.min() >= 0
+    assert not drawn.valid.all()
+    measured = recipe_of(replace(job, input=replace(job.input, nodata="none")))
+    assert measured.patches.draw(0, 0, 64).pixels.min() == -9999
+
+
+@pytest.mark.parametrize("value", [7.0, 0.0, np.nan])
+def test_an_image_without_anything_to_learn_from_is_refused(tmp_path: Path, value: float) -> None:
+    np.save(tmp_path / "a.npy", np.full((128, 128), value, np.float32))
+    said = "no pixel is finite" if np.isnan(value) else f"all pixels are {value:g}, wherever"
+    with pytest.raises(InputError, match=said):
+        make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / "a.npy"))))
+
+
+def test_images_of_unlike_brightness_are_noted(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).random((64, 64)).astype(np.float32)
+    for name, factor in (("dark", 10), ("middle", 60), ("bright", 1000)):
+        np.save(tmp_path / f"{name}.npy", factor * noise)
+    plans = [
+        make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / pattern))))
+        for pattern in ("*.npy", "[dm]*.npy")
+    ]
+    notes = [[note for note in plan.notes if "as bright as" in note] for plan in plans]
+    assert notes[0][0].startswith(f"{tmp_path}/bright.npy is 100 times as bright as {tmp_path}/dark.npy: ")
+    assert notes[1] == []
 
 
 def test_the_length_is_decided_by_epochs(images: Path, tmp_path: Path) -> None:
@@ -150,6 +190,11 @@ def test_what_cannot_be_trained_is_refused(
     assert not any(tmp_path.iterdir())
 
 
+def test_a_precision_is_not_for_a_training(images: Path, tmp_path: Path) -> None:
+    plan = make_plan(training(images, tmp_path, run=Run(workers=2, precision="float16")))
+    assert "run.precision is float16, which is for denoising: a training computes in float32" in plan.notes
+
+
 def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> None:
     write_zarr(tmp_path / "other.zarr", np.zeros((64, 64), np.uint8))
     pair = {"method": "noise2noise", "second": str(tmp_path / "other.zarr")}
@@ -163,6 +208,45 @@ def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> 
     sides = Input(path=str(images / "noisy.zarr"), sides={"mask": str(images / "noisy.zarr")})
     with pytest.raises(ConfigError, match=r"input.sides: is for job: denoise"):
         make_plan(training(images, tmp_path, input=sides))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda image: image, None),
+        (lambda image: np.where(image > 1, np.nan, image), None),
+        (lambda image: image + 0.1 * np.random.default_rng(5).standard_normal(image.shape), None),
+        (lambda image: np.roll(image, (-2, 3), (0, 1)), "is shifted by -2 rows and 3 columns against"),
+        (lambda image: 1.3 * image, "has 1.3 times the contrast of .*, and is brighter by 0.4"),
+        (lambda image: image - 0.1, "has 1 times the contrast of .*, and is darker by 0.2"),
+        (lambda image: 0.5 * image + 0.3, InputError),
+        (lambda image: image[::-1, ::-1], InputError),
+    ],
+)
+def test_a_second_image_differs_in_its_noise_alone(tmp_path: Path, change: Any, said: Any) -> None:
+    rng = np.random.default_rng(0)
+    clean = camera()[:256, :256] / 255
+    first, second = (clean + 0.1 * rng.standard_normal(clean.shape) for _ in range(2))
+    write_zarr(tmp_path / "noisy.zarr", first.astype(np.float32))
+    write_zarr(tmp_path / "second.zarr", change(second).astype(np.float32))
+    job = training(tmp_path, tmp_path, method="noise2noise", second=str(tmp_path / "second.zarr"))
+    if said is InputError:
+        with pytest.raises(
+            InputError, match=r"second: .*second.zarr (does not show|has 0\.5 times the contrast)"
+        ):
+            make_plan(job)
+        return
+    notes = [note for note in make_plan(job).notes if note.startswith("second: ")]
+    assert len(notes) == (said is not None)
+    assert said is None or re.search(said, notes[0])
+
+
+def test_pairs_of_mere_noise_are_not_judged(tmp_path: Path) -> None:
+    for seed, name in enumerate(("noisy", "second")):
+        counts = np.random.default_rng(seed).poisson(1.0, (256, 256))
+        write_zarr(tmp_path / f"{name}.zarr", counts.astype(np.uint16))
+    job = training(tmp_path, tmp_path, method="noise2noise", second=str(tmp_path / "second.zarr"))
+    assert not [note for note in make_plan(job).notes if note.startswith("second: ")]
 
 
 def test_another_training_is_not_resumed(images: Path, cluster: RunningCluster, tmp_path: Path) -> None:

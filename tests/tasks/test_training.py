@@ -35,6 +35,7 @@ from halotile.tasks.groups.training.saved import read_content, state_in
 from halotile.tasks.networks.base import Network
 from halotile.tasks.networks.dncnn import DnCNNNetwork
 from halotile.tasks.networks.unet import UNetNetwork
+from halotile.tasks.noise.estimate import UNKNOWN
 from halotile.tasks.training import trainer
 from halotile.tasks.training.adam import AdamOptimizer
 from halotile.tasks.training.examples import GAP_PIXELS, draw_examples
@@ -150,19 +151,23 @@ def test_saturated_areas_are_learned_from_and_hot_pixels_are_not() -> None:
     image = np.full((64, 64), 7.0, np.float32)
     image[32:] = 9.0
     image[4:28:8, 4::8] = 9.0
-    patches = replace(source_of(image, ends=(9.0,)), patch=64).draw(0, 0, 1)
+    patches = replace(source_of(image, values=UNKNOWN._replace(saturated=(9.0,))), patch=64).draw(0, 0, 1)
     valid, hot = patches.valid[0, 0], 3 * 8
     assert valid.size - valid.sum() == hot
     assert (patches.pixels[0, 0] == 9).sum() == 32 * 64 + hot
     with pytest.raises(InputError, match="or all are saturated"):
-        source_of(np.full((64, 64), 9.0, np.float32), ends=(9.0,)).draw(0, 0, 1)
+        source_of(np.full((64, 64), 9.0, np.float32), values=UNKNOWN._replace(saturated=(9.0,))).draw(0, 0, 1)
 
 
 def test_zeros_among_few_photons_are_learned_from() -> None:
     """Without them dark pixels would be taken for brighter."""
     image = np.random.default_rng(0).poisson(3.0, (64, 64)).astype(np.float32)
     image[:32] = 0
-    assert replace(source_of(image, ends=(0.0,)), patch=64).draw(0, 0, 1).valid.all()
+    assert (
+        replace(source_of(image, values=UNKNOWN._replace(saturated=(0.0,))), patch=64)
+        .draw(0, 0, 1)
+        .valid.all()
+    )
 
 
 def test_places_with_little_to_learn_from_are_left_out() -> None:

@@ -112,6 +112,12 @@ def holding(content: Any) -> Any:
     return lambda folder: save(folder / "net.pth", content)
 
 
+def unfinished(folder: Path) -> Path:
+    (folder / "net.safetensors.run").mkdir()
+    (folder / "net.safetensors").touch()
+    return folder / "net.safetensors"
+
+
 def other_suffix(folder: Path) -> Path:
     (folder / "net.npz").touch()
     return folder / "net.npz"
@@ -125,6 +131,9 @@ def other_suffix(folder: Path) -> Path:
         pytest.param(loop, "cannot be opened .*symbolic links", id="symlink loop"),
         pytest.param(truncated(".pth"), "damaged", id="truncated pickle"),
         pytest.param(truncated(".safetensors"), "not a complete safetensors", id="truncated safetensors"),
+        pytest.param(
+            unfinished, r"in .*/net.safetensors.run has not written it yet", id="unfinished training"
+        ),
         pytest.param(holding([1, 2]), "no state dictionary", id="list"),
         pytest.param(holding({}), "no state dictionary", id="empty"),
         pytest.param(holding({"lr": 0.1}), "not tensors: lr", id="number"),

@@ -106,7 +106,8 @@ def compute_on(job: J, denoiser: Denoiser | None, *, trains: bool = False) -> Co
     """
     precision_requested = job.run.precision
     if denoiser is None:
-        remark = f"run.precision is {precision_requested}, which is for networks: this job has none"
+        why = "denoising: a training computes in float32" if trains else "networks: this job has none"
+        remark = f"run.precision is {precision_requested}, which is for {why}"
         device, precision = device_of(job.run, job.cluster) if trains else "cpu", "float32"
         notes: tuple[str, ...] = (remark,) if precision_requested != "float32" else ()
         if trains:

@@ -25,7 +25,7 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.names import output_path
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.object_claim import ObjectClaim, elsewhere
-from halotile.storage.sharded.output import AnyLayout, open_output
+from halotile.storage.sharded.output import AnyLayout, FileLayout, create_output, open_output
 from halotile.storage.sharded.ownership import added_levels, metadata_problems, restore_metadata
 
 
@@ -238,6 +238,8 @@ def _repair(
         ]
         for output, journal in zip(written, journals, strict=True):
             restore_metadata(output.path, output.layout)
+            if isinstance(output.layout, FileLayout) and (output.damaged or not output.path.exists()):
+                create_output(output.path, output.layout, overwrite=True)
             journal.unmark(output.damaged)
     run(plan, observer=observer)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from halotile.errors import ConfigError
+from halotile.tasks.denoisers.common.weights import TrainedPixels
 from halotile.tasks.options import check_above_zero, check_level, check_sizes
 
 if TYPE_CHECKING:
@@ -109,6 +110,11 @@ class Denoiser(Protocol):
     @property
     def trained_range(self) -> tuple[float, float] | None:
         """Values of pixels that were 0 and 1 while the network was trained, where its weights tell."""
+        return None
+
+    @property
+    def trained_pixels(self) -> TrainedPixels | None:
+        """Mean and deviation of the pixels that the network was trained on, where its weights tell."""
         return None
 
     def files(self) -> tuple[Path, ...]:

@@ -12,10 +12,12 @@ from halotile.errors import WeightsError
 from halotile.tasks.denoisers.base import Model, Pixelwise
 from halotile.tasks.denoisers.common.weights import (
     Shapes,
+    TrainedPixels,
     load_weights,
     shape_mismatches,
     shapes_of,
     summarize,
+    trained_pixels,
     trained_range,
     weight_shapes,
 )
@@ -121,6 +123,11 @@ class UNet(Pixelwise):
     def trained_range(self) -> tuple[float, float] | None:
         """As a job that trained the weights has written."""
         return trained_range(self.weights)
+
+    @property
+    def trained_pixels(self) -> TrainedPixels | None:
+        """As the weights normalise them."""
+        return trained_pixels(self.weights)
 
     def files(self) -> tuple[Path, ...]:
         """The weights file."""

@@ -15,6 +15,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.views import chunks_of
 from halotile.tasks.noise.details import Range, SquareLevel, Values, square_level
+from halotile.tasks.noise.far_value import NO_ENDS, Ends, FarValue
 
 SAMPLES, LEAST_SAMPLES, ALL_SAMPLES = 64, 4, 4096
 """Squares of a plane: at most, at least, and of all planes together as far as the least permits."""
@@ -212,11 +213,36 @@ def _share_of(squares: Sequence[Values], ends: Range) -> float:
     return float(sum(np.isin(square, ends).sum() for square in squares) / count)
 
 
-def saturated_values(source: Readable, spatial: Sequence[int], looped: Sequence[int]) -> tuple[float, ...]:
-    """The values at which pixels of an image are saturated, by samples of its planes."""
-    planes = (squares for _, squares in sampled_planes(source, spatial, looped, SATURATED_PLANES))
-    found = {end for squares in planes for end in _ends_of(squares) if not math.isnan(end)}
-    return tuple(sorted(found))
+class ImageValues(NamedTuple):
+    """The values of an image by samples of its planes."""
+
+    saturated: tuple[float, ...]
+    """Those at which pixels are saturated."""
+    far: FarValue | None
+    """One far from all others."""
+    low: float
+    high: float
+    """Range of the finite ones; from infinity down to its negative where there are none."""
+    size: float
+    """Mean of their absolute values."""
+
+
+UNKNOWN = ImageValues((), None, math.inf, -math.inf, 0.0)
+"""Values of an image that was not looked at."""
+
+
+def image_values(source: Readable, spatial: Sequence[int], looped: Sequence[int]) -> ImageValues:
+    """Look at samples of the planes of an image, spread evenly where there are many."""
+    saturated, ends, low, high, total = set[float](), NO_ENDS, math.inf, -math.inf, 0.0
+    for _, squares in sampled_planes(source, spatial, looped, SATURATED_PLANES):
+        saturated.update(end for end in _ends_of(squares) if not math.isnan(end))
+        for square in squares:
+            values = square[np.isfinite(square)]
+            ends = ends.joined(Ends.of(values))
+            low, high = values.min(initial=low), values.max(initial=high)
+            total += float(np.abs(values).sum())
+    size = total / max(ends.pixels, 1)
+    return ImageValues(tuple(sorted(saturated)), ends.far_value(), float(low), float(high), size)
 
 
 def _ends_of(squares: Sequence[Values]) -> Range:

@@ -16,6 +16,8 @@ PART = 128
 """Edge of the parts whose correlations are measured one by one, in pixels: structure fills a part of an image."""
 STRUCTURED = 0.12
 """Correlation above which a residual holds structure: see docs/denoisers.md for what it was measured on."""
+SHIFTED = 0.5
+"""Mean above which, relative to the noise, brightness was changed: filters keep it."""
 MEASURED = 0.25
 """Share of the pixels of a part that has to be measured, not holes."""
 
@@ -31,6 +33,8 @@ class Residual:
     correlation : float
         Correlation of neighbouring pixels, the mean of both directions, exceeded in a quarter of the parts: about 0 for white noise,
         less where noise was only smoothed, more where the residual holds structure of the image.
+    shift : float
+        Mean relative to the noise, or median where that is closer to 0: a few hot pixels have a large mean, skewed noise has a median of its own.
 
     Examples
     --------
@@ -40,10 +44,13 @@ class Residual:
     (1.0, True, False)
     >>> Residual.of([noise + np.sin(np.arange(256) / 5)]).is_structured
     True
+    >>> Residual.of([noise + 1]).is_shifted
+    True
     """
 
     ratio: float
     correlation: float
+    shift: float = 0.0
 
     @classmethod
     def of(cls, residuals: Iterable[Values]) -> Residual:
@@ -57,14 +64,20 @@ class Residual:
         residuals = list(residuals)
         values = np.concatenate([residual[np.isfinite(residual)] for residual in residuals])
         found = [r for part in _parts(residuals) if math.isfinite(r := _correlation(part))]
-        return cls(
-            float(values.std()) if values.size else 0.0, float(np.quantile(found, 0.75)) if found else 0.0
-        )
+        if not values.size:
+            return cls(0.0, 0.0)
+        correlation = float(np.quantile(found, 0.75)) if found else 0.0
+        return cls(float(values.std()), correlation, float(min(values.mean(), np.median(values), key=abs)))
 
     @property
     def is_structured(self) -> bool:
         """True if more than noise was taken away."""
         return self.correlation > STRUCTURED
+
+    @property
+    def is_shifted(self) -> bool:
+        """True if the brightness was changed."""
+        return abs(self.shift) > SHIFTED
 
 
 def local_mean(pixels: NDArray[Any], reach: int = 2) -> Values:

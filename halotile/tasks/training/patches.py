@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
+from halotile.tasks.noise.estimate import UNKNOWN, ImageValues
 
 HELD_EVERY, HELD_FIRST = 11, 5
 """One of so many cells is held out for validation, beginning with this one."""
@@ -44,20 +45,20 @@ class TrainingImage:
         Positions of the axes of rows and columns.
     channel : int, optional
         Position of the axis of channels; all others are planes by themselves.
-    ends : tuple of float
-        Values at which its pixels are saturated.
+    values : ImageValues
+        Its values, by samples.
     second : Readable, optional
         A second image of the same, with other noise.
-    second_ends : tuple of float
-        Values at which its pixels are saturated.
+    second_values : ImageValues
+        Its values, by samples.
     """
 
     source: Readable
     spatial: tuple[int, int]
     channel: int | None = None
-    ends: tuple[float, ...] = ()
+    values: ImageValues = UNKNOWN
     second: Readable | None = None
-    second_ends: tuple[float, ...] = ()
+    second_values: ImageValues = UNKNOWN
 
     @property
     def planes(self) -> tuple[int, ...]:
@@ -231,12 +232,12 @@ class PatchSource:
             for n, index, parts in zip(image.edges, divmod(cell, columns), (rows, columns), strict=True)
         ]
         stored = image.read(image.source, [int(i) for i in place], *ranges)
-        valid = _trusted(stored, image.ends)
+        valid = _trusted(stored, image.values.saturated)
         pixels = second = self._filled(stored)
         if image.second is not None:
             other = image.read(image.second, [int(i) for i in place], *ranges)
-            valid, second = valid & _trusted(other, image.second_ends), self._filled(other)
-        if valid.mean() < LEAST_VALID or np.isin(stored[valid], image.ends).all():
+            valid, second = valid & _trusted(other, image.second_values.saturated), self._filled(other)
+        if valid.mean() < LEAST_VALID or np.isin(stored[valid], image.values.saturated).all():
             return None
         return Patches(pixels, valid, second)
 

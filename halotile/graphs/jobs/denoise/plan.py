@@ -25,6 +25,7 @@ from halotile.graphs.jobs.denoise.image.opening import (
 from halotile.graphs.jobs.denoise.image.photons import Photons, choose_photon_noise, decided_noise
 from halotile.graphs.jobs.denoise.image.rounding import ResultType, choose_type
 from halotile.graphs.jobs.denoise.image.tiled_axes import Tiled, assign_axes
+from halotile.graphs.jobs.denoise.image.trained_pixels import note_of_trained_pixels
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
@@ -134,13 +135,14 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     check_units(denoiser, values, sides)
     roles, previous = tiled.roles, begun.previous
     view = holed.view(tiled.source, sides.get("mask"), roles)
+    notes = note_of_trained_pixels(job, denoiser, view, roles, values, previous)
+    tiled = tiled._replace(notes=(*tiled.notes, *notes))
     photons = choose_photon_noise(job, tiled.denoiser, view, roles, values, previous)
     leveled, levels = tiled.denoiser, None
     if photons is None:
         leveled, levels = choose_noise_level(leveled, view, roles, values, sides, previous)
-    nodata = holed.holes.value if holed.holes else None
     written = choose_type(
-        job, denoiser, view, roles, original, levels=levels, nodata=nodata, previous=previous
+        job, denoiser, view, roles, original, levels=levels, nodata=holed.value, previous=previous
     )
     return _Opened(
         begun, computing, original, tiled, holed, sides, values, denoiser, leveled, levels, photons, written
@@ -245,7 +247,6 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     if opened.photons:
         denoiser, halo = opened.photons.in_rounds(denoiser, halo, job.tile, len(image))
     geometry = geometry_of(opened.source, denoiser, roles, halo)
-    holes = opened.holed.holes
     layout = layout_of(
         job,
         opened.original,
@@ -253,7 +254,7 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
         roles,
         previous,
         dtype=opened.written.dtype,
-        nodata=holes.value if holes else None,
+        nodata=opened.holed.value,
         channels=display_channels(opened.original, opened.view(opened.original), opened.begun),
     )
     unit = block_unit(geometry, layout.shard)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from halotile.graphs.jobs.denoise.words import residual_row, residual_warning
+from halotile.graphs.jobs.denoise.words import residual_row, residual_warning, shift_warning
 from halotile.graphs.kinds.base import Inspection
 from halotile.graphs.plans.notes import place_text
 from halotile.storage.arrays import open_array
@@ -20,6 +21,7 @@ from halotile.tasks.noise.details import Values
 from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
 from halotile.tasks.noise.known import has_photons, measured_at, noise_at
 from halotile.tasks.noise.residual import Residual, local_mean
+from halotile.tasks.roles import Roles
 
 PLANES, PLACES, CHANNELS = 4, 16, 64
 """Planes that are looked at, squares of all of them together, and channels: more planes and squares only where there are more channels."""
@@ -42,24 +44,31 @@ def inspect_residual(task: DenoiseTask, output: OutputPath) -> Inspection:
         return Inspection()
     figures = [
         {
-            "plane": place_text(task.roles, place),
+            "plane": place_text(_roles(task), place),
             "ratio": r.ratio,
             "correlation": r.correlation,
             "holds_structure": r.is_structured,
+            "shift": r.shift,
         }
         for place, r in found.items()
     ]
     labels, residuals = _labels(task), list(found.values())
-    names = [_name(place_text(task.roles, place), labels) for place in found]
-    warning = residual_warning(names, residuals)
-    count = math.prod(task.source.shape[i] for i in task.roles.looped)
+    names = [_name(place_text(_roles(task), place), labels) for place in found]
+    warnings = [residual_warning(names, residuals), shift_warning(names, residuals)]
+    count = math.prod(task.source.shape[i] for i in _roles(task).looped)
     row = residual_row(names, residuals, count)
-    return Inspection({"residual": figures}, [row], [warning] if warning else [])
+    return Inspection({"residual": figures}, [row], [*filter(None, warnings)])
+
+
+def _roles(task: DenoiseTask) -> Roles:
+    """Return the roles of the axes with channels apart, also where a network takes them together."""
+    return replace(task.roles, channel=None)
 
 
 def _planes(task: DenoiseTask) -> list[tuple[int, ...]]:
     """Return the places of planes on the looped axes: at least one of each channel; of many, some that are spread evenly."""
-    lengths = {task.roles.axes[i]: task.source.shape[i] for i in task.roles.looped}
+    roles = _roles(task)
+    lengths = {roles.axes[i]: task.source.shape[i] for i in roles.looped}
     others = {axis: length for axis, length in lengths.items() if axis != "c"}
     channels = _spread(lengths.get("c", 1), CHANNELS)
     count = max(1, PLANES // len(channels)) * len(channels)
@@ -78,7 +87,7 @@ def _spread(length: int, most: int) -> list[int]:
 
 def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count: int) -> Residual | None:
     """Return the residual of a plane; None where it has no noise."""
-    roles = task.roles
+    roles = _roles(task)
     square = (roles.spatial[-2], roles.spatial[-1])
     at = dict(zip(roles.looped, place, strict=True))
     regions = plane_regions(task.source.shape, square, at, count)

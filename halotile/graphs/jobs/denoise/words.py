@@ -86,6 +86,27 @@ def residual_warning(planes: Sequence[str], residuals: Sequence[Residual]) -> st
     )
 
 
+def shift_warning(planes: Sequence[str], residuals: Sequence[Residual]) -> str:
+    """Return a warning where the brightness was changed; empty where not.
+
+    Examples
+    --------
+    >>> from halotile.tasks.noise.residual import Residual
+    >>> shift_warning(["c=0", "c=1"], [Residual(1.0, 0.0, -2.5), Residual(1.0, 0.0, 0.1)]).partition(":")[0]
+    'the result is brighter than the image in c=0, by 2.5 noise levels on average'
+    """
+    shifted = [(plane, r.shift) for plane, r in zip(planes, residuals, strict=True) if r.is_shifted]
+    if not shifted:
+        return ""
+    plane, shift = max(shifted, key=lambda each: abs(each[1]))
+    where = f" in {plane}" if plane else ""
+    more = f" (and in {counted(len(shifted) - 1, 'more plane')})" if len(shifted) > 1 else ""
+    return (
+        f"the result is {'darker' if shift > 0 else 'brighter'} than the image{where}{more}, by {abs(shift):.2g} noise levels on average: a denoiser keeps the "
+        "brightness. Weights that learned from images of another kind do this: train on images like this one"
+    )
+
+
 def headline(figures: Figures) -> str:
     """Describe a plan in one line."""
     blocks, workers = counted(figures["blocks"], "block"), counted(figures["workers"], "worker")

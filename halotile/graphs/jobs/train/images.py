@@ -15,8 +15,8 @@ from halotile.graphs.kinds.patterns import is_pattern
 from halotile.graphs.plans.inputs import check_whole
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.rim import Readable
-from halotile.storage.views import measured
-from halotile.tasks.noise.estimate import saturated_values
+from halotile.storage.views import WithoutValue, measured
+from halotile.tasks.noise.estimate import ImageValues, image_values
 from halotile.tasks.training.patches import PatchSource, TrainingImage
 
 MOST_CHANNELS = 16
@@ -73,8 +73,26 @@ def patch_source(job: Training, first: Sequence[Source], second: Sequence[Source
             raise InputError(
                 f"{source.path} has {image.edges[0]} × {image.edges[1]} pixels, and patch is {job.patch}. Write a smaller patch, or larger images."
             )
+    check_something_varies(images)
     values = value_range(job.input.range, first[0].dtype) or (0.0, 1.0)
     return PatchSource(images, job.patch, values, job.seed)
+
+
+def check_something_varies(images: Sequence[TrainingImage]) -> None:
+    """Refuse images without anything to learn from.
+
+    Raises
+    ------
+    InputError
+        When all pixels are equal, or none is measured.
+    """
+    if any(image.values.low < image.values.high for image in images):
+        return
+    known = {image.values.low for image in images if math.isfinite(image.values.low)}
+    why = f"all pixels are {min(known):g}" if known else "no pixel is finite, or none is measured"
+    raise InputError(
+        f"input.path: {why}, wherever it was sampled: there is nothing to learn from. Write the path of another image."
+    )
 
 
 def epochs_of(patches: PatchSource, steps: int, batch: int) -> float:
@@ -102,13 +120,24 @@ def _form_text(source: Source) -> str:
 def _image(job: Training, source: Source, second: Source | None) -> TrainingImage:
     rows, columns, channel = _axes(source)
     looped = tuple(axis for axis in range(len(source.shape)) if axis not in (rows, columns))
-    view = _measured(job, source, (rows, columns))
-    ends = saturated_values(view, (rows, columns), looped)
+    view, values = _trusted(job, source, (rows, columns), looped)
     if second is None:
-        return TrainingImage(view, (rows, columns), channel, ends)
-    other = _measured(job, second, (rows, columns))
-    other_ends = saturated_values(other, (rows, columns), looped)
-    return TrainingImage(view, (rows, columns), channel, ends, other, other_ends)
+        return TrainingImage(view, (rows, columns), channel, values)
+    return TrainingImage(
+        view, (rows, columns), channel, values, *_trusted(job, second, (rows, columns), looped)
+    )
+
+
+def _trusted(
+    job: Training, source: Source, spatial: tuple[int, int], looped: tuple[int, ...]
+) -> tuple[Readable, ImageValues]:
+    """An image with NaN where nothing was measured, as a value that is far from all others says too; and its values."""
+    view = _measured(job, source, spatial)
+    values = image_values(view, spatial, looped)
+    if values.far is None or job.input.nodata == "none":
+        return view, values._replace(far=None)
+    view = WithoutValue(view, values.far.value)
+    return view, image_values(view, spatial, looped)._replace(far=values.far)
 
 
 def _measured(job: Training, source: Source, spatial: tuple[int, int]) -> Readable:

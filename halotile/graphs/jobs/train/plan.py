@@ -14,6 +14,8 @@ from halotile.graphs.amounts import bytes_text
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.jobs.train.images import epochs_of, open_images, patch_source, steps_of_epochs
 from halotile.graphs.jobs.train.job import Training
+from halotile.graphs.jobs.train.notes import notes_of_images
+from halotile.graphs.jobs.train.pairs import notes_of_pairs
 from halotile.graphs.jobs.train.passes import TrainWork
 from halotile.graphs.kinds.base import OutputFile, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
@@ -108,7 +110,8 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
             *computing.ignored,
             *note_of_cluster(job, computing.cluster, computing.device),
             *first[0].remarks,
-            *_notes(patches),
+            *notes_of_pairs(patches.images, first, second),
+            *notes_of_images(patches, first),
         ),
         earlier=earlier,
     )
@@ -213,18 +216,6 @@ def _figures(
         "slots": job.slots,
         "mode": job.mode,
     }
-
-
-def _notes(patches: PatchSource) -> list[str]:
-    notes = []
-    if not patches.has_held_out:
-        notes.append("the images are too small for patches that are held out: the curve has no validation")
-    if ends := sorted({end for image in patches.images for end in image.ends}):
-        listed = ", ".join(f"{end:g}" for end in ends[:3])
-        notes.append(
-            f"pixels of {listed} are saturated: those on their own, such as hot pixels, are left out"
-        )
-    return notes
 
 
 def _identity(

@@ -12,6 +12,8 @@ from halotile.graphs.kinds.base import Figures, Row
 from halotile.graphs.plans.rows import cost_rows
 from halotile.graphs.units import seconds_text, shape_text
 
+OTHER = "{name: tv, strength: 1.0, sigma: auto}"
+"""A denoiser that needs no training, to compare with."""
 FAST = "mode fast: added in the order of the backend; the bits of the weights depend on the number of workers"
 
 
@@ -59,11 +61,18 @@ def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples
     loss 0.25, on held-out patches 0.3
     examples examples.png
     denoise with denoiser: {name: unet, weights: unet.safetensors}
+    compare a short training may be worse than tv, in a job with that denoiser: recon-cli try job.yaml --set "denoiser={name: unet, weights: unet.safetensors},{name: tv, strength: 1.0, sigma: auto}"
     """
     held_out = f", on held-out patches {last['validation']:.4g}" if "validation" in last else ""
     keys = ", ".join(f"{key}: {value}" for key, value in denoiser.items())
     rows = [("loss", f"{last['loss']:.4g}{held_out}")] if "loss" in last else []
-    return [*rows, ("examples", str(examples)), ("denoise with", f"denoiser: {{{keys}}}")]
+    compare = f'recon-cli try job.yaml --set "denoiser={{{keys}}},{OTHER}"'
+    return [
+        *rows,
+        ("examples", str(examples)),
+        ("denoise with", f"denoiser: {{{keys}}}"),
+        ("compare", f"a short training may be worse than tv, in a job with that denoiser: {compare}"),
+    ]
 
 
 def _images(figures: Figures) -> str:

@@ -230,9 +230,10 @@ def _check_nothing_done(slot: OutputSlot, done: int) -> None:
     """
     if done or slot.first.state_path.exists():
         work_done = f"{counted(done, 'block')} of it" if done else "intermediate results"
+        again = f"{repair_command(slot.plan)} writes it again, " if slot.is_file else ""
         raise OutputRefused(
             f"{slot.path} is not there, and {slot.directory.path} keeps {work_done} that an earlier run has done. Put it back to go on, "
-            "or run with --fresh to start over."
+            f"{again}or run with --fresh to start over."
         )
 
 

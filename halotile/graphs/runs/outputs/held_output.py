@@ -311,7 +311,7 @@ class HeldOutputs:
             held.journal.unmark(damaged)
             if isinstance(held.output.layout, FileLayout):
                 raise DamagedData(
-                    f"after the run had written {output}, it was emptied or removed. Put it back and run again, or run with --fresh to start over."
+                    f"after the run had written {output}, it was emptied or removed. {repair_command(self.plan)} writes it again."
                 )
             raise DamagedData(
                 f"after the run had written {output}, shards of {counted(len(damaged), 'block')} were changed or removed. "

@@ -85,6 +85,7 @@ class RanksPass(OneBlockPass[RankProgram]):
             try:
                 return self._attempt(cluster)
             except RankFailed as error:
+                self.context.directory.path.stat()  # where it is gone, no rank is the cause: the lock has words for that
                 failures = 1 if self.done > before else failures + 1
                 if is_final(error) or failures > self.context.plan.run.retries:
                     raise (error.__cause__ or error) from None  # an error with words needs no traceback

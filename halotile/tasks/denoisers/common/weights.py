@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import shlex
 import warnings
 from collections.abc import Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from halotile.errors import WeightsError
+from halotile.storage.run_directory.names import run_path
 from halotile.tasks.devices.device import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -100,6 +102,27 @@ def trained_range(path: str | Path) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
+class TrainedPixels(NamedTuple):
+    """Mean and standard deviation of each channel of the images that weights were trained on, in the units of the network."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+def trained_pixels(path: str | Path) -> TrainedPixels | None:
+    """The pixels that a job trained weights on; None where their file does not tell."""
+    if trained_range(path) is None:
+        return None
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as tensors:
+            parts = (tuple(tensors.get_tensor(name).ravel().tolist()) for name in TrainedPixels._fields)
+            return TrainedPixels(*parts)
+    except Exception:  # a network without them, or damage: whoever loads it says so
+        return None
+
+
 def shapes_of(tensors: Mapping[str, torch.Tensor]) -> Shapes:
     """The shape of every tensor."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -183,6 +206,11 @@ def _read_safetensors(path: Path, file: BufferedReader, map_location: str) -> An
 
 
 def _damaged(path: Path, error: Exception) -> WeightsError:
+    run = run_path(path.absolute())
+    if run.is_dir() and not path.stat().st_size:
+        return WeightsError(
+            f"{str(path)!r} is empty: the training in {run} has not written it yet. Wait for it, or go on with `recon-cli resume {shlex.quote(str(run))}`."
+        )
     return WeightsError(f"{str(path)!r} is not a complete safetensors file ({error}). Download it again.")
 
 

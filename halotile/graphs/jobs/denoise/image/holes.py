@@ -34,10 +34,14 @@ class Holed(NamedTuple):
     holes: Holes | None
     notes: tuple[str, ...]
 
+    @property
+    def value(self) -> float | None:
+        """The value that stands for a hole, besides NaN."""
+        return self.holes.value if self.holes else None
+
     def view(self, source: Readable, mask: Readable | None, roles: Roles) -> Readable:
         """The image with NaN in its holes, and where it is masked."""
-        value = self.holes.value if self.holes else None
-        return measured(source, value, mask, roles.spatial, len(roles.axes))
+        return measured(source, self.value, mask, roles.spatial, len(roles.axes))
 
     def halo(self, denoiser: Denoiser, depth: int, dims: int) -> int:
         """Pixels that a block reads beyond its halo, to fill holes."""

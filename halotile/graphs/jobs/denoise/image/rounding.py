@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -77,6 +78,8 @@ def choose_type(
     is_rounded = is_rounded and not is_photo(known_channels(original))
     if not is_rounded and levels is None:
         return ResultType(wanted)
+    if levels is None:  # a network takes channels together, whose values may be very different ones
+        roles = replace(roles, channel=None)
     planes = survey_planes(source, roles.spatial, roles.looped)
     remarks = remark_on_noise(job, denoiser, planes, roles, levels)
     if levels is not None:

@@ -1,0 +1,104 @@
+"""Weights that were trained on other values than those of the image: refused in other units, noted where they differ clearly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from halotile.errors import ConfigError
+from halotile.graphs.plans.make import make_plan
+from halotile.tasks.denoisers.common.weights import METADATA
+from halotile.tasks.networks.unet import UNetNetwork
+from tests.support import job_of, write_zarr
+
+Range = tuple[float, float]
+
+
+def weights_of(path: Path, images: NDArray[Any], values: Range) -> Path:
+    """Weights as a job writes them that was trained on images of shape (channels, rows, columns)."""
+    pixels = torch.from_numpy((images.astype(np.float64) - values[0]) / (values[1] - values[0])).flatten(1)
+    network = UNetNetwork(width=4, levels=1)
+    module = network.build(len(images), pixels.mean(1).float(), pixels.std(1).float())
+    save_file(dict(network.weights(module)), path, {METADATA: json.dumps({"values": values})})
+    return path
+
+
+def notes(folder: Path, image: NDArray[Any], weights: Path, given: Any = "auto") -> list[str]:
+    """Notes of a plan on the values of an image."""
+    folder = Path(mkdtemp(dir=folder))
+    axes = "cyx" if image.ndim == 3 else "yx"
+    source = write_zarr(folder / "image.zarr", image, axes=axes)
+    plan = make_plan(
+        job_of(
+            source,
+            folder / "o.zarr",
+            "unet",
+            {"weights": str(weights)},
+            input={"range": given},
+        )
+    )
+    return [note for note in plan.notes if "the weights expect" in note]
+
+
+def waves() -> NDArray[Any]:
+    """An image from 0 to 1 with noise."""
+    y, x = np.mgrid[:160, :160]
+    noise = 0.1 * np.random.default_rng(0).standard_normal(y.shape)
+    return np.asarray(0.5 + 0.3 * np.sin(y / 9) * np.cos(x / 7) + noise)
+
+
+FLOATS, BYTES, WORDS = (0.0, 1.0), (0.0, 255.0), (0.0, 65535.0)
+
+
+@pytest.mark.parametrize(
+    ("trained", "values", "image", "written"),
+    [
+        (waves(), FLOATS, (255 * waves()).clip(0, 255).astype(np.uint8), "[0, 255]"),
+        (65535 * waves(), WORDS, waves(), "[0, 1]"),
+        (255 * waves(), BYTES, waves(), "[0, 1]"),
+        (1000 * waves() + 100, WORDS, 1000 * waves() + 30000, "[29900, 95435]"),
+    ],
+)
+def test_other_units_are_refused_with_the_range_to_write(
+    tmp_path: Path, trained: NDArray[Any], values: Range, image: NDArray[Any], written: str
+) -> None:
+    weights = weights_of(tmp_path / "w.safetensors", trained[None], values)
+    with pytest.raises(ConfigError, match=r"input.range is auto, .* write input\.range: \[") as refused:
+        notes(tmp_path, image, weights)
+    text = str(refused.value).partition("other units, write input.range: ")[2].partition(";")[0]
+    low, high = map(float, text.strip("[]").split(","))
+    assert not notes(tmp_path, image, weights, (low, high))
+    assert (low, high) == pytest.approx(json.loads(written), rel=0.05)
+    (note,) = notes(tmp_path, image, weights, values)
+    assert f"write input.range: {text}; else weights that learned from images like it do better" in note
+
+
+def test_images_of_the_same_kind_are_not(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    cells = 100 + 3 * rng.standard_normal((512, 512))
+    cells[rng.random(cells.shape) < 0.01] += 3000
+    empty = 100 + 3 * rng.standard_normal((512, 512))
+    of_cells = weights_of(tmp_path / "cells.safetensors", cells[None], WORDS)
+    of_empty = weights_of(tmp_path / "empty.safetensors", empty[None], WORDS)
+    assert not notes(tmp_path, cells.astype(np.uint16), of_cells)
+    assert not notes(tmp_path, cells.astype(np.float32), of_empty), "a patch may have none"
+    (note,) = notes(tmp_path, empty.astype(np.uint16), of_cells)
+    assert "the pixels have mean " in note
+    for factor in (0.5, 2, 3):
+        assert not notes(tmp_path, (factor * cells).astype(np.uint16), of_cells)
+
+
+def test_each_channel_is_compared(tmp_path: Path) -> None:
+    pair = np.stack([waves(), 0.01 * waves()])
+    weights = weights_of(tmp_path / "w.safetensors", pair, FLOATS)
+    assert not notes(tmp_path, pair, weights)
+    with pytest.raises(ConfigError, match="the pixels of channel 1 have mean"):
+        notes(tmp_path, pair[::-1], weights)
