@@ -230,8 +230,10 @@ def _end_of(future: Future, rank: int) -> RankEnd:
 
 
 def _failure(failed: Sequence[RankEnd], hung: Sequence[int], count: int, is_restarted: bool) -> RankFailed:
-    """The error of a program: first that of the rank that failed by itself, then the others in a line."""
-    causes = sorted(failed, key=lambda end: (end.by_others, end.rank))
+    """The error of a program: first that of the rank that failed by itself, or waited in vain, then the others in a line."""
+    causes = sorted(
+        failed, key=lambda end: (end.by_others, end.by_others and "imed out" not in end.trace, end.rank)
+    )
     first = causes[0]
     if first.by_others and hung:
         listed = ", ".join(map(str, hung))
