@@ -134,6 +134,8 @@ def _fault(job: Any, path: str, *, read: bool) -> str:
     from halotile.storage.arrays import open_source
 
     chosen = job.input
+    if not hasattr(chosen, "level"):  # it is no image
+        return ""
     try:
         source = open_source(path, level=chosen.level, dataset=chosen.dataset, axes=chosen.axes)
         if read:

@@ -86,7 +86,7 @@ def denoise(source: str, folder: Path, seconds: float, result: str) -> dict[str,
     pixels = zarr.open_array(source, mode="r")[...]
     careamist, times = trained(pixels, folder, max_time={"seconds": seconds})
     np.save(result, predicted(careamist, pixels, folder, TILES[1]))
-    return {"steps": len(times.ends)}
+    return {"steps": len(times.ends), "trained_seconds": times.ends[-1] - times.ends[0]}
 
 
 def predict(source: str, folder: Path) -> dict[str, float]:

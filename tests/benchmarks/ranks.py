@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,9 +13,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks.measuring import CALLS, WARM, Result, in_two_processes, main, median_seconds
+from tests.benchmarks.measuring import CALLS, WARM, Result, fresh, main, median_seconds
 
 PATCHES, PATCH = 16, 64
+RESULT = "rank-0.json"
 
 
 def _network() -> Any:
@@ -34,42 +38,50 @@ def _patches(step: int, slot: int, slots: int) -> Any:
 
 def ours_step(folder: Path, edge: int) -> Result:
     """A step of training by ``torch_group.fit``, with sums in the order of slots."""
-    return in_two_processes(folder, _our_steps, "exact")
+    return _under_torchrun(folder, "our_rank 2 exact")
 
 
 def ours_fast_step(folder: Path, edge: int) -> Result:
     """The same, with sums in the order of the backend."""
-    return in_two_processes(folder, _our_steps, "fast")
+    return _under_torchrun(folder, "our_rank 2 fast")
 
 
-def _our_steps(mode: Any) -> Result:
+def ours_step_of_default_slots(folder: Path, edge: int) -> Result:
+    """The first of them with the number of slots that is the default, 4."""
+    return _under_torchrun(folder, "our_rank 4 exact")
+
+
+def our_rank(folder: Path, edge: int, slots: str, mode: Any) -> Result:
+    """One rank of ours."""
     import torch
 
     from halotile import torch_group
 
+    count = int(slots)
     with torch_group.join(device_mode="cpu") as group:
         network, times = _network(), [time.perf_counter()]
         torch_group.fit(
             group,
             network,
-            lambda step, slot: _patches(step, slot, 2),
+            lambda step, slot: _patches(step, slot, count),
             lambda module, x: (module(x) - x).square().mean(),
             torch.optim.Adam(network.parameters(), lr=1e-4),
             steps=WARM + CALLS,
-            slots=2,
+            slots=count,
             mode=mode,
             report=lambda step, value: times.append(time.perf_counter()),
         )
         steps = [b - a for a, b in zip(times[WARM:-1], times[WARM + 1 :], strict=True)]
-        return {"seconds": statistics.median(steps) if steps else 0.0}
+        return _result(folder, group.rank, statistics.median(steps) if steps else 0.0)
 
 
 def plain_step(folder: Path, edge: int) -> Result:
     """A step of training with DistributedDataParallel."""
-    return in_two_processes(folder, _plain_steps)
+    return _under_torchrun(folder, "plain_rank")
 
 
-def _plain_steps() -> Result:
+def plain_rank(folder: Path, edge: int) -> Result:
+    """One rank of it."""
     import torch
     import torch.distributed as dist
 
@@ -86,10 +98,33 @@ def _plain_steps() -> Result:
 
     seconds = median_seconds(step)
     dist.destroy_process_group()
-    return {"seconds": seconds}
+    return _result(folder, rank, seconds)
 
 
-RANK_ROWS: list[tuple[str, str, str, str, int, float, int]] = [
+def _result(folder: Path, rank: int, seconds: float) -> Result:
+    """The figures of a rank; those of the first are kept in a file."""
+    result = {"seconds": seconds}
+    if rank == 0:
+        (folder / RESULT).write_text(json.dumps(result))
+    return result
+
+
+def _under_torchrun(folder: Path, program: str) -> Result:
+    """What the first of two ranks gives that torchrun starts, each a process of one thread."""
+    name, *arguments = program.split()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    fresh(folder / RESULT)
+    subprocess.run(
+        [*torchrun, __file__, name, str(folder), "0", *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    result: Result = json.loads((folder / RESULT).read_text())
+    return result
+
+
+RANK_ROWS: list[tuple[str, str, str, str, int, float | None, int]] = [
     (
         "ranks",
         "a step of training a U-Net, 2 ranks / DistributedDataParallel",
@@ -106,6 +141,15 @@ RANK_ROWS: list[tuple[str, str, str, str, int, float, int]] = [
         "ranks.plain_step",
         64,
         1.05,
+        5,
+    ),
+    (
+        "ranks",
+        "the same, exact, in the 4 slots of the default / DistributedDataParallel, in 2",
+        "ranks.ours_step_of_default_slots",
+        "ranks.plain_step",
+        64,
+        None,
         5,
     ),
 ]

@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.benchmarks.rows import FIGURES, GROUPS, LONG_GROUPS, RATIOS, program
 from tests.benchmarks.turns import machine, take_turns, versions
 
+LONGER = 1.03
+"""Most of the time of a peer's training that ours may take."""
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
@@ -35,6 +37,7 @@ def measure_ratios(case: str, folder: Path, repeats: int | None) -> list[str]:
         middle = _compared(statistics.median(ours), statistics.median(peer), row.figure)
         pairs = [_compared(a, b, row.figure) for a, b in zip(ours, peer, strict=True)]
         bar, verdict = ("", "") if row.bar is None else (f"≤ {row.bar:g}{unit}", _verdict(middle, row.bar))
+        verdict = _with_times(verdict, results[row.ours], results[row.peer])
         lines.append(
             f"| {row.title} | {bar} | **{middle:.3f}{unit}** | {min(pairs):.3f}–{max(pairs):.3f} | "
             f"{_amount(ours, row.figure)} / {_amount(peer, row.figure)} | {verdict} |"
@@ -71,6 +74,17 @@ def _amount(values: list[float], figure: str) -> str:
 
 def _verdict(value: float, bar: float) -> str:
     return "reached" if value <= bar else "missed"
+
+
+def _with_times(verdict: str, ours: list[dict[str, float]], peer: list[dict[str, float]]) -> str:
+    """The verdict with the seconds that both trained; without a verdict where ours did so for longer."""
+    if not all("trained_seconds" in result for result in (*ours, *peer)):
+        return verdict
+    times = [statistics.median(result["trained_seconds"] for result in each) for each in (ours, peer)]
+    text = f"trained {times[0]:.0f} s / {times[1]:.0f} s"
+    if times[0] > LONGER * times[1]:
+        return f"**not the same time**: {text}"
+    return f"{verdict}, {text}" if verdict else text
 
 
 def write_table(group: str, rows: list[str]) -> None:

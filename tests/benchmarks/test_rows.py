@@ -45,13 +45,33 @@ def test_decibels_are_missed_where_the_peer_is_better_by_more_than_the_bar(
     assert line.split(" | ")[-1].strip("| ") == verdict
 
 
+@pytest.mark.parametrize(
+    ("bar", "ours", "verdict"),
+    [
+        (0.1, 61.0, "reached, trained 61 s / 60 s"),
+        (None, 61.0, "trained 61 s / 60 s"),
+        (0.1, 62.0, "**not the same time**: trained 62 s / 60 s"),
+        (None, 62.0, "**not the same time**: trained 62 s / 60 s"),
+    ],
+)
+def test_a_row_says_how_long_both_trained_and_where_ours_did_so_for_longer(
+    bar: float | None, ours: float, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = Ratio("case", "title", "module.ours", "module.theirs", 1, bar, 1, "decibels")
+    seconds = {"module.ours": ours, "module.theirs": 60.0}
+    monkeypatch.setattr(run, "RATIOS", [row])
+    monkeypatch.setattr(run, "program", lambda name, *_: {"decibels": 30.0, "trained_seconds": seconds[name]})
+    (line,) = run.measure_ratios("case", tmp_path, None)
+    assert line.split(" | ")[-1].strip("| ") == verdict
+
+
 def test_the_picture_of_a_training_finds_the_rows_of_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def decibels(name: str, folder: Path, edge: int) -> dict[str, float]:
-        return {
-            "decibels": {"ours": 30.0, "careamics": 29.0, "untrained": 28.0}[name.split(".")[1].split()[0]]
-        }
+        which = name.split(".")[1].split()[0]
+        trained = {} if which == "untrained" else {"trained_seconds": 900.0}
+        return {"decibels": {"ours": 30.0, "careamics": 29.0, "untrained": 28.0}[which]} | trained
 
     monkeypatch.setattr(run, "program", decibels)
     lines = [

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 from numpy.typing import NDArray
 
+from halotile.storage.run_directory.directory import RunDirectory
 from tests.benchmarks.commands import REPOSITORY
 from tests.benchmarks.data import image
 from tests.benchmarks.measuring import Result, fresh, main, watched_memory
@@ -69,8 +72,8 @@ def decibels(result: NDArray[Any], truth: NDArray[Any]) -> float:
 # --- ours -----------------------------------------------------------------------------------------
 
 
-def train(source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STEPS) -> float:
-    """Train for about so many seconds, or else steps, as a job of two workers; return the seconds of a step."""
+def train(source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STEPS) -> Result:
+    """Train for about so many seconds, or else steps, as a job of two workers; return the seconds of a step, and those after the first."""
     folder = fresh(weights.with_suffix(".job"))
     folder.mkdir()
     length = {"minutes": seconds / 60} if seconds else {"steps": steps}
@@ -79,12 +82,19 @@ def train(source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STE
     (folder / "train.yaml").write_text(json.dumps(document))
     command = [sys.executable, "-m", "halotile.cli.main", "run", str(folder / "train.yaml"), "--quiet"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+    directory, written = RunDirectory.beside(folder / weights.name), set()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as job:
+        while job.poll() is None:
+            with suppress(FileNotFoundError):  # the curve is written after the first step, and after the last
+                written.add((directory.state_path / "curve.json").stat().st_mtime)
+            time.sleep(0.02)
+    if job.returncode:
+        raise SystemExit(f"the training ended with {job.returncode}")
     os.replace(folder / weights.name, weights)
-    lines = (folder / f"{weights.name}.run" / "iterations.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    seconds = sum(float(row["seconds"]) for row in rows[1:])
-    return seconds / float(rows[-1]["iteration"] - rows[0]["iteration"])
+    rows = [json.loads(line) for line in directory.iterations_path.read_text().splitlines()]
+    counted = sum(float(row["seconds"]) for row in rows[1:])
+    per_step = counted / float(rows[-1]["iteration"] - rows[0]["iteration"])
+    return {"seconds": per_step, "trained_seconds": max(written) - min(written)}
 
 
 def denoised(source: Path, folder: Path, denoiser: str, options: dict[str, Any], noise: str) -> NDArray[Any]:
@@ -100,9 +110,9 @@ def denoised(source: Path, folder: Path, denoiser: str, options: dict[str, Any],
 def ours(folder: Path, edge: int, name: str, noise: str, minutes: str) -> Result:
     """PSNR after some minutes of training."""
     source, weights = noisy(folder, name, noise, edge), folder / "ours.safetensors"
-    train(source, weights, seconds=60 * float(minutes))
+    trained = train(source, weights, seconds=60 * float(minutes))
     result = denoised(source, folder, "unet", {"weights": str(weights)}, "gaussian")
-    return {"decibels": decibels(result, clean(name, edge))}
+    return {"decibels": decibels(result, clean(name, edge)), **trained}
 
 
 def untrained(folder: Path, edge: int, name: str, noise: str, denoiser: str) -> Result:
@@ -118,7 +128,7 @@ def untrained(folder: Path, edge: int, name: str, noise: str, denoiser: str) -> 
 
 def ours_step(folder: Path, edge: int) -> Result:
     """Seconds of a step of training."""
-    return {"seconds": train(noisy(folder, "retina", "gaussian", edge), folder / "step.safetensors")}
+    return train(noisy(folder, "retina", "gaussian", edge), folder / "step.safetensors")
 
 
 def ours_predict(folder: Path, edge: int) -> Result:

@@ -28,6 +28,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.passes.stream import workers_of
 from halotile.graphs.scaling import trials
 from halotile.graphs.scaling.scaling import Scaling, TimedRun
+from halotile.tasks.denoisers.common.unet_layers import BlindUNet
 
 RUNNER = CliRunner()
 JOB = """\
@@ -162,7 +163,16 @@ def test_training_is_measured_by_its_steps(folder: Path, length: str) -> None:
     assert result.exit_code == 0, result.output
     assert "job train, 1 trial of 2 iterations after the first" in result.stdout
     assert "0: the same bits" in result.stdout
-    assert re.search(r"an epoch is 20 iterations: \S+ s with 1 worker, \S+ s with 2 workers", result.stdout)
+    times = r"\S+ s \(\S+ s( to \S+ s)?\)"
+    assert re.search(
+        rf"an epoch is 20 iterations: {times} with 1 worker, {times} with 2 workers", result.stdout
+    )
+    one, two = (re.split(r" {2,}", line.strip()) for line in result.stdout.splitlines()[3:5])
+    assert one[6:9] == ["-", "-", "0 B"]
+    assert two[6:8] == ["-", "-"]
+    gradients = 4 * sum(parameter.numel() for parameter in BlindUNet(1, 4, 2).parameters())
+    # In each of 3 steps, half of two slots and half of the sum, on both ranks.
+    assert float(two[8].removesuffix(" KiB")) * 2**10 == pytest.approx(3 * 3 * gradients, rel=0.02)
     assert contents(folder) == before
 
 

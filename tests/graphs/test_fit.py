@@ -13,6 +13,7 @@ import torch
 from halotile import DistributedContext, torch_group
 from halotile.errors import ConfigError, DamagedData, Diverged
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.traffic import received_bytes
 from tests.graphs import fitting
 
 Trained = tuple[list[float], dict[str, torch.Tensor]]
@@ -63,6 +64,37 @@ def test_the_fast_mode_differs_by_rounding(four: DistributedContext, expected: T
         assert losses[:10] == pytest.approx(expected[0][:10], rel=1e-4)
 
 
+def exchanged(group: TorchGroup, mode: Any) -> tuple[int, int]:
+    """Bytes that a rank counts in a training, and those in its messages."""
+    import torch.distributed as dist
+
+    messages, real = [0], dist.all_to_all_single
+
+    def watched(
+        received: torch.Tensor, sent: torch.Tensor, sizes: list[int], *others: Any, **options: Any
+    ) -> Any:
+        messages[0] += (sum(sizes) - sizes[group.rank]) * received.itemsize
+        return real(received, sent, sizes, *others, **options)
+
+    before = received_bytes()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dist, "all_to_all_single", watched)
+        fitting.trained(group, 3, mode=mode)
+    return received_bytes() - before, messages[0]
+
+
+@on_workers
+def test_bytes_from_other_ranks_are_counted(four: DistributedContext) -> None:
+    for counted, messages in four.run_torch(exchanged, "exact", ranks=3):
+        assert counted == messages > 0
+    (exact, _), *_ = four.run_torch(exchanged, "exact", ranks=2)
+    (fast, _), *_ = four.run_torch(exchanged, "fast", ranks=2)
+    numbers = sum(parameter.numel() for parameter in fitting.network().parameters())
+    assert fast == pytest.approx(3 * 4 * numbers, rel=0.3)
+    assert exact == pytest.approx(3 * 4 * numbers * 1.5, rel=0.3)
+    assert four.run_torch(exchanged, "exact", ranks=1) == [(0, 0)]
+
+
 def losses_of(steps: int, **options: Any) -> list[float]:
     """Losses of a small training in this process."""
     return fitting.trained(TorchGroup(), steps, **options)[0]
@@ -83,6 +115,44 @@ def test_a_step_is_that_of_plain_torch() -> None:
         twin(points).square().mean().backward()
         plain.step()
     torch.testing.assert_close(module.weight, twin.weight)
+
+
+def partly_used() -> torch.nn.ParameterDict:
+    """Parameters of which one has a gradient everywhere, one in the last slot alone, and one nowhere."""
+    return torch.nn.ParameterDict({name: torch.ones(2) for name in ("used", "rare", "unused")})
+
+
+def loss_of_slot(module: torch.nn.ParameterDict, slot: int) -> torch.Tensor:
+    """Their loss."""
+    value = module["used"] + module["rare"] if slot == 3 else module["used"]
+    loss: torch.Tensor = value.square().mean()
+    return loss
+
+
+def decayed(group: TorchGroup, mode: Any) -> tuple[dict[str, list[float]], bool]:
+    """The parameters after some steps of an optimizer that lets them decay, and True where one has a gradient of its own."""
+    module = partly_used()
+    torch_group.fit(
+        group, module, lambda step, slot: slot, loss_of_slot,
+        torch.optim.AdamW(module.parameters(), lr=0.1, weight_decay=0.1), steps=5, mode=mode,
+    )  # fmt: skip
+    return {name: value.tolist() for name, value in module.items()}, module["unused"].grad is not None
+
+
+@on_workers
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_a_parameter_without_a_gradient_is_left_alone_as_by_plain_torch(
+    four: DistributedContext, mode: str
+) -> None:
+    plain = partly_used()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1, weight_decay=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        torch.stack([loss_of_slot(plain, slot) for slot in range(4)]).mean().backward()
+        optimizer.step()
+    for values, has_gradient in [decayed(TorchGroup(), mode), *four.run_torch(decayed, mode, ranks=3)]:
+        assert (values["unused"], has_gradient) == ([1.0, 1.0], False)
+        assert all(values[name] == pytest.approx(plain[name].tolist(), rel=1e-5) for name in values)
 
 
 def test_what_a_network_keeps_and_does_not_change_stays_to_the_bit() -> None:
@@ -137,6 +207,17 @@ def test_a_training_that_is_finished_does_nothing_more(tmp_path: Path) -> None:
     seen: list[int] = []
     again = losses_of(4, checkpoint=tmp_path / "state", report=lambda step, _: seen.append(step))
     assert (again, seen) == (first, [])
+
+
+@pytest.mark.parametrize("is_scheduled", [False, True])
+def test_an_optimizer_that_needs_a_closure_is_refused(is_scheduled: bool) -> None:
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(layer.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1) if is_scheduled else None
+    with pytest.raises(ConfigError, match=r"LBFGS needs a closure .* Write another optimizer"):
+        torch_group.fit(
+            TorchGroup(), layer, fitting.batch, fitting.loss, optimizer, steps=1, scheduler=scheduler
+        )
 
 
 def test_too_few_slots_a_loss_of_many_numbers_and_one_that_is_not_finite_are_refused() -> None:

@@ -26,7 +26,8 @@ from halotile.errors import (
     InputError,
     OutputRefused,
 )
-from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.clusters import local
+from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.jobs.train.words import FAST, plan_rows
 from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.make import make_plan
@@ -39,10 +40,10 @@ from halotile.storage.images.png import contrast
 from halotile.storage.images.sheet import grey
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import EXAMPLES, PAGE
-from halotile.tasks.training.recipe import read_curve
+from halotile.tasks.groups.training.curve import read_curve
 from tests.faults import REPOSITORY, members, until
 from tests.graphs.test_watching import Looking, fetched
-from tests.graphs.trainings import recipe_of, train, training, write_images
+from tests.graphs.trainings import curve_of, recipe_of, train, training, write_images
 from tests.support import job_of, read_zarr, run_inline, write_zarr
 
 
@@ -68,12 +69,22 @@ def test_one_worker_gives_the_same_bits(
     assert (outcome.done, outcome.total, outcome.counted) == (13, 13, "step")
     assert outcome.peak_memory_bytes > 200 * 2**20
     assert outcome.inspection.figures["denoiser"] == {"name": "unet", "weights": job.output.path}
-    rows = [
-        json.loads(line)
-        for line in (RunDirectory.beside(job.output.path).iterations_path).read_text().splitlines()
-    ]
+    rows = curve_of(job)
     assert [row["iteration"] for row in rows] == list(range(1, 13))
-    assert {"loss", "validation", "rate"} <= set(rows[-1])
+    assert set(rows[-1]) == {"iteration", "loss", "validation", "rate"}
+
+
+@pytest.mark.cluster
+def test_weights_and_curve_have_the_same_bits_for_one_to_four_workers(images: Path, tmp_path: Path) -> None:
+    found = []
+    with local.start(Order(workers=4, memory_bytes=3 * 2**30)) as four:
+        four.client.wait_for_workers(4)
+        for count in (1, 2, 3, 4):
+            (folder := tmp_path / str(count)).mkdir()
+            job = training(images, folder, steps=20, run=Run(workers=count, memory_per_worker="3GiB"))
+            found.append((train(job, four)[1], curve_of(job)))
+    assert len(found[0][1]) == 20
+    assert all(each == found[0] for each in found)
 
 
 @pytest.mark.cluster
@@ -107,22 +118,28 @@ def test_a_killed_worker_and_a_killed_driver_change_no_bit(
     images: Path, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "whole").mkdir()
-    _, expected = train(training(images, tmp_path / "whole", steps=200), cluster)
+    whole = training(images, tmp_path / "whole", steps=200)
+    _, expected = train(whole, cluster)
     job = training(images, tmp_path, steps=200)
     path = tmp_path / "train.yaml"
     path.write_text(json.dumps(make_plan(job).documents.resolved))
-    curve = RunDirectory.beside(job.output.path).state_path / "curve.json"
+    (tmp_path / "sitecustomize.py").write_text(
+        "from halotile.tasks.training import trainer\ntrainer.CHECKPOINT_SECONDS = 0.1\n"
+    )
+    state = RunDirectory.beside(job.output.path).state_path
     command = [sys.executable, "-m", "halotile.cli.main", "run", str(path), "--quiet"]
-    with subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True) as driver:
-        until(lambda: driver.poll() is not None or read_curve(curve)[0] > 0, seconds=60)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY)))}
+    with subprocess.Popen(command, env=environment, start_new_session=True) as driver:
+        until(lambda: driver.poll() is not None or list(state.glob("*.checkpoint")), seconds=60)
         assert driver.poll() is None
         others = [psutil.Process(pid) for pid in members(driver.pid) if pid != driver.pid]
         max(others, key=lambda process: process.memory_info().rss).kill()
-        until(lambda: driver.poll() is not None or read_curve(curve)[0] > 100, seconds=60)
+        until(lambda: driver.poll() is not None or read_curve(state / "curve.json")[0] > 100, seconds=60)
         assert driver.poll() is None
         driver.kill()
     _, weights = train(job)
     assert weights == expected
+    assert curve_of(job) == curve_of(whole)
     assert verify(job.output.path, job=job).sound
 
 

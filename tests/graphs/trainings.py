@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.training.recipe import Recipe
 from tests.support import work_of, write_zarr
 
@@ -50,6 +52,12 @@ def train(job: Training, cluster: RunningCluster | None = None, **options: Any) 
     """Run a training; return its end and the weights."""
     outcome = run(make_plan(job, **options), cluster=cluster)
     return outcome, Path(job.output.path).read_bytes()
+
+
+def curve_of(job: Training) -> list[dict[str, float]]:
+    """The rows of the curve without their times."""
+    lines = RunDirectory.beside(job.output.path).iterations_path.read_text().splitlines()
+    return [{name: n for name, n in json.loads(line).items() if name != "seconds"} for line in lines]
 
 
 def recipe_of(job: Training) -> Recipe:

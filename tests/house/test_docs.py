@@ -140,6 +140,8 @@ def make_file(name: str, folder: Path) -> None:
         for word, ours in SITE.items():
             text = text.replace(word, ours)
         (folder / name).write_text(text)
+    elif name == "petra.cxi":
+        shutil.copy(ROOT / "examples/ptychography" / name, folder)
     elif name == "train.py":
         block = re.search(r"```text\n(# train\.py\n.*?)```", (ROOT / "docs/torch.md").read_text(), re.DOTALL)
         assert block

@@ -24,12 +24,14 @@ EXAMPLES = {
     "denoise": ("job-file.md", "every-key.yaml"),
     "reconstruct": ("reconstruction.md", "every-key-of-a-reconstruction.yaml"),
     "simulate": ("reconstruction.md", "every-key-of-a-simulation.yaml"),
+    "ptychography": ("ptychography.md", "every-key-of-ptychography.yaml"),
     "train": ("training.md", "every-key-of-a-training.yaml"),
 }
 SHARED = {
     "denoise": (),
     "reconstruct": ("output", "tile", "run", "cluster"),
     "simulate": ("run", "cluster"),
+    "ptychography": ("run", "cluster"),
     "train": ("input", "run", "cluster"),
 }
 """Sections that are those of a denoising job."""
@@ -78,7 +80,7 @@ def test_the_examples_have_every_key_with_its_default(
     check_values(written, schema)
 
 
-@pytest.mark.parametrize("job", ["reconstruct", "simulate", "train"])
+@pytest.mark.parametrize("job", ["ptychography", "reconstruct", "simulate", "train"])
 def test_the_examples_have_every_key_outside_of_sections(
     examples: dict[str, dict[str, Any]], job: str
 ) -> None:

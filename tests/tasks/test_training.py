@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,8 @@ from halotile.tasks.block import BlockRunner
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.unet import UNet
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.curve import read_curve
+from halotile.tasks.groups.training.one_file import WriteFile
 from halotile.tasks.groups.training.saved import read_content, state_in
 from halotile.tasks.networks.base import Network
 from halotile.tasks.networks.dncnn import DnCNNNetwork
@@ -37,9 +40,9 @@ from halotile.tasks.training.adam import Adam
 from halotile.tasks.training.examples import GAP_PIXELS, draw_examples
 from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
 from halotile.tasks.training.patches import HELD_EVERY, HELD_FIRST, PatchSource, TrainingImage
-from halotile.tasks.training.recipe import Recipe, read_curve
+from halotile.tasks.training.recipe import Recipe
 from halotile.tasks.training.trainer import Trainer
-from halotile.tasks.training.writing import WriteWeights
+from halotile.tasks.training.writing import encoded_weights
 
 
 @dataclass
@@ -251,7 +254,7 @@ def test_a_network_learns_to_denoise_from_the_noisy_image(
     recipe = recipe_of(tmp_path, network, noisy, method=method)
     Trainer(recipe, "cpu").train(TorchGroup())
     path = tmp_path / "weights.safetensors"
-    BlockRunner(WriteWeights(recipe, path, FileLayout(10**6))).run([0])
+    BlockRunner(WriteFile(partial(encoded_weights, recipe), path, FileLayout(10**6))).run([0])
     with safe_open(path, "pt") as file:
         keys = json.loads(file.metadata()["halotile"])["denoiser"]
     model = DENOISERS[keys.pop("name")](**keys, weights=str(path)).build()
@@ -370,6 +373,14 @@ def test_steps_are_those_of_the_adam_of_torch() -> None:
         copy.load_state_dict(adam.state_dict())
         adam = copy
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-13, atol=1e-15)
+
+
+def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
+    used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    adam = Adam([used, unused], lambda step: 0.1)
+    used.square().sum().backward()
+    adam.step()
+    assert (used.tolist(), unused.tolist()) == ([pytest.approx(0.9)] * 2, [1.0, 1.0])
 
 
 def test_a_training_imports_no_compiler() -> None:

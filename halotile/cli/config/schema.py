@@ -31,7 +31,7 @@ def config_schema() -> dict[str, Any]:
     --------
     >>> schema = config_schema()
     >>> schema["properties"]["job"]["enum"]
-    ['denoise', 'reconstruct', 'simulate', 'train']
+    ['denoise', 'ptychography', 'reconstruct', 'simulate', 'train']
     """
     job_names = kind_names()
     kinds = [_job_schema(name, keys_of(name)) for name in job_names]

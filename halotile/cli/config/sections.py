@@ -23,6 +23,7 @@ from halotile.graphs.kinds.sections import OWN, Cluster, Job
 from halotile.graphs.rules.check import checks_of, common_checks, rules_of
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
 from halotile.graphs.words import nearest, shown
+from halotile.tasks.options import required_keys
 
 FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-import to the command"}
 
@@ -148,11 +149,17 @@ class _Check:
             return None
         if is_named(schema):
             return self._choice((key,), section, schema, values)
-        built, faults = check_fields(schema, self._with_paths((key,), schema, values))
+        return self._fields((key,), schema, values)
+
+    def _fields(self, place: KeyPath, schema: type, values: Mapping[str, Any]) -> Any:
+        """Return values at a place as their dataclass, or None where they have faults."""
+        built, faults = check_fields(schema, self._with_paths(place, schema, values))
         field_names = field_types(schema)
         for path, message in faults:
             unknown = len(path) == 1 and path[0] not in field_names
-            self.found.fault((key, *path), self._unknown(str(path[0]), field_names) if unknown else message)
+            self.found.fault(
+                (*place, *path), self._unknown(str(path[0]), field_names) if unknown else message
+            )
         return built
 
     def _choice(self, path: KeyPath, part: str, schema: type, values: Mapping[str, Any]) -> Any:
@@ -166,7 +173,8 @@ class _Check:
         """Return the entries of a list, or None where one of them is wrong."""
         key = self.written[name]
         values = self.tree.get(key)
-        entry = f"- {{{', '.join(f'{field}: ...' for field in field_types(schema) if field in ('name', 'data'))}}}"
+        shown_keys = ("name", "data") if is_named(schema) else required_keys(schema)
+        entry = f"- {{{', '.join(f'{field}: ...' for field in field_types(schema) if field in shown_keys)}}}"
         if values is None:
             if self.kind.requires(name):
                 self.found.fault((key,), f"missing; write `{name}:` and below it `{entry}`")
@@ -176,14 +184,16 @@ class _Check:
                 (key,), f"{shown(values)} is not a list; write entries below it, such as `{entry}`"
             )
             return None
-        choices = []
+        entries = []
         for number, value in enumerate(values):
-            if isinstance(value, dict):
-                chosen = read_choice(self.found, (key, number), schema, value)
-                choices.append(chosen.as_part(schema) if chosen and chosen.declared else None)
-            else:
+            if not isinstance(value, dict):
                 self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")
-        return None if self.found.is_wrong((key,)) else tuple(choices)
+            elif is_named(schema):
+                chosen = read_choice(self.found, (key, number), schema, value)
+                entries.append(chosen.as_part(schema) if chosen and chosen.declared else None)
+            else:
+                entries.append(self._fields((key, number), schema, value))
+        return None if self.found.is_wrong((key,)) else tuple(entries)
 
     def _values(self, schema: type) -> Any:
         """Return the values outside all sections, as their dataclass."""

@@ -38,7 +38,7 @@ def table_cells(scaling: Scaling) -> list[list[str]]:
     cells = [[*head, "written", "exchanged", "peak memory", *(["on GPU"] if on_gpu else [])]]
     for row in scaling.rows:
         run, (seconds, *ends) = row.run, map(precise_seconds_text, row.seconds)
-        moved = [run.read_bytes, run.written_bytes, run.exchanged_bytes]
+        on_disk = [run.read_bytes, run.written_bytes]
         peaks = [run.peak_memory_bytes, *([run.device_peak_bytes] if on_gpu else [])]
         texts = [
             str(run.workers),
@@ -48,10 +48,11 @@ def table_cells(scaling: Scaling) -> list[list[str]]:
             f"{row.speed_up:.3g}",
             f"{100 * row.efficiency:.0f} %",
         ]
-        # Where no block was counted, nothing else was either.
-        cells.append(
-            [*texts, *(bytes_text(n) if any(moved) else "-" for n in moved), *map(bytes_text, peaks)]
-        )
+        # Without blocks nothing is counted on the disk, and of programs of ranks only what trainings exchange.
+        moved = [bytes_text(n) if any(on_disk) else "-" for n in on_disk]
+        is_known = any(on_disk) or run.exchanged_bytes or run.workers == 1
+        exchanged = bytes_text(run.exchanged_bytes) if is_known else "-"
+        cells.append([*texts, *moved, exchanged, *map(bytes_text, peaks)])
     return cells
 
 

@@ -16,7 +16,7 @@ def kind_names() -> list[str]:
     Examples
     --------
     >>> kind_names()
-    ['denoise', 'reconstruct', 'simulate', 'train']
+    ['denoise', 'ptychography', 'reconstruct', 'simulate', 'train']
     """
     return names("jobs")
 

@@ -78,8 +78,10 @@ def for_its_image(job: AJob) -> AJob:
             f"input.path is {section.path}: patterns are for files on a disk. Write the address of one image."
         )
     word = stem(section.path)
-    sides = {name: side.replace(STEM, word) for name, side in section.sides.items()}
     moved: AJob = job.moved_to(job.place.replace(STEM, word))
+    if not hasattr(section, "sides"):
+        return moved
+    sides = {name: side.replace(STEM, word) for name, side in section.sides.items()}
     return replace(moved, input=replace(section, sides=sides))  # type: ignore[call-arg]
 
 

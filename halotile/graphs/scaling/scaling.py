@@ -26,7 +26,7 @@ class TimedRun:
     read_bytes, written_bytes : int
         Bytes that blocks read and wrote, in the whole trial; 0 where there are no blocks, and nothing is counted.
     exchanged_bytes : int
-        Bytes of results that workers received from one another.
+        Bytes that workers received from one another: of results, and in the steps of a training.
     peak_memory_bytes, device_peak_bytes : int
         Peak of one worker, in its memory and on its GPU.
     """

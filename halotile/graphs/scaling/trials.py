@@ -37,6 +37,7 @@ from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, full_path
 from halotile.storage.disk.place import check_dots, check_parents
 from halotile.tasks.block import peak_memory_bytes
+from halotile.tasks.groups.training.traffic import received_bytes
 
 BLOCK = "block"
 """The unit of a job without steps."""
@@ -215,11 +216,13 @@ def _notes(plan: Plan, blocks: int) -> Iterator[str]:
 
 
 def _epoch_text(steps: float, scaling: Scaling) -> str:
-    """Describe the time of an epoch, which has so many steps, with each number of workers."""
-    times = [
-        f"{precise_seconds_text(steps * row.seconds[0])} with {counted(row.run.workers, 'worker')}"
-        for row in scaling.rows
-    ]
+    """Describe the time of an epoch, which has so many steps, with each number of workers: the median, and the range."""
+    times = []
+    for row in scaling.rows:
+        middle, *ends = (precise_seconds_text(steps * seconds) for seconds in row.seconds)
+        times.append(
+            f"{middle} ({' to '.join(dict.fromkeys(ends))}) with {counted(row.run.workers, 'worker')}"
+        )
     return f"an epoch is {steps:.3g} {scaling.unit}s: {', '.join(times)}"
 
 
@@ -267,5 +270,6 @@ def _run(plan: Plan, portion: Portion, signals: Signals) -> TimedRun:
 
 
 def _received_bytes(dask_worker: Worker) -> int:
-    """Bytes of results that a worker received from others, by Dask's log of its last transfers."""
-    return sum(transfer["total"] for transfer in dask_worker.transfer_incoming_log)
+    """Bytes that a worker received from others: of results, by Dask's log of its last transfers, and as a rank of trainings."""
+    results: int = sum(transfer["total"] for transfer in dask_worker.transfer_incoming_log)
+    return results + received_bytes()

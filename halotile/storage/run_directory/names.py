@@ -8,7 +8,7 @@
 ``status.json`` the progress of the run, replaced about once a second
 ``events.jsonl``  events, one JSON object per line
 ``iterations.jsonl``  results of each iteration of a solver
-``examples.png``  patches of a training as they are, above the same ones denoised
+``examples.png``  patches of a training above the same ones denoised; the object of a ptychographic reconstruction
 ``page.html``   the page of the run as it was at the end, if its dashboard was on
 ``performance.html``  Dask's report of the run, if its dashboard was on
 ``written.json``  the iterations up to the one whose image is in the output

@@ -51,13 +51,14 @@ class Adam:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> None:
-        """Change the parameters by their gradients."""
+        """Change the parameters by their gradients; one that has none counts as zero."""
         rate = self.rate(self.steps)
         self.steps += 1
         of_means, of_squares = (1 - decay**self.steps for decay in DECAYS)
         for parameter, mean, square in zip(self.parameters, self.means, self.squares, strict=True):
-            mean.lerp_(parameter.grad, 1 - DECAYS[0])
-            square.lerp_(parameter.grad.square(), 1 - DECAYS[1])
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            mean.lerp_(gradient, 1 - DECAYS[0])
+            square.lerp_(gradient.square(), 1 - DECAYS[1])
             spread = square.sqrt().div_(math.sqrt(of_squares)).add_(EPSILON)
             parameter.addcdiv_(mean, spread, value=-rate / of_means)
 

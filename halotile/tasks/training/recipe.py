@@ -1,16 +1,13 @@
-"""Everything that defines a training, and the curve that it records. Declaring one imports nothing heavy."""
+"""Everything that defines a training. Declaring one imports nothing heavy."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from halotile.tasks.networks.base import Network
 from halotile.tasks.training.patches import PatchSource
-
-CurveRow = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,3 @@ class Recipe:
     def channels(self) -> int:
         """Channels of the images."""
         return self.patches.images[0].channels
-
-
-def read_curve(path: Path) -> tuple[int, list[CurveRow]]:
-    """The number of steps that are done and the rows of the curve; 0 and none where nothing was recorded."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):  # it is replaced as a whole
-        return 0, []
-    return int(content["step"]), list(content["rows"])

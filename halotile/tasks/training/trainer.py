@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator
@@ -18,13 +17,14 @@ from halotile.errors import DamagedData, DiskRefused
 from halotile.storage.disk.durable import DISK, is_full
 from halotile.tasks.devices.device import prepare_process
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.curve import CurveRow, read_curve, write_curve
 from halotile.tasks.groups.training.fit import fit
 from halotile.tasks.groups.training.saved import read_content, state_in
 from halotile.tasks.training.adam import Adam
 from halotile.tasks.training.examples import EXAMPLES, draw_examples
 from halotile.tasks.training.methods import LAYOUT, METHODS, PatchBatch, mean_loss
 from halotile.tasks.training.patches import Patches
-from halotile.tasks.training.recipe import CurveRow, Recipe, read_curve
+from halotile.tasks.training.recipe import Recipe
 
 VALIDATED = 16
 """Patches that validate, at most."""
@@ -140,12 +140,13 @@ class _Recorder:
 
     def __init__(self, trainer: Trainer, module: torch.nn.Module) -> None:
         self.trainer, self.recipe, self.module = trainer, trainer.recipe, module
-        self.rows = read_curve(self.recipe.curve)[1]
+        content = read_content(self.recipe.checkpoint)
+        self.losses: list[float] = state_in(content)["losses"] if content else []
+        """Losses of all steps."""
+        self.rows = self._rows_so_far()
         self.began = time.monotonic()
         """Time of the last row."""
         self.written = 0.0
-        self.losses: list[float] = []
-        """Losses since the last row."""
         held_out = self.recipe.patches.held_out(VALIDATED)
         self.held_out = None if held_out is None else trainer.tensors(held_out)
         patches = trainer.first if self.held_out is None else self.held_out.pixels
@@ -156,28 +157,37 @@ class _Recorder:
     def __call__(self, step: int, loss: float) -> None:
         """Take the loss of a step."""
         self.losses.append(loss)
-        if step % self.recipe.every == 0 or step == self.recipe.steps:
-            if not any(
-                row["iteration"] == step for row in self.rows
-            ):  # else it is from before an interruption
-                self.rows.append(self._row(step))
-            self.losses.clear()
-        if time.monotonic() - self.written >= WRITE_SECONDS:
+        if has_row := self._has_row(step):
+            self.rows.append(self._row(step))
+        # The checkpoint, which is written afterwards, is never ahead of the curve.
+        if has_row or time.monotonic() - self.written >= WRITE_SECONDS:
             self.write(step)
+
+    def _has_row(self, step: int) -> bool:
+        return step % self.recipe.every == 0 or step == self.recipe.steps
+
+    def _rows_so_far(self) -> list[CurveRow]:
+        """The rows up to the checkpoint; those that the curve has lost come from the losses, without the loss on held-out patches."""
+        recorded = {row["iteration"]: row for row in read_curve(self.recipe.curve)[1]}
+        steps = [step for step in range(1, len(self.losses) + 1) if self._has_row(step)]
+        return [recorded.get(step) or self._trained(step) for step in steps]
 
     def _row(self, step: int) -> CurveRow:
         seconds = time.monotonic() - self.began
-        row: CurveRow = {"iteration": step, "loss": math.fsum(self.losses) / len(self.losses)}
+        row = self._trained(step)
         if self.held_out is not None:
             row["validation"] = self._validate(self.held_out)
         self.began = time.monotonic()
-        return row | {"rate": self.trainer.rate(step), "seconds": seconds}
+        return row | {"seconds": seconds}
+
+    def _trained(self, step: int) -> CurveRow:
+        """Mean loss of the steps of a row, and the learning rate after them."""
+        losses = self.losses[(step - 1) // self.recipe.every * self.recipe.every : step]
+        return {"iteration": step, "loss": math.fsum(losses) / len(losses), "rate": self.trainer.rate(step)}
 
     def write(self, step: int) -> None:
-        """Write the curve, for the driver to show; what is lost of it is recorded again."""
-        text = json.dumps({"step": step, "rows": self.rows})
-        with suppress(OSError):
-            DISK.write_file(self.recipe.curve, [text.encode()], sync=False)
+        """Write the curve, for the driver to show."""
+        write_curve(self.recipe.curve, step, self.rows)
         self.written = time.monotonic()
         if self.written - self.drawn >= DRAW_SECONDS:
             self.draw()

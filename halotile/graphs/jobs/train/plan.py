@@ -29,10 +29,10 @@ from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.sharded.output import FileLayout
 from halotile.storage.stored_array import MOST_SHARED
+from halotile.tasks.groups.training.one_file import ONE_BLOCK
 from halotile.tasks.networks.base import Network
 from halotile.tasks.training.patches import PatchSource
 from halotile.tasks.training.recipe import Recipe
-from halotile.tasks.training.writing import ONE_FILE
 
 USUAL_STEPS = 1000
 ROWS = 50
@@ -68,7 +68,7 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
     output = OutputFile(
         Path(str(begun.output)),
         FileLayout(network.weight_bytes(patches.images[0].channels)),
-        ONE_FILE,
+        ONE_BLOCK,
         job.output.overwrite,
     )
     recipe = Recipe(

@@ -1,1 +1,1 @@
-"""Training of networks by the ranks of a group, and the checkpoints of it."""
+"""Programs of ranks that go on from a checkpoint: training, saved states, curves, and the file of a result."""

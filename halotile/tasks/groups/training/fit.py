@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,8 @@ import torch
 from halotile.errors import ConfigError, Diverged
 from halotile.tasks.groups.cut_tensors.transfers import wide_type
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.training.saved import read_content, state_in, write_state
+from halotile.tasks.groups.training.saved import shared_state, write_state
+from halotile.tasks.groups.training.traffic import count_received
 
 SLOTS = 4
 """Parts of a batch, by default."""
@@ -61,7 +63,8 @@ def fit(
     loss : callable
         ``loss(module, data)`` returns the mean loss of a slot, a tensor with one number.
     optimizer : Optimizer
-        Any of torch's, for the parameters of the module.
+        Any of torch's that needs no closure, which leaves out LBFGS, for the parameters of the module. A parameter without a gradient in
+        all slots of a step has none; one with a gradient in some slots has the mean with zeros in the others.
     steps : int
         Number of steps, those before an interruption included.
     slots : int
@@ -82,7 +85,7 @@ def fit(
     Raises
     ------
     ConfigError
-        When there are fewer slots than ranks, or the loss is not one number.
+        When there are fewer slots than ranks, the loss is not one number, or the optimizer needs a closure.
     Diverged
         When a loss is not finite.
     DamagedData
@@ -103,6 +106,7 @@ def fit(
         raise ConfigError(
             f"slots is {slots}, and there are {group.world_size} ranks: each takes at least one. Write slots={group.world_size} or more."
         )
+    _check_steps_alone(optimizer)
     training = _Training(group, module, optimizer, scheduler, slots, mode == "exact")
     path = None if checkpoint is None else Path(checkpoint)
     losses = training.begin(path)
@@ -145,17 +149,12 @@ class _Training:
 
     def begin(self, path: Path | None) -> list[float]:
         """Start all ranks from the checkpoint that rank 0 reads, or else from its network; return the losses so far."""
-        content = read_content(path) if path and self.group.rank == 0 else b""
-        size = int(self.group.broadcast(torch.tensor([len(content)], device=self.group.device)))
-        if not size:
+        state = shared_state(path, self.group)
+        if state is None:
             with torch.no_grad():
                 for tensor in (*self.module.parameters(), *self.buffers):
                     tensor.copy_(self.group.broadcast(tensor))
             return []
-        sent = torch.zeros(size, dtype=torch.uint8)
-        if content:
-            sent = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        state = state_in(self.group.broadcast(sent.to(self.group.device)).cpu().numpy().tobytes())
         try:
             self.module.load_state_dict(state["module"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -198,18 +197,32 @@ class _Training:
         return float(mean[0])
 
     def _flat(self, value: torch.Tensor, changes: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Loss, gradients and changes of the running statistics of a slot in one vector; what does not change has no rounding."""
+        """Loss, gradients, changes of the running statistics of a slot, and 1 for each parameter with a gradient, in one vector.
+
+        What does not change has no rounding.
+        """
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
-        tensors = [value, *map(_real, gradients), *changes]
+        has_gradient = value.new_tensor([p.grad is not None for p in self.parameters])
+        tensors = [value, *map(_real, gradients), *changes, has_gradient]
         dtype = max(map(wide_type, tensors), key=lambda each: torch.finfo(each).bits)
         return torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
 
     def _average(self, parts: dict[int, torch.Tensor]) -> torch.Tensor:
         """The mean over all slots of all ranks."""
+        one = next(iter(parts.values()))
+        count_received(self._received_numbers(one.numel(), len(parts)) * one.itemsize)
         if self.is_exact:
             return self.group.sum_slots(parts, self.slots) / self.slots
         total = self.group.all_reduce(torch.stack(list(parts.values())).sum(0))
         return total / self.slots
+
+    def _received_numbers(self, length: int, own_slots: int) -> int:
+        """Return the number of numbers that this rank receives for a sum over the slots of vectors of a length."""
+        rank, ranks = self.group.rank, self.group.world_size
+        if not self.is_exact:
+            return 2 * length * (ranks - 1) // ranks  # in a ring: no all-reduce does with less
+        share = (rank + 1) * length // ranks - rank * length // ranks
+        return share * (self.slots - own_slots) + length - share
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _take(self, mean: torch.Tensor, before: Sequence[torch.Tensor]) -> None:
@@ -218,11 +231,11 @@ class _Training:
             (new, old) for new, old in zip(self.buffers, before, strict=True) if new.is_floating_point()
         ]
         sizes = [1, *(_real(tensor).numel() for tensor in (*self.parameters, *(new for new, _ in averaged)))]
-        _, *pieces = mean.split(sizes)
-        for parameter, piece in zip(self.parameters, pieces, strict=False):
+        _, *pieces, has_gradient = mean.split([*sizes, len(self.parameters)])
+        for parameter, piece, share in zip(self.parameters, pieces, has_gradient.tolist(), strict=False):
             gradient = torch.empty_like(parameter)
             _real(gradient).copy_(piece.view_as(_real(gradient)))
-            parameter.grad = gradient
+            parameter.grad = gradient if share else None
         for (new, old), piece in zip(averaged, pieces[len(self.parameters) :], strict=True):
             new.copy_(old + piece.view_as(old))
 
@@ -230,6 +243,17 @@ class _Training:
     def _restore(self, values: Sequence[torch.Tensor]) -> None:
         for buffer, value in zip(self.buffers, values, strict=True):
             buffer.copy_(value)
+
+
+def _check_steps_alone(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose step computes the loss again."""
+    try:
+        inspect.signature(type(optimizer).step).bind(optimizer)
+    except TypeError:
+        raise ConfigError(
+            f"{type(optimizer).__name__} needs a closure that computes the loss anew within a step, and here each step has one loss. "
+            "Write another optimizer, such as torch.optim.Adam."
+        ) from None
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 
 from halotile.errors import DamagedData
 from halotile.storage.disk.durable import DISK, Disk
+from halotile.tasks.groups.group import TorchGroup
 
 DIGEST_BYTES = 32
 _MODE = 0o600
@@ -47,3 +48,17 @@ def state_in(content: bytes) -> dict[str, Any]:
     """Return the state in the content of a file. Code in it is not run."""
     state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return state
+
+
+def shared_state(path: Path | None, group: TorchGroup) -> dict[str, Any] | None:
+    """Return the state in the file that rank 0 reads, on every rank; None where there is no file."""
+    content = read_content(path) if path and group.rank == 0 else b""
+    size = int(group.broadcast(torch.tensor([len(content)], device=group.device)))
+    if not size:
+        return None
+    sent = (
+        torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        if content
+        else torch.zeros(size, dtype=torch.uint8)
+    )
+    return state_in(group.broadcast(sent.to(group.device)).cpu().numpy().tobytes())

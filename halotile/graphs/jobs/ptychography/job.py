@@ -1,0 +1,117 @@
+"""The job ``ptychography`` as plain frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self
+
+from halotile.graphs.kinds.sections import STRICT, Job, OwnPath, ReadPath
+from halotile.tasks.options import Auto
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanInput:
+    """The scan."""
+
+    __pydantic_config__ = STRICT
+
+    path: ReadPath
+    """Zarr group that recon-cli convert makes of a CXI file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultFile:
+    """Object, probe, positions and losses."""
+
+    __pydantic_config__ = STRICT
+
+    path: OwnPath
+    """Path of the file to write, .cxi or .h5."""
+    overwrite: bool = False
+    """Replace an existing file at this path."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model of a pattern."""
+
+    __pydantic_config__ = STRICT
+
+    field: Literal["far", "near"] = "far"
+    """far: the detector sees a Fourier transform; near: a wave that was propagated by the angular spectrum method."""
+    focus: float | str | None = None
+    """near: distance from the focus of the beam to the sample, such as 3.65 mm, where the beam diverges; null: it is parallel."""
+    modes: int = 1
+    """Modes of the probe, whose intensities add."""
+    loss: Literal["amplitude_mse", "intensity_mse", "poisson_nll"] = "amplitude_mse"
+    """amplitude_mse: squared differences of roots of counts; intensity_mse: of counts; poisson_nll: the likelihood of photon counts."""
+    refine: tuple[Literal["object", "probe", "background", "positions", "intensities"], ...] = (
+        "object",
+        "probe",
+        "background",
+        "positions",
+    )
+    """Parts that are changed: object, probe, background, positions, and the intensities of the beam at each of them."""
+    margin: int | Auto = "auto"
+    """Pixels around the scanned part of the object, as far as positions may move; auto: a tenth of a pattern's edge."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOptions:
+    """Epochs with one solver."""
+
+    __pydantic_config__ = STRICT
+
+    solver: Literal["adam", "sgd"] = "adam"
+    """The solver."""
+    epochs: int
+    """Number of times that each pattern is used."""
+    rate: float = 0.02
+    """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels."""
+    batch: int = 20
+    """Patterns of a step."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Factors of the learning rate by part, such as {positions: 0.5}."""
+    plateau: bool = False
+    """Divide the learning rate by 5 where the loss has not fallen for 10 epochs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ptychography(Job):
+    """A ptychographic reconstruction: object, probe and positions from the patterns of a scan."""
+
+    kind: ClassVar[str] = "ptychography"
+
+    input: ScanInput
+    output: ResultFile
+    model: ModelOptions = field(default_factory=ModelOptions)
+    stages: tuple[StageOptions, ...] = (
+        StageOptions(epochs=50),
+        StageOptions(epochs=20, rate=0.005, batch=50),
+    )
+    """One after the other."""
+    slots: int = 4
+    """Parts of a batch that workers share: no more workers can take part. The result depends on it, and not on the number of workers."""
+    window: int | Auto = "auto"
+    """Patterns that a slot draws from at a time, where not all of them fit into memory; auto: all, or else as many as fit; 0: all."""
+    seed: int = 0
+    """The order of the patterns follows from it."""
+
+    @property
+    def place(self) -> str:
+        """Path of the result."""
+        return self.output.path
+
+    def moved_to(self, place: str) -> Self:
+        """Return the same job with its result at another path."""
+        return replace(self, output=replace(self.output, path=place))
+
+
+def shortened(job: Ptychography, rows: int) -> Ptychography:
+    """Return the same reconstruction with so many epochs, each a row of its curve."""
+    stages, left = [], rows
+    for stage in job.stages:
+        stages.append(replace(stage, epochs=min(stage.epochs, left)))
+        left -= stages[-1].epochs
+    return replace(job, stages=tuple(stage for stage in stages if stage.epochs))

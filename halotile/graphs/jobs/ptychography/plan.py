@@ -1,0 +1,175 @@
+"""The plan of a ptychographic reconstruction: the scan opened, the object sized, then identified."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from halotile.errors import ConfigError
+from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.jobs.ptychography.job import Ptychography, StageOptions
+from halotile.graphs.jobs.ptychography.passes import PtychographyWork
+from halotile.graphs.jobs.ptychography.rules import metres
+from halotile.graphs.kinds.base import OutputFile, PlanRequest
+from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.plans.documents import documents_of
+from halotile.graphs.plans.identity import code_versions
+from halotile.graphs.plans.inputs import check_decoding, check_paths
+from halotile.graphs.plans.plan import Need, Plan, Resources
+from halotile.graphs.plans.resources.devices import note_of_cluster
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
+from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
+from halotile.storage.scans.scan import open_scan
+from halotile.storage.sharded.output import FileLayout
+from halotile.tasks.groups.training.one_file import ONE_BLOCK
+from halotile.tasks.ptychography.recipe import Optics, ScanRecipe, SolverStage
+
+COMPLEX = 8
+"""Bytes of a number."""
+OBJECTS = 6
+"""Copies of the object at once: itself, its gradient, two moments of Adam (one is real), and two while a step is made."""
+WAVES = 12
+"""Waves of each pattern and mode that a slot holds at once: an estimate."""
+SMALLER = "a smaller batch, fewer modes, or a larger pixel (recon-cli convert --bin 2)"
+
+
+def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
+    """Decide the size of the object and the memory of the workers."""
+    begun = begin(job, request)
+    computing = compute_on(job, None, trains=True)
+    job = computing.job
+    if job.run.count > job.slots:
+        requested = computing.requested._replace(why="one for each of the slots")
+        job = replace(job, run=replace(job.run, workers=job.slots))
+        computing = replace(computing, job=job, requested=requested)
+    scan, patterns = open_scan(job.input.path)
+    check_paths(patterns, begun.output)
+    check_decoding((patterns,), job.run)
+    count, *pattern = patterns.shape
+    if count < job.run.count:
+        raise ConfigError(
+            f"there are {counted(count, 'pattern')} for {job.run.count} workers. Write run.workers: 1."
+        )
+    model = job.model
+    focus = None if model.focus is None else metres(model.focus)
+    optics = Optics.of(scan, (pattern[0], pattern[1]), model.field, focus)
+    margin = max(4, max(pattern) // 10) if model.margin == "auto" else model.margin
+    stages = tuple(SolverStage(**asdict(stage)) for stage in job.stages)
+    recipe = ScanRecipe(
+        scan, patterns, optics, model.loss, model.modes, model.refine, stages, job.slots, job.seed, margin
+    )
+    recipe = replace(recipe, window=_window(job, recipe))
+    object_bytes = COMPLEX * math.prod(recipe.shape)
+    small = COMPLEX * math.prod(pattern) * (model.modes + 1) + 100 * count
+    output = OutputFile(
+        Path(str(begun.output)), FileLayout(object_bytes + small + MIB), ONE_BLOCK, job.output.overwrite
+    )
+    identity, earlier = relate(job, _identity(job, recipe, computing.device), begun, request)
+    return Plan(
+        job=job,
+        work=PtychographyWork(recipe, output, computing.device),
+        cluster=computing.cluster,
+        requested=computing.requested,
+        sources=(patterns,),
+        files=(),
+        identity=identity,
+        resources=Resources(
+            (_need(recipe),),
+            SMALLER,
+            computing.machine_bytes,
+            free_bytes(begun.output),
+            scratch_bytes=12 * (object_bytes + small),
+        ),
+        documents=documents_of(job, computing.requested, resolved={"window": recipe.window}),
+        figures=_figures(job, recipe),
+        notes=(*computing.ignored, *note_of_cluster(job, computing.cluster, computing.device)),
+        earlier=earlier,
+    )
+
+
+def _window(job: Ptychography, recipe: ScanRecipe) -> int:
+    """Decide how many patterns a slot draws from at a time: the same for any number of workers."""
+    count = len(recipe.scan.positions)
+    if job.window != "auto":
+        window = -(-job.window // recipe.chunk) * recipe.chunk
+    else:
+        free = parse_bytes(job.run.memory_per_worker) - _fixed_bytes(recipe)
+        kept = (
+            count if free < 0 else free // _pattern_bytes(recipe)
+        )  # too little for the object is said later
+        if kept >= count:
+            return 0
+        # The window of each slot and the next one, and one more chunk of each, were they all on one worker.
+        window = max(1, (kept // (recipe.slots * recipe.chunk) - 1) // 2) * recipe.chunk
+    least = min(stage.batch for stage in recipe.stages)
+    if window and least < recipe.slots:
+        raise ConfigError(
+            f"a batch is {least}, and each of the {recipe.slots} slots draws from a window of its own. Write a batch of {recipe.slots} or more, or fewer slots."
+        )
+    return window
+
+
+def _pattern_bytes(recipe: ScanRecipe) -> int:
+    return math.prod(recipe.pattern) * recipe.patterns.dtype.itemsize
+
+
+def _fixed_bytes(recipe: ScanRecipe) -> int:
+    """Memory of a rank without its patterns: copies of the object, and the waves of a slot."""
+    batch = max(-(-stage.batch // recipe.slots) for stage in recipe.stages)
+    waves = WAVES * batch * recipe.modes * math.prod(recipe.pattern) * COMPLEX
+    return IMPORTS_BYTES + OBJECTS * COMPLEX * math.prod(recipe.shape) + waves
+
+
+def _need(recipe: ScanRecipe) -> Need:
+    """Return the memory of a rank."""
+    count = len(recipe.scan.positions)
+    kept = count
+    if recipe.window:
+        kept = min(count, recipe.slots * (2 * recipe.window + recipe.chunk))
+    total = _fixed_bytes(recipe) + kept * _pattern_bytes(recipe)
+    objects = OBJECTS * COMPLEX * math.prod(recipe.shape)
+    return Need(
+        f"an object of {recipe.shape[0]} × {recipe.shape[1]} and {counted(kept, 'pattern')} on each worker",
+        total,
+        f"{bytes_text(objects)} are the object with its gradient and moments, {bytes_text(kept * _pattern_bytes(recipe))} the patterns",
+        f"Write run.memory_per_worker: {-(-total // MIB)}MiB, or {SMALLER}.",
+    )
+
+
+def _figures(job: Ptychography, recipe: ScanRecipe) -> dict[str, Any]:
+    return {
+        "input": job.input.path,
+        "positions": len(recipe.scan.positions),
+        "pattern": list(recipe.pattern),
+        "object": list(recipe.shape),
+        "pixel": list(recipe.optics.pixel),
+        "field": recipe.optics.field,
+        "modes": recipe.modes,
+        "loss": recipe.loss,
+        "refine": list(recipe.refined),
+        "window": recipe.window,
+        "epochs": recipe.epochs,
+        "stages": [_stage_text(stage) for stage in job.stages],
+    }
+
+
+def _stage_text(stage: StageOptions) -> str:
+    return f"{counted(stage.epochs, 'epoch')} of {stage.solver}, rate {stage.rate:g}, {counted(stage.batch, 'pattern')} a step"
+
+
+def _identity(job: Ptychography, recipe: ScanRecipe, device: str) -> dict[str, Any]:
+    """Return everything that can change a bit of the result."""
+    return {
+        "patterns": recipe.patterns.fingerprint(),
+        "scan": recipe.scan.digest(),
+        "model": asdict(job.model),
+        "margin": recipe.margin,
+        "stages": [asdict(stage) for stage in recipe.stages],
+        "slots": job.slots,
+        "window": recipe.window,
+        "seed": job.seed,
+        "device": device,
+        "code": code_versions(),
+    }

@@ -1,0 +1,88 @@
+"""Checks and rules for the values and parts of a ptychography job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from halotile.graphs.jobs.ptychography.job import ModelOptions, StageOptions
+from halotile.graphs.kinds.base import Check
+from halotile.graphs.kinds.sections import Run
+from halotile.graphs.rules.combinations import Faults
+from halotile.graphs.rules.values import Above, AtLeast
+from halotile.storage.spacing import converted, parse_size
+from halotile.tasks.ptychography.recipe import PARTS
+
+SUFFIXES = (".cxi", ".h5", ".hdf5")
+
+
+def metres(length: float | str) -> float | None:
+    """The metres of a length such as ``3.65 mm``; None for what is none.
+
+    Examples
+    --------
+    >>> metres("3.65 mm"), metres(0.5), metres("3 s")
+    (0.00365, 0.5, None)
+    """
+    size = parse_size(length)
+    return size and (size[0] if size[1] is None else converted(size[0], size[1], "meter"))
+
+
+def _result_path(path: str) -> str | None:
+    if "://" in path:
+        return f"{path} is in an object store, and results are written to a disk; write a path"
+    return (
+        None
+        if path.endswith(SUFFIXES)
+        else f"{path} does not end with {', '.join(SUFFIXES)}; write one of them"
+    )
+
+
+def _focus(length: float | str | None) -> str | None:
+    known = length is None or metres(length)
+    return (
+        None if known else f"is {length}; write a length above 0 in metres or with its unit, such as 3.65 mm"
+    )
+
+
+CHECKS: Mapping[tuple[str, str], Check] = {
+    ("output", "path"): _result_path,
+    ("model", "modes"): AtLeast(1),
+    ("model", "focus"): _focus,
+    ("model", "margin"): AtLeast(1),
+    ("stages", "epochs"): AtLeast(1),
+    ("stages", "batch"): AtLeast(1),
+    ("stages", "rate"): Above(0),
+    ("", "slots"): AtLeast(1),
+    ("", "window"): AtLeast(0),
+    ("", "seed"): AtLeast(0),
+}
+
+
+def optics(model: ModelOptions) -> Faults:
+    """Yield a focus that the far field has no use for, and nothing to refine."""
+    if model.focus is not None and model.field == "far":
+        yield ("model", "focus"), "is for field: near; leave it out, or write that field"
+    if "object" not in model.refine:
+        yield ("model", "refine"), "does not name the object; write [object, probe] or more"
+
+
+def rates(stages: Sequence[StageOptions]) -> Faults:
+    """Yield rates of parts that there are not."""
+    if not stages:
+        yield ("stages",), "is empty; write one such as {epochs: 50}"
+    for number, stage in enumerate(stages):
+        for part in stage.rates:
+            if part not in PARTS:
+                yield ("stages", number, "rates"), f"names {part}; write some of {', '.join(PARTS)}"
+
+
+def parts_of_batch(slots: int, run: Run) -> Faults:
+    """Yield more workers than parts of a batch."""
+    if isinstance(run.workers, int) and run.workers > slots:
+        yield (
+            ("run", "workers"),
+            f"is {run.workers}, and a batch has {slots} parts; write slots: {run.workers}, or fewer workers",
+        )
+
+
+RULES = (optics, rates, parts_of_batch)

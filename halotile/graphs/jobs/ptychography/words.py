@@ -1,0 +1,73 @@
+"""A ptychography job, its plan and its result as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from halotile.graphs.amounts import counted
+from halotile.graphs.jobs.ptychography.job import Ptychography
+from halotile.graphs.kinds.base import Figures, Row
+from halotile.graphs.plans.rows import cost_rows
+from halotile.graphs.units import shape_text
+
+
+def title(job: Ptychography) -> str:
+    """Describe a job in a few words."""
+    return f"ptychography of {job.input.path}"
+
+
+def headline(figures: Figures) -> str:
+    """Describe a plan in one line."""
+    epochs, workers = counted(figures["epochs"], "epoch"), counted(figures["workers"], "worker")
+    return (
+        f"{counted(figures['positions'], 'pattern')} of {shape_text(figures['pattern'])}: {epochs}, {workers}"
+    )
+
+
+def plan_rows(figures: Figures) -> list[Row]:
+    """Return a plan as a table."""
+    height, width = figures["pixel"]
+    return [
+        ("input", str(figures["input"])),
+        ("", f"{counted(figures['positions'], 'pattern')} of {shape_text(figures['pattern'])}"),
+        ("output", str(figures["output"])),
+        ("object", f"{shape_text(figures['object'])} pixels of {_length(height)} × {_length(width)}"),
+        ("model", f"{figures['field']} field, {counted(figures['modes'], 'mode')}, {figures['loss']}"),
+        ("refined", ", ".join(figures["refine"])),
+        *(
+            [("in memory", f"{counted(figures['window'], 'pattern')} a slot at a time")]
+            if figures["window"]
+            else []
+        ),
+        ("", ""),
+        *[("stages" if n == 0 else "", stage) for n, stage in enumerate(figures["stages"])],
+        ("", ""),
+        *cost_rows(figures),
+    ]
+
+
+def result_rows(last: Mapping[str, float], drawing: Path) -> list[Row]:
+    """Return the end of a reconstruction as a table.
+
+    Examples
+    --------
+    >>> result_rows({"loss": 0.25}, Path("scan.png"))
+    [('loss', '0.25'), ('drawing', 'scan.png')]
+    """
+    rows: Sequence[Row] = [("loss", f"{last['loss']:.4g}")] if "loss" in last else []
+    return [*rows, ("drawing", str(drawing))]
+
+
+def _length(metres: float) -> str:
+    """A length with a unit in which it is 1 to 1000.
+
+    Examples
+    --------
+    >>> _length(1.786e-7), _length(2e-11)
+    ('178.6 nm', '20 pm')
+    """
+    for factor, unit in ((1e-6, "µm"), (1e-9, "nm")):
+        if metres >= factor:
+            return f"{metres / factor:.4g} {unit}"
+    return f"{metres / 1e-12:.4g} pm"

@@ -1,0 +1,161 @@
+"""Scans in CXI files, as cxidb.org defines them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import InputError, MissingPackage
+from halotile.storage.scans.scan import Scan
+from halotile.storage.stored_array import read_error
+
+ENTRY, INSTRUMENT = "entry_1", "entry_1/instrument_1"
+DETECTOR, SOURCE = f"{INSTRUMENT}/detector_1", f"{INSTRUMENT}/source_1"
+PLANCK_TIMES_LIGHT = 1.98644586e-25
+"""In joule metres: a wavelength is this by the energy of a photon."""
+GOOD = (0, 0x1000)
+"""Flags of a mask that a pixel may have and count: none, and that it has a signal."""
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingPackage(
+            'a CXI file is read and written with h5py, which is not installed. Write: pip install "halotile[hdf5]"'
+        ) from error
+    return h5py
+
+
+def encode_cxi(
+    contents: Mapping[str, Any], attributes: Mapping[str, Mapping[str, Any]], links: Mapping[str, str]
+) -> bytes:
+    """Return the content of a CXI file.
+
+    Parameters
+    ----------
+    contents : mapping of str to value
+        Arrays, numbers and text by their places in the entry.
+    attributes : mapping of str to mapping
+        Attributes of groups in the entry.
+    links : mapping of str to str
+        Short names at the root of the file, and the places in the entry that they lead to.
+
+    Examples
+    --------
+    >>> encode_cxi({"image_1/data": np.ones(2)}, {"image_1": {"pixel_size": 1e-9}}, {"object": "image_1/data"})[1:4]
+    b'HDF'
+    """
+    h5py = _h5py()
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
+        file["cxi_version"] = 160
+        entry = file.create_group(ENTRY)
+        for name, value in contents.items():
+            entry[name] = value
+        for name, values in attributes.items():
+            entry[name].attrs.update(values)
+        for name, place in links.items():
+            file[name] = h5py.SoftLink(f"/{ENTRY}/{place}")
+    return content.getvalue()
+
+
+@contextmanager
+def opened(path: str) -> Iterator[Any]:
+    """Open an HDF5 file for reading.
+
+    Raises
+    ------
+    InputError, MissingPackage
+        When it is none, or h5py is not installed.
+    """
+    try:
+        file = _h5py().File(path, "r")
+    except OSError as error:
+        raise read_error(path, error) from error
+    with file:
+        yield file
+
+
+def read_cxi(file: Any) -> tuple[Scan, Any]:
+    """Read a scan and find its patterns in an open file.
+
+    The columns of ``basis_vectors`` are the steps on the detector from row to row and from column to column. The translations are those
+    of the sample: the beam moves the other way over it.
+
+    Raises
+    ------
+    InputError
+        When something is missing, with its name.
+    """
+    patterns = _first(file, f"{ENTRY}/data_1/data", f"{DETECTOR}/data")
+    if patterns.ndim != 3:
+        raise InputError(
+            f"{file.filename}: the patterns have shape {list(patterns.shape)}, and a scan has (positions, rows, columns)."
+        )
+    translation = _shot(file, "translation")
+    if translation is None or translation.ndim != 2 or translation.shape[1] not in (2, 3):
+        raise InputError(f"{file.filename} has no translation of the sample, (positions, 3), in metres.")
+    basis = _basis(file)
+    pixel = np.linalg.norm(basis, axis=0)
+    steps = np.zeros((len(translation), 3))
+    steps[:, : translation.shape[1]] = translation
+    positions = -steps @ np.linalg.pinv(basis / pixel).T
+    mask = file.get(f"{DETECTOR}/mask")
+    dark = file.get(f"{DETECTOR}/data_dark")
+    intensities = _shot(file, "intensities")
+    scan = Scan(
+        _wavelength(file),
+        float(_first(file, f"{DETECTOR}/distance")[()]),
+        (float(pixel[0]), float(pixel[1])),
+        positions,
+        np.arange(len(positions)),
+        mask=None if mask is None else np.isin(mask[()], GOOD),
+        background=None if dark is None else _mean_of_frames(dark[()]),
+        intensities=None if intensities is None else np.asarray(intensities, np.float64).reshape(-1),
+    )
+    scan.check(patterns.shape, file.filename)
+    return scan, patterns
+
+
+def _first(file: Any, *names: str) -> Any:
+    for name in names:
+        if name in file:
+            return file[name]
+    raise InputError(f"{file.filename} has no {names[0]}, which a scan in a CXI file has.")
+
+
+def _shot(file: Any, name: str) -> NDArray[Any] | None:
+    """Values of each pattern, which files have in one of three places."""
+    for group in (f"{ENTRY}/data_1", f"{ENTRY}/sample_1/geometry_1", DETECTOR):
+        if f"{group}/{name}" in file:
+            return np.asarray(file[f"{group}/{name}"][()], np.float64)
+    return None
+
+
+def _wavelength(file: Any) -> float:
+    if f"{SOURCE}/wavelength" in file:
+        wavelength = float(file[f"{SOURCE}/wavelength"][()])
+    else:
+        wavelength = PLANCK_TIMES_LIGHT / float(_first(file, f"{SOURCE}/energy")[()])
+    if not 0 < wavelength < np.inf:
+        raise InputError(f"{file.filename}: the wavelength is {wavelength:g} m, and has to be above 0.")
+    return wavelength
+
+
+def _basis(file: Any) -> NDArray[np.float64]:
+    """The steps between pixels, (3, 2) in metres; where only sizes are known, rows go down and columns to the left, as cxidb.org draws them."""
+    if f"{DETECTOR}/basis_vectors" in file:
+        basis = np.asarray(file[f"{DETECTOR}/basis_vectors"][()], np.float64)
+        return basis.T if basis.shape == (2, 3) else basis
+    height, width = (float(_first(file, f"{DETECTOR}/{axis}_pixel_size")[()]) for axis in "yx")
+    return np.array([[0, -width], [-height, 0], [0, 0]])
+
+
+def _mean_of_frames(dark: NDArray[Any]) -> NDArray[np.float32]:
+    return np.asarray(dark.mean(0) if dark.ndim == 3 else dark, np.float32)

@@ -1,0 +1,135 @@
+"""A ptychographic scan in a Zarr group: patterns, positions and geometry."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import InputError
+from halotile.storage.arrays import Source, open_source
+
+MARK = "halotile_scan"
+"""Attribute of the group, with the version of this layout."""
+VERSION = 1
+PATTERNS = "patterns"
+OPTIONAL = ("mask", "background", "probe", "intensities")
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """Everything about a scan but its patterns.
+
+    Parameters
+    ----------
+    wavelength, distance : float
+        Of the light, and from the sample to the detector, in metres.
+    pixel : tuple of float
+        Size of a pixel of the detector along rows and columns, in metres.
+    positions : ndarray, (positions, 2)
+        Place of the beam on the sample along rows and columns of the detector, in metres.
+    numbers : ndarray, (positions,)
+        Number of each pattern in the file that it came from.
+    mask : ndarray of bool, (rows, columns), optional
+        True where a pixel of the detector counts.
+    background : ndarray, (rows, columns), optional
+        Counts without a beam.
+    probe : ndarray, (modes, rows, columns), optional
+        A guess of the complex wave on the sample.
+    intensities : ndarray, (positions,), optional
+        Intensity of the beam at each position, relative to any.
+    """
+
+    wavelength: float
+    distance: float
+    pixel: tuple[float, float]
+    positions: NDArray[np.float64]
+    numbers: NDArray[np.int64]
+    mask: NDArray[np.bool_] | None = None
+    background: NDArray[np.float32] | None = None
+    probe: NDArray[np.complex64] | None = None
+    intensities: NDArray[np.float64] | None = None
+
+    def digest(self) -> str:
+        """Digest of every value."""
+        found = hashlib.sha256(json.dumps([self.wavelength, self.distance, self.pixel]).encode())
+        for name in ("positions", "numbers", *OPTIONAL):
+            array = getattr(self, name)
+            found.update(f"{name} {None if array is None else array.shape}".encode())
+            found.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+        return found.hexdigest()
+
+    def check(self, shape: tuple[int, ...], path: str) -> None:
+        """Refuse values that cannot be, for patterns of a shape (positions, rows, columns).
+
+        Raises
+        ------
+        InputError
+            With the value.
+        """
+        count, *pattern = shape
+        expected = {"positions": (count, 2), "intensities": (count,)}
+        expected |= dict.fromkeys(("mask", "background"), tuple(pattern))
+        for name, wanted in expected.items():
+            if (array := getattr(self, name)) is None:
+                continue
+            if array.shape != wanted:
+                raise InputError(
+                    f"{path}: {name} has shape {list(array.shape)}, and {count:,} patterns of {pattern} need {list(wanted)}."
+                )
+            if not np.isfinite(array).all():
+                raise InputError(f"{path}: {name} has values that are not finite.")
+        if self.probe is not None and self.probe.shape[-2:] != tuple(pattern):
+            raise InputError(
+                f"{path}: the probe has shape {list(self.probe.shape)}, and the patterns {pattern}. Leave it out: a guess is made."
+            )
+        if self.mask is not None and not self.mask.any():
+            raise InputError(f"{path}: the mask leaves no pixel that counts.")
+        if self.intensities is not None and not (self.intensities > 0).all():
+            raise InputError(f"{path}: an intensity of the beam is not above 0.")
+        if self.background is not None and (self.background < 0).any():
+            raise InputError(f"{path}: the background has values below 0.")
+
+
+def is_scan(path: str | Path) -> bool:
+    """Return True for the group of a scan."""
+    try:
+        attributes = json.loads((Path(path) / "zarr.json").read_bytes()).get("attributes", {})
+    except (OSError, ValueError):
+        return False
+    return MARK in attributes
+
+
+def open_scan(path: str) -> tuple[Scan, Source]:
+    """Open a scan and its patterns, (positions, rows, columns).
+
+    Raises
+    ------
+    InputError
+        When there is no scan, or it has values that cannot be.
+    """
+    import zarr
+
+    if not is_scan(path):
+        raise InputError(f"{path} is no scan. Make one of a file: recon-cli convert scan.cxi {path}")
+    group = zarr.open_group(path, mode="r")
+    attributes: dict[str, Any] = dict(group.attrs)
+    if attributes[MARK] != VERSION:
+        raise InputError(
+            f"{path} is a scan of version {attributes[MARK]}, and this halotile reads {VERSION}. Convert it again."
+        )
+    arrays = {name: group[name][:] for name in ("positions", "numbers", *OPTIONAL) if name in group}
+    scan = Scan(
+        attributes["wavelength"],
+        attributes["distance"],
+        (attributes["pixel"][0], attributes["pixel"][1]),
+        **arrays,
+    )
+    patterns = open_source(f"{path.rstrip('/')}/{PATTERNS}")
+    scan.check(patterns.shape, path)
+    return scan, patterns

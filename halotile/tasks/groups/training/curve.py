@@ -1,0 +1,27 @@
+"""The curve that a program of ranks records: rows of figures, by step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from halotile.storage.disk.durable import DISK
+
+CurveRow = dict[str, float]
+
+
+def write_curve(path: Path, step: int, rows: Sequence[CurveRow]) -> None:
+    """Write the curve, for the driver to show; what is lost of it is recorded again."""
+    with suppress(OSError):
+        DISK.write_file(path, [json.dumps({"step": step, "rows": rows}).encode()], sync=False)
+
+
+def read_curve(path: Path) -> tuple[int, list[CurveRow]]:
+    """The number of steps that are done and the rows of the curve; 0 and none where nothing was recorded."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):  # it is replaced as a whole
+        return 0, []
+    return int(content["step"]), list(content["rows"])

@@ -1,0 +1,193 @@
+"""The model of a pattern: a probe times a part of the object, propagated; its loss and its gradients in closed form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from halotile.tasks.ptychography.losses import LOSSES
+from halotile.tasks.ptychography.propagators import NearField, Propagator
+
+Box = tuple[slice, slice]
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Some positions of a scan, by the first object pixel that each pattern sees."""
+
+    pixel: torch.Tensor
+    """Whole pixels, (positions, 2)."""
+    fraction: torch.Tensor
+    """Fractions of a pixel, in [0, 1), (positions, 2)."""
+    weight: torch.Tensor
+    """Amplitude of the beam relative to the mean, (positions,)."""
+
+    @classmethod
+    def at(cls, place: torch.Tensor, weight: torch.Tensor) -> Positions:
+        """Positions at places in pixels, (positions, 2)."""
+        pixel = place.floor()
+        return cls(pixel.to(torch.int64), (place - pixel).to(weight.dtype), weight)
+
+
+@dataclass(frozen=True)
+class PatternGradients:
+    """Loss of some patterns and its gradients, in the convention of torch: twice the derivative by the conjugate.
+
+    ``object`` is that of the box that the patterns see; ``place`` is by position in pixels.
+    """
+
+    loss: torch.Tensor
+    box: Box
+    object: torch.Tensor
+    probe: torch.Tensor
+    background: torch.Tensor
+    place: torch.Tensor
+    weight: torch.Tensor
+
+
+@dataclass(frozen=True)
+class PatternModel:
+    """A propagator, a loss, and the pixels that count.
+
+    Parameters
+    ----------
+    propagator : Propagator
+        From the sample to the detector.
+    loss : str
+        ``amplitude_mse``, ``intensity_mse`` or ``poisson_nll``, summed over the pixels that count.
+    mask : Tensor, (rows, columns), optional
+        1 where a pixel of the detector counts, else 0.
+    """
+
+    propagator: Propagator
+    loss: str = "amplitude_mse"
+    mask: torch.Tensor | None = None
+
+    def gradients(
+        self,
+        image: torch.Tensor,
+        probe: torch.Tensor,
+        background: torch.Tensor,
+        positions: Positions,
+        patterns: torch.Tensor,
+    ) -> PatternGradients:
+        """Loss and gradients of some patterns.
+
+        Parameters
+        ----------
+        image : Tensor, (rows, columns)
+            The object, complex.
+        probe : Tensor, (modes, rows, columns)
+            Modes of the probe, complex, whose intensities add.
+        background : Tensor, (rows, columns)
+            Root of the intensity that is always there.
+        positions : Positions
+            The positions of the patterns.
+        patterns : Tensor, (positions, rows, columns)
+            Counted intensities.
+        """
+        waves = self._waves(image, probe, positions)
+        ramp, wave = waves.ramp, waves.on_detector
+        intensity = _intensity(wave, background)
+        loss, slope = LOSSES[self.loss](intensity, patterns)
+        if self.mask is not None:
+            loss, slope = loss * self.mask, slope * self.mask
+        back, back_spectrum = self.propagator.adjoint(2 * slope[:, None] * wave, ramp)
+
+        box, on_object = _added((waves.light.conj() * back).sum(1), positions.pixel)
+        on_light = waves.seen.conj() * back
+        on_weight = _real_product(waves.light, on_light, (1, 2, 3)) / positions.weight
+        on_spectrum = torch.fft.fft2(on_light * positions.weight[:, None, None, None])
+        turned = (on_spectrum.conj() * waves.shifted).imag
+        if isinstance(self.propagator, NearField):
+            turned = turned - (back_spectrum.conj() * waves.spectrum).imag
+        return PatternGradients(
+            loss.sum(dtype=torch.float64),
+            box,
+            on_object,
+            torch.fft.ifft2((ramp.conj() * on_spectrum).sum(0)),
+            2 * background * slope.sum(0),
+            _moments(turned.sum(1)) / turned[0, 0].numel(),
+            on_weight,
+        )
+
+    def intensity(
+        self, image: torch.Tensor, probe: torch.Tensor, background: torch.Tensor, positions: Positions
+    ) -> torch.Tensor:
+        """Expected counts, (positions, rows, columns), of arguments as of :meth:`gradients`."""
+        return _intensity(self._waves(image, probe, positions).on_detector, background)
+
+    def _waves(self, image: torch.Tensor, probe: torch.Tensor, positions: Positions) -> _Waves:
+        rows, columns = probe.shape[-2:]
+        row, column = shift_frequencies(rows, columns, probe)
+        ramp = torch.polar(
+            torch.ones((), dtype=row.dtype, device=row.device),
+            -(positions.fraction[:, :1, None] * row[:, None] + positions.fraction[:, 1:, None] * column),
+        )[:, None]
+        shifted = torch.fft.fft2(probe) * ramp
+        light = torch.fft.ifft2(shifted) * positions.weight[:, None, None, None]
+        seen = torch.stack([image[r : r + rows, c : c + columns] for r, c in positions.pixel.tolist()])[
+            :, None
+        ]
+        wave, spectrum = self.propagator.forward(light * seen, ramp)
+        return _Waves(ramp, shifted, light, seen, wave, spectrum)
+
+
+class _Waves(NamedTuple):
+    """The waves of some patterns, (positions, modes, rows, columns)."""
+
+    ramp: torch.Tensor
+    """Factors of frequencies that shift by the fraction of a pixel."""
+    shifted: torch.Tensor
+    """The spectrum of the probe, shifted."""
+    light: torch.Tensor
+    """The wave on the sample."""
+    seen: torch.Tensor
+    """The object below it."""
+    on_detector: torch.Tensor
+    spectrum: Any
+    """Kept by the propagator for the gradient of a place."""
+
+
+def _intensity(wave: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
+    return wave.abs().square().sum(1) + background.square()
+
+
+def shift_frequencies(rows: int, columns: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Radians per pixel of the frequencies of an image, of its rows and of its columns."""
+    real = like.real.dtype if like.is_complex() else like.dtype
+    row, column = (2 * math.pi * torch.fft.fftfreq(n, dtype=torch.float64) for n in (rows, columns))
+    return row.to(like.device, real), column.to(like.device, real)
+
+
+def _real_product(a: torch.Tensor, b: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    """The real part of the inner product over some axes."""
+    return (a.real * b.real + a.imag * b.imag).sum(axes)
+
+
+def _moments(turned: torch.Tensor) -> torch.Tensor:
+    """Sums over the frequencies of each pattern, times those of rows and of columns, (positions, 2)."""
+    row, column = shift_frequencies(turned.shape[-2], turned.shape[-1], turned)
+    return torch.stack([turned.sum(2) @ row, turned.sum(1) @ column], 1)
+
+
+def box_of(pixel: torch.Tensor, pattern: tuple[int, int]) -> Box:
+    """The part of the object that patterns of a shape at some pixels see."""
+    if not len(pixel):
+        return slice(0, 0), slice(0, 0)
+    (top, left), (bottom, right) = pixel.amin(0).tolist(), pixel.amax(0).tolist()
+    return slice(top, bottom + pattern[0]), slice(left, right + pattern[1])
+
+
+def _added(parts: torch.Tensor, pixel: torch.Tensor) -> tuple[Box, torch.Tensor]:
+    """Sum patches at pixels of the object, one after the other, in the box that they cover."""
+    rows, columns = parts.shape[-2:]
+    box = box_of(pixel, (rows, columns))
+    total = parts.new_zeros([part.stop - part.start for part in box])
+    top, left = (part.start for part in box)
+    for part, (r, c) in zip(parts, pixel.tolist(), strict=True):
+        total[r - top : r - top + rows, c - left : c - left + columns] += part
+    return box, total

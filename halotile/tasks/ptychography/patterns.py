@@ -1,0 +1,97 @@
+"""Patterns of a scan: chunks of neighbours in memory, read before they are needed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halotile.errors import InputError
+from halotile.storage.grid import Region
+from halotile.tasks.ptychography.order import Numbers
+from halotile.tasks.ptychography.recipe import ScanRecipe
+
+MEAN_CHUNKS = 64
+"""Chunks, at most, whose patterns are averaged for the first guess of the probe."""
+
+
+def turned(image: torch.Tensor, recipe: ScanRecipe) -> torch.Tensor:
+    """An image of the detector in the order in which it is compared: a far field begins with the direction of the beam."""
+    return torch.fft.ifftshift(image, (-2, -1)) if recipe.optics.field == "far" else image
+
+
+class Patterns:
+    """The patterns of a scan, as counted.
+
+    Parameters
+    ----------
+    recipe : ScanRecipe
+        The reconstruction.
+    slots : int
+        Slots of this rank, whose windows and next windows stay in memory.
+    """
+
+    def __init__(self, recipe: ScanRecipe, slots: int) -> None:
+        self.recipe = recipe
+        self.most = recipe.chunks
+        if recipe.window:
+            self.most = min(recipe.chunks, 2 * slots * (recipe.window // recipe.chunk) + slots)
+        self.reader = ThreadPoolExecutor(1, "halotile-read")
+        self.chunks: OrderedDict[int, Future[NDArray[Any]]] = OrderedDict()
+        """By number, the one last used at the end."""
+
+    def expect(self, numbers: Numbers) -> None:
+        """Begin to read chunks with some patterns in the background."""
+        for number in self._chunks_with(numbers):
+            self._chunk(number)
+
+    def read(self, numbers: Numbers, device: Any) -> torch.Tensor:
+        """Some patterns, (positions, rows, columns)."""
+        chunks = {number: self._chunk(number).result() for number in self._chunks_with(numbers)}
+        places = zip(*np.divmod(numbers, self.recipe.chunk), strict=True)
+        pixels = np.stack([chunks[int(number)][place] for number, place in places]).astype(np.float32)
+        return turned(torch.from_numpy(pixels).to(device), self.recipe)
+
+    def mask(self, device: Any) -> torch.Tensor | None:
+        """1 where a pixel counts, else 0; None where all do."""
+        mask = self.recipe.scan.mask
+        return None if mask is None else turned(torch.from_numpy(mask).float(), self.recipe).to(device)
+
+    def mean(self) -> torch.Tensor:
+        """The mean of some patterns of all parts of the scan, 0 in pixels that do not count."""
+        step = -(-self.recipe.chunks // MEAN_CHUNKS)
+        total, count = np.zeros(self.recipe.pattern), 0
+        for number in range(0, self.recipe.chunks, step):
+            chunk = self._chunk(number).result()
+            total += chunk.sum(0, dtype=np.float64)
+            count += len(chunk)
+        mean = turned(torch.from_numpy(total / count).float(), self.recipe)
+        mask = self.mask("cpu")
+        return mean if mask is None else mean * mask
+
+    def _chunks_with(self, numbers: Numbers) -> list[int]:
+        return [int(number) for number in np.unique(numbers // self.recipe.chunk)]
+
+    def _chunk(self, number: int) -> Future[NDArray[Any]]:
+        if number not in self.chunks:
+            self.chunks[number] = self.reader.submit(self._load, number)
+            while len(self.chunks) > self.most:
+                self.chunks.popitem(last=False)
+        self.chunks.move_to_end(number)
+        return self.chunks[number]
+
+    def _load(self, number: int) -> NDArray[Any]:
+        count, rows, columns = self.recipe.patterns.shape
+        first = number * self.recipe.chunk
+        pixels: NDArray[Any] = self.recipe.patterns.read(
+            Region((first, 0, 0), (min(first + self.recipe.chunk, count), rows, columns))
+        )
+        if (pixels.dtype.kind == "f" and not np.isfinite(pixels).all()) or pixels.min() < 0:
+            raise InputError(
+                f"{self.recipe.patterns.path} has negative values or NaN, which are no counts. Convert the scan again."
+            )
+        return pixels

@@ -1,0 +1,240 @@
+"""The program of one rank: epochs of steps, each with the gradients of all ranks, from the checkpoint on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from halotile.errors import Diverged
+from halotile.storage.disk.durable import DISK
+from halotile.tasks.devices.device import prepare_process
+from halotile.tasks.groups.cut_tensors.transfers import all_gather_v
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.curve import write_curve
+from halotile.tasks.groups.training.saved import shared_state, write_state
+from halotile.tasks.groups.training.traffic import count_received
+from halotile.tasks.ptychography.drawing import draw_object, illumination
+from halotile.tasks.ptychography.model import PatternGradients, PatternModel, Positions, box_of
+from halotile.tasks.ptychography.order import Numbers, steps_of
+from halotile.tasks.ptychography.patterns import Patterns
+from halotile.tasks.ptychography.propagators import propagator_of
+from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
+from halotile.tasks.ptychography.solvers import SOLVERS
+from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, as_real, first_state
+
+CHECKPOINT_SECONDS = 1.0
+"""Least time between two checkpoints."""
+SHOWN = 500
+"""Positions, at most, whose light decides what is drawn."""
+PATIENCE, FACTOR = 10, 0.2
+"""Epochs without a lower loss after which a stage with ``plateau`` multiplies its learning rate."""
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """A reconstruction on one rank of a group."""
+
+    recipe: ScanRecipe
+    group: TorchGroup
+
+    def run(self) -> None:
+        """Run the epochs that are left.
+
+        Raises
+        ------
+        InputError
+            When the patterns cannot be read, or are no counts.
+        Diverged
+            When the loss is not finite.
+        """
+        recipe, group = self.recipe, self.group
+        if torch.device(group.device).type == "cpu":
+            prepare_process(threads=1)
+        content = shared_state(recipe.checkpoint, group)
+        state = (
+            ReconstructionState.of(content, group.device)
+            if content
+            else first_state(recipe, self.patterns, group.device)
+        )
+        written = time.monotonic()
+        for epoch in range(len(state.losses), recipe.epochs):
+            state.losses.append(self.epoch(state, epoch))
+            if not math.isfinite(state.losses[-1]):
+                raise Diverged(
+                    f"the loss is {state.losses[-1]} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller rate, or look at the patterns."
+                )
+            now = time.monotonic()
+            if group.rank == 0 and (now - written >= CHECKPOINT_SECONDS or epoch + 1 == recipe.epochs):
+                write_state(recipe.checkpoint, state.content())
+                self.record(state)
+                written = time.monotonic()
+        group.barrier()  # the checkpoint is there once any rank returns
+
+    def epoch(self, state: ReconstructionState, epoch: int) -> float:
+        """Use every pattern once; return the mean loss of a pixel, each as it was before its step."""
+        first, stage = self.recipe.stage_of(epoch)
+        rates = rates_of(self.recipe, stage, state.losses[first:])
+        total = 0.0
+        steps = steps_of(self.recipe, epoch)
+        coming = steps + (steps_of(self.recipe, epoch + 1) if epoch + 1 < self.recipe.epochs else [])
+        ahead = max(1, self.recipe.window * self.recipe.slots // stage.batch)
+        for number, parts in enumerate(steps):
+            for later in coming[number + ahead : number + ahead + 1]:
+                self.patterns.expect(np.concatenate([later[slot] for slot in self.slots]))
+            total += self.step(state, stage, rates, parts)
+        return total / (len(self.recipe.scan.positions) * self.counted_pixels)
+
+    def step(
+        self,
+        state: ReconstructionState,
+        stage: SolverStage,
+        rates: dict[str, float],
+        parts: Sequence[Numbers],
+    ) -> float:
+        """Do one step; return the loss of its patterns."""
+        places = [state.positions(self.recipe, numbers) for numbers in parts]
+        mine = [self._packed(state, parts[slot], places[slot]) for slot in self.slots]
+        shapes = [self._shapes(state, positions) for positions in places]
+        lengths = [sum(math.prod(shape) for shape in each) for each in shapes]
+        sizes = [
+            sum(lengths[slot] for slot in TorchGroup(rank, self.group.world_size).slots(len(parts)))
+            for rank in range(self.group.world_size)
+        ]
+        everything = all_gather_v(torch.cat(mine), self.group, sizes)
+        count_received(torch.float32.itemsize * (sum(sizes) - sizes[self.group.rank]))
+        loss, gradients = self._added(state, everything.split(lengths), shapes, parts, places)
+        scale = 1 / (sum(map(len, parts)) * self.counted_pixels)
+        SOLVERS[stage.solver](state, {name: gradient * scale for name, gradient in gradients.items()}, rates)
+        self._keep_inside(state)
+        return loss
+
+    def _packed(self, state: ReconstructionState, numbers: Numbers, positions: Positions) -> torch.Tensor:
+        """The loss and the gradients of a slot in one vector of real numbers."""
+        if not len(numbers):
+            return torch.zeros(
+                sum(math.prod(s) for s in self._shapes(state, positions)), device=self.group.device
+            )
+        parameters = state.parameters
+        found = self.model.gradients(
+            parameters["object"],
+            state.probe,
+            parameters["background"],
+            positions,
+            self.patterns.read(numbers, self.group.device),
+        )
+        return torch.cat([part.reshape(-1) for part in _parts(found, state.norm)])
+
+    def _shapes(self, state: ReconstructionState, positions: Positions) -> list[tuple[int, ...]]:
+        """Shapes of the real numbers of a slot: loss, object, probe, background, positions and intensities."""
+        count, (rows, columns) = len(positions.pixel), box_of(positions.pixel, self.recipe.pattern)
+        height, width = (part.stop - part.start for part in (rows, columns))
+        probe = tuple(state.parameters["probe"].shape)
+        return [(2,), (height, width, 2), (*probe, 2), self.recipe.pattern, (count, 2), (count,)]
+
+    def _added(
+        self,
+        state: ReconstructionState,
+        vectors: Sequence[torch.Tensor],
+        shapes: Sequence[Sequence[tuple[int, ...]]],
+        parts: Sequence[Numbers],
+        places: Sequence[Positions],
+    ) -> tuple[float, PartTensors]:
+        """Sum the loss and the gradients of all slots, in their order."""
+        total = {name: torch.zeros_like(tensor) for name, tensor in state.parameters.items()}
+        loss = 0.0
+        for vector, shape, numbers, positions in zip(vectors, shapes, parts, places, strict=True):
+            pieces = vector.split([math.prod(each) for each in shape])
+            value, on_object, probe, background, place, intensity = (
+                piece.view(each) for piece, each in zip(pieces, shape, strict=True)
+            )
+            loss += float(value.clone().view(torch.float64))
+            as_real(total["object"])[box_of(positions.pixel, self.recipe.pattern)] += on_object
+            as_real(total["probe"]).add_(probe)
+            total["background"] += background
+            total["positions"][numbers] = place
+            total["intensities"][numbers] = intensity
+        return loss, total
+
+    def _keep_inside(self, state: ReconstructionState) -> None:
+        """Keep the positions on the object."""
+        least, most = self.limits
+        state.parameters["positions"].clamp_(least, most)
+
+    @cached_property
+    def limits(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Least and greatest shift of each position, in pixels: as far as the object reaches."""
+        places = torch.from_numpy(self.recipe.places).float()
+        last = torch.tensor(
+            [n - edge for n, edge in zip(self.recipe.shape, self.recipe.pattern, strict=True)]
+        )
+        room = torch.finfo(torch.float32).eps * last  # what rounding may add
+        return (room - places).to(self.group.device), (last - room - places).to(self.group.device)
+
+    @cached_property
+    def patterns(self) -> Patterns:
+        """The patterns."""
+        return Patterns(self.recipe, len(self.slots))
+
+    @property
+    def slots(self) -> range:
+        """The slots of this rank."""
+        return self.group.slots(self.recipe.slots)
+
+    @cached_property
+    def counted_pixels(self) -> int:
+        """Pixels of a pattern that count."""
+        mask = self.recipe.scan.mask
+        return math.prod(self.recipe.pattern) if mask is None else int(mask.sum())
+
+    @cached_property
+    def model(self) -> PatternModel:
+        """The model of a pattern."""
+        device = self.group.device
+        return PatternModel(
+            propagator_of(self.recipe.optics, self.recipe.pattern, device),
+            self.recipe.loss,
+            self.patterns.mask(device),
+        )
+
+    def record(self, state: ReconstructionState) -> None:
+        """Write the curve and draw the object, for the driver to show."""
+        rows = [{"iteration": n + 1, "loss": loss} for n, loss in enumerate(state.losses)]
+        write_curve(self.recipe.curve, len(rows), rows)
+        places = self.recipe.places + state.parameters["positions"].cpu().numpy()
+        light = illumination(
+            state.probe.cpu().numpy(), places[:: 1 + len(places) // SHOWN], self.recipe.shape
+        )
+        drawn = draw_object(state.parameters["object"].cpu().numpy(), light)
+        with suppress(OSError):
+            DISK.write_file(self.recipe.drawing, drawn, sync=False)
+
+
+def _parts(found: PatternGradients, norm: float) -> list[torch.Tensor]:
+    """Loss and gradients as real numbers; the loss in two parts, so that no digit of it is lost."""
+    return [
+        found.loss.reshape(1).view(torch.float32),
+        as_real(found.object),
+        as_real(found.probe * norm),
+        found.background,
+        found.place,
+        found.weight,
+    ]
+
+
+def rates_of(recipe: ScanRecipe, stage: SolverStage, losses: Sequence[float]) -> dict[str, float]:
+    """The learning rate of each part that is refined, after the epochs of a stage that are done."""
+    rate = stage.rate
+    if stage.plateau:
+        best, waited = math.inf, 0
+        for loss in losses:
+            best, waited = (loss, 0) if loss < best else (best, waited + 1)
+            if waited > PATIENCE:
+                rate, waited = rate * FACTOR, 0
+    return {name: rate * stage.rates.get(name, 1.0) for name in recipe.refined}

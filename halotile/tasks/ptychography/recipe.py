@@ -1,0 +1,183 @@
+"""Everything that defines a ptychographic reconstruction. Declaring one imports nothing heavy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.storage.arrays import Source
+from halotile.storage.scans.scan import Scan
+
+PARTS = ("object", "probe", "background", "positions", "intensities")
+"""Parts that can be refined."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverStage:
+    """Epochs with one solver.
+
+    Parameters
+    ----------
+    solver : str
+        ``adam`` or ``sgd``.
+    epochs : int
+        Number of times that each pattern is used.
+    rate : float
+        Learning rate.
+    batch : int
+        Patterns of a step.
+    rates : mapping of str to float
+        Factors of the learning rate, by part.
+    plateau : bool
+        True: the learning rate is divided by 5 where the loss has not fallen for 10 epochs.
+    """
+
+    solver: str = "adam"
+    epochs: int
+    rate: float
+    batch: int
+    rates: Mapping[str, float] = field(default_factory=dict)
+    plateau: bool = False
+
+
+@dataclass(frozen=True)
+class Optics:
+    """The way from the sample to the detector.
+
+    Parameters
+    ----------
+    field : {"far", "near"}
+        far: a Fourier transform; near: the angular spectrum method.
+    wavelength, distance : float
+        In metres; that distance over which waves with the pixels of the object propagate.
+    pixel : tuple of float
+        Size of a pixel of the object along rows and columns, in metres.
+
+    References
+    ----------
+    D. M. Paganin, Coherent X-Ray Optics, appendix B: the Fresnel scaling theorem.
+    """
+
+    field: Literal["far", "near"]
+    wavelength: float
+    distance: float
+    pixel: tuple[float, float]
+
+    @classmethod
+    def of(
+        cls, scan: Scan, shape: tuple[int, int], field: Literal["far", "near"], focus: float | None
+    ) -> Optics:
+        """The optics of a scan, whose patterns have a shape; ``focus`` is the distance from the focus of the beam to the sample.
+
+        Examples
+        --------
+        >>> scan = Scan(1e-10, 1.0, (5e-5, 5e-5), np.zeros((1, 2)), np.zeros(1, int))
+        >>> optics = Optics.of(scan, (100, 100), "near", 0.25)
+        >>> optics.distance, optics.pixel[0] * 1e6
+        (0.2, 10.0)
+        >>> round(Optics.of(scan, (100, 100), "far", None).pixel[0] * 1e9, 3)
+        20.0
+        """
+        if field == "far":
+            edges = [n * size for n, size in zip(shape, scan.pixel, strict=True)]
+            height, width = (scan.wavelength * scan.distance / edge for edge in edges)
+            return cls(field, scan.wavelength, scan.distance, (height, width))
+        larger = 1.0 if focus is None else (focus + scan.distance) / focus
+        height, width = (size / larger for size in scan.pixel)
+        return cls(field, scan.wavelength, scan.distance / larger, (height, width))
+
+
+@dataclass(frozen=True)
+class ScanRecipe:
+    """A reconstruction.
+
+    Parameters
+    ----------
+    scan : Scan
+        Positions and everything else that is small.
+    patterns : Source
+        The patterns, (positions, rows, columns).
+    optics : Optics
+        The way from the sample to the detector.
+    loss : str
+        One of :data:`~halotile.tasks.ptychography.losses.LOSSES`.
+    modes : int
+        Modes of the probe.
+    refined : tuple of str
+        Those of :data:`PARTS` that change.
+    stages : tuple of SolverStage
+        One after the other.
+    slots, seed : int
+        Parts of a batch for the ranks to share, and the number from which the order of the patterns follows.
+    margin : int
+        Pixels around the scanned part of the object, as far as positions may move.
+    window : int
+        Patterns that a slot draws from at a time, a number of whole chunks; 0: all.
+    checkpoint, curve, drawing : Path
+        Files on a disk that all ranks see.
+    """
+
+    scan: Scan
+    patterns: Source
+    optics: Optics
+    loss: str
+    modes: int
+    refined: tuple[str, ...]
+    stages: tuple[SolverStage, ...]
+    slots: int
+    seed: int
+    margin: int
+    window: int = 0
+    checkpoint: Path = Path()
+    curve: Path = Path()
+    drawing: Path = Path()
+
+    @property
+    def pattern(self) -> tuple[int, int]:
+        """Shape of a pattern."""
+        _, rows, columns = self.patterns.shape
+        return rows, columns
+
+    @property
+    def chunk(self) -> int:
+        """Patterns of a chunk."""
+        return self.patterns.chunks[0]
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks."""
+        return -(-len(self.scan.positions) // self.chunk)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of all stages."""
+        return sum(stage.epochs for stage in self.stages)
+
+    def stage_of(self, epoch: int) -> tuple[int, SolverStage]:
+        """Number of the first epoch of the stage that an epoch belongs to, and the stage."""
+        ends = itertools.accumulate(stage.epochs for stage in self.stages)
+        return next(
+            (end - stage.epochs, stage) for end, stage in zip(ends, self.stages, strict=True) if epoch < end
+        )
+
+    @property
+    def places(self) -> NDArray[np.float64]:
+        """First pixel of the object that each pattern sees, with fractions, (positions, 2)."""
+        pixels = self.scan.positions / self.optics.pixel
+        return np.asarray(pixels - pixels.min(0) + self.margin)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the object."""
+        rows, columns = (
+            math.ceil(place) + edge + self.margin
+            for place, edge in zip(self.places.max(0), self.pattern, strict=True)
+        )
+        return rows, columns

@@ -1,0 +1,87 @@
+"""The result of a reconstruction as the content of an HDF5 file, in the conventions of CXI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halotile.errors import DamagedData
+from halotile.storage.scans.cxi import encode_cxi
+from halotile.tasks.groups.training.saved import read_content, state_in
+from halotile.tasks.ptychography.recipe import ScanRecipe
+from halotile.tasks.ptychography.state import ReconstructionState
+
+LINKS = {
+    "object": "image_1/data",
+    "probe": "image_2/data",
+    "positions": "sample_1/geometry_1/translation",
+    "loss": "process_1/loss",
+}
+"""Short names at the root of the file, and their places in the entry."""
+
+
+def encoded_result(recipe: ScanRecipe) -> bytes:
+    """Return the state in the checkpoint as the content of a file.
+
+    Raises
+    ------
+    DamagedData
+        When the reconstruction has not ended.
+    """
+    state = ReconstructionState.of(state_in(read_content(recipe.checkpoint)), "cpu")
+    if len(state.losses) != recipe.epochs:
+        raise DamagedData(
+            f"{recipe.checkpoint} has {len(state.losses)} of {recipe.epochs} epochs. Run again to go on."
+        )
+    attributes = {f"image_{n}": {"pixel_size": recipe.optics.pixel} for n in (1, 2)}
+    return encode_cxi(contents(recipe, state), attributes, LINKS)
+
+
+def contents(recipe: ScanRecipe, state: ReconstructionState) -> dict[str, Any]:
+    """Everything that a result has, by its place in the entry; patterns are in the order of the file that the scan came from."""
+    optics, scan = recipe.optics, recipe.scan
+    order = np.argsort(scan.numbers)
+    moved = state.parameters["positions"].numpy() * optics.pixel
+    basis = np.array([[0.0, -scan.pixel[1]], [-scan.pixel[0], 0.0], [0.0, 0.0]])
+    return {
+        "image_1/data_space": "real",
+        "image_2/data_space": "real",
+        "image_1/data": state.parameters["object"].numpy(),
+        "image_2/data": orthogonal(state.probe).numpy(),
+        "sample_1/geometry_1/translation": _translations(scan.positions + moved)[order],
+        "sample_1/geometry_1/translation_before": _translations(scan.positions)[order],
+        "process_1/loss": np.array(state.losses),
+        "process_1/first_pixel": (recipe.places + state.parameters["positions"].numpy())[order],
+        "process_1/amplitude": state.parameters["intensities"].numpy()[order],
+        "instrument_1/detector_1/background": state.parameters["background"].square().numpy(),
+        "instrument_1/detector_1/distance": scan.distance,
+        "instrument_1/detector_1/basis_vectors": basis,
+        "instrument_1/source_1/wavelength": scan.wavelength,
+    }
+
+
+def _translations(positions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Translations of the sample along x, y and z: rows of the object go along -y, columns along -x, and the sample moves against the beam."""
+    rows, columns = positions.T
+    return np.stack([columns, rows, np.zeros(len(rows))], 1)
+
+
+def orthogonal(probe: torch.Tensor) -> torch.Tensor:
+    """Modes that are orthogonal and give the same intensities, the strongest one first.
+
+    Examples
+    --------
+    >>> same = torch.ones(2, 1, 2, dtype=torch.complex64)
+    >>> [round(float(mode.abs().square().sum()), 4) for mode in orthogonal(same)]
+    [4.0, 0.0]
+    """
+    flat = probe.reshape(len(probe), -1)
+    _, values, right = torch.linalg.svd(flat, full_matrices=False)
+    modes = values[:, None] * right
+    # The phase of a mode is free; that of the first one stays as it was, so that the object keeps its own.
+    turn = (modes.conj() * flat).sum(1)
+    turn = torch.where(turn.abs() > 0, turn / turn.abs(), torch.ones_like(turn))
+    return (turn[:, None] * modes).reshape(probe.shape)

@@ -1,0 +1,117 @@
+"""What a reconstruction refines: object, probe and the rest, with the moments of the solver, from the first guess on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from halotile.tasks.ptychography.model import Positions
+from halotile.tasks.ptychography.patterns import Patterns, turned
+from halotile.tasks.ptychography.propagators import propagator_of
+from halotile.tasks.ptychography.recipe import ScanRecipe
+
+FAINT = 0.1
+"""Amplitude of the further modes of the first guess, relative to the first one."""
+DIM = 1e-3
+"""Root of the first guess of the background, relative to that of the mean count."""
+
+PartTensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class ReconstructionState:
+    """The state of a reconstruction between two steps.
+
+    Parameters
+    ----------
+    parameters : dict of str to Tensor
+        By part, each of about 1: the probe is relative to ``norm``; positions are the pixels by which they were moved.
+    moments : dict of str to dict of str to Tensor
+        What the solver keeps, by its names and by part.
+    norm : float
+        Greatest modulus of the first guess of the probe, in roots of counts.
+    steps : int
+        Steps with the solver.
+    losses : list of float
+        Of each epoch.
+    """
+
+    parameters: PartTensors
+    norm: float
+    moments: dict[str, PartTensors] = field(default_factory=dict)
+    steps: int = 0
+    losses: list[float] = field(default_factory=list)
+
+    def content(self) -> dict[str, Any]:
+        """Return the content of a checkpoint."""
+        return dict(self.__dict__)
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], device: Any) -> ReconstructionState:
+        """The state in a checkpoint, on a device."""
+        moments = {name: _moved(tensors, device) for name, tensors in content["moments"].items()}
+        values = {key: content[key] for key in ("norm", "steps", "losses")}
+        return cls(_moved(content["parameters"], device), moments=moments, **values)
+
+    @property
+    def probe(self) -> torch.Tensor:
+        """The modes of the probe in roots of counts."""
+        return self.parameters["probe"] * self.norm
+
+    def positions(self, recipe: ScanRecipe, numbers: np.ndarray[Any, Any]) -> Positions:
+        """Some positions as they are now."""
+        moved = self.parameters["positions"][numbers].double()
+        place = torch.from_numpy(recipe.places[numbers]).to(moved.device) + moved
+        return Positions.at(place, self.parameters["intensities"][numbers])
+
+
+def _moved(tensors: Mapping[str, torch.Tensor], device: Any) -> PartTensors:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> ReconstructionState:
+    """The first guess: an object that is not there, and the probe of the scan or else that of the mean pattern."""
+    scan, propagator = recipe.scan, propagator_of(recipe.optics, recipe.pattern, "cpu")
+    mean = patterns.mean()
+    background = torch.zeros(recipe.pattern) if scan.background is None else torch.from_numpy(scan.background)
+    background = turned(background, recipe)
+    if scan.probe is None:
+        light = (mean - background).clamp(min=0).sqrt().to(torch.complex64)
+        first, _ = propagator.adjoint(light, torch.ones(1, 1))
+        if recipe.optics.field == "far":
+            first = torch.fft.fftshift(first)
+        known = first[None]
+    else:
+        known = torch.from_numpy(scan.probe.reshape(-1, *recipe.pattern)).to(torch.complex64)
+    probe = _with_modes(known, recipe.modes, recipe.seed)
+    norm = float(probe.abs().max())
+    dim = DIM * math.sqrt(float(mean.mean()))
+    intensities = torch.ones(len(scan.positions))
+    if scan.intensities is not None:
+        intensities = torch.from_numpy(np.sqrt(scan.intensities / scan.intensities.mean())).float()
+    parameters = {
+        "object": torch.ones(recipe.shape, dtype=torch.complex64),
+        "probe": probe / norm,
+        "background": background.clamp(min=dim**2).sqrt(),
+        "positions": torch.zeros(len(scan.positions), 2),
+        "intensities": intensities,
+    }
+    return ReconstructionState(_moved(parameters, device), norm)
+
+
+def _with_modes(known: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
+    """As many modes: those that are known, and faint ones that are the first with random phases."""
+    generator = torch.Generator().manual_seed(seed)
+    missing = modes - len(known)
+    phases = 2 * math.pi * torch.rand(max(0, missing), *known.shape[1:], generator=generator)
+    return torch.cat([known[:modes], FAINT * known[:1] * torch.polar(torch.ones(()), phases)])
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """A view with real and imaginary parts, of a complex tensor."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

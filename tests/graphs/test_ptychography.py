@@ -1,0 +1,168 @@
+"""Ptychography: the object of a known scan, the same bits for any number of workers and after a kill, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from typer.testing import CliRunner
+
+from halotile.cli.main import app
+from halotile.storage.scans import convert
+from halotile.storage.scans.convert import write_scan
+from halotile.tasks.groups.training.curve import read_curve
+from halotile.tasks.ptychography.simulated import SimulatedScan
+from tests.faults import until
+
+pytestmark = [pytest.mark.cluster]
+
+STAGES = [{"epochs": 8, "rate": 0.05, "batch": 6}, {"epochs": 4, "rate": 0.01, "batch": 16}]
+
+
+def job(folder: Path, name: str = "result.cxi", **parts: Any) -> Path:
+    """Write a job for the scan in a folder."""
+    path = folder / f"{name}.yaml"
+    content = {
+        "version": 1,
+        "job": "ptychography",
+        "stages": STAGES,
+        "cluster": {"dashboard": False},
+        **parts,
+    }
+    content |= {"input": {"path": str(folder / "scan.zarr")}, "output": {"path": str(folder / name)}}
+    path.write_text(json.dumps(content, indent=1))  # which is YAML as well
+    return path
+
+
+def run(path: Path, *options: str) -> Any:
+    """Run a job in this process."""
+    return CliRunner().invoke(app, ["run", str(path), "--quiet", *options])
+
+
+@pytest.fixture(scope="module")
+def simulated() -> SimulatedScan:
+    """A far field of a small raster."""
+    return SimulatedScan(raster=(8, 8), pattern=32, step=3.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, simulated: SimulatedScan) -> Path:
+    """A folder with that scan."""
+    write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
+    return tmp_path
+
+
+def object_error(path: Path, truth: SimulatedScan) -> float:
+    """Relative error of the object where it was scanned, but for a factor and a phase ramp, which no pattern knows."""
+    with h5py.File(path) as file:
+        found: NDArray[Any] = file["object"][:]
+        places = file["entry_1/process_1/first_pixel"][:]
+    shift = np.round(np.median(places - truth.places, axis=0)).astype(int)
+    rows, columns = (slice(truth.pattern // 2, n - truth.pattern // 2) for n in truth.image.shape)
+    expected = truth.image[rows, columns]
+    found = found[
+        rows.start + shift[0] : rows.stop + shift[0], columns.start + shift[1] : columns.stop + shift[1]
+    ]
+    # The ramp is the peak of the spectrum of the quotient.
+    peak = np.unravel_index(np.abs(np.fft.fft2(found * expected.conj(), (1024, 1024))).argmax(), (1024, 1024))
+    row, column = np.indices(found.shape)
+    found = found * np.exp(-2j * np.pi * (peak[0] * row + peak[1] * column) / 1024)
+    factor = (found.conj() * expected).sum() / (np.abs(found) ** 2).sum()
+    return float(np.linalg.norm(factor * found - expected) / np.linalg.norm(expected))
+
+
+def test_the_object_of_a_known_scan_is_found(folder: Path, simulated: SimulatedScan) -> None:
+    path = job(
+        folder,
+        stages=[{"epochs": 60, "rate": 0.03, "batch": 8}, {"epochs": 20, "rate": 0.003, "batch": 16}],
+        model={"refine": ["object", "probe"]},
+    )
+    done = run(path, "--workers", "2")
+    assert done.exit_code == 0, done.output
+    assert object_error(folder / "result.cxi", simulated) < 0.05
+
+
+def test_the_result_has_the_same_bits_for_any_number_of_workers(folder: Path) -> None:
+    results = []
+    for workers in (1, 2, 3, 4):
+        done = run(job(folder, f"{workers}.cxi"), "--workers", str(workers))
+        assert done.exit_code == 0, done.output
+        results.append((folder / f"{workers}.cxi").read_bytes())
+    assert all(result == results[0] for result in results)
+    with h5py.File(folder / "1.cxi") as file:
+        losses = file["loss"][:]
+        assert file["entry_1/image_1"].attrs["pixel_size"] == pytest.approx(2 * [1e-10 / (32 * 5e-5)])
+    assert len(losses) == 12
+    assert losses[-1] < losses[0] / 3
+
+
+def test_patterns_beyond_memory_give_the_same_bits_for_any_number_of_workers(
+    folder: Path, simulated: SimulatedScan
+) -> None:
+    """A chunk of these patterns has all of them: the scan is written again with chunks of four."""
+    shutil.rmtree(folder / "scan.zarr")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convert, "CHUNK_BYTES", 4 * 32 * 32 * 4)
+        write_scan(str(folder / "scan.zarr"), simulated.scan, simulated)
+    results = []
+    for workers in (1, 2, 3):
+        done = run(job(folder, f"{workers}.cxi", window=4), "--workers", str(workers))
+        assert done.exit_code == 0, done.output
+        results.append((folder / f"{workers}.cxi").read_bytes())
+    assert all(result == results[0] for result in results)
+    with h5py.File(folder / "1.cxi") as file:
+        assert file["loss"][-1] < file["loss"][0] / 3
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(folder: Path) -> None:
+    stages = [{"epochs": 400, "rate": 0.02, "batch": 6}]
+    assert run(job(folder, "whole.cxi", stages=stages), "--workers", "2").exit_code == 0
+    path = job(folder, "killed.cxi", stages=stages)
+    command = [sys.executable, "-m", "halotile", "run", str(path), "--quiet", "--workers", "2"]
+    state = folder / "killed.cxi.run" / "state"
+    with subprocess.Popen(command) as driver:
+        until(lambda: driver.poll() is not None or read_curve(state / "curve.json")[0] > 20, seconds=90)
+        driver.send_signal(signal.SIGKILL)
+    assert driver.returncode == -signal.SIGKILL
+    assert 20 < read_curve(state / "curve.json")[0] < 400
+    assert run(path, "--workers", "1").exit_code == 0
+    assert (folder / "killed.cxi").read_bytes() == (folder / "whole.cxi").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"stages": []}, "stages: is empty"),
+        ({"stages": [{"epochs": 0}]}, r"stages\[0\].epochs: 0 is too small"),
+        ({"stages": [{"epochs": 1, "rates": {"objekt": 1.0}}]}, "names objekt"),
+        ({"stages": [{"epoch": 1}]}, "did you mean epochs"),
+        ({"model": {"focus": "3 mm"}}, "is for field: near"),
+        ({"model": {"field": "near", "focus": "3 parsnip"}}, "such as 3.65 mm"),
+        ({"model": {"refine": ["probe"]}}, "does not name the object"),
+        ({"window": 4, "stages": [{"epochs": 1, "batch": 3}]}, "Write a batch of 4 or more"),
+        ({"run": {"workers": 5}}, "a batch has 4 parts"),
+        ({"run": {"memory_per_worker": "100MiB"}}, "Write run.memory_per_worker"),
+    ],
+)
+def test_mistakes_are_told_with_what_to_write(folder: Path, parts: dict[str, Any], said: str) -> None:
+    done = CliRunner().invoke(app, ["plan", str(job(folder, **parts))])
+    assert done.exit_code in (2, 5)
+    assert re.search(said, done.output), done.output
+
+
+def test_a_file_that_is_no_scan_is_refused(folder: Path) -> None:
+    path = job(folder)
+    path.write_text(path.read_text().replace("scan.zarr", "scan.zarr/patterns"))
+    done = CliRunner().invoke(app, ["plan", str(path)])
+    assert done.exit_code == 4
+    assert "recon-cli convert" in done.output

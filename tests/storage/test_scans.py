@@ -1,0 +1,126 @@
+"""Scans in CXI files as Zarr groups: values, the order of patterns, parts of patterns, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from halotile.errors import ConfigError, InputError, OutputRefused
+from halotile.storage.scans.convert import Framing, along_curve, convert_scan
+from halotile.storage.scans.scan import open_scan
+
+COUNT, EDGE = 30, 12
+DETECTOR = "entry_1/instrument_1/detector_1"
+
+
+def write_cxi(path: Path, change: Callable[[Any], None] = lambda file: None) -> str:
+    """Write a scan whose values can be told apart."""
+    random = np.random.default_rng(0)
+    with h5py.File(path, "w") as file:
+        file[f"{DETECTOR}/data"] = np.arange(COUNT * EDGE**2, dtype=np.int32).reshape(COUNT, EDGE, EDGE)
+        file[f"{DETECTOR}/distance"] = 2.0
+        # Rows go down along -y, columns along -x.
+        file[f"{DETECTOR}/basis_vectors"] = np.array([[0, -3e-5], [-5e-5, 0], [0, 0]])
+        file[f"{DETECTOR}/mask"] = np.where(np.arange(EDGE**2).reshape(EDGE, EDGE) == 5, 4, 0x1000).astype(
+            "u4"
+        )
+        file["entry_1/instrument_1/source_1/energy"] = 1.98644586e-15
+        file["entry_1/data_1/translation"] = random.uniform(-1e-6, 1e-6, (COUNT, 3))
+        change(file)
+    return str(path)
+
+
+def test_a_scan_has_the_values_of_its_file(tmp_path: Path) -> None:
+    source, path = write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr")
+    convert_scan(source, path)
+    scan, patterns = open_scan(path)
+    assert scan.wavelength == pytest.approx(1e-10, rel=1e-12)
+    assert scan.distance == 2.0
+    assert scan.pixel == pytest.approx((5e-5, 3e-5))
+    assert scan.mask is not None
+    assert np.argwhere(~scan.mask).tolist() == [[0, 5]]
+    with h5py.File(source) as file:
+        assert np.array_equal(patterns[:], file[f"{DETECTOR}/data"][:][scan.numbers])
+        moved = file["entry_1/data_1/translation"][:][scan.numbers]
+    # The sample moves along x; the beam moves over it the other way, and columns go along -x.
+    assert np.allclose(scan.positions, moved[:, [1, 0]], rtol=1e-12, atol=0)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_chunk_holds_neighbours() -> None:
+    raster = np.stack(np.meshgrid(np.arange(16), np.arange(16)), -1).reshape(-1, 2).astype(float)
+    steps = np.abs(np.diff(raster[along_curve(raster)], axis=0)).sum(1)
+    assert set(steps) == {1.0}
+
+
+def test_patterns_are_cropped_around_the_beam_and_binned(tmp_path: Path) -> None:
+    source, path = write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr")
+    convert_scan(source, path, Framing(crop=8, center=(4, 7), binning=2))
+    scan, patterns = open_scan(path)
+    with h5py.File(source) as file:
+        kept = file[f"{DETECTOR}/data"][:][scan.numbers, 0:8, 3:11].astype(np.uint32)
+    assert np.array_equal(
+        patterns[:], kept[:, ::2, ::2] + kept[:, 1::2, ::2] + kept[:, ::2, 1::2] + kept[:, 1::2, 1::2]
+    )
+    assert scan.pixel == pytest.approx((1e-4, 6e-5))
+    assert scan.mask is not None
+    assert np.argwhere(~scan.mask).tolist() == [[0, 1]]
+
+
+def _replace(name: str, value: Any) -> Callable[[Any], None]:
+    def change(file: Any) -> None:
+        del file[name]
+        if value is not None:
+            file[name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        (f"{DETECTOR}/data", np.full((COUNT, EDGE, EDGE), -1), "negative pixels"),
+        (f"{DETECTOR}/data", np.full((COUNT, EDGE, EDGE), np.nan), "NaN"),
+        (f"{DETECTOR}/data", np.zeros((EDGE, EDGE)), r"\(positions, rows, columns\)"),
+        (f"{DETECTOR}/data", None, "has no entry_1/data_1/data"),
+        (f"{DETECTOR}/distance", None, "distance"),
+        (f"{DETECTOR}/mask", np.full((EDGE, EDGE), 1), "no pixel that counts"),
+        (f"{DETECTOR}/mask", np.zeros((2, 2)), "mask has shape"),
+        ("entry_1/instrument_1/source_1/energy", None, "source_1/energy"),
+        ("entry_1/data_1/translation", None, "no translation"),
+        ("entry_1/data_1/translation", np.full((COUNT, 3), np.nan), "not finite"),
+        ("entry_1/data_1/translation", np.zeros((COUNT - 1, 3)), "positions has shape"),
+    ],
+)
+def test_what_no_scan_has_is_refused(tmp_path: Path, name: str, value: Any, said: str) -> None:
+    source = write_cxi(tmp_path / "scan.cxi", _replace(name, value))
+    with pytest.raises(InputError, match=said):
+        convert_scan(source, str(tmp_path / "scan.zarr"))
+    assert not (tmp_path / "scan.zarr").exists()
+
+
+def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
+    source, path = write_cxi(tmp_path / "scan.cxi"), tmp_path / "scan.zarr"
+    convert_scan(source, str(path))
+    with pytest.raises(OutputRefused):
+        convert_scan(source, str(path))
+    convert_scan(source, str(path), Framing(crop=4), overwrite=True)
+    assert open_scan(str(path))[1].shape == (COUNT, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("framing", "said"),
+    [
+        (Framing(crop=20), "leaves the pattern"),
+        (Framing(center=(1, 1), crop=8), "leaves"),
+        (Framing(binning=5), "--crop 10"),
+    ],
+)
+def test_parts_that_are_not_there_are_refused(tmp_path: Path, framing: Framing, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        convert_scan(write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr"), framing)

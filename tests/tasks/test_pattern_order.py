@@ -1,0 +1,57 @@
+"""The order of patterns: each once an epoch, by seed and epoch alone, and no more in memory than a window needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halotile.storage.scans import convert
+from halotile.storage.scans.scan import open_scan
+from halotile.tasks.ptychography.order import steps_of
+from halotile.tasks.ptychography.patterns import Patterns
+from halotile.tasks.ptychography.recipe import Optics, ScanRecipe, SolverStage
+from halotile.tasks.ptychography.simulated import SimulatedScan
+
+SLOTS = 3
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScanRecipe:
+    """53 patterns in chunks of 4."""
+    monkeypatch.setattr(convert, "CHUNK_BYTES", 4 * 16 * 16 * 4)
+    simulated = SimulatedScan(raster=(53, 1), pattern=16, step=2.0)
+    convert.write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
+    scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
+    optics = Optics.of(scan, (16, 16), "far", None)
+    stages = (SolverStage(epochs=3, rate=0.1, batch=7),)
+    return ScanRecipe(scan, patterns, optics, "amplitude_mse", 1, ("object",), stages, SLOTS, 5, 2)
+
+
+@pytest.mark.parametrize("window", [0, 4, 8])
+def test_each_pattern_is_used_once_an_epoch_in_another_order(recipe: ScanRecipe, window: int) -> None:
+    recipe = replace(recipe, window=window)
+    orders = []
+    for epoch in (0, 1, 0):
+        steps = steps_of(recipe, epoch)
+        assert all(len(parts) == SLOTS and sum(map(len, parts)) <= 7 for parts in steps)
+        orders.append(np.concatenate([part for parts in steps for part in parts]).tolist())
+        assert sorted(orders[-1]) == list(range(53))
+    assert orders[0] == orders[2] != orders[1]
+    assert orders[0] != steps_of(replace(recipe, seed=6), 0)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_rank_holds_the_windows_of_its_slots_alone(recipe: ScanRecipe, ranks: int) -> None:
+    recipe = replace(recipe, window=4)
+    slots = range(SLOTS) if ranks == 1 else range(1)
+    patterns, whole = Patterns(recipe, len(slots)), recipe.patterns[:]
+    for parts in steps_of(recipe, 0):
+        for slot in slots:
+            if len(parts[slot]):
+                read = patterns.read(parts[slot], "cpu").numpy()
+                assert np.array_equal(np.fft.fftshift(read, (-2, -1)), whole[parts[slot]].astype(np.float32))
+        assert len(patterns.chunks) <= 3 * len(slots)
+    assert recipe.chunks == 14

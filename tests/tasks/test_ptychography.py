@@ -1,0 +1,116 @@
+"""The model of ptychography: its gradients against automatic differentiation, in every field, with every loss."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from halotile.tasks.ptychography.losses import LOSSES
+from halotile.tasks.ptychography.model import PatternGradients, PatternModel, Positions
+from halotile.tasks.ptychography.propagators import FarField, NearField, Propagator
+
+SHAPE = (12, 15)
+NEAR = NearField.of(SHAPE, (1e-6, 1.2e-6), 1e-10, 0.02)
+
+
+def leaves(kind: torch.dtype, *, of: torch.dtype) -> dict[str, torch.Tensor]:
+    """What has gradients, with values of one precision in another one: two modes, five positions, some of them on whole pixels."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    wave = {
+        "object": torch.complex(1 + 0.1 * random(30, 31), 0.1 * random(30, 31)),
+        "probe": torch.complex(random(2, *SHAPE), random(2, *SHAPE)),
+        "background": 0.1 * random(*SHAPE),
+        "place": torch.tensor([[0.0, 3.25], [4.5, 0.1], [7.0, 2.0], [17.3, 15.9], [2.2, 9.75]]),
+        "weight": 1 + 0.1 * random(5),
+    }
+    found = {}
+    for name, x in wave.items():
+        narrow, wide = ((_complex(each) if x.is_complex() else each) for each in (kind, of))
+        found[name] = x.to(narrow).to(wide).requires_grad_()
+    return found
+
+
+def _complex(kind: torch.dtype) -> torch.dtype:
+    return torch.complex128 if kind == torch.float64 else torch.complex64
+
+
+def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.Tensor) -> torch.Tensor:
+    """The loss as a plain program has it."""
+    frequencies = [2 * torch.pi * torch.fft.fftfreq(n, dtype=torch.float64) for n in SHAPE]
+    pixels = x["place"].detach().floor()
+    loss = torch.zeros((), dtype=torch.float64)
+    for place, pixel, weight, pattern in zip(x["place"], pixels, x["weight"], patterns, strict=True):
+        f = (place - pixel).double()
+        turn = f[0] * frequencies[0][:, None] + f[1] * frequencies[1]
+        ramp = torch.exp(-1j * turn).to(x["probe"].dtype)
+        light = weight * torch.fft.ifft2(torch.fft.fft2(x["probe"]) * ramp)
+        r, c = (int(n) for n in pixel)
+        wave = light * x["object"][r : r + SHAPE[0], c : c + SHAPE[1]]
+        if isinstance(model.propagator, NearField):
+            back = torch.fft.ifft2(torch.fft.fft2(wave) * ramp.conj())
+            wave = torch.fft.ifft2(torch.fft.fft2(back) * model.propagator.transfer)
+        else:
+            wave = torch.fft.fft2(wave) / (SHAPE[0] * SHAPE[1]) ** 0.5
+        intensity = wave.abs().square().sum(0) + x["background"].square()
+        one = LOSSES[model.loss](intensity, pattern)[0]
+        loss = loss + (one if model.mask is None else one * model.mask).sum(dtype=torch.float64)
+    return loss
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("propagator", [FarField(), NEAR], ids=["far", "near"])
+def test_gradients_are_those_of_automatic_differentiation(
+    propagator: Propagator, loss: str, masked: bool
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.rand(SHAPE, generator=generator) > 0.2 if masked else None
+    patterns = torch.poisson(5 * torch.ones(5, *SHAPE, dtype=torch.float64), generator)
+    exact = leaves(torch.float32, of=torch.float64)
+    differentiated(PatternModel(propagator, loss, mask), exact, patterns)
+    errors = {}
+    for kind in (torch.float64, torch.float32):
+        model = PatternModel(_of(propagator, kind), loss, None if mask is None else mask.to(kind))
+        x = leaves(torch.float32, of=kind)
+        expected = differentiated(model, x, patterns.to(kind))
+        with torch.no_grad():
+            places = Positions.at(x["place"], x["weight"])
+            found = model.gradients(x["object"], x["probe"], x["background"], places, patterns.to(kind))
+        assert abs(found.loss - expected) / abs(expected) < (1e-12 if kind == torch.float64 else 1e-6)
+        for name, leaf in exact.items():
+            assert leaf.grad is not None
+            for way, gradient in (("ours", gradient_of(found, name, leaf)), ("torch", x[name].grad)):
+                assert gradient is not None
+                difference = (gradient.to(leaf.dtype) - leaf.grad).abs().max() / leaf.grad.abs().max()
+                errors[kind, name, way] = float(difference)
+    for name in exact:
+        assert errors[torch.float64, name, "ours"] < 1e-12, name
+        # A sum of many terms rounds in single precision, whoever computes it.
+        assert errors[torch.float32, name, "ours"] < max(1e-6, 2 * errors[torch.float32, name, "torch"]), name
+
+
+def differentiated(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.Tensor) -> torch.Tensor:
+    """The loss as a plain program has it, whose gradients the leaves get."""
+    loss = reference(model, x, patterns)
+    loss.backward()
+    return loss.detach()
+
+
+def _of(propagator: Propagator, kind: torch.dtype) -> Propagator:
+    if isinstance(propagator, NearField):
+        return NearField(propagator.transfer.to(_complex(kind)))
+    return propagator
+
+
+def gradient_of(found: PatternGradients, name: str, leaf: torch.Tensor) -> torch.Tensor:
+    """A gradient, that of the object on all of it."""
+    gradient: torch.Tensor = getattr(found, name)
+    if name != "object":
+        return gradient
+    whole = torch.zeros_like(leaf)
+    whole[found.box] = gradient
+    return whole
