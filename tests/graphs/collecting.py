@@ -212,6 +212,24 @@ def shared_gradients(group: TorchGroup) -> dict[str, Any]:
     return {"first": first, "second": second, "loss": loss}
 
 
+def half_halo_sum(group: TorchGroup, large: int) -> float:
+    """The gradient of a half that all ranks have, where that of one of them is large."""
+    x = torch.ones(1, dtype=torch.float16, requires_grad=True)
+    y = c.halo_exchange(x, group, [1] * group.world_size, 0, 2, 2)
+    (y * (2048.0 if group.rank == large else 1.0)).sum().backward()
+    assert x.grad is not None
+    return float(x.grad)
+
+
+def unreached_on_first(group: TorchGroup, is_added: bool) -> Any:
+    """The gradient of a layer that the loss of the first rank does not need, added there as the error says or not."""
+    layer, x = torch.nn.Linear(2, 1), torch.ones(1, 2, requires_grad=True)
+    c.mark_shared(layer, group)
+    loss = layer(x).sum() if group.rank else x.sum() + (0 * layer.weight.sum() if is_added else 0)
+    loss.backward()
+    return None if layer.weight.grad is None else layer.weight.grad.tolist()
+
+
 def after_a_failed_pass(group: TorchGroup) -> list[Any]:
     """Gradients that are asked for without being kept, of a pass that fails midway, and of the next."""
     layer = torch.nn.Linear(2, 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from halotile import DistributedContext
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, RankFailed
 from halotile.tasks.groups import collectives
 from halotile.tasks.groups.cut_tensors import fft
 from halotile.tasks.groups.group import TorchGroup
@@ -40,11 +40,16 @@ def test_the_cases_of_physicsnemo_give_its_numbers(four: DistributedContext, ran
     assert four.run_torch(physicsnemo_cases.shared_layer_faults, ranks=ranks) == [[]] * ranks
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("ranks", "dtype", "norm"),
+    [(ranks, torch.float32, "ortho") for ranks in (2, 4)]
+    + [(2, torch.float64, norm) for norm in ("backward", "ortho", "forward")],
+)
 def test_the_field_of_physicsnemo_is_transformed_as_by_one_process(
-    four: DistributedContext, ranks: int
+    four: DistributedContext, ranks: int, dtype: torch.dtype, norm: str
 ) -> None:
-    assert four.run_torch(physicsnemo_cases.field_faults, ranks=ranks) == [[]] * ranks
+    found = four.run_torch(physicsnemo_cases.field_faults, dtype, norm, ranks=ranks)
+    assert found == [[]] * ranks
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -75,6 +80,19 @@ def test_a_mean_of_integers_is_a_float(four: DistributedContext, ranks: int) -> 
     means = four.run_torch(lambda group: group.all_reduce(torch.tensor([3, group.rank]), "mean"), ranks=ranks)
     for mean in means:
         torch.testing.assert_close(mean, torch.tensor([3, (ranks - 1) / 2]))
+
+
+def test_gradients_of_halos_of_halves_are_summed_in_float32(four: DistributedContext) -> None:
+    for large in range(3):  # 2048 + 1 is 2048 in float16
+        assert four.run_torch(collecting.half_halo_sum, large, ranks=3) == [2050.0] * 3
+
+
+def test_a_pass_that_reaches_no_marked_parameter_is_said_to_be_the_cause(four: DistributedContext) -> None:
+    with pytest.raises(
+        RankFailed, match=r"rank 1 of 2 failed(?s:.)*reached none of the parameters that mark_shared"
+    ):
+        four.run_torch(collecting.unreached_on_first, False, ranks=2, timeout_seconds=2.0)
+    assert four.run_torch(collecting.unreached_on_first, True, ranks=2) == [[[1.0, 1.0]]] * 2
 
 
 def test_gradients_of_shared_parameters_are_summed_once_a_pass(four: DistributedContext) -> None:

@@ -74,6 +74,10 @@ SET_BY = {
         Copy(3, 4, launch="7-1"),
     ),
     "PMIx with a count": ({"PMIX_RANK": "3", "HALOTILE_SIZE": "4"}, Copy(3, 4)),
+    "PMIx with a number on its machine": (
+        {"PMIX_RANK": "3", "HALOTILE_SIZE": "4", "HALOTILE_LOCAL_RANK": "1"},
+        Copy(3, 4, 1),
+    ),
     "PALS with a count": (
         {"PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PALS_APID": "a-b", "HALOTILE_SIZE": "4"},
         Copy(3, 4, 1, launch="a-b"),

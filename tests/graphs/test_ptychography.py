@@ -173,7 +173,7 @@ def test_a_file_that_is_no_scan_is_refused(folder: Path) -> None:
 def test_a_loop_in_python_gives_the_bits_of_the_job(folder: Path) -> None:
     assert run(job(folder), "--workers", "1").exit_code == 0
     scan = halotile.ptychography.open(folder / "scan.zarr")
-    losses = []
+    losses: list[float] = []
     with halotile.ptychography.Adam(scan, workers=2) as adam:
         for stage in STAGES:
             epochs, rate, batch = stage.values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -116,10 +117,24 @@ def test_a_group_has_the_gpu_of_its_rank(
         assert [group.device] == current == [torch.device("cuda", gpu)]
 
 
+def test_a_rank_takes_no_gpu_where_nothing_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "choose_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    place = torch_group._place(Copy(1, 2), {"MASTER_ADDR": "a", "MASTER_PORT": "1"})
+    alone = replace(place, rank=0, world_size=1)
+    monkeypatch.setattr(
+        torch.cuda, "device_count", lambda: 1
+    )  # in a batch system a rank may see its own alone
+    with opening.opened(alone) as group:
+        assert group.device == torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"rank 0 sees 2 GPUs.*HALOTILE_LOCAL_RANK"), opening.opened(alone):
+        pass
+
+
+@pytest.mark.usefixtures("folder")
 def test_ranks_of_a_launcher_share_the_gpus_of_their_machine() -> None:
-    places = [
-        torch_group._place(Copy(rank, 4, rank % 2, 2, "8-1"), {"MASTER_ADDR": "a"}) for rank in range(4)
-    ]
+    places = [torch_group._place(Copy(rank, 4, rank % 2, 2, "8-1"), {}) for rank in range(4)]
     assert [place.gpu for place in places] == [0, 1, 0, 1]
 
 

@@ -27,7 +27,7 @@ def test_a_cut_image_gives_the_numbers_of_the_whole(
 
 def test_what_mixes_rows_in_another_way_is_refused(four: DistributedContext) -> None:
     for found in four.run_torch(unet_on_ranks.refusals, ranks=2):
-        assert set(found) == set(unet_on_ranks.REFUSED)
+        assert set(found) == {*unet_on_ranks.REFUSED, "script", "trace"}
         assert all(text.startswith("ConfigError: the network ") for text in found.values()), found
         for name in ("dropout1d", "dropout2d", "feature_dropout"):
             assert f"calls {name} in training" in found[name]
@@ -48,6 +48,14 @@ def test_transposed_convolutions_have_their_bias_once(four: DistributedContext, 
 def test_arguments_may_have_names_and_constants_no_image(four: DistributedContext) -> None:
     for found in four.run_torch(unet_on_ranks.accepted, ranks=2):
         assert found == dict.fromkeys(unet_on_ranks.ACCEPTED, True)
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_blocks_may_be_computed_again_in_the_backward_pass(
+    four: DistributedContext, is_reentrant: bool
+) -> None:
+    for gaps in four.run_torch(unet_on_ranks.checkpointed_gaps, is_reentrant, ranks=3):
+        assert max(gaps) < 1e-12
 
 
 def test_pools_keep_their_options(four: DistributedContext) -> None:

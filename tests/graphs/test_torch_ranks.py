@@ -17,16 +17,17 @@ from typing import Any, cast
 import psutil
 import pytest
 import torch
+from distributed import Client, LocalCluster
 from typer.testing import CliRunner
 
-from halotile import DistributedContext, torch_group
+from halotile import DistributedContext
 from halotile.cli.main import app
 from halotile.errors import ConfigError, RankFailed
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection import arrival
 from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.runs.passes import torch_ranks
-from halotile.graphs.runs.passes.torch_ranks import TorchProgram
+from halotile.graphs.runs.passes.torch_ranks import RankEnd, TorchProgram
 from halotile.graphs.scripts import torch_script
 from halotile.graphs.scripts.torch_script import run_rank_of_script
 from halotile.tasks.groups import opening, script
@@ -35,12 +36,6 @@ from tests.graphs import ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
-JOIN = """
-import torch, halotile
-with halotile.torch_group.join(device_mode="cpu", timeout_seconds=60) as group:
-    total = float(group.all_reduce(torch.tensor(group.rank + 1.0)))
-    print(f"{group.rank} {group.world_size} {group.host} {total}\\n", end="", flush=True)
-"""
 TRAIN = """
 import os, sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -48,6 +43,7 @@ torch.manual_seed(0)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
 model(torch.ones(3, 4) * (dist.get_rank() + 1)).square().sum().backward()
 print("weight", sys.argv[1], model.module.weight.grad.sum().item())
+print("restart", os.environ["TORCHELASTIC_RESTART_COUNT"], dist.is_torchelastic_launched())
 first = "once" in sys.argv and not os.path.exists(sys.argv[-1])
 if dist.get_rank() == 1 and (first or "fail" in sys.argv):
     first and open(sys.argv[-1], "x")
@@ -97,7 +93,7 @@ def test_ranks_listen_on_the_address_of_their_worker_alone(four: DistributedCont
     assert four.run_torch(ranks.listened_at) == [["127.0.0.1"]] * 4
 
 
-def meeting_place(place: opening.Rendezvous) -> tuple[int, int]:
+def meeting_place(place: opening.Rendezvous) -> tuple[int, int | None]:
     """Mode of the folder in which ranks meet, and the number of a rank's GPU."""
     return stat.S_IMODE(Path(place.meeting).parent.stat().st_mode), place.gpu
 
@@ -153,6 +149,26 @@ def test_a_rank_that_fails_ends_all_others(four: DistributedContext, way: str, m
     assert len(four.run_torch(ranks.everything)) == 4
 
 
+def test_ranks_that_are_done_wait_for_one_that_hangs_as_long_as_they_are_asked_to(
+    four: DistributedContext,
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match=r"rank 1 of 2 did not answer the others in time(?s:.)*barrier: "):
+        four.run_torch(ranks.late, 1, 20.0, ranks=2, end_seconds=1.0)
+    assert time.monotonic() - began < 40
+    four.client.wait_for_workers(4, timeout=60)
+
+
+def test_a_worker_without_a_nanny_is_not_said_to_be_started_anew() -> None:
+    with LocalCluster(1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
+        hung = list(client.scheduler_info()["workers"])
+        is_restarted = torch_ranks._restart(client, hung)
+    end = RankEnd(0, trace="PeerLost", by_others=True)
+    assert "its worker could not be started anew: it may still be" in str(
+        torch_ranks._failure([end], [1], 2, is_restarted)
+    )
+
+
 def test_another_attempt_goes_on_from_a_checkpoint(four: DistributedContext, tmp_path: Path) -> None:
     ends = four.run_torch(ranks.once_killed, str(tmp_path), ranks=3, retries=1)
     assert ends == [(4, 45.0)] * 3
@@ -193,84 +209,6 @@ def test_wrong_arguments_are_refused_with_what_to_write(call: object, message: s
         call(TorchGroup())
 
 
-SLURM = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_STEP_ID": "1",
-    "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2",
-}
-OPENMPI = {"PMIX_NAMESPACE": "prterun-a-7@1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-
-
-@pytest.mark.parametrize(("launcher", "rank"), [(SLURM, "SLURM_PROCID"), (OPENMPI, "OMPI_COMM_WORLD_RANK")])
-def test_a_script_joins_the_ranks_of_its_launcher(
-    launcher: dict[str, str], rank: str, tmp_path: Path
-) -> None:
-    script = tmp_path / "join.py"
-    script.write_text(JOIN)
-    started = [
-        subprocess.Popen(
-            [sys.executable, script], env={**os.environ, **launcher, rank: str(number)}, stdout=subprocess.PIPE, text=True
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    lines = [process.communicate(timeout=120)[0].split() for process in started]
-    assert lines == [["0", "2", "127.0.0.1", "3.0"], ["1", "2", "127.0.0.1", "3.0"]]
-
-
-END = """
-import os, signal, time, torch, halotile
-began = None
-try:
-    with halotile.torch_group.join(device_mode="cpu") as group:
-        if group.rank == 1:
-            time.sleep(1)
-            os.kill(os.getpid(), signal.SIGKILL)
-        began = time.monotonic()
-except halotile.errors.PeerLost:
-    print(time.monotonic() - began)
-"""
-
-
-def test_a_rank_that_has_ended_does_not_wait_for_one_that_died(tmp_path: Path) -> None:
-    """Nobody ends it: not every launcher does when another rank fails."""
-    script = tmp_path / "end.py"
-    script.write_text(END)
-    started = [
-        subprocess.Popen(
-            [sys.executable, script], env={**os.environ, **SLURM, "SLURM_STEP_ID": "2", "SLURM_PROCID": str(number)}, stdout=subprocess.PIPE, text=True
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    waited, _ = (process.communicate(timeout=120)[0] for process in started)
-    assert 0.5 < float(waited) < 20
-
-
-def test_a_script_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
-    script = tmp_path / "join.py"
-    script.write_text(JOIN)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(script),
-    ]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    assert sorted(said.splitlines()) == ["0 2 127.0.0.1 3.0", "1 2 127.0.0.1 3.0"]
-
-
-def test_ranks_without_a_place_to_meet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HALOTILE_RANK", "0")
-    monkeypatch.setenv("HALOTILE_SIZE", "2")
-    with (
-        pytest.raises(ConfigError, match=r"rank 0 of 2, and nothing says where.*MASTER_ADDR"),
-        torch_group.join(),
-    ):
-        pass
-
-
 def test_a_torchrun_script_runs_unchanged_on_a_cluster_and_anew_after_a_failure(tmp_path: Path) -> None:
     script, flag = tmp_path / "train.py", tmp_path / "failed"
     script.write_text(TRAIN)
@@ -280,6 +218,8 @@ def test_a_torchrun_script_runs_unchanged_on_a_cluster_and_anew_after_a_failure(
     lines = sorted(line for line in done.stdout.splitlines() if " weight " in line)
     assert [line[:13] for line in lines] == 2 * ["[0] weight x "] + 2 * ["[1] weight x "]
     assert len({line[3:] for line in lines}) == 1
+    restarts = sorted(line for line in done.stdout.splitlines() if " restart " in line)
+    assert restarts == [f"[{rank}] restart {attempt} True" for rank in range(2) for attempt in range(2)]
     assert "train.py ended with exit code 1. Its last line: no such data\nStarting again" in done.stderr
     assert "attempt 2 of 2" in done.stderr
 
@@ -303,6 +243,16 @@ def test_a_script_that_fails_says_why_even_where_its_group_would_abort_it(
     with pytest.raises(RankFailed, match=re.escape(said)):
         script.run_script(str(failing), (), opening.Rendezvous(rank=0, world_size=1), lines.append)
     assert ("OSError: no disk" in lines) == ("no disk" in end)
+
+
+def test_a_script_has_the_variables_of_torchrun(tmp_path: Path) -> None:
+    place = opening.Rendezvous(3, 4, meeting=str(tmp_path / "ranks-7"), machine=1)
+    variables = script.rank_variables(place, 2, 5)
+    elastic = {
+        name: variables[f"TORCHELASTIC_{name}"] for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS")
+    }
+    assert elastic == {"RUN_ID": tmp_path.name, "RESTART_COUNT": "2", "MAX_RESTARTS": "5"}
+    assert [variables[name] for name in ("GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")] == ["1", "3", "4"]
 
 
 class Queue:
@@ -346,7 +296,15 @@ def test_a_script_waits_for_all_workers_and_after_a_failure_for_those_that_come(
     monkeypatch.setattr(arrival, "POLL_SECONDS", 0.0)
     queue, reports = Queue(), list[str]()
     program: Any = Program(queue)
-    torch_script._run(program, cast(Any, queue), Order(workers=3, memory_bytes=1, report=reports.append), 1)
+    attempts: list[int] = []
+
+    def program_of(attempt: int) -> Any:
+        attempts.append(attempt)
+        return program
+
+    order = Order(workers=3, memory_bytes=1, report=reports.append)
+    torch_script._run(program_of, cast(Any, queue), order, 1)
+    assert attempts == [0, 1]
     assert program.runs == [(3, 3), (1, None)]
     assert queue.checked == [3, 3, 3, 1]
     assert reports[:3] == [f"waiting for 3 workers: {left} PENDING" for left in (3, 2, 1)]
@@ -360,6 +318,9 @@ def test_attempts_are_of_ranks(words: list[str], tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["exec", str(tmp_path / "s.py"), *words])
     assert done.exit_code == 2
     assert "Write 0 or more, with --torch." in done.stderr
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "2"}
 
 
 def test_copies_of_a_command_start_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

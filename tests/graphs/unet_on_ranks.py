@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from halotile import collectives, torch_group
 from halotile.tasks.groups.group import TorchGroup
@@ -152,6 +153,64 @@ def accepted(group: TorchGroup) -> dict[str, bool]:
     }
 
 
+class Doubled(torch.autograd.Function):  # type: ignore[misc]
+    """A function of single pixels with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return 2 * gradients[0]
+
+
+class Blurred(torch.autograd.Function):  # type: ignore[misc]
+    """A convolution with a gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        with torch.enable_grad():
+            return F.conv2d(x, weight, padding=1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        x, weight = ctx.saved_tensors
+        return torch.nn.grad.conv2d_input(x.shape, weight, gradients[0], padding=1), None
+
+
+def checkpointed_gaps(group: TorchGroup, is_reentrant: bool) -> list[float]:
+    """Differences of the gradients of a network, halves of which the backward pass computes again, from those of the whole image."""
+    torch.manual_seed(4)
+    first = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.Upsample(scale_factor=2, mode="bilinear"), nn.ReLU()
+    ).double()
+    second = nn.Sequential(nn.GroupNorm(2, 4), nn.Conv2d(4, 1, 3, padding=1)).double()
+
+    def network(x: torch.Tensor, among: TorchGroup) -> torch.Tensor:
+        for half in (first, second):
+            x = checkpoint(torch_group.spatial(half, among), Doubled.apply(x), use_reentrant=is_reentrant)
+        with torch.no_grad():
+            frozen = F.avg_pool2d(x, 2)
+        return x + F.interpolate(frozen, scale_factor=2)
+
+    def gradients(x: torch.Tensor, apply: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        x, weight = x.clone().requires_grad_(), first[0].weight
+        weight.grad = None
+        apply(x).square().sum().backward()
+        return [x.grad, weight.grad]
+
+    x = torch.randn(1, 1, 12, 7, dtype=torch.float64)
+    sizes = torch_group.aligned_sizes(12, group.world_size, 1)
+    image, weight = gradients(x, lambda whole: network(whole, TorchGroup()))
+    own, part = gradients(
+        x.split(sizes, -2)[group.rank], torch_group.spatial(lambda rows: network(rows, group), group)
+    )
+    pairs = (own, image.split(sizes, -2)[group.rank]), (group.all_reduce(part), weight)
+    return [float((a - b).abs().max()) for a, b in pairs]
+
+
 REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "flip": lambda x: torch.flip(x, (-2,)),
     "mean": lambda x: x.mean((-2, -1)),
@@ -178,15 +237,28 @@ REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
     "dropout1d": lambda x: F.dropout1d(x[0]),
     "feature_dropout": lambda x: torch.feature_dropout(x, 0.5, True),
     "as many rows as are reflected": nn.Conv2d(1, 1, 9, padding=4, padding_mode="reflect"),
+    "own gradient": lambda x: Blurred.apply(x.requires_grad_(), x),
+    "checkpoint": lambda x: checkpoint(nn.Conv2d(1, 1, 3), x, use_reentrant=False),
+    "reentrant checkpoint": lambda x: checkpoint(nn.Conv2d(1, 1, 3), x, use_reentrant=True),
+    "other ranks": lambda x: torch_group.spatial(F.relu, TorchGroup(0, 2))(x),
+    "padded average": lambda x: nn.AvgPool2d(3, 1, 1)(x),
+    "align_corners": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True),
+    "pixel_unshuffle": nn.PixelUnshuffle(2),
+    "weight_norm": nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 1, 3)),
+    "spectral_norm": nn.utils.parametrizations.spectral_norm(nn.Conv2d(1, 1, 3)),
+    "layer_norm": nn.LayerNorm(4),
+    "conv3d": lambda x: nn.Conv3d(1, 1, 1)(x[None]),
 }
 
 
 def refusals(group: TorchGroup) -> dict[str, str]:
     """Errors of functions that mix rows."""
-    found = {}
-    for name, function in REFUSED.items():
+    found, image = {}, torch.ones(1, 1, 4, 4)
+    convolution = nn.Conv2d(1, 1, 3, padding=1)
+    compiled = {"script": torch.jit.script(convolution), "trace": torch.jit.trace(convolution, image)}
+    for name, function in {**REFUSED, **compiled}.items():
         try:
-            torch_group.spatial(function, group)(torch.ones(1, 1, 4, 4))
+            torch_group.spatial(function, group)(image)
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
     return found

@@ -28,10 +28,27 @@ update_parent_sizes world_size
 """
 
 
-def test_every_public_name_is_on_the_page() -> None:
-    _, _, part = PAGE.partition("## Coming from PhysicsNeMo\n")
-    shown = re.findall(r"\*?\w+", " ".join(re.findall(r"`([^`\n]+)`", part.partition("\n## ")[0])))
+def rows(title: str) -> list[list[str]]:
+    """The cells of the table below a title."""
+    part = PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("| ")][1:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_public_name_is_in_the_first_column() -> None:
+    cells = " ".join(first for first, *_ in rows("Coming from PhysicsNeMo"))
+    shown = re.findall(r"\*?\w+", " ".join(re.findall(r"`([^`\n]+)`", cells)))
     assert sorted(name for name in NAMES.split() if not any(fnmatch(name, word) for word in shown)) == []
+
+
+@pytest.mark.parametrize("title", ["Coming from PhysicsNeMo", "Coming from CDTools"])
+def test_what_is_left_out_has_a_reason(title: str) -> None:
+    table = rows(title)
+    assert len(table) > 5
+    left_out = [row for row in table if "–" in row[0] + row[1]]
+    assert left_out
+    assert [row for row in left_out if len(row) == 3 and not row[2]] == []
+    assert [row for row in left_out if len(row) == 2 and not re.search(r"– : \w", row[1])] == []
 
 
 def test_no_name_of_the_installed_version_is_missing_above() -> None:

@@ -41,6 +41,7 @@ from halotile.tasks.devices.device import choose_device, seed_everything
 from halotile.tasks.distributed.transport.calls import Call
 from halotile.tasks.distributed.transport.stored import Stored, store
 from halotile.tasks.distributed.transport.work import CallBatch, PartialSums
+from halotile.tasks.groups.opening import END_SECONDS
 
 RESULTS = "results"
 """Folder of temporary results, in the private folder."""
@@ -302,6 +303,7 @@ class DistributedContext(SingleRank):
         ranks: int | None = None,
         backend: str = "auto",
         timeout_seconds: float = 60.0,
+        end_seconds: float = END_SECONDS,
         retries: int = 0,
     ) -> list[Any]:
         """Run a function as the ranks of a torch program, one on each worker; return their results in order.
@@ -318,6 +320,9 @@ class DistributedContext(SingleRank):
             ``gloo``, ``nccl``, or ``auto``: nccl for GPUs.
         timeout_seconds : float
             Longest time that a rank waits for the others.
+        end_seconds : float
+            Longest time that ranks whose function has returned wait for the others to return; left out, as long as these work, for ever where
+            one hangs.
         retries : int
             Further attempts after a rank has failed; the function begins anew, from a checkpoint of its own if it wrote one.
 
@@ -338,7 +343,7 @@ class DistributedContext(SingleRank):
         [3.0, 3.0]
         """
         call = partial(call_with_group, function, args)
-        program = TorchProgram(call, self.folder, backend, self.device_mode, timeout_seconds)
+        program = TorchProgram(call, self.folder, backend, self.device_mode, timeout_seconds, end_seconds)
         return program.run(self.client, ranks, retries, self.world_size)
 
     is_lazy = staticmethod(dask_arrays.is_lazy)

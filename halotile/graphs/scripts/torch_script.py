@@ -74,17 +74,23 @@ def execute_torch(
                 line(f"[{event[1]['rank']}] {event[1]['line']}")
 
             cluster.client.subscribe_topic(TOPIC, show)
-            program = TorchProgram(partial(run_rank_of_script, script, tuple(arguments)), folder)
-            _run(program, cluster, order, retries)
+
+            def program_of(attempt: int) -> TorchProgram:
+                call = partial(run_rank_of_script, script, tuple(arguments), attempt=attempt, retries=retries)
+                return TorchProgram(call, folder)
+
+            _run(program_of, cluster, order, retries)
 
 
-def _run(program: TorchProgram, cluster: RunningCluster, order: Order, retries: int) -> None:
-    """Run a program on all workers of the order; after a failure on those that are there then."""
+def _run(
+    program_of: Callable[[int], TorchProgram], cluster: RunningCluster, order: Order, retries: int
+) -> None:
+    """Run the program of each attempt on all workers of the order; after a failure on those that are there then."""
     ranks: int | None = order.workers
     for attempt in range(retries + 1):
         await_workers(cluster, order.report, wanted=ranks or 1)
         try:
-            program.run(cluster.client, ranks, 0, order.workers)
+            program_of(attempt).run(cluster.client, ranks, 0, order.workers)
             return
         except RankFailed as error:
             if attempt == retries or is_final(error):
@@ -96,11 +102,13 @@ def _run(program: TorchProgram, cluster: RunningCluster, order: Order, retries: 
             ranks = None
 
 
-def run_rank_of_script(script: str, arguments: tuple[str, ...], place: Rendezvous) -> None:
+def run_rank_of_script(
+    script: str, arguments: tuple[str, ...], place: Rendezvous, *, attempt: int = 0, retries: int = 0
+) -> None:
     """Run a script as one rank on this worker; each line of its output is an event."""
     worker = get_worker()
 
     def send(text: str) -> None:
         worker.log_event(TOPIC, {"rank": place.rank, "line": text})
 
-    run_script(script, arguments, place, send)
+    run_script(script, arguments, place, send, attempt, retries)

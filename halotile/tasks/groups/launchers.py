@@ -13,6 +13,8 @@ OWN_RANK = "HALOTILE_RANK"
 OWN_SIZE = "HALOTILE_SIZE"
 """Together with HALOTILE_RANK it takes precedence over the variables of any launcher; it also gives the number that PMIx and PALS may
 leave out."""
+OWN_LOCAL = "HALOTILE_LOCAL_RANK"
+"""It gives the number among the copies of a machine where a launcher leaves it out."""
 UNCOUNTED = ("PMIX_RANK", "PALS_RANKID")
 """Set by launchers that number their copies, and may leave their count to a library."""
 
@@ -130,7 +132,10 @@ def copy_of(environment: Mapping[str, str] = os.environ) -> Copy | None:
         if size > 1 and not (launcher.by_slurm and _is_interactive(environment)):
             words = (environment.get(name, "") for name in ("SLURM_JOB_ID", *launcher.launch))
             launch = "-".join(word.replace("/", "_") for word in words if word)
-            return Copy(rank, size, number(launcher.local_rank), number(launcher.local_size), launch)
+            local = number(launcher.local_rank)
+            return Copy(
+                rank, size, number(OWN_LOCAL) if local is None else local, number(launcher.local_size), launch
+            )
         if launcher.rank == OWN_RANK:
             return None
     uncounted = next((name for name in UNCOUNTED if name in environment), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,8 +32,8 @@ class Rendezvous:
     rank, world_size, local_rank : int
         Number of this rank, of all ranks, and number among those on its machine.
     meeting : str
-        A file that does not exist yet, in a folder that all ranks see and only their user may read; or ``env://``: the store that a
-        launcher started.
+        A file that does not exist yet, in a folder that all ranks see and only their user may read; ``env://``: the store that torchrun
+        started; or ``tcp://HOST:PORT``: an address of rank 0.
     host : str
         Address of this machine to which the other ranks connect.
     backend : str
@@ -44,7 +45,11 @@ class Rendezvous:
     local_size : int
         Number of ranks on its machine.
     gpu : int
-        Number of its GPU among those that it sees: a worker sees its own first.
+        Number of its GPU among those that it sees: a worker sees its own first. None where it is not known.
+    end_seconds : float
+        Longest time that a rank which is done waits for those that still work.
+    machine : int
+        Number of its machine.
     turn : int
         Number of groups that its process has joined before, in the store of a launcher, which keeps what they left.
     """
@@ -58,7 +63,9 @@ class Rendezvous:
     device_mode: str | None = None
     timeout_seconds: float = 60.0
     local_size: int = 1
-    gpu: int = 0
+    gpu: int | None = 0
+    end_seconds: float = END_SECONDS
+    machine: int = 0
     turn: int = 0
 
     def __post_init__(self) -> None:
@@ -77,14 +84,20 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
     PeerLost
         When the others do not come in time.
     ConfigError
-        For nccl without a GPU, or where this process has a process group already.
+        For nccl without a GPU, where it is not known which of several GPUs is that of the rank, or where this process has a process group
+        already.
     """
     import torch
     import torch.distributed as dist
 
     device = choose_device(place.device_mode)
     if device.type == "cuda":
-        device = torch.device("cuda", place.gpu % torch.cuda.device_count())
+        if place.gpu is None and torch.cuda.device_count() > 1:
+            raise ConfigError(
+                f"rank {place.rank} sees {torch.cuda.device_count()} GPUs, and nothing says which is its own. Set HALOTILE_LOCAL_RANK to its "
+                "number among the ranks of its machine, or write device_mode='cpu'."
+            )
+        device = torch.device("cuda", (place.gpu or 0) % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if place.backend == "nccl" and device.type == "cpu":
         raise ConfigError(
@@ -107,7 +120,7 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
         # Its wait would keep a GPU busy, and nccl ends a process whose wait is longer than the timeout of its group.
         ending = group if backend == "gloo" else _beside(group)
         yield group
-        ending.barrier(END_SECONDS)  # nobody ends a connection that others still use
+        ending.barrier(place.end_seconds)  # nobody ends a connection that others still use
     finally:
         dist.destroy_process_group()
 
@@ -138,9 +151,45 @@ def _connect(place: Rendezvous, backend: str) -> None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     if backend == "gloo":
         ranks["pg_options"] = gloo_options(place.host, place.timeout_seconds)
-    if place.meeting == "env://":
+    store = dist.PrefixStore(f"turn-{place.turn}", _store(place, patience))
+    dist.init_process_group(backend, store=store, **ranks)
+
+
+def _store(place: Rendezvous, patience: timedelta) -> Any:
+    """The store in which ranks meet."""
+    import torch.distributed as dist
+
+    if place.meeting.startswith("tcp://"):
+        store = _listening(place, patience)
+    elif place.meeting == "env://":
         store, _, _ = next(dist.rendezvous("env://", place.rank, place.world_size, timeout=patience))
     else:
         store = dist.FileStore(place.meeting, place.world_size)
     store.set_timeout(patience)
-    dist.init_process_group(backend, store=dist.PrefixStore(f"turn-{place.turn}", store), **ranks)
+    return store
+
+
+def _listening(place: Rendezvous, patience: timedelta) -> Any:
+    """A store that listens at one address: torch's own choice would be every interface.
+
+    Raises
+    ------
+    ConfigError
+        When rank 0 cannot listen there.
+    """
+    import torch.distributed as dist
+
+    host, _, port = place.meeting.removeprefix("tcp://").rpartition(":")
+    listener = None
+    if place.rank == 0:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listener = socket.create_server((host, int(port)), family=family).detach()
+        except OSError as error:
+            raise ConfigError(
+                f"rank 0 cannot listen at MASTER_ADDR {host}, MASTER_PORT {port} ({error}). Set them to an address of its machine and a port that "
+                "is free."
+            ) from error
+    return dist.TCPStore(
+        host, int(port), place.world_size, place.rank == 0, patience, master_listen_fd=listener
+    )

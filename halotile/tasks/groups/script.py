@@ -22,18 +22,21 @@ from typing import Any, NoReturn, TextIO
 
 from halotile.errors import RankFailed
 from halotile.tasks.groups.opening import Rendezvous, interface_of
-from halotile.tasks.groups.torch_group import HOST
+from halotile.tasks.groups.torch_group import HOST, MEETING
 
 WAIT = timedelta(minutes=5)
 DRAIN_SECONDS = 1.0
 """Longest wait for the end of its output after its own end: processes that it leaves behind may hold it open."""
-MEETING = "HALOTILE_TORCH_MEETING"
-"""Environment variable with the file in which the ranks meet."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def run_script(
-    script: str, arguments: Sequence[str], place: Rendezvous, line: Callable[[str], None] = print
+    script: str,
+    arguments: Sequence[str],
+    place: Rendezvous,
+    line: Callable[[str], None] = print,
+    attempt: int = 0,
+    retries: int = 0,
 ) -> None:
     """Run a script as one rank, in a process of its own.
 
@@ -47,6 +50,8 @@ def run_script(
         The rank.
     line : callable
         Called with every line of its output.
+    attempt, retries : int
+        Number of this attempt, from 0, and of those after the first.
 
     Raises
     ------
@@ -56,7 +61,7 @@ def run_script(
     command = [sys.executable, "-u", "-m", "halotile.tasks.groups.script", script, *arguments]
     process = subprocess.Popen(
         command,
-        env={**os.environ, **rank_variables(place)},
+        env={**os.environ, **rank_variables(place, attempt, retries)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -84,7 +89,7 @@ def _pass_on(output: TextIO, line: Callable[[str], None], last: deque[str]) -> N
             line(last[0])
 
 
-def rank_variables(place: Rendezvous) -> Mapping[str, str]:
+def rank_variables(place: Rendezvous, attempt: int = 0, retries: int = 0) -> Mapping[str, str]:
     """The environment variables of torchrun for a rank, and those of its rendezvous.
 
     Examples
@@ -98,7 +103,10 @@ def rank_variables(place: Rendezvous) -> Mapping[str, str]:
         visible = [*visible[len(visible) - number :], *visible[: len(visible) - number]]
     variables = {
         **{"RANK": place.rank, "WORLD_SIZE": place.world_size},
-        **{"LOCAL_RANK": number, "LOCAL_WORLD_SIZE": place.local_size},
+        **{"LOCAL_RANK": number, "LOCAL_WORLD_SIZE": place.local_size, "GROUP_RANK": place.machine},
+        **{"ROLE_NAME": "default", "ROLE_RANK": place.rank, "ROLE_WORLD_SIZE": place.world_size},
+        **{"TORCHELASTIC_RUN_ID": Path(place.meeting).parent.name or "none"},
+        **{"TORCHELASTIC_RESTART_COUNT": attempt, "TORCHELASTIC_MAX_RESTARTS": retries},
         **{"HALOTILE_RANK": place.rank, "HALOTILE_SIZE": place.world_size},
         **{"HALOTILE_LOCAL_RANK": number, "HALOTILE_LOCAL_SIZE": place.local_size},
         **{"MASTER_ADDR": place.host, "MASTER_PORT": 0, MEETING: place.meeting, HOST: place.host},

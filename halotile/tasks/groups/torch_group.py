@@ -25,7 +25,7 @@ from halotile.storage.cache import is_private, user_cache
 from halotile.tasks.groups.cut_tensors.spatial import aligned_sizes, spatial
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.launchers import Copy, copy_of
-from halotile.tasks.groups.opening import Rendezvous, opened
+from halotile.tasks.groups.opening import END_SECONDS, Rendezvous, opened
 from halotile.tasks.groups.training.fit import fit
 
 HOST = "HALOTILE_TORCH_HOST"
@@ -33,18 +33,24 @@ HOST = "HALOTILE_TORCH_HOST"
 OLD_SECONDS = 7 * 86400.0
 """Age at which a file in which ranks met is removed. A program that still runs needs its own to make further groups."""
 _TURNS = itertools.count()
+MEETING = "HALOTILE_TORCH_MEETING"
+"""Environment variable with the file in which the ranks of a script meet."""
 
 __all__ = ["TorchGroup", "aligned_sizes", "fit", "join", "spatial"]
 
 
 @contextmanager
 def join(
-    *, backend: str = "auto", device_mode: str | None = None, timeout_seconds: float = 60.0
+    *,
+    backend: str = "auto",
+    device_mode: str | None = None,
+    timeout_seconds: float = 60.0,
+    end_seconds: float = END_SECONDS,
 ) -> Iterator[TorchGroup]:
     """Join the ranks that a launcher started, for the length of the context; alone where there is none.
 
-    torchrun, srun and mpirun are known by their environment variables; ``HALOTILE_RANK`` and ``HALOTILE_SIZE``, with ``MASTER_ADDR`` and
-    ``MASTER_PORT``, take precedence.
+    torchrun, srun and mpirun are known by their environment variables; ``HALOTILE_RANK`` and ``HALOTILE_SIZE``, with ``HALOTILE_LOCAL_RANK``,
+    ``MASTER_ADDR`` and ``MASTER_PORT``, take precedence.
 
     Parameters
     ----------
@@ -54,19 +60,26 @@ def join(
         ``cpu``, ``gpu``, or left out: a GPU if there is one.
     timeout_seconds : float
         Longest wait for the other ranks.
+    end_seconds : float
+        Longest wait at the end of the context for ranks that still work; left out, as long as they work.
 
     Raises
     ------
     PeerLost
-        When the others do not come in time.
+        When the others do not come, or end, in time.
     ConfigError
         Where ranks are numbered, and it is not known how many there are, or where they meet.
     """
     copy = copy_of()
     place = _place(copy, os.environ, next(_TURNS) if copy else 0)
-    with opened(
-        replace(place, backend=backend, device_mode=device_mode, timeout_seconds=timeout_seconds)
-    ) as group:
+    chosen = replace(
+        place,
+        backend=backend,
+        device_mode=device_mode,
+        timeout_seconds=timeout_seconds,
+        end_seconds=end_seconds,
+    )
+    with opened(chosen) as group:
         yield group
 
 
@@ -82,28 +95,29 @@ def _place(copy: Copy | None, environment: Mapping[str, str], turn: int = 0) -> 
     """
     if copy is None:
         return Rendezvous()
-    is_here, number = copy.local_size == copy.size, copy.local_rank or 0
+    is_here = copy.local_size == copy.size
     host = environment.get(HOST) or ("127.0.0.1" if is_here else socket.getfqdn())
     return Rendezvous(
         copy.rank,
         copy.size,
-        number,
+        copy.local_rank or 0,
         _meeting(copy, environment, turn),
         host,
         local_size=copy.local_size or 1,
-        gpu=number,
+        gpu=copy.local_rank,
         turn=turn,
     )
 
 
 def _meeting(copy: Copy, environment: Mapping[str, str], turn: int = 0) -> str:
-    """The store of the launcher, or else a file in a private folder of the home, which machines of a cluster share."""
-    if "MASTER_ADDR" in environment:
-        said = environment.get("RANK"), environment.get("WORLD_SIZE")
-        if said in ((None, None), (str(copy.rank), str(copy.size))):
-            return "env://"
+    """A file in a private folder of the home, which machines of a cluster share; under torchrun its store; an address where there is nothing else."""
+    by_torchrun = environment.get("RANK"), environment.get("WORLD_SIZE")
+    if "MASTER_ADDR" in environment and by_torchrun == (str(copy.rank), str(copy.size)):
+        return f"{environment[MEETING]}-{turn}" if MEETING in environment else "env://"
     # By the number of a Slurm job alone, a later program of the job would meet at the same file.
     if copy.launch in ("", environment.get("SLURM_JOB_ID")):
+        if environment.keys() >= {"MASTER_ADDR", "MASTER_PORT"}:
+            return f"tcp://{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
         raise ConfigError(
             f"this is rank {copy.rank} of {copy.size}, and nothing says where the ranks meet. Set MASTER_ADDR and MASTER_PORT, or start them "
             "with torchrun, srun or mpirun."

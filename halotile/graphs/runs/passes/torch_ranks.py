@@ -25,7 +25,7 @@ from halotile.errors import (
 )
 from halotile.graphs.clusters.connection.addresses import host_of
 from halotile.graphs.clusters.connection.present import present_workers
-from halotile.tasks.groups.opening import Rendezvous, opened
+from halotile.tasks.groups.opening import END_SECONDS, Rendezvous, opened
 
 GRACE_SECONDS = 3.0
 """Time that ranks have to end by themselves once one has failed; connections to it break at once."""
@@ -66,7 +66,7 @@ class TorchProgram:
         Called on each worker with the :class:`~halotile.tasks.groups.opening.Rendezvous` of its rank.
     folder : Path
         A private folder that all workers see, in which the ranks meet.
-    backend, device_mode, timeout_seconds
+    backend, device_mode, timeout_seconds, end_seconds
         As for :class:`~halotile.tasks.groups.opening.Rendezvous`.
     """
 
@@ -75,6 +75,7 @@ class TorchProgram:
     backend: str = "auto"
     device_mode: str | None = None
     timeout_seconds: float = 60.0
+    end_seconds: float = END_SECONDS
 
     def run(
         self,
@@ -127,10 +128,11 @@ class TorchProgram:
         token = secrets.token_hex(8)
         meeting = str(self.folder / f"ranks-{token}")
         hosts = [host_of(worker) for worker in workers]
+        machines = [*dict.fromkeys(hosts)]
         places = [
             Rendezvous(
                 rank, len(workers), hosts[:rank].count(host), meeting, host, self.backend, self.device_mode, self.timeout_seconds,
-                local_size=hosts.count(host),
+                local_size=hosts.count(host), end_seconds=self.end_seconds, machine=machines.index(host),
             )
             for rank, host in enumerate(hosts)
         ]  # fmt: skip
@@ -147,13 +149,13 @@ class TorchProgram:
         finally:
             hung = [worker for rank, worker in enumerate(workers) if rank not in ends]
             client.cancel(futures, force=True)
-            _restart(client, hung)
+            is_restarted = _restart(client, hung)
             Path(meeting).unlink(missing_ok=True)
         failed = [end for end in ends.values() if end.trace]
         if failed or hung:
             causes = (end.cause for end in failed if end.cause)
             left = [rank for rank in range(len(workers)) if rank not in ends]
-            raise _failure(failed, left, len(workers)) from next(causes, None)
+            raise _failure(failed, left, len(workers), is_restarted) from next(causes, None)
         return [ends[rank].result for rank in range(len(workers))]
 
     def _await(
@@ -230,18 +232,22 @@ def _end_of(future: Future, rank: int) -> RankEnd:
     return end
 
 
-def _failure(failed: Sequence[RankEnd], hung: Sequence[int], count: int) -> RankFailed:
-    """The error of a program: first that of the rank that failed by itself, then the others in a line."""
-    causes = sorted(failed, key=lambda end: (end.by_others, end.rank))
+def _failure(failed: Sequence[RankEnd], hung: Sequence[int], count: int, is_restarted: bool) -> RankFailed:
+    """The error of a program: first that of the rank that failed by itself, or waited in vain, then the others in a line."""
+    causes = sorted(
+        failed, key=lambda end: (end.by_others, end.by_others and "imed out" not in end.trace, end.rank)
+    )
     first = causes[0]
     if first.by_others and hung:
         listed = ", ".join(map(str, hung))
+        then = "was started anew" if is_restarted else "could not be started anew: it may still be at work"
         return RankFailed(
-            f"rank {listed} of {count} did not answer the others in time, and its worker was started anew. The first that waited for it:\n"
+            f"rank {listed} of {count} did not answer the others in time, and its worker {then}. The first that waited for it:\n"
             f"{first.trace}",
             hung[0],
         )
-    others = [f"rank {end.rank}" for end in causes[1:]] + [f"rank {rank} (ended by force)" for rank in hung]
+    way = "ended by force" if is_restarted else "may still be at work"
+    others = [f"rank {end.rank}" for end in causes[1:]] + [f"rank {rank} ({way})" for rank in hung]
     then = f"\nThen ended: {', '.join(others)}." if others else ""
     return RankFailed(f"rank {first.rank} of {count} failed: {first.trace.rstrip()}{then}", first.rank)
 
@@ -277,8 +283,10 @@ def _returned(client: Client, ranks: int | None, count: int, between: Callable[[
     return _workers_for(client, ranks)
 
 
-def _restart(client: Client, workers: Sequence[str]) -> None:
-    """Start workers anew whose rank does not end; those without a nanny stay as they are."""
+def _restart(client: Client, workers: Sequence[str]) -> bool:
+    """Start workers anew whose rank does not end, and return True if all are; where one has no nanny, they stay as they are."""
     if workers and client.status == "running":
         with suppress(Exception):
-            client.restart_workers(list(workers), timeout=RESTART_SECONDS, raise_for_error=False)
+            states = client.restart_workers(list(workers), timeout=RESTART_SECONDS, raise_for_error=False)
+            return set(states.values()) == {"OK"}
+    return False

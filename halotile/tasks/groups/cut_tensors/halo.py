@@ -9,7 +9,7 @@ import torch
 
 from halotile.errors import ConfigError
 from halotile.tasks.groups.cut_tensors.exchange import exchange
-from halotile.tasks.groups.cut_tensors.transfers import check_part, shapes_like
+from halotile.tasks.groups.cut_tensors.transfers import check_part, shapes_like, wide_type
 from halotile.tasks.groups.group import TorchGroup
 
 RULES = ("cut", "zero", "circular")
@@ -24,7 +24,7 @@ def halo_exchange(
     after: int,
     boundary: str = "cut",
 ) -> torch.Tensor:
-    """Extend the part of a rank by its neighbours' pixels; the gradient adds what comes back to the pixels of their owners.
+    """Extend the part of a rank by its neighbours' pixels; the gradient adds what comes back to the pixels of their owners, halves in float32.
 
     A halo may be longer than the parts beside it, and parts may be empty.
 
@@ -61,10 +61,12 @@ def halo_exchange(
     wanted = [_wanted(a, b, before, after, length, boundary) for a, b in pairwise(bounds)]
     owns = [*pairwise(bounds)]
     start = bounds[group.rank]
-    sent = [
-        torch.cat([x.narrow(dim, a - start, b - a) for a, b in _inside(pieces, owns[group.rank])] or [x.narrow(dim, 0, 0)], dim)
+    wide = x.to(wide_type(x))  # for a moment, so that gradients of halves are summed in float32
+    slices = [
+        [wide.narrow(dim, a - start, b - a).to(x.dtype) for a, b in _inside(pieces, owns[group.rank])]
         for pieces in wanted
-    ]  # fmt: skip
+    ]
+    sent = [torch.cat(own or [wide.narrow(dim, 0, 0).to(x.dtype)], dim) for own in slices]
     mine = wanted[group.rank]
     lengths = [sum(b - a for a, b in _inside(mine, owned)) for owned in owns]
     received = exchange(sent, shapes_like(x, dim, lengths), group)

@@ -1,4 +1,4 @@
-"""Parameters that all ranks have a copy of: their gradients are summed over the ranks, in one message, at the end of a backward pass."""
+"""Parameters that all ranks have a copy of: their gradients are summed over the ranks, in one message of each dtype, at the end of a backward pass."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from functools import partial
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, PeerLost
 from halotile.tasks.groups.cut_tensors.transfers import wide_type
 from halotile.tasks.groups.group import TorchGroup
 
+UNREACHED = (
+    "Perhaps its backward pass reached none of the parameters that mark_shared marks, so that it sends no gradients: add 0 * parameter.sum() of one of "
+    "them to its loss."
+)
 MARKED = WeakIdKeyDictionary()
 """Parameters whose gradients are summed."""
 
@@ -19,8 +23,9 @@ MARKED = WeakIdKeyDictionary()
 def mark_shared(module: torch.nn.Module, group: TorchGroup, *, mean: bool = False) -> Callable[[], None]:
     """Sum the gradients of a module's parameters over the ranks whenever a backward pass ends; returns a function that ends this.
 
-    All gradients travel in one buffer, in float32 whatever they are (float64 and complex ones in their own precision). A parameter without a gradient on
-    some ranks counts as zero there; every rank must run the backward pass.
+    All gradients travel in one buffer, in float32 whatever they are (float64 and complex ones in buffers of their own). A parameter without a gradient on
+    some ranks counts as zero there. Every rank must run the backward pass, and at least one of the parameters must have a gradient in it: a pass
+    that reaches none of them sends nothing, and the other ranks wait in vain, or take the gradients of its next pass for those of this one.
 
     Parameters
     ----------
@@ -35,6 +40,8 @@ def mark_shared(module: torch.nn.Module, group: TorchGroup, *, mean: bool = Fals
     ------
     ConfigError
         When a parameter is marked already.
+    PeerLost
+        In a backward pass, when another rank ended, or its pass reaches none of the parameters.
 
     Examples
     --------
@@ -98,7 +105,10 @@ def _sum_gradients(
     for dtype in sorted({gradient.dtype for gradient in wide}, key=str):
         chosen = [number for number, gradient in enumerate(wide) if gradient.dtype == dtype]
         flat = torch.cat([wide[number].reshape(-1) for number in chosen])
-        total = group.all_reduce(flat, "mean" if mean else "sum")
+        try:
+            total = group.all_reduce(flat, "mean" if mean else "sum")
+        except PeerLost as error:
+            raise PeerLost(f"{error} {UNREACHED}") from error
         for number, part in zip(chosen, total.split([wide[n].numel() for n in chosen]), strict=True):
             parameter = parameters[number]
             before = found[number][1] if number in found else parameter.grad

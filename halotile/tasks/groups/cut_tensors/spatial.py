@@ -1,16 +1,22 @@
 """Networks over an image whose rows are cut among ranks: halos are exchanged where a layer looks at other rows, statistics are those of all rows.
 
 The calls of a network to torch are intercepted, so layers and functions are treated alike. Those that only look at a row's own numbers run as
-they are; what mixes rows in a way that is not known is refused.
+they are; what mixes rows in a way that is not known is refused, and so is what reaches torch's kernels without such a call.
 """
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch
+import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from halotile.errors import ConfigError
 from halotile.tasks.groups.cut_tensors.row_layers import LAYERS
@@ -29,7 +35,7 @@ _BY_ITSELF = {
     "is_floating_point", "isfinite", "isub", "itruediv", "layout", "leaky_relu", "lerp", "log", "log1p",
     "logsigmoid", "masked_fill", "maximum", "minimum", "mish", "mul", "multiply", "nan_to_num", "neg", "numel",
     "ones_like", "pixel_shuffle", "pow", "prelu", "radd", "reciprocal", "relu", "relu6", "requires_grad_",
-    "rmul", "rsqrt", "rsub", "rtruediv", "selu", "sigmoid", "sign", "silu", "sin", "size", "softplus",
+    "rmul", "rsqrt", "rsub", "rtruediv", "selu", "set_grad_enabled", "sigmoid", "sign", "silu", "sin", "size", "softplus",
     "softsign", "sqrt", "square", "sub", "subtract", "tanh", "threshold", "to", "true_divide", "type", "where",
     "zeros_like",
 }  # fmt: skip
@@ -87,12 +93,29 @@ def spatial(module: Callable[..., Any], group: TorchGroup) -> Callable[..., Any]
     """
 
     def apply(*args: Any, **kwargs: Any) -> Any:
-        if group.world_size == 1:
+        if group.world_size == 1 or _CUT.get() is group:
             return module(*args, **kwargs)
-        with _CutRows(group):
-            return module(*args, **kwargs)
+        if _CUT.get() is not None:
+            raise ConfigError(
+                "the network calls spatial with another group than its own. Write the same for both."
+            )
+        token = _CUT.set(group)
+        try:
+            rows = _CutRows(group)
+            with (unseen := _Unseen(rows)), rows:
+                return module(*args, **kwargs)
+        except RuntimeError:
+            if unseen.refusal:  # torch.jit wraps it
+                raise unseen.refusal from None
+            raise
+        finally:
+            _CUT.reset(token)
 
     return apply
+
+
+_CUT: ContextVar[TorchGroup | None] = ContextVar("cut", default=None)
+"""The ranks among which the rows are cut that a network is applied to now."""
 
 
 class _CutRows(TorchFunctionMode):  # type: ignore[misc]
@@ -101,6 +124,8 @@ class _CutRows(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self, group: TorchGroup) -> None:
         super().__init__()
         self.group = group
+        self.own = _own_functions(torch.autograd.Function)
+        self.depth = 0
 
     def __torch_function__(
         self,
@@ -109,9 +134,16 @@ class _CutRows(TorchFunctionMode):  # type: ignore[misc]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        options = dict(kwargs or {})
+        self.depth += 1
+        try:
+            return self._call(func, args, dict(kwargs or {}))
+        finally:
+            self.depth -= 1
+
+    def _call(self, func: Callable[..., Any], args: Sequence[Any], options: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", str(func))
         if special := LAYERS.get(name):
+            _check_callers(name, self.own)
             return special(self.group, *args, **options)
         if name == "__get__":
             property_name = getattr(getattr(func, "__self__", None), "__name__", "")
@@ -123,6 +155,60 @@ class _CutRows(TorchFunctionMode):  # type: ignore[misc]
         elif not {name, name.strip("_")} & (_BY_ITSELF | _OF_NO_IMAGE):
             _check_axes(name, args, options)
         return func(*args, **options)
+
+
+class _Unseen(TorchDispatchMode):  # type: ignore[misc]
+    """Kernels that run without a call of torch's functions: those of torch.jit, and of extensions."""
+
+    def __init__(self, rows: _CutRows) -> None:
+        super().__init__()
+        self.rows = rows
+        self.refusal: ConfigError | None = None
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if not self.rows.depth:
+            self.refusal = ConfigError(
+                f"the network runs {func} where its call cannot be seen, as in a module of torch.jit.script or torch.jit.trace, or in an "
+                "extension, and its rows are cut among ranks. Write the module itself, of torch's functions."
+            )
+            raise self.refusal
+        return func(*args, **(kwargs or {}))
+
+
+def _check_callers(name: str, own: Mapping[CodeType, str]) -> None:
+    """Refuse a layer whose gradient would be computed where its calls are not intercepted, without the rows of other ranks."""
+    frame = sys._getframe(1)
+    while frame.f_code is not _APPLY and frame.f_back:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            raise ConfigError(
+                f"the network calls {name} within torch.utils.checkpoint, which would compute it again without the rows of other ranks. Write "
+                "checkpoint(torch_group.spatial(block, group), x) for checkpoint(block, x)."
+            )
+        if function := own.get(frame.f_code):
+            raise ConfigError(
+                f"the network calls {name} within the torch.autograd.Function {function}, whose gradient would leave the rows of other ranks "
+                "out. Call torch's function itself."
+            )
+        frame = frame.f_back
+
+
+_APPLY = next(code for code in spatial.__code__.co_consts if getattr(code, "co_name", "") == "apply")
+
+
+def _own_functions(base: type) -> dict[CodeType, str]:
+    """Names of functions with a gradient of their own, by the code of their forward."""
+    found: dict[CodeType, str] = {}
+    each: Any
+    for each in base.__subclasses__():
+        code = getattr(inspect.unwrap(each.forward), "__code__", None)
+        found |= _own_functions(each) | ({code: each.__name__} if code else {})
+    return found
 
 
 def _check_image(name: str, value: Any) -> None:

@@ -1,0 +1,126 @@
+"""Scripts join the ranks that a launcher started: where they meet, at which addresses they listen, and how they end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halotile import torch_group
+from halotile.errors import ConfigError
+
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+JOIN = """
+import psutil, torch, halotile
+with halotile.torch_group.join(device_mode="cpu", timeout_seconds=60) as group:
+    total = float(group.all_reduce(torch.tensor(group.rank + 1.0)))
+    sockets = psutil.Process().net_connections("tcp")
+    places = {entry.laddr.ip for entry in sockets if entry.status == psutil.CONN_LISTEN}
+    print(f"{group.rank} {group.world_size} {total} {','.join(places)}\\n", end="", flush=True)
+"""
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+}
+OPENMPI = {"PMIX_NAMESPACE": "prterun-a-7@1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+ELSEWHERE = {"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"}
+"""An address of no machine, where nobody can meet."""
+OVERRIDE = {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "rank"),
+    [
+        (SLURM | ELSEWHERE, "SLURM_PROCID"),
+        (OPENMPI | ELSEWHERE, "OMPI_COMM_WORLD_RANK"),
+        (OVERRIDE, "HALOTILE_RANK"),
+    ],
+)
+def test_a_script_joins_the_ranks_of_its_launcher_and_listens_on_loopback_alone(
+    launcher: dict[str, str], rank: str, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        launcher = {"MASTER_PORT": str(free.getsockname()[1])} | launcher
+    script = tmp_path / "join.py"
+    script.write_text(JOIN)
+    started = [
+        subprocess.Popen(
+            [sys.executable, script], env={**os.environ, **launcher, rank: str(number)}, stdout=subprocess.PIPE, text=True
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    lines = [process.communicate(timeout=120)[0].split() for process in started]
+    assert lines == [["0", "2", "3.0", "127.0.0.1"], ["1", "2", "3.0", "127.0.0.1"]]
+
+
+def test_an_address_of_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, word in {**OVERRIDE, **ELSEWHERE, "HALOTILE_RANK": "0"}.items():
+        monkeypatch.setenv(name, word)
+    with (
+        pytest.raises(
+            ConfigError, match=r"rank 0 cannot listen at MASTER_ADDR 192\.0\.2\.1, MASTER_PORT 29500"
+        ),
+        torch_group.join(device_mode="cpu"),
+    ):
+        pass
+
+
+END = """
+import os, signal, time, torch, halotile
+began = None
+try:
+    with halotile.torch_group.join(device_mode="cpu") as group:
+        if group.rank == 1:
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        began = time.monotonic()
+except halotile.errors.PeerLost:
+    print(time.monotonic() - began)
+"""
+
+
+def test_a_rank_that_has_ended_does_not_wait_for_one_that_died(tmp_path: Path) -> None:
+    """Nobody ends it: not every launcher does when another rank fails."""
+    script = tmp_path / "end.py"
+    script.write_text(END)
+    started = [
+        subprocess.Popen(
+            [sys.executable, script], env={**os.environ, **SLURM, "SLURM_STEP_ID": "2", "SLURM_PROCID": str(number)}, stdout=subprocess.PIPE, text=True
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    waited, _ = (process.communicate(timeout=120)[0] for process in started)
+    assert 0.5 < float(waited) < 20
+
+
+def test_a_script_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "join.py"
+    script.write_text(JOIN)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(script),
+    ]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert sorted(said.splitlines()) == ["0 2 3.0 127.0.0.1", "1 2 3.0 127.0.0.1"]  # the store is torchrun's
+
+
+def test_ranks_without_a_place_to_meet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALOTILE_RANK", "0")
+    monkeypatch.setenv("HALOTILE_SIZE", "2")
+    with (
+        pytest.raises(ConfigError, match=r"rank 0 of 2, and nothing says where.*MASTER_ADDR"),
+        torch_group.join(),
+    ):
+        pass
