@@ -146,7 +146,7 @@ class _Training:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a call that goes on from a checkpoint has in common with the one before."""
+        """Settings that a training keeps when it goes on from a checkpoint."""
         return {
             "optimizer": type_name(self.optimizer),
             "scheduler": type_name(self.scheduler),
