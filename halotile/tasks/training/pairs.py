@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Values = NDArray[np.float64]
+from halotile.tasks.noise.details import Values
 
 PART = 128
 """Edge of the parts that are compared, in pixels: what fills an image is no structure of theirs."""

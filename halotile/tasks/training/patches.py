@@ -196,7 +196,7 @@ class PatchSource:
         if not found:
             raise InputError(
                 f"nearly everywhere less than {LEAST_VALID:.0%} of the pixels are measured, or all are saturated: there is nothing to train on. "
-                "Write input.nodata: none if they are measurements, or another image."
+                "Write the path of another image; or input.nodata: none, where measurements are declared as holes by a value."
             )
         return list(itertools.islice(itertools.cycle(found), count))
 
