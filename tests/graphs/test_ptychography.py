@@ -83,13 +83,18 @@ def object_error(path: Path, truth: SimulatedScan) -> float:
     return float(np.linalg.norm(factor * found - expected) / np.linalg.norm(expected))
 
 
-def test_the_object_of_a_known_scan_is_found(folder: Path, simulated: SimulatedScan) -> None:
-    path = job(
-        folder,
-        stages=[{"epochs": 60, "rate": 0.03, "batch": 8}, {"epochs": 20, "rate": 0.003, "batch": 16}],
-        model={"refine": ["object", "probe"]},
-    )
-    done = run(path, "--workers", "2")
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [{"epochs": 60, "rate": 0.03, "batch": 8}, {"epochs": 20, "rate": 0.003, "batch": 16}],
+        [{"solver": "rpie", "epochs": 60, "batch": 4}],
+    ],
+    ids=["adam", "rpie"],
+)
+def test_the_object_of_a_known_scan_is_found(
+    folder: Path, simulated: SimulatedScan, stages: list[dict[str, Any]]
+) -> None:
+    done = run(job(folder, stages=stages, model={"refine": ["object", "probe"]}), "--workers", "2")
     assert done.exit_code == 0, done.output
     assert object_error(folder / "result.cxi", simulated) < 0.05
 
@@ -146,6 +151,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder: Path) -> None:
     [
         ({"stages": []}, "stages: is empty"),
         ({"stages": [{"epochs": 0}]}, r"stages\[0\].epochs: 0 is too small"),
+        ({"stages": [{"epochs": 1, "alpha": 2}]}, "write 0 to 1"),
         ({"stages": [{"epochs": 1, "rates": {"objekt": 1.0}}]}, "names objekt"),
         ({"stages": [{"epoch": 1}]}, "did you mean epochs"),
         ({"model": {"focus": "3 mm"}}, "is for field: near"),

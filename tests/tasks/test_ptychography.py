@@ -8,6 +8,8 @@ import torch
 from halotile.tasks.ptychography.losses import LOSSES
 from halotile.tasks.ptychography.model import PatternGradients, PatternModel, Positions
 from halotile.tasks.ptychography.propagators import FarField, NearField, Propagator
+from halotile.tasks.ptychography.solvers import PatternBatch, rpie
+from halotile.tasks.ptychography.state import ReconstructionState
 
 SHAPE = (12, 15)
 NEAR = NearField.of(SHAPE, (1e-6, 1.2e-6), 1e-10, 0.02)
@@ -114,3 +116,27 @@ def gradient_of(found: PatternGradients, name: str, leaf: torch.Tensor) -> torch
     whole = torch.zeros_like(leaf)
     whole[found.box] = gradient
     return whole
+
+
+def test_a_step_of_rpie_is_that_of_the_formula() -> None:
+    """One position, one mode, a far field: the object moves to the revised exit wave, as Maiden, Johnson and Li write it."""
+    x = {name: tensor.detach() for name, tensor in leaves(torch.float64, of=torch.float64).items()}
+    probe, image, alpha, norm = x["probe"][:1], x["object"], 0.3, 2.0
+    counted = torch.poisson(5 * torch.ones(1, *SHAPE, dtype=torch.float64), torch.Generator().manual_seed(3))
+    positions = Positions.at(torch.tensor([[4.0, 3.0]]), torch.ones(1, dtype=torch.float64))
+    box = (slice(4, 4 + SHAPE[0]), slice(3, 3 + SHAPE[1]))
+    exit_wave = probe[0] * image[box]
+    far = torch.fft.fft2(exit_wave)
+    amplitude = counted[0].sqrt() * (SHAPE[0] * SHAPE[1]) ** 0.5
+    difference = torch.fft.ifft2(amplitude * far / far.abs()) - exit_wave
+    light, passed = probe[0].abs().square(), image[box].abs().square()
+    expected = image.clone()
+    expected[box] += probe[0].conj() * difference / ((1 - alpha) * light + alpha * light.max())
+    expected_probe = probe[0] + image[box].conj() * difference / ((1 - alpha) * passed + alpha * passed.max())
+
+    found = PatternModel(FarField()).gradients(image, probe, torch.zeros(SHAPE), positions, counted)
+    state = ReconstructionState({"object": image.clone(), "probe": probe / norm}, norm)
+    gradients = {"object": gradient_of(found, "object", image), "probe": found.probe * norm}
+    rpie(state, gradients, {"object": 1.0, "probe": 1.0}, PatternBatch([positions], 1.0, alpha))
+    torch.testing.assert_close(state.parameters["object"], expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(state.probe[0], expected_probe, rtol=1e-6, atol=1e-6)

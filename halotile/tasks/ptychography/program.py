@@ -26,7 +26,7 @@ from halotile.tasks.ptychography.order import PatternNumbers, steps_of
 from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
-from halotile.tasks.ptychography.solvers import SOLVERS
+from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch
 from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, as_real, first_state
 
 CHECKPOINT_SECONDS = 1.0
@@ -113,7 +113,7 @@ class Refinement:
         count_received(torch.float32.itemsize * (sum(sizes) - sizes[self.group.rank]))
         loss, gradients = self._added(state, everything.split(lengths), shapes, parts, places)
         scale = 1 / (sum(map(len, parts)) * self.counted_pixels)
-        SOLVERS[stage.solver](state, {name: gradient * scale for name, gradient in gradients.items()}, rates)
+        SOLVERS[stage.solver](state, gradients, rates, PatternBatch(places, scale, stage.alpha))
         self._keep_inside(state)
         return loss
 

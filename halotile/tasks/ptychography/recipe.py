@@ -26,7 +26,7 @@ class SolverStage:
     Parameters
     ----------
     solver : str
-        ``adam`` or ``sgd``.
+        ``adam``, ``sgd`` or ``rpie``.
     epochs : int
         Number of times that each pattern is used.
     rate : float
@@ -35,6 +35,8 @@ class SolverStage:
         Patterns of a step.
     rates : mapping of str to float
         Factors of the learning rate, by part.
+    alpha : float
+        rpie: from 0, each place by its own light, to 1, all by that of the brightest: ePIE.
     plateau : bool
         True: the learning rate is divided by 5 where the loss has not fallen for 10 epochs.
     """
@@ -45,6 +47,7 @@ class SolverStage:
     batch: int
     rates: Mapping[str, float] = field(default_factory=dict)
     plateau: bool = False
+    alpha: float = 0.1
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from halotile.tasks.ptychography.model import Positions
 from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, as_real
 
 DECAYS, EPSILON = (0.9, 0.999), 1e-8
-PatternSolver = Callable[[ReconstructionState, PartTensors, Mapping[str, float]], None]
+ADDED_RATE = 0.01
+"""Learning rate of Adam for the parts that a PIE does not refine itself, relative to its own."""
 
 
-def adam(state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float]) -> None:
+@dataclass(frozen=True)
+class PatternBatch:
+    """The patterns of a step.
+
+    Parameters
+    ----------
+    positions : sequence of Positions
+        Of each slot.
+    scale : float
+        Factor from sums to means of a pixel.
+    alpha : float
+        Share of the brightest place in the step of a PIE.
+    """
+
+    positions: Sequence[Positions]
+    scale: float
+    alpha: float
+
+
+PatternSolver = Callable[[ReconstructionState, PartTensors, Mapping[str, float], PatternBatch], None]
+
+
+def adam(
+    state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch
+) -> None:
     """Adam, with real and imaginary parts by themselves.
 
     References
@@ -24,7 +51,7 @@ def adam(state: ReconstructionState, gradients: PartTensors, rates: Mapping[str,
     of_means, of_squares = (1 - decay**state.steps for decay in DECAYS)
     means, squares = (state.moments.setdefault(name, {}) for name in ("means", "squares"))
     for name, rate in rates.items():
-        gradient, parameter = (as_real(values[name]) for values in (gradients, state.parameters))
+        gradient, parameter = as_real(gradients[name] * batch.scale), as_real(state.parameters[name])
         mean = as_real(means.setdefault(name, torch.zeros_like(gradients[name])))
         square = squares.setdefault(name, torch.zeros_like(gradient))
         mean.lerp_(gradient, 1 - DECAYS[0])
@@ -33,11 +60,60 @@ def adam(state: ReconstructionState, gradients: PartTensors, rates: Mapping[str,
         parameter.addcdiv_(mean, spread, value=-rate / of_means)
 
 
-def sgd(state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float]) -> None:
+def sgd(
+    state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch
+) -> None:
     """Steepest descent."""
     state.steps += 1
     for name, rate in rates.items():
-        state.parameters[name].add_(gradients[name], alpha=-rate)
+        state.parameters[name].add_(gradients[name], alpha=-rate * batch.scale)
 
 
-SOLVERS: Mapping[str, PatternSolver] = {"adam": adam, "sgd": sgd}
+def rpie(
+    state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch
+) -> None:
+    """The regularised ptychographic iterative engine, of several positions at once; with ``alpha`` 1 it is ePIE.
+
+    The step of a pixel of the object is its gradient by the light that it had in this batch, where that is not faint; of the probe by
+    what it passed. Other parts are refined by Adam.
+
+    References
+    ----------
+    A. Maiden, D. Johnson, P. Li, Further improvements to the ptychographical iterative engine, Optica 4 (2017) 736.
+    """
+    weights = {"object": _light(state, batch), "probe": _passed(state, batch)}
+    for name, weight in weights.items():
+        if name in rates:
+            step = gradients[name] / (2 * ((1 - batch.alpha) * weight + batch.alpha * weight.max()))
+            state.parameters[name].add_(step, alpha=-rates[name] / (state.norm**2 if name == "probe" else 1))
+    adam(
+        state,
+        gradients,
+        {name: ADDED_RATE * rate for name, rate in rates.items() if name not in weights},
+        batch,
+    )
+
+
+SOLVERS: Mapping[str, PatternSolver] = {"adam": adam, "sgd": sgd, "rpie": rpie}
+
+
+def _light(state: ReconstructionState, batch: PatternBatch) -> torch.Tensor:
+    """Intensity that each pixel of the object had from the positions of a batch, to a whole pixel."""
+    intensity = state.probe.abs().square().sum(0)
+    rows, columns = intensity.shape
+    total = torch.zeros(state.parameters["object"].shape, device=intensity.device)
+    for positions in batch.positions:
+        for (row, column), weight in zip(positions.pixel.tolist(), positions.weight.tolist(), strict=True):
+            total[row : row + rows, column : column + columns].add_(intensity, alpha=weight**2)
+    return total
+
+
+def _passed(state: ReconstructionState, batch: PatternBatch) -> torch.Tensor:
+    """Sum of the squared modulus of the object that each pixel of the probe saw."""
+    rows, columns = state.parameters["probe"].shape[-2:]
+    modulus = state.parameters["object"].abs().square()
+    total = torch.zeros(rows, columns, device=modulus.device)
+    for positions in batch.positions:
+        for (row, column), weight in zip(positions.pixel.tolist(), positions.weight.tolist(), strict=True):
+            total.add_(modulus[row : row + rows, column : column + columns], alpha=weight**2)
+    return total

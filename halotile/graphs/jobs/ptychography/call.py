@@ -40,7 +40,7 @@ from halotile.tasks.options import Auto
 if TYPE_CHECKING:
     from halotile.tasks.ptychography.opened import OpenedScan
 
-__all__ = ["Adam", "SGD", "open"]
+__all__ = ["RPIE", "SGD", "Adam", "open"]
 LOOK_SECONDS = 0.05
 
 
@@ -143,10 +143,11 @@ class _Solver:
         self,
         epochs: int,
         *,
-        lr: float = 0.02,
+        lr: float | Auto = "auto",
         batch_size: int = 20,
         schedule: bool = False,
         lr_factors: Mapping[str, float] | None = None,
+        alpha: float = 0.1,
     ) -> Iterator[float]:
         """Compute some epochs more; yield the loss of each. Ending the loop early ends the computation after the epoch at hand.
 
@@ -154,14 +155,16 @@ class _Solver:
         ----------
         epochs : int
             Number of times that each pattern is used.
-        lr : float
-            Learning rate.
+        lr : float or "auto"
+            Learning rate; auto: 0.02, of RPIE 1.
         batch_size : int
             Patterns of a step.
         schedule : bool
             Divide the learning rate by 5 where the loss has not fallen for 10 epochs.
         lr_factors : mapping of str to float, optional
             Factors of the learning rate by part, such as ``{"positions": 0.5}``.
+        alpha : float
+            RPIE: from 0, each place steps by its own light, to 1, all by that of the brightest, which is ePIE.
 
         Raises
         ------
@@ -177,6 +180,7 @@ class _Solver:
             batch=batch_size,
             rates=lr_factors or {},
             plateau=schedule,
+            alpha=alpha,
         )
         check_job(replace(_JOB, stages=(options,)))
         with tempfile.TemporaryDirectory(dir=self.__enter__().context.folder) as folder:
@@ -221,6 +225,12 @@ class SGD(_Solver):
     """Steepest descent."""
 
     name = "sgd"
+
+
+class RPIE(_Solver):
+    """The regularised ptychographic iterative engine."""
+
+    name = "rpie"
 
 
 _JOB = Ptychography(input=ScanInput(path="scan.zarr"), output=ResultFile(path="result.cxi"))

@@ -63,16 +63,18 @@ class StageOptions:
 
     __pydantic_config__ = STRICT
 
-    solver: Literal["adam", "sgd"] = "adam"
-    """The solver."""
+    solver: Literal["adam", "sgd", "rpie"] = "adam"
+    """adam; sgd, steepest descent; rpie, the regularised ptychographic iterative engine."""
     epochs: int
     """Number of times that each pattern is used."""
-    rate: float = 0.02
-    """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels."""
+    rate: float | Auto = "auto"
+    """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels. auto: 0.02, of rpie 1."""
     batch: int = 20
     """Patterns of a step."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """Factors of the learning rate by part, such as {positions: 0.5}."""
+    alpha: float = 0.1
+    """rpie: from 0, each place steps by its own light, to 1, all by that of the brightest, which is ePIE."""
     plateau: bool = False
     """Divide the learning rate by 5 where the loss has not fallen for 10 epochs."""
 

@@ -32,6 +32,7 @@ OBJECTS = 6
 """Copies of the object at once: itself, its gradient, two moments of Adam (one is real), and two while a step is made."""
 WAVES = 12
 """Waves of each pattern and mode that a slot holds at once: an estimate."""
+USUAL_RATES = {"rpie": 1.0}
 SMALLER = "a smaller batch, fewer modes, or a larger pixel (recon-cli convert --bin 2)"
 
 
@@ -99,7 +100,8 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
 
 def stage_of(options: StageOptions) -> SolverStage:
     """Return a stage as ranks take it."""
-    return SolverStage(**asdict(options))
+    rate = USUAL_RATES.get(options.solver, 0.02) if options.rate == "auto" else options.rate
+    return SolverStage(**(asdict(options) | {"rate": rate}))
 
 
 def _window(job: Ptychography, recipe: ScanRecipe) -> int:
@@ -164,11 +166,11 @@ def _figures(job: Ptychography, recipe: ScanRecipe) -> dict[str, Any]:
         "refine": list(recipe.refined),
         "window": recipe.window,
         "epochs": recipe.epochs,
-        "stages": [_stage_text(stage) for stage in job.stages],
+        "stages": [_stage_text(stage) for stage in recipe.stages],
     }
 
 
-def _stage_text(stage: StageOptions) -> str:
+def _stage_text(stage: SolverStage) -> str:
     return f"{counted(stage.epochs, 'epoch')} of {stage.solver}, rate {stage.rate:g}, {counted(stage.batch, 'pattern')} a step"
 
 

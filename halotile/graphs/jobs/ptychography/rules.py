@@ -44,6 +44,10 @@ def _focus(length: float | str | None) -> str | None:
     )
 
 
+def _share(alpha: float) -> str | None:
+    return None if 0 <= alpha <= 1 else f"is {alpha:g}; write 0 to 1"
+
+
 CHECKS: Mapping[tuple[str, str], Check] = {
     ("output", "path"): _result_path,
     ("model", "modes"): AtLeast(1),
@@ -52,6 +56,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("stages", "epochs"): AtLeast(1),
     ("stages", "batch"): AtLeast(1),
     ("stages", "rate"): Above(0),
+    ("stages", "alpha"): _share,
     ("", "slots"): AtLeast(1),
     ("", "window"): AtLeast(0),
     ("", "seed"): AtLeast(0),
