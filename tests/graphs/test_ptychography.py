@@ -131,6 +131,24 @@ def test_patterns_beyond_memory_give_the_same_bits_for_any_number_of_workers(
         assert file["loss"][-1] < file["loss"][0] / 3
 
 
+def test_a_result_is_exported_as_images(folder: Path) -> None:
+    assert run(job(folder, stages=STAGES[:1], model={"modes": 2}), "--workers", "1").exit_code == 0
+    result, images = str(folder / "result.cxi"), folder / "images.zarr"
+    done = CliRunner().invoke(app, ["export", result, str(images), "--unwrap"])
+    assert done.exit_code == 0, done.output
+    with h5py.File(result) as file:
+        found, probe = file["object"][:], file["probe"][:]
+    modulus = halotile.open_source(images / "object_modulus")
+    assert np.array_equal(modulus[:], np.abs(found).astype(np.float32))
+    assert modulus.scale == pytest.approx(2 * [1e6 * 1e-10 / (32 * 5e-5)])
+    assert modulus.units == ("micrometer", "micrometer")
+    phase: NDArray[Any] = halotile.open_source(images / "object_phase")[:]
+    assert np.allclose(np.exp(1j * phase), found / np.abs(found), atol=1e-5)
+    assert np.array_equal(halotile.open_source(images / "probe_phase")[:], np.angle(probe))
+    assert CliRunner().invoke(app, ["export", result, str(images)]).exit_code != 0
+    assert CliRunner().invoke(app, ["export", result, str(images), "--overwrite"]).exit_code == 0
+
+
 def test_a_killed_run_goes_on_to_the_same_bits(folder: Path) -> None:
     stages = [{"epochs": 200, "rate": 0.02, "batch": 6}]
     assert run(job(folder, "whole.cxi", stages=stages), "--workers", "2").exit_code == 0

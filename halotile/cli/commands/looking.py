@@ -168,7 +168,14 @@ def preview(
 @command()
 def export(
     path: Annotated[str, typer.Argument(metavar="PATH", help="An image.", show_default=False)],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The TIFF to write.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="The TIFF to write; of the result of a ptychography job the Zarr for its images.",
+            show_default=False,
+        ),
+    ],
     cog: Annotated[
         bool, typer.Option("--cog", help="Write a Cloud Optimized GeoTIFF; PATH has a georeference.")
     ] = False,
@@ -178,13 +185,22 @@ def export(
     ] = None,
     level: Level = 0,
     dataset: Dataset = None,
+    unwrap: Annotated[
+        bool, typer.Option("--unwrap", help="Of a ptychography job: let the phase of the object pass π.")
+    ] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
     """Write an image as one TIFF with every pixel and resolution levels, for QuPath, Fiji and the like."""
     from halotile.cli.export import ExportRequest
     from halotile.cli.export import export as write_export
+    from halotile.storage.scans.export import export_result, is_result
 
+    if dataset is None and is_result(path) and file.suffix == ".zarr":
+        images = export_result(path, str(file), unwrap=unwrap, overwrite=overwrite)
+        if not quiet:
+            echo("\n".join(images))
+        return
     request = ExportRequest(path, file, region, plane, level, dataset, cog, overwrite)
     description = write_export(request, quiet=quiet)
     if not quiet:

@@ -1,0 +1,97 @@
+"""The result of a ptychographic reconstruction as images that viewers open."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import InputError, MissingPackage
+from halotile.storage.disk.durable import DISK
+from halotile.storage.disk.place import ZARR_FILES, check_path, check_place
+from halotile.storage.grid import Region
+from halotile.storage.scans.cxi import opened
+from halotile.storage.sharded.output import Layout, ShardWriter, create_output
+
+IMAGES = {"object": "yx", "probe": "cyx"}
+"""The images of a result and their axes: modes are channels."""
+CHUNK = 256
+
+
+def is_result(path: str) -> bool:
+    """Return True for a CXI file with an object and a probe."""
+    if not path.endswith((".cxi", ".h5", ".hdf5")) or not Path(path).is_file():
+        return False
+    with opened(path) as file:
+        return all(name in file for name in IMAGES)
+
+
+def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bool = False) -> list[str]:
+    """Write modulus and phase of object and probe as OME-Zarr images with their pixel size; return their paths.
+
+    Parameters
+    ----------
+    path : path
+        The result of a job.
+    target : path
+        The Zarr group to write: ``object_modulus``, ``object_phase``, ``probe_modulus`` and ``probe_phase`` in it.
+    unwrap : bool
+        Make the phase of the object go on where it passes π.
+    overwrite : bool
+        Replace a Zarr at that path.
+
+    Raises
+    ------
+    InputError
+        When the file is no result.
+    OutputRefused
+        When something is at the path.
+    MissingPackage
+        Without scikit-image, which unwraps phases.
+    """
+    if not is_result(path):
+        raise InputError(f"{path} has no object and probe: it is no result of a ptychography job.")
+    check_path(target, "the path")
+    check_place(target, overwrite=overwrite)
+    root = Path(target).absolute()
+    part = root.with_name(f".{root.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    DISK.write_file(part / "zarr.json", [b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'])
+    with opened(path) as file:
+        pixel = file["entry_1/image_1"].attrs["pixel_size"]
+        for name, axes in IMAGES.items():
+            waves = file[name][()]
+            phase = np.angle(waves)
+            if unwrap and name == "object":
+                phase = _unwrapped(phase)
+            for kind, pixels in (("modulus", np.abs(waves)), ("phase", phase)):
+                _write(part / f"{name}_{kind}", pixels.astype(np.float32), axes, pixel)
+    if root.exists():
+        DISK.remove_tree(root, last=ZARR_FILES)
+    DISK.move(part, root)
+    return [f"{target}/{name}_{kind}" for name in IMAGES for kind in ("modulus", "phase")]
+
+
+def _write(path: Path, pixels: NDArray[np.float32], axes: str, pixel: Any) -> None:
+    chunk = tuple(1 if axis == "c" else min(CHUNK, n) for axis, n in zip(axes, pixels.shape, strict=True))
+    shard = tuple(-(-n // edge) * edge for n, edge in zip(pixels.shape, chunk, strict=True))
+    scale = tuple(1.0 if axis == "c" else 1e6 * float(pixel["yx".index(axis)]) for axis in axes)
+    units = tuple(None if axis == "c" else "micrometer" for axis in axes)
+    layout = Layout(pixels.shape, "float32", shard, chunk, "lz4", tuple(axes), scale, units, ome=True)
+    layout = layout.in_levels(pixels.shape)
+    create_output(path, layout)
+    ShardWriter(path, layout).write(Region.whole(pixels.shape), pixels)
+
+
+def _unwrapped(phase: NDArray[Any]) -> NDArray[Any]:
+    try:
+        from skimage.restoration import unwrap_phase
+    except ImportError as error:
+        raise MissingPackage(
+            "phases are unwrapped with scikit-image, which is not installed. Write: pip install scikit-image"
+        ) from error
+    return np.asarray(unwrap_phase(phase))
