@@ -89,6 +89,12 @@ def test_gradients_are_those_of_automatic_differentiation(
                 assert gradient is not None
                 difference = (gradient.to(leaf.dtype) - leaf.grad).abs().max() / leaf.grad.abs().max()
                 errors[kind, name, way] = float(difference)
+    with torch.no_grad():
+        few = model.gradients(
+            x["object"], x["probe"], x["background"], places, patterns.to(kind), ("object", "positions")
+        )
+    assert list(few.parts) == ["object", "positions"]
+    assert all(torch.equal(part, found.parts[name]) for name, part in few.parts.items())
     for name in exact:
         assert errors[torch.float64, name, "ours"] < 1e-12, name
         # A sum of many terms rounds in single precision, whoever computes it.
@@ -110,7 +116,7 @@ def _of(propagator: Propagator, kind: torch.dtype) -> Propagator:
 
 def gradient_of(found: PatternGradients, name: str, leaf: torch.Tensor) -> torch.Tensor:
     """A gradient, that of the object on all of it."""
-    gradient: torch.Tensor = getattr(found, name)
+    gradient = found.parts[{"place": "positions", "weight": "intensities"}.get(name, name)]
     if name != "object":
         return gradient
     whole = torch.zeros_like(leaf)
@@ -136,7 +142,7 @@ def test_a_step_of_rpie_is_that_of_the_formula() -> None:
 
     found = PatternModel(FarField()).gradients(image, probe, torch.zeros(SHAPE), positions, counted)
     state = ReconstructionState({"object": image.clone(), "probe": probe / norm}, norm)
-    gradients = {"object": gradient_of(found, "object", image), "probe": found.probe * norm}
+    gradients = {"object": gradient_of(found, "object", image), "probe": found.parts["probe"] * norm}
     rpie(state, gradients, {"object": 1.0, "probe": 1.0}, PatternBatch([positions], 1.0, alpha))
     torch.testing.assert_close(state.parameters["object"], expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(state.probe[0], expected_probe, rtol=1e-6, atol=1e-6)

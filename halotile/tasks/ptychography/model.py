@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 
 from halotile.tasks.ptychography.losses import LOSSES
 from halotile.tasks.ptychography.propagators import NearField, Propagator
+from halotile.tasks.ptychography.recipe import PARTS
 
 Box = tuple[slice, slice]
 
@@ -34,18 +36,14 @@ class Positions:
 
 @dataclass(frozen=True)
 class PatternGradients:
-    """Loss of some patterns and its gradients, in the convention of torch: twice the derivative by the conjugate.
+    """Loss of some patterns and its gradients by part, in the convention of torch: twice the derivative by the conjugate.
 
-    ``object`` is that of the box that the patterns see; ``place`` is by position in pixels.
+    That of the object is in the box that the patterns see; those of positions are by pixels.
     """
 
     loss: torch.Tensor
     box: Box
-    object: torch.Tensor
-    probe: torch.Tensor
-    background: torch.Tensor
-    place: torch.Tensor
-    weight: torch.Tensor
+    parts: Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,7 @@ class PatternModel:
         background: torch.Tensor,
         positions: Positions,
         patterns: torch.Tensor,
+        wanted: Collection[str] = PARTS,
     ) -> PatternGradients:
         """Loss and gradients of some patterns.
 
@@ -88,6 +87,8 @@ class PatternModel:
             The positions of the patterns.
         patterns : Tensor, (positions, rows, columns)
             Counted intensities.
+        wanted : collection of str
+            The parts whose gradients are needed.
         """
         waves = self._waves(image, probe, positions)
         ramp, wave = waves.ramp, waves.on_detector
@@ -95,23 +96,26 @@ class PatternModel:
         loss, slope = LOSSES[self.loss](intensity, patterns)
         if self.mask is not None:
             loss, slope = loss * self.mask, slope * self.mask
-        back, back_spectrum = self.propagator.adjoint(2 * slope[:, None] * wave, ramp)
+        back, back_spectrum = self.propagator.adjoint(wave * (2 * slope[:, None]), ramp)
 
-        box, on_object = _added((waves.light.conj() * back).sum(1), positions.pixel)
+        parts = {}
+        if "object" in wanted:
+            parts["object"] = _added((waves.light.conj() * back).sum(1), positions.pixel)
+        if "background" in wanted:
+            parts["background"] = 2 * background * slope.sum(0)
         on_light = waves.seen.conj() * back
-        on_weight = _real_product(waves.light, on_light, (1, 2, 3)) / positions.weight
-        on_spectrum = torch.fft.fft2(on_light * positions.weight[:, None, None, None])
-        turned = (on_spectrum.conj() * waves.shifted).imag
-        if isinstance(self.propagator, NearField):
-            turned = turned - (back_spectrum.conj() * waves.spectrum).imag
+        if "intensities" in wanted:
+            parts["intensities"] = _real_product(waves.light, on_light, (1, 2, 3)) / positions.weight
+        if not {"probe", "positions"}.isdisjoint(wanted):
+            on_spectrum = torch.fft.fft2(on_light * positions.weight[:, None, None, None])
+            parts["probe"] = torch.fft.ifft2((ramp.conj() * on_spectrum).sum(0))
+            turned = _imaginary_product(on_spectrum, waves.shifted)
+            if isinstance(self.propagator, NearField):
+                turned -= _imaginary_product(back_spectrum, waves.spectrum)
+            parts["positions"] = _moments(turned) / turned[0].numel()
+        box = box_of(positions.pixel, (probe.shape[-2], probe.shape[-1]))
         return PatternGradients(
-            loss.sum(dtype=torch.float64),
-            box,
-            on_object,
-            torch.fft.ifft2((ramp.conj() * on_spectrum).sum(0)),
-            2 * background * slope.sum(0),
-            _moments(turned.sum(1)) / turned[0, 0].numel(),
-            on_weight,
+            loss.sum(dtype=torch.float64), box, {name: parts[name] for name in PARTS if name in wanted}
         )
 
     def intensity(
@@ -122,11 +126,15 @@ class PatternModel:
 
     def _waves(self, image: torch.Tensor, probe: torch.Tensor, positions: Positions) -> _Waves:
         rows, columns = probe.shape[-2:]
-        row, column = shift_frequencies(rows, columns, probe)
-        ramp = torch.polar(
-            torch.ones((), dtype=row.dtype, device=row.device),
-            -(positions.fraction[:, :1, None] * row[:, None] + positions.fraction[:, 1:, None] * column),
-        )[:, None]
+        # The factors along each axis are exact; their product rounds once.
+        of_rows, of_columns = (
+            torch.polar(torch.ones_like(turn), -turn).to(probe.dtype)
+            for turn in (
+                positions.fraction[:, axis : axis + 1].double() * frequencies(n, probe.device)
+                for axis, n in enumerate((rows, columns))
+            )
+        )
+        ramp = (of_rows[:, :, None] * of_columns[:, None])[:, None]
         shifted = torch.fft.fft2(probe) * ramp
         light = torch.fft.ifft2(shifted) * positions.weight[:, None, None, None]
         seen = torch.stack([image[r : r + rows, c : c + columns] for r, c in positions.pixel.tolist()])[
@@ -153,14 +161,12 @@ class _Waves(NamedTuple):
 
 
 def _intensity(wave: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
-    return wave.abs().square().sum(1) + background.square()
+    return torch.view_as_real(wave).square().sum((1, -1)) + background.square()
 
 
-def shift_frequencies(rows: int, columns: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Radians per pixel of the frequencies of an image, of its rows and of its columns."""
-    real = like.real.dtype if like.is_complex() else like.dtype
-    row, column = (2 * math.pi * torch.fft.fftfreq(n, dtype=torch.float64) for n in (rows, columns))
-    return row.to(like.device, real), column.to(like.device, real)
+def frequencies(count: int, device: Any) -> torch.Tensor:
+    """Radians per pixel of the frequencies along an axis, in double precision."""
+    return 2 * math.pi * torch.fft.fftfreq(count, dtype=torch.float64, device=device)
 
 
 def _real_product(a: torch.Tensor, b: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
@@ -168,9 +174,14 @@ def _real_product(a: torch.Tensor, b: torch.Tensor, axes: tuple[int, ...]) -> to
     return (a.real * b.real + a.imag * b.imag).sum(axes)
 
 
+def _imaginary_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The imaginary part of the conjugate of a times b, summed over modes."""
+    return (a.real * b.imag - a.imag * b.real).sum(1)
+
+
 def _moments(turned: torch.Tensor) -> torch.Tensor:
     """Sums over the frequencies of each pattern, times those of rows and of columns, (positions, 2)."""
-    row, column = shift_frequencies(turned.shape[-2], turned.shape[-1], turned)
+    row, column = (frequencies(n, turned.device).to(turned.dtype) for n in turned.shape[-2:])
     return torch.stack([turned.sum(2) @ row, turned.sum(1) @ column], 1)
 
 
@@ -182,7 +193,7 @@ def box_of(pixel: torch.Tensor, pattern: tuple[int, int]) -> Box:
     return slice(top, bottom + pattern[0]), slice(left, right + pattern[1])
 
 
-def _added(parts: torch.Tensor, pixel: torch.Tensor) -> tuple[Box, torch.Tensor]:
+def _added(parts: torch.Tensor, pixel: torch.Tensor) -> torch.Tensor:
     """Sum patches at pixels of the object, one after the other, in the box that they cover."""
     rows, columns = parts.shape[-2:]
     box = box_of(pixel, (rows, columns))
@@ -190,4 +201,4 @@ def _added(parts: torch.Tensor, pixel: torch.Tensor) -> tuple[Box, torch.Tensor]
     top, left = (part.start for part in box)
     for part, (r, c) in zip(parts, pixel.tolist(), strict=True):
         total[r - top : r - top + rows, c - left : c - left + columns] += part
-    return box, total
+    return total

@@ -21,7 +21,7 @@ from halotile.tasks.groups.training.curve import write_curve
 from halotile.tasks.groups.training.saved import shared_state, write_state
 from halotile.tasks.groups.training.traffic import count_received
 from halotile.tasks.ptychography.drawing import draw_object, illumination
-from halotile.tasks.ptychography.model import PatternGradients, PatternModel, Positions, box_of
+from halotile.tasks.ptychography.model import PatternModel, Positions, box_of
 from halotile.tasks.ptychography.order import PatternNumbers, steps_of
 from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.propagators import propagator_of
@@ -104,7 +104,7 @@ class Refinement:
         places = [state.positions(self.recipe, numbers) for numbers in parts]
         mine = [self._packed(state, parts[slot], places[slot]) for slot in self.slots]
         shapes = [self._shapes(state, positions) for positions in places]
-        lengths = [sum(math.prod(shape) for shape in each) for each in shapes]
+        lengths = [sum(map(math.prod, each.values())) for each in shapes]
         sizes = [
             sum(lengths[slot] for slot in TorchGroup(rank, self.group.world_size).slots(len(parts)))
             for rank in range(self.group.world_size)
@@ -122,9 +122,8 @@ class Refinement:
     ) -> torch.Tensor:
         """The loss and the gradients of a slot in one vector of real numbers."""
         if not len(numbers):
-            return torch.zeros(
-                sum(math.prod(s) for s in self._shapes(state, positions)), device=self.group.device
-            )
+            length = sum(map(math.prod, self._shapes(state, positions).values()))
+            return torch.zeros(length, device=self.group.device)
         parameters = state.parameters
         found = self.model.gradients(
             parameters["object"],
@@ -132,38 +131,48 @@ class Refinement:
             parameters["background"],
             positions,
             self.patterns.read(numbers, self.group.device),
+            self.recipe.refined,
         )
-        return torch.cat([part.reshape(-1) for part in _parts(found, state.norm)])
+        # The loss is in two parts, so that no digit of it is lost.
+        loss = found.loss.reshape(1).view(torch.float32)
+        return torch.cat([loss, *(as_real(part).reshape(-1) for part in found.parts.values())])
 
-    def _shapes(self, state: ReconstructionState, positions: Positions) -> list[tuple[int, ...]]:
-        """Shapes of the real numbers of a slot: loss, object, probe, background, positions and intensities."""
-        count, (rows, columns) = len(positions.pixel), box_of(positions.pixel, self.recipe.pattern)
-        height, width = (part.stop - part.start for part in (rows, columns))
-        probe = tuple(state.parameters["probe"].shape)
-        return [(2,), (height, width, 2), (*probe, 2), self.recipe.pattern, (count, 2), (count,)]
+    def _shapes(self, state: ReconstructionState, positions: Positions) -> dict[str, tuple[int, ...]]:
+        """Shapes of the real numbers of a slot: loss, and gradients by part."""
+        count, box = len(positions.pixel), box_of(positions.pixel, self.recipe.pattern)
+        shapes = {
+            "object": (*(part.stop - part.start for part in box), 2),
+            "probe": (*state.parameters["probe"].shape, 2),
+            "background": self.recipe.pattern,
+            "positions": (count, 2),
+            "intensities": (count,),
+        }
+        return {"loss": (2,)} | {name: shape for name, shape in shapes.items() if name in self.recipe.refined}
 
     def _added(
         self,
         state: ReconstructionState,
         vectors: Sequence[torch.Tensor],
-        shapes: Sequence[Sequence[tuple[int, ...]]],
+        shapes: Sequence[dict[str, tuple[int, ...]]],
         parts: Sequence[PatternNumbers],
         places: Sequence[Positions],
     ) -> tuple[float, PartTensors]:
         """Sum the loss and the gradients of all slots, in their order."""
-        total = {name: torch.zeros_like(tensor) for name, tensor in state.parameters.items()}
+        total = {name: torch.zeros_like(state.parameters[name]) for name in self.recipe.refined}
         loss = 0.0
         for vector, shape, numbers, positions in zip(vectors, shapes, parts, places, strict=True):
-            pieces = vector.split([math.prod(each) for each in shape])
-            value, on_object, probe, background, place, intensity = (
-                piece.view(each) for piece, each in zip(pieces, shape, strict=True)
-            )
-            loss += float(value.clone().view(torch.float64))
-            as_real(total["object"])[box_of(positions.pixel, self.recipe.pattern)] += on_object
-            as_real(total["probe"]).add_(probe)
-            total["background"] += background
-            total["positions"][numbers] = place
-            total["intensities"][numbers] = intensity
+            pieces = vector.split([math.prod(each) for each in shape.values()])
+            found = {name: piece.view(shape[name]) for name, piece in zip(shape, pieces, strict=True)}
+            loss += float(found.pop("loss").clone().view(torch.float64))
+            for name, gradient in found.items():
+                if name in ("positions", "intensities"):
+                    total[name][numbers] = gradient
+                elif name == "object":
+                    as_real(total[name])[box_of(positions.pixel, self.recipe.pattern)] += gradient
+                else:
+                    as_real(total[name]).add_(gradient)
+        if "probe" in total:
+            total["probe"] *= state.norm
         return loss, total
 
     def _keep_inside(self, state: ReconstructionState) -> None:
@@ -227,18 +236,6 @@ class Refinement:
         drawn = draw_object(state.parameters["object"].cpu().numpy(), light)
         with suppress(OSError):
             DISK.write_file(self.recipe.drawing, drawn, sync=False)
-
-
-def _parts(found: PatternGradients, norm: float) -> list[torch.Tensor]:
-    """Loss and gradients as real numbers; the loss in two parts, so that no digit of it is lost."""
-    return [
-        found.loss.reshape(1).view(torch.float32),
-        as_real(found.object),
-        as_real(found.probe * norm),
-        found.background,
-        found.place,
-        found.weight,
-    ]
 
 
 def rates_of(recipe: ScanRecipe, stage: SolverStage, losses: Sequence[float]) -> dict[str, float]:

@@ -44,7 +44,7 @@ def read_content(path: Path) -> bytes:
         raise ConfigError(f"{path} is a folder. Write the path of a file for the checkpoint.") from None
     digest, body = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
-        raise DamagedData(f"{path} is damaged. Remove it to train from the beginning.")
+        raise DamagedData(f"{path} is damaged. Remove it to begin anew.")
     return body
 
 
