@@ -131,6 +131,15 @@ def test_patterns_beyond_memory_give_the_same_bits_for_any_number_of_workers(
         assert file["loss"][-1] < file["loss"][0] / 3
 
 
+def test_the_probe_stays_in_its_support(folder: Path) -> None:
+    assert run(job(folder, model={"support": 9, "modes": 2}), "--workers", "1").exit_code == 0
+    with h5py.File(folder / "result.cxi") as file:
+        light = np.abs(file["probe"][:]).sum(0)
+    row, column = np.indices(light.shape) - 16
+    inside = np.hypot(row, column) <= 9
+    assert np.array_equal(light > 1e-6 * light.max(), inside)
+
+
 def test_a_result_is_exported_as_images(folder: Path) -> None:
     assert run(job(folder, stages=STAGES[:1], model={"modes": 2}), "--workers", "1").exit_code == 0
     result, images = str(folder / "result.cxi"), folder / "images.zarr"

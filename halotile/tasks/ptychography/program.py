@@ -27,7 +27,13 @@ from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
 from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch
-from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, as_real, first_state
+from halotile.tasks.ptychography.state import (
+    PartTensors,
+    ReconstructionState,
+    as_real,
+    first_state,
+    support_of,
+)
 
 CHECKPOINT_SECONDS = 1.0
 """Least time between two checkpoints."""
@@ -172,7 +178,7 @@ class Refinement:
                 else:
                     as_real(total[name]).add_(gradient)
         if "probe" in total:
-            total["probe"] *= state.norm
+            total["probe"] *= state.norm if self.support is None else state.norm * self.support
         return loss, total
 
     def _keep_inside(self, state: ReconstructionState) -> None:
@@ -215,6 +221,12 @@ class Refinement:
             self.recipe.loss,
             self.patterns.mask(device),
         )
+
+    @cached_property
+    def support(self) -> torch.Tensor | None:
+        """1 where the probe may be, else 0."""
+        support = support_of(self.recipe)
+        return None if support is None else support.to(self.group.device)
 
     def _is_stopped(self) -> bool:
         """Return True on all ranks once rank 0 sees that the program is to end."""

@@ -123,6 +123,8 @@ class ScanRecipe:
         Pixels around the scanned part of the object, as far as positions may move.
     window : int
         Patterns that a slot draws from at a time, a number of whole chunks; 0: all.
+    support : float, optional
+        Radius in pixels of the circle outside of which the probe is 0.
     checkpoint, curve, drawing, stop : Path
         Files on a disk that all ranks see; ``stop`` ends them after an epoch once it is there.
     """
@@ -138,6 +140,7 @@ class ScanRecipe:
     seed: int
     margin: int
     window: int = 0
+    support: float | None = None
     checkpoint: Path = Path()
     curve: Path = Path()
     drawing: Path | None = None

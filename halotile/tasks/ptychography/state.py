@@ -89,6 +89,8 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     else:
         known = torch.from_numpy(scan.probe.reshape(-1, *recipe.pattern)).to(torch.complex64)
     probe = _with_modes(known, recipe.modes, recipe.seed)
+    if (support := support_of(recipe)) is not None:
+        probe = probe * support
     norm = float(probe.abs().max())
     dim = DIM * math.sqrt(float(mean.mean()))
     intensities = torch.ones(len(scan.positions))
@@ -110,6 +112,14 @@ def _with_modes(known: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
     missing = modes - len(known)
     phases = 2 * math.pi * torch.rand(max(0, missing), *known.shape[1:], generator=generator)
     return torch.cat([known[:modes], FAINT * known[:1] * torch.polar(torch.ones(()), phases)])
+
+
+def support_of(recipe: ScanRecipe) -> torch.Tensor | None:
+    """1 where the probe may be, (rows, columns), else 0; None where it may be anywhere."""
+    if recipe.support is None:
+        return None
+    row, column = (torch.arange(n) - n // 2 for n in recipe.pattern)
+    return ((row[:, None] ** 2 + column**2) <= recipe.support**2).float()
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:

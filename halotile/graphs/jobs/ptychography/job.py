@@ -44,6 +44,8 @@ class ModelOptions:
     """near: distance from the focus of the beam to the sample, such as 3.65 mm, where the beam diverges; null: it is parallel."""
     modes: int = 1
     """Modes of the probe, whose intensities add."""
+    support: float | None = None
+    """Radius in pixels of the circle outside of which the probe is 0; null: it may be anywhere."""
     loss: Literal["amplitude_mse", "intensity_mse", "poisson_nll"] = "amplitude_mse"
     """amplitude_mse: squared differences of roots of counts; intensity_mse: of counts; poisson_nll: the likelihood of photon counts."""
     refine: tuple[Literal["object", "probe", "background", "positions", "intensities"], ...] = (

@@ -95,7 +95,7 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
     recipe = ScanRecipe(
         scan, patterns, optics, model.loss, model.modes, refined, stages, job.slots, job.seed, margin
     )
-    return replace(recipe, window=_window(job, recipe))
+    return replace(recipe, window=_window(job, recipe), support=model.support)
 
 
 def stage_of(options: StageOptions) -> SolverStage:

@@ -52,6 +52,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("output", "path"): _result_path,
     ("model", "modes"): AtLeast(1),
     ("model", "focus"): _focus,
+    ("model", "support"): Above(0),
     ("model", "margin"): AtLeast(1),
     ("stages", "epochs"): AtLeast(1),
     ("stages", "batch"): AtLeast(1),
