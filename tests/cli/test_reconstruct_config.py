@@ -58,7 +58,7 @@ def test_what_is_left_out_has_its_default(reconstruction: Path) -> None:
 # What stands in the file, what is written instead, the line, and words of the message.
 LIES = [
     ("job: reconstruct", "job: reconstrukt", 2, "did you mean reconstruct?"),
-    ("job: reconstruct\n", "", 1, "job: missing; write `job: denoise` or `job: reconstruct`"),
+    ("job: reconstruct\n", "", 1, "job: missing; write `job: denoise` or `job: ptychography` or `job: reconstruct`"),
     ("operators:", "opreators:", 4, "opreators: unknown key; did you mean operators?"),
     ("output: {path: x.zarr", "output: {pth: x.zarr", 3, "output.pth: unknown key; did you mean path?"),
     ("shard: 64", "shard: 60", 3, "output.shard: 60 is no multiple of output.chunk 32"),

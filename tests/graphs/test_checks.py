@@ -14,7 +14,13 @@ import halotile
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.denoise import call as main_job
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
-from halotile.graphs.jobs.ptychography.job import ModelOptions, StageOptions
+from halotile.graphs.jobs.ptychography.job import (
+    ModelOptions,
+    Ptychography,
+    ResultFile,
+    ScanInput,
+    StageOptions,
+)
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice
 from halotile.graphs.jobs.train.job import Training, WeightsFile
@@ -103,7 +109,8 @@ def test_every_check_is_of_a_key_that_there_is() -> None:
     places = vars(job("tile", Tile())) | vars(solved) | {"": solved, "operators": operator}
     places["noise"] = SimpleNamespace(**(vars(NoiseChoice()) | vars(NoiseModel())))
     trained = Training(input=Input(path="a"), output=WeightsFile(path="b.safetensors"))
-    places[""] = SimpleNamespace(**(vars(solved) | vars(trained)))
+    scanned = Ptychography(input=ScanInput(path="a"), output=ResultFile(path="b.cxi"))
+    places[""] = SimpleNamespace(**(vars(solved) | vars(trained) | vars(scanned)))
     places |= {"model": ModelOptions(), "stages": StageOptions(epochs=1)}
     checked = {place for kind in kinds().values() for place in checks_of(kind)}
     assert [key for section, key in checked if not hasattr(places[section], key)] == []
