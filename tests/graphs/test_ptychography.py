@@ -155,6 +155,10 @@ def test_a_result_is_exported_as_images(folder: Path) -> None:
     assert np.allclose(np.exp(1j * phase), found / np.abs(found), atol=1e-5)
     assert np.array_equal(halotile.open_source(images / "probe_phase")[:], np.angle(probe))
     assert CliRunner().invoke(app, ["export", result, str(images)]).exit_code != 0
+    for options in ((str(images), "--level", "1"), (str(folder / "a.tif"), "--unwrap")):
+        refused = CliRunner().invoke(app, ["export", result, *options, "--overwrite"])
+        assert refused.exit_code == 2
+        assert "eave" in refused.output
     assert CliRunner().invoke(app, ["export", result, str(images), "--overwrite"]).exit_code == 0
 
 
@@ -232,6 +236,13 @@ def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path) -> None:
         assert np.allclose(scan.probe, 2 * first, rtol=1e-5, atol=0)
         assert np.allclose(scan.object, 1, atol=1e-6)
         assert scan.report() == f"epoch {done + 1}: loss {loss:.4g}"
+        unfinished = adam.optimize(10_000)
+        next(unfinished)
+        with pytest.raises(ConfigError, match="End the loop"):
+            next(adam.optimize(1))
+        with pytest.raises(ConfigError, match="cannot be set while"):
+            scan.object = scan.object
+        unfinished.close()
         with pytest.raises(ConfigError, match="shape"):
             scan.object = np.ones((3, 3))
         with pytest.raises(ConfigError, match=r"stages.*epochs"):

@@ -22,6 +22,7 @@ from halotile.cli.arguments import (
     whole,
 )
 from halotile.cli.screens.screen import complain, echo, print_json, print_rows
+from halotile.errors import ConfigError
 
 
 @command()
@@ -196,11 +197,19 @@ def export(
     from halotile.cli.export import export as write_export
     from halotile.storage.scans.export import export_result, is_result
 
-    if dataset is None and is_result(path) and file.suffix == ".zarr":
+    if file.suffix == ".zarr" and is_result(path):
+        if any((cog, region, plane, level, dataset)):
+            raise ConfigError(
+                f"{file}: all of a result is written. Leave out all options but --unwrap and --overwrite."
+            )
         images = export_result(path, str(file), unwrap=unwrap, overwrite=overwrite)
         if not quiet:
             echo("\n".join(images))
         return
+    if unwrap:
+        raise ConfigError(
+            f"--unwrap: {file} is not to be a .zarr, or {path} is no result of a ptychography job. Leave it out."
+        )
     request = ExportRequest(path, file, region, plane, level, dataset, cog, overwrite)
     description = write_export(request, quiet=quiet)
     if not quiet:

@@ -35,10 +35,13 @@ def convert(
     quiet: Quiet = False,
 ) -> None:
     """Store a ptychographic scan as a Zarr, which job: ptychography reads."""
+    from halotile.cli.preview import progress
     from halotile.cli.screens.scan_rows import ScanFacts
     from halotile.storage.scans.convert import Framing, convert_scan
 
-    convert_scan(source, path, Framing(crop, _pixel(center), binning), overwrite=overwrite)
+    framing = Framing(crop, _pixel(center), binning)
+    with progress(path, quiet) as tick:
+        convert_scan(source, path, framing, overwrite=overwrite, report=lambda done, of: tick(done / of))
     facts = ScanFacts.of(path)
     if facts and not quiet:
         print_rows(path, facts.rows())

@@ -90,7 +90,14 @@ class OpenedScan:
         DISK.write_file(Path(path), [encoded_state(self.recipe, self.state)])
 
     def hand_over(self, stage: SolverStage, checkpoint: Path, curve: Path, stop: Path) -> ScanRecipe:
-        """Leave the state to ranks; return what they have to do."""
+        """Leave the state to ranks; return what they have to do.
+
+        Raises
+        ------
+        ConfigError
+            When others have it.
+        """
+        self._check_free("the next ones cannot begin")
         done = len(self.losses)
         past = (SolverStage(epochs=done, rate=stage.rate, batch=stage.batch),) if done else ()
         write_state(checkpoint, self.state.content())
@@ -103,10 +110,7 @@ class OpenedScan:
         self._checkpoint = None
 
     def _set(self, name: str, values: Any) -> None:
-        if self._checkpoint:
-            raise ConfigError(
-                f"{name} cannot be set while epochs are computed. Set it between two calls of optimize."
-            )
+        self._check_free(f"{name} cannot be set")
         there = self._own.parameters[name]
         given = torch.as_tensor(np.ascontiguousarray(values)).to(there.dtype)
         if given.shape != there.shape:
@@ -114,3 +118,7 @@ class OpenedScan:
                 f"{name} has shape {list(given.shape)}, and the scan needs {list(there.shape)}."
             )
         self._own.parameters[name] = given
+
+    def _check_free(self, refusal: str) -> None:
+        if self._checkpoint:
+            raise ConfigError(f"{refusal} while epochs are computed. End the loop over optimize() first.")

@@ -35,8 +35,8 @@ from halotile.tasks.ptychography.state import (
     support_of,
 )
 
-CHECKPOINT_SECONDS = 1.0
-"""Least time between two checkpoints."""
+CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 1.0, 0.1
+"""Least time between two checkpoints, and most of the time that they may take."""
 SHOWN = 500
 """Positions, at most, whose light decides what is drawn."""
 PATIENCE, FACTOR = 10, 0.2
@@ -69,7 +69,7 @@ class Refinement:
             if content
             else first_state(recipe, self.patterns, group.device)
         )
-        written = time.monotonic()
+        due = time.monotonic() + CHECKPOINT_SECONDS
         for epoch in range(len(state.losses), recipe.epochs):
             state.losses.append(self.epoch(state, epoch))
             if not math.isfinite(state.losses[-1]):
@@ -77,10 +77,12 @@ class Refinement:
                     f"the loss is {state.losses[-1]} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller rate, or look at the patterns."
                 )
             is_last = epoch + 1 == recipe.epochs or self._is_stopped()
-            if group.rank == 0 and (is_last or time.monotonic() - written >= CHECKPOINT_SECONDS):
+            began = time.monotonic()
+            if group.rank == 0 and (is_last or began >= due):
                 write_state(recipe.checkpoint, state.content())
                 self.record(state)
-                written = time.monotonic()
+                took = time.monotonic() - began
+                due = time.monotonic() + max(CHECKPOINT_SECONDS, took / CHECKPOINT_SHARE)
             if is_last:
                 break
         group.barrier()  # the checkpoint is there once any rank returns

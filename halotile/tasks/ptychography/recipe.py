@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -174,13 +175,13 @@ class ScanRecipe:
             (end - stage.epochs, stage) for end, stage in zip(ends, self.stages, strict=True) if epoch < end
         )
 
-    @property
+    @cached_property
     def places(self) -> NDArray[np.float64]:
         """First pixel of the object that each pattern sees, with fractions, (positions, 2)."""
         pixels = self.scan.positions / self.optics.pixel
         return np.asarray(pixels - pixels.min(0) + self.margin)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int]:
         """Shape of the object."""
         rows, columns = (

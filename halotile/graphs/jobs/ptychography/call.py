@@ -15,7 +15,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,7 @@ def open(  # noqa: A001 - as open() of other modules
     seed : int
         The order of the patterns follows from it.
     **model
-        Keys of the section ``model`` of a job: ``field``, ``focus``, ``modes``, ``loss``, ``refine``, ``margin``.
+        Keys of the section ``model`` of a job: ``field``, ``focus``, ``modes``, ``loss``, ``refine``, ``margin``, ``support``.
 
     Returns
     -------
@@ -148,7 +148,7 @@ class _Solver:
         schedule: bool = False,
         lr_factors: Mapping[str, float] | None = None,
         alpha: float = 0.1,
-    ) -> Iterator[float]:
+    ) -> Generator[float, None, None]:
         """Compute some epochs more; yield the loss of each. Ending the loop early ends the computation after the epoch at hand.
 
         Parameters
@@ -194,7 +194,7 @@ class _Solver:
 
         def compute() -> None:
             try:
-                self.context.run_torch(partial(_on_rank, recipe))
+                self.context.run_torch(partial(reconstruct_on, recipe))
             except BaseException as failure:
                 failures.append(failure)
 
@@ -235,7 +235,3 @@ class RPIE(_Solver):
 
 _JOB = Ptychography(input=ScanInput(path="scan.zarr"), output=ResultFile(path="result.cxi"))
 """A job whose values are right, for checks of stages."""
-
-
-def _on_rank(recipe: Any, group: Any) -> None:
-    reconstruct_on(recipe, group)
