@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from halotile.graphs.kinds.base import Place, RankProgram, Records
+from halotile.graphs.kinds.base import (
+    AnyPass,
+    OutputFile,
+    Pass,
+    PassCount,
+    Place,
+    RankProgram,
+    Records,
+    Sums,
+    Work,
+)
 from halotile.graphs.runs.passes.records import remove_records
 from halotile.graphs.watching.progress import describe_figures
+from halotile.storage.grid import Grid
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.names import EXAMPLES
 from halotile.tasks.groups.training.curve import CurveRow, read_curve
+from halotile.tasks.groups.training.one_file import WriteFile
 
+WRITE = "write"
 REPORTED = 5
 """One of so many rows of the curve is reported."""
 
@@ -77,21 +93,83 @@ class ProgramFiles:
         return self.checkpoint.with_suffix(".certain")
 
 
-def checkpointed(
-    at: Place, phase: str, program: Callable[[Any], None], curve: Curve, *, device: str, title: str
-) -> RankProgram:
-    """Return a program as the driver takes it, with its checkpoint kept and its curve shown."""
-    files = curve.files
-    return RankProgram(
-        phase,
-        program,
-        Records(files.folder, phase),
-        look=curve.look,
-        keep=files.keep,
-        revert=files.revert,
-        device=device,
-        title=title,
-    )
+@dataclass(frozen=True)
+class ProgramWork(Work):
+    """A program of ranks, and the pass that writes its result as one file.
+
+    Parameters
+    ----------
+    recipe : object
+        Everything that the program needs.
+    output : OutputFile
+        The file of the result.
+    device : str
+        ``cpu`` or ``cuda``.
+    """
+
+    recipe: Any
+    output: OutputFile
+    device: str
+    phase: ClassVar[str]
+    """Name of the phase of the program."""
+    word: ClassVar[str]
+    """The noun for a step."""
+    titles: ClassVar[tuple[str, str]]
+    """Texts that identify the program and the writing after a message."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Number of steps."""
+
+    @abstractmethod
+    def in_files(self, files: ProgramFiles, drawing: Path) -> Any:
+        """Return the recipe with its files."""
+
+    @abstractmethod
+    def program(self, recipe: Any) -> Callable[[Any], None]:
+        """Return the program of a rank, called with its group."""
+
+    @abstractmethod
+    def encode(self, recipe: Any) -> Callable[[], bytes]:
+        """Return a function that encodes the result in the checkpoint on a worker."""
+
+    @property
+    def outputs(self) -> tuple[OutputFile, ...]:
+        """The result."""
+        return (self.output,)
+
+    @property
+    def passes(self) -> tuple[PassCount, ...]:
+        """The steps, and the writing of the result."""
+        steps = Grid((self.steps,), (1,), ((0, 0),))
+        return (PassCount(self.phase, steps), PassCount(WRITE, self.output.grid))
+
+    def run(self, at: Place) -> Generator[AnyPass, Sums, None]:
+        """Yield the program, and the pass that writes its result."""
+        files = ProgramFiles.of(at)
+        files.begin(self.phase)
+        recipe = self.in_files(files, at.directory.path / EXAMPLES)
+        curve = Curve(at, files, self.steps, self.word)
+        yield RankProgram(
+            self.phase,
+            self.program(recipe),
+            Records(files.folder, self.phase),
+            look=curve.look,
+            keep=files.keep,
+            revert=files.revert,
+            device=self.device,
+            title=self.titles[0],
+        )
+        at.directory.write_output_iterations(curve.rows)
+        task = WriteFile(self.encode(recipe), self.output.path, self.output.layout)
+        yield Pass(WRITE, task, self.output, title=self.titles[1], stages=("read", "write"))
+
+    def last_row(self) -> tuple[CurveRow, Path]:
+        """Return the last row of the curve of a finished result, and the path of its drawing."""
+        directory = RunDirectory.beside(self.output.path)
+        rows = directory.read_output_iterations()
+        return (dict(rows[-1]) if rows else {}), directory.path / EXAMPLES
 
 
 @dataclass
