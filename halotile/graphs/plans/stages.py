@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from halotile.graphs.kinds.base import PlanRequest
@@ -119,6 +119,15 @@ def compute_on(job: J, denoiser: Denoiser | None, *, trains: bool = False) -> Co
     job, requested = with_workers(job, cluster, device)
     machine = machine_bytes() if is_here(cluster) else None
     return Computing(job, requested, cluster, device, precision, notes, machine)
+
+
+def within_slots(computing: Computing[J], slots: int) -> Computing[J]:
+    """Return the same with no more workers than a batch has slots, where their number was left open."""
+    job = computing.job
+    if job.run.count <= slots:
+        return computing
+    requested = computing.requested._replace(why="one for each of the slots")
+    return replace(computing, job=replace(job, run=replace(job.run, workers=slots)), requested=requested)
 
 
 def relate(

@@ -173,3 +173,12 @@ OF_CLUSTERS: tuple[Rule, ...] = (
     _device_of_run,
 )
 """Rules for every kind of job."""
+
+
+def workers_of_slots(slots: int, run: Run) -> Faults:
+    """Yield more workers than parts of a batch."""
+    if isinstance(run.workers, int) and run.workers > slots:
+        yield (
+            ("run", "workers"),
+            f"is {run.workers}, and a batch has {slots} parts; write slots: {run.workers}, or fewer workers",
+        )

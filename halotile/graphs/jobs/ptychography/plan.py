@@ -20,7 +20,7 @@ from halotile.graphs.plans.inputs import check_decoding, check_paths
 from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
-from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
+from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate, within_slots
 from halotile.storage.scans.scan import open_scan
 from halotile.storage.sharded.output import FileLayout
 from halotile.tasks.groups.training.one_file import ONE_BLOCK
@@ -39,12 +39,8 @@ SMALLER = "a smaller batch, fewer modes, or a larger pixel (recon-cli convert --
 def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
     """Decide the size of the object and the memory of the workers."""
     begun = begin(job, request)
-    computing = compute_on(job, None, trains=True)
+    computing = within_slots(compute_on(job, None, trains=True), job.slots)
     job = computing.job
-    if job.run.count > job.slots:
-        requested = computing.requested._replace(why="one for each of the slots")
-        job = replace(job, run=replace(job.run, workers=job.slots))
-        computing = replace(computing, job=job, requested=requested)
     recipe = recipe_of(job)
     scan, patterns, model = recipe.scan, recipe.patterns, job.model
     check_paths(patterns, begun.output)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from halotile.graphs.jobs.ptychography.job import ModelOptions, StageOptions
 from halotile.graphs.kinds.base import Check
-from halotile.graphs.kinds.sections import Run
-from halotile.graphs.rules.combinations import Faults
+from halotile.graphs.rules.combinations import Faults, workers_of_slots
 from halotile.graphs.rules.values import Above, AtLeast
 from halotile.storage.spacing import converted, parse_size
 from halotile.tasks.ptychography.recipe import PARTS
@@ -82,13 +81,4 @@ def rates(stages: Sequence[StageOptions]) -> Faults:
                 yield ("stages", number, "rates"), f"names {part}; write some of {', '.join(PARTS)}"
 
 
-def parts_of_batch(slots: int, run: Run) -> Faults:
-    """Yield more workers than parts of a batch."""
-    if isinstance(run.workers, int) and run.workers > slots:
-        yield (
-            ("run", "workers"),
-            f"is {run.workers}, and a batch has {slots} parts; write slots: {run.workers}, or fewer workers",
-        )
-
-
-RULES = (optics, rates, parts_of_batch)
+RULES = (optics, rates, workers_of_slots)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
 from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
-from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
+from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate, within_slots
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.sharded.output import FileLayout
@@ -57,7 +57,7 @@ class _Length:
 def plan_training(job: Training, request: PlanRequest) -> Plan:
     """Decide the length of a training and the memory of its workers."""
     begun = begin(job, request)
-    computing = _with_parts(compute_on(job, None, trains=True))
+    computing = within_slots(compute_on(job, None, trains=True), job.slots)
     job = computing.job
     network = _network(job)
     first = open_images(job, "input.path", job.input.path)
@@ -125,15 +125,6 @@ def _network(job: Training) -> Network:
             f"patch is {job.patch}, and the network reduces by {network.alignment}. Write patch: {better}."
         )
     return network
-
-
-def _with_parts(computing: Computing[Training]) -> Computing[Training]:
-    """Return the same with no more workers than a batch has parts, where their number was left open."""
-    job = computing.job
-    if job.run.count <= job.slots:
-        return computing
-    requested = computing.requested._replace(why="one for each of the slots")
-    return replace(computing, job=replace(job, run=replace(job.run, workers=job.slots)), requested=requested)
 
 
 def _length(

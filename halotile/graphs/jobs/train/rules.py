@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from halotile.graphs.kinds.base import Check
-from halotile.graphs.kinds.sections import Input, Run
-from halotile.graphs.rules.combinations import Faults
+from halotile.graphs.kinds.sections import Input
+from halotile.graphs.rules.combinations import Faults, workers_of_slots
 from halotile.graphs.rules.values import Above, AtLeast, filled
 from halotile.tasks.options import Auto
 
@@ -59,15 +59,10 @@ def pairs(method: str, second: str | None) -> Faults:
         )
 
 
-def parts_of_batch(batch: int, slots: int, run: Run) -> Faults:
-    """Yield parts that do not divide a batch, or too many workers for them."""
+def parts_of_batch(batch: int, slots: int) -> Faults:
+    """Yield parts that do not divide a batch."""
     if batch % slots:
         yield ("slots",), f"is {slots}, which does not divide batch: {batch}; write a divisor"
-    if isinstance(run.workers, int) and run.workers > slots:
-        yield (
-            ("run", "workers"),
-            f"is {run.workers}, and a batch has {slots} parts; write slots: {run.workers}, or fewer workers",
-        )
 
 
 def keys_of_input(input: Input) -> Faults:  # noqa: A002 - the name of the section
@@ -77,4 +72,4 @@ def keys_of_input(input: Input) -> Faults:  # noqa: A002 - the name of the secti
             yield ("input", key), "is for job: denoise; leave it out"
 
 
-RULES = (one_length, pairs, parts_of_batch, keys_of_input)
+RULES = (one_length, pairs, parts_of_batch, workers_of_slots, keys_of_input)
