@@ -116,6 +116,23 @@ def test_a_script_may_join_again_and_again(
     assert sorted(totals) == sorted(2 * [1.0 + 20 * turn for turn in range(6)])
 
 
+KEPT = """
+import os, sys
+from torch.distributed import distributed_c10d as torch_groups
+from halotile.tasks.groups.opening import Rendezvous, opened
+with opened(Rendezvous(int(sys.argv[1]), 2, meeting=sys.argv[2], device_mode="cpu")):
+    kept = torch_groups._get_default_store()  # so that torch does not remove the file with its last rank
+os._exit(0)
+"""
+
+
+def test_ranks_remove_the_file_in_which_they_met(tmp_path: Path) -> None:
+    meeting = tmp_path / "meeting"
+    ranks = [subprocess.Popen([sys.executable, "-c", KEPT, str(rank), str(meeting)]) for rank in range(2)]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    assert not meeting.exists()
+
+
 def test_what_killed_ranks_left_is_removed_some_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     first = Path(torch_group._meeting(Copy(1, 2, launch="8-1"), {}))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -123,6 +124,9 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
         ending.barrier(place.end_seconds)  # nobody ends a connection that others still use
     finally:
         dist.destroy_process_group()
+        # torch removes the file with the last rank, but not when two of them end at the same moment.
+        if "://" not in place.meeting:
+            Path(place.meeting).unlink(missing_ok=True)
 
 
 def interface_of(host: str) -> str:
