@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import halotile
 from halotile.cli.main import app
 from halotile.errors import ConfigError
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans import convert
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.training.curve import read_curve
@@ -162,17 +163,39 @@ def test_a_result_is_exported_as_images(folder: Path) -> None:
     assert CliRunner().invoke(app, ["export", result, str(images), "--overwrite"]).exit_code == 0
 
 
+def test_the_resolution_is_that_of_two_halves(folder: Path, simulated: SimulatedScan) -> None:
+    stages = [{"epochs": 40, "rate": 0.05, "batch": 6}]
+    done = run(job(folder, "both.cxi", stages=stages, resolution=True), "--workers", "2")
+    assert done.exit_code == 0, done.output
+    assert run(job(folder, "one.cxi", stages=stages), "--workers", "1").exit_code == 0
+    with h5py.File(folder / "both.cxi") as both, h5py.File(folder / "one.cxi") as one:
+        assert np.array_equal(both["object"][:], one["object"][:])
+        assert np.array_equal(both["loss"][:], one["loss"][:])
+        resolution = float(both["entry_1/process_1/resolution"][()])
+        pixel = both["entry_1/image_1"].attrs["pixel_size"][0]
+    assert pixel < resolution < 3 * pixel
+    last = RunDirectory(folder / "both.cxi.run").read_output_iterations()[-1]
+    assert last["resolution"] == pytest.approx(resolution)
+    assert "resolution" in CliRunner().invoke(app, ["status", str(folder / "both.cxi")]).output
+    sheet = str(folder / "sheet.png")
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["export", str(folder / "both.cxi"), sheet])
+    assert "--overwrite" in done.output
+    assert CliRunner().invoke(app, ["export", str(folder / "one.cxi"), sheet, "--overwrite"]).exit_code == 0
+    assert Path(sheet).read_bytes()[1:4] == b"PNG"
+
+
 def test_a_killed_run_goes_on_to_the_same_bits(folder: Path) -> None:
-    stages = [{"epochs": 200, "rate": 0.02, "batch": 6}]
-    assert run(job(folder, "whole.cxi", stages=stages), "--workers", "2").exit_code == 0
-    path = job(folder, "killed.cxi", stages=stages)
+    stages, more = [{"epochs": 120, "rate": 0.02, "batch": 6}], {"resolution": True}
+    assert run(job(folder, "whole.cxi", stages=stages, **more), "--workers", "2").exit_code == 0
+    path = job(folder, "killed.cxi", stages=stages, **more)
     command = [sys.executable, "-m", "halotile", "run", str(path), "--quiet", "--workers", "2"]
     state = folder / "killed.cxi.run" / "state"
     with subprocess.Popen(command) as driver:
         until(lambda: driver.poll() is not None or read_curve(state / "curve.json")[0] > 20, seconds=90)
         driver.send_signal(signal.SIGKILL)
     assert driver.returncode == -signal.SIGKILL
-    assert 20 < read_curve(state / "curve.json")[0] < 200
+    assert 20 < read_curve(state / "curve.json")[0] < 120
     assert run(path, "--workers", "1").exit_code == 0
     assert (folder / "killed.cxi").read_bytes() == (folder / "whole.cxi").read_bytes()
 
@@ -188,6 +211,12 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder: Path) -> None:
         ({"model": {"focus": "3 mm"}}, "is for field: near"),
         ({"model": {"field": "near", "focus": "3 parsnip"}}, "such as 3.65 mm"),
         ({"model": {"refine": ["probe"]}}, "does not name the object"),
+        (
+            {"stages": [{"epochs": 1, "subset": [0, 99]}]},
+            "subset names 99, and the scan has patterns 0 to 63",
+        ),
+        ({"stages": [{"epochs": 1, "subset": []}]}, "subset names no pattern"),
+        ({"stages": [{"epochs": 1, "subset": [7]}], "resolution": True}, "Write resolution: false"),
         ({"window": 4, "stages": [{"epochs": 1, "batch": 3}]}, "Write a batch of 4 or more"),
         ({"run": {"workers": 5}}, "a batch has 4 parts"),
         ({"run": {"memory_per_worker": "100MiB"}}, "Write run.memory_per_worker"),
@@ -247,6 +276,13 @@ def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path) -> None:
             scan.object = np.ones((3, 3))
         with pytest.raises(ConfigError, match=r"stages.*epochs"):
             list(adam.optimize(0))
+        with pytest.raises(ConfigError, match="subset names 64"):
+            list(adam.optimize(1, subset=[64]))
+        other = halotile.ptychography.open(folder / "scan.zarr")
+        list(halotile.ptychography.SGD(other, context=adam.context).optimize(1, subset=[0]))
+        changed = np.argwhere(other.object != 1)
+        assert len(changed)
+        assert (np.ptp(changed, axis=0) <= 32).all()
     with pytest.raises(ConfigError, match="slots=9"):
         halotile.ptychography.SGD(scan, workers=9)
     with pytest.raises(ConfigError, match="keys of model"):

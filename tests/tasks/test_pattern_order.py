@@ -43,6 +43,21 @@ def test_each_pattern_is_used_once_an_epoch_in_another_order(recipe: ScanRecipe,
     assert orders[0] != steps_of(replace(recipe, seed=6), 0)
 
 
+@pytest.mark.parametrize("window", [0, 4])
+def test_the_halves_share_the_patterns_of_a_stage(recipe: ScanRecipe, window: int) -> None:
+    chosen = tuple(range(3, 40))
+    stages = (replace(recipe.stages[0], subset=chosen),)
+    recipe = replace(recipe, window=window, stages=stages)
+    halves = []
+    for half in (0, 1):
+        steps = steps_of(recipe, 1, half)
+        numbers = np.concatenate([part for parts in steps for part in parts])
+        halves.append(recipe.scan.numbers[numbers].tolist())
+        assert not np.any(np.diff(np.sort(numbers)) == 1)
+    assert abs(len(halves[0]) - len(halves[1])) == 1
+    assert sorted(halves[0] + halves[1]) == list(chosen)
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_rank_holds_the_windows_of_its_slots_alone(recipe: ScanRecipe, ranks: int) -> None:
     recipe = replace(recipe, window=4)

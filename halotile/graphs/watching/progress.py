@@ -76,6 +76,7 @@ _FIGURES = {
     "change": "change {:.3g}",
     "psnr": "PSNR {:.2f} dB",
     "loss": "loss {:.4g}",
+    "resolution": "resolution {:.3g} m",
     "validation": "{:.4g} on held-out patches",
 }
 

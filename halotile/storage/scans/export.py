@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from halotile.storage.sharded.output import Layout, ShardWriter, create_output
 
 IMAGES = {"object": "yx", "probe": "cyx"}
 """The images of a result and their axes: modes are channels."""
+RINGS = ("ring_frequency", "ring_correlation", "ring_threshold", "resolution")
+"""Values of the Fourier ring correlation, where a result has it."""
 CHUNK = 256
 
 
@@ -27,6 +31,71 @@ def is_result(path: str) -> bool:
         return False
     with opened(path) as file:
         return all(name in file for name in IMAGES)
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What a result has to draw.
+
+    Parameters
+    ----------
+    image : ndarray, (rows, columns)
+        The complex object.
+    probe : ndarray, (modes, rows, columns)
+        The complex modes of the probe.
+    pixel : tuple of float
+        Size of a pixel of the object in metres.
+    losses : ndarray, (epochs,)
+        Mean loss of a pixel.
+    before, after : ndarray, (positions, 2)
+        Place of the beam on the sample along rows and columns, in metres.
+    scanned : tuple of slice
+        The rectangle of the object that the middle of the beam covered.
+    rings : mapping of str to ndarray, optional
+        Frequency, correlation and threshold of each ring, and the resolution in metres.
+    """
+
+    image: NDArray[Any]
+    probe: NDArray[Any]
+    pixel: tuple[float, float]
+    losses: NDArray[Any]
+    before: NDArray[Any]
+    after: NDArray[Any]
+    scanned: tuple[slice, slice]
+    rings: Mapping[str, Any] | None
+
+    @property
+    def extent(self) -> tuple[float, float]:
+        """Height and width of the object in micrometres."""
+        height, width = (1e6 * n * size for n, size in zip(self.image.shape, self.pixel, strict=True))
+        return height, width
+
+
+def read_result(path: str) -> Reconstruction:
+    """Read the result of a job; errors as of :func:`export_result`."""
+    _check_result(path)
+    with opened(path) as file:
+        process = file["entry_1/process_1"]
+        first = process["first_pixel"][()]
+        probe = file["probe"][()]
+        middle = np.array(probe.shape[-2:]) / 2
+        start, stop = (first.min(0) + middle).astype(int), (first.max(0) + middle).astype(int) + 1
+        before, after = (
+            file[f"entry_1/sample_1/geometry_1/{name}"][()][:, 1::-1]
+            for name in ("translation_before", "translation")
+        )
+        rings = {name: process[name][()] for name in RINGS if name in process}
+        height, width = file["entry_1/image_1"].attrs["pixel_size"]
+        return Reconstruction(
+            file["object"][()],
+            probe,
+            (float(height), float(width)),
+            file["loss"][()],
+            before,
+            after,
+            (slice(start[0], stop[0]), slice(start[1], stop[1])),
+            rings or None,
+        )
 
 
 def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bool = False) -> list[str]:
@@ -52,8 +121,7 @@ def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bo
     MissingPackage
         Without scikit-image, which unwraps phases.
     """
-    if not is_result(path):
-        raise InputError(f"{path} has no object and probe: it is no result of a ptychography job.")
+    _check_result(path)
     check_path(target, "the path")
     check_place(target, overwrite=overwrite)
     root = Path(target).absolute()
@@ -74,6 +142,11 @@ def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bo
         DISK.remove_tree(root, last=ZARR_FILES)
     DISK.move(part, root)
     return [f"{target}/{name}_{kind}" for name in IMAGES for kind in ("modulus", "phase")]
+
+
+def _check_result(path: str) -> None:
+    if not is_result(path):
+        raise InputError(f"{path} has no object and probe: it is no result of a ptychography job.")
 
 
 def _write(path: Path, pixels: NDArray[np.float32], axes: str, pixel: Any) -> None:

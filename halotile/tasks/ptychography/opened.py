@@ -16,7 +16,8 @@ from halotile.storage.disk.durable import DISK
 from halotile.tasks.groups.training.saved import read_content, state_in, write_state
 from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
-from halotile.tasks.ptychography.result import encoded_state, orthogonal
+from halotile.tasks.ptychography.results.resolution import RingCorrelation
+from halotile.tasks.ptychography.results.result import correlated_halves, encoded_state, orthogonal
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
 
 
@@ -82,8 +83,14 @@ class OpenedScan:
 
     def report(self) -> str:
         """Describe the last epoch in a line."""
-        losses = self.losses
-        return f"epoch {len(losses)}: loss {losses[-1]:.4g}" if losses else "no epoch yet"
+        losses, rings = self.losses, self.rings
+        resolution = f", resolution {rings.resolution:.3g} m" if rings else ""
+        return f"epoch {len(losses)}: loss {losses[-1]:.4g}{resolution}" if losses else "no epoch yet"
+
+    @property
+    def rings(self) -> RingCorrelation | None:
+        """Correlation of the objects of two halves of the positions by spatial frequency; None where the scan was opened without."""
+        return correlated_halves(self.recipe, self.state)
 
     def save(self, path: str | Path) -> None:
         """Write object, probe, positions and losses as the CXI file of a job."""
@@ -117,7 +124,8 @@ class OpenedScan:
             raise ConfigError(
                 f"{name} has shape {list(given.shape)}, and the scan needs {list(there.shape)}."
             )
-        self._own.parameters[name] = given
+        for state in (self._own, *self._own.halves):
+            state.parameters[name] = given.clone()
 
     def _check_free(self, refusal: str) -> None:
         if self._checkpoint:

@@ -17,15 +17,16 @@ from halotile.storage.disk.durable import DISK
 from halotile.tasks.devices.device import prepare_process
 from halotile.tasks.groups.cut_tensors.transfers import all_gather_v
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.training.curve import write_curve
+from halotile.tasks.groups.training.curve import CurveRow, write_curve
 from halotile.tasks.groups.training.saved import shared_state, write_state
 from halotile.tasks.groups.training.traffic import count_received
-from halotile.tasks.ptychography.drawing import draw_object, illumination
 from halotile.tasks.ptychography.model import PatternModel, Positions, box_of
 from halotile.tasks.ptychography.order import PatternNumbers, steps_of
 from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
+from halotile.tasks.ptychography.results.drawing import draw_object, illumination
+from halotile.tasks.ptychography.results.result import correlated_halves
 from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch
 from halotile.tasks.ptychography.state import (
     PartTensors,
@@ -71,8 +72,9 @@ class Refinement:
         )
         due = time.monotonic() + CHECKPOINT_SECONDS
         for epoch in range(len(state.losses), recipe.epochs):
-            state.losses.append(self.epoch(state, epoch))
-            if not math.isfinite(state.losses[-1]):
+            for half, one in zip(recipe.halves, (state, *state.halves), strict=True):
+                one.losses.append(self.epoch(one, epoch, half))
+            if not all(math.isfinite(one.losses[-1]) for one in (state, *state.halves)):
                 raise Diverged(
                     f"the loss is {state.losses[-1]} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller rate, or look at the patterns."
                 )
@@ -80,26 +82,33 @@ class Refinement:
             began = time.monotonic()
             if group.rank == 0 and (is_last or began >= due):
                 write_state(recipe.checkpoint, state.content())
-                self.record(state)
+                self.record(state, is_last=is_last)
                 took = time.monotonic() - began
                 due = time.monotonic() + max(CHECKPOINT_SECONDS, took / CHECKPOINT_SHARE)
             if is_last:
                 break
         group.barrier()  # the checkpoint is there once any rank returns
 
-    def epoch(self, state: ReconstructionState, epoch: int) -> float:
-        """Use every pattern once; return the mean loss of a pixel, each as it was before its step."""
+    def epoch(self, state: ReconstructionState, epoch: int, half: int | None = None) -> float:
+        """Use every pattern of all positions or of a half once; return the mean loss of a pixel, each as it was before its step."""
         first, stage = self.recipe.stage_of(epoch)
         rates = rates_of(self.recipe, stage, state.losses[first:])
         total = 0.0
-        steps = steps_of(self.recipe, epoch)
-        coming = steps + (steps_of(self.recipe, epoch + 1) if epoch + 1 < self.recipe.epochs else [])
+        steps = steps_of(self.recipe, epoch, half)
+        coming = steps + self._steps_after(epoch, half)
         ahead = max(1, self.recipe.window * self.recipe.slots // stage.batch)
         for number, parts in enumerate(steps):
             for later in coming[number + ahead : number + ahead + 1]:
                 self.patterns.expect(np.concatenate([later[slot] for slot in self.slots]))
             total += self.step(state, stage, rates, parts)
-        return total / (len(self.recipe.scan.positions) * self.counted_pixels)
+        return total / (int(self.recipe.used(epoch, half).sum()) * self.counted_pixels)
+
+    def _steps_after(self, epoch: int, half: int | None) -> list[list[PatternNumbers]]:
+        """The steps that follow those of an epoch."""
+        halves = self.recipe.halves
+        if half != halves[-1]:
+            return steps_of(self.recipe, epoch, halves[halves.index(half) + 1])
+        return steps_of(self.recipe, epoch + 1) if epoch + 1 < self.recipe.epochs else []
 
     def step(
         self,
@@ -237,9 +246,11 @@ class Refinement:
         seen = torch.tensor([float(self.recipe.stop.exists())], device=self.group.device)
         return bool(self.group.broadcast(seen) > 0)
 
-    def record(self, state: ReconstructionState) -> None:
-        """Write the curve and draw the object, for the driver to show."""
-        rows = [{"iteration": n + 1, "loss": loss} for n, loss in enumerate(state.losses)]
+    def record(self, state: ReconstructionState, *, is_last: bool) -> None:
+        """Write the curve and draw the object, for the driver to show; at the end the resolution is its last figure."""
+        rows: list[CurveRow] = [{"iteration": n + 1, "loss": loss} for n, loss in enumerate(state.losses)]
+        if is_last and (rings := correlated_halves(self.recipe, state)):
+            rows[-1]["resolution"] = rings.resolution
         write_curve(self.recipe.curve, len(rows), rows)
         if self.recipe.drawing is None:
             return

@@ -40,6 +40,8 @@ class SolverStage:
         rpie: from 0, each place by its own light, to 1, all by that of the brightest: ePIE.
     plateau : bool
         True: the learning rate is divided by 5 where the loss has not fallen for 10 epochs.
+    subset : tuple of int, optional
+        The only patterns that are used, by their numbers in the file that the scan came from; None: all.
     """
 
     solver: str = "adam"
@@ -49,6 +51,7 @@ class SolverStage:
     rates: Mapping[str, float] = field(default_factory=dict)
     plateau: bool = False
     alpha: float = 0.1
+    subset: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,8 @@ class ScanRecipe:
         Patterns that a slot draws from at a time, a number of whole chunks; 0: all.
     support : float, optional
         Radius in pixels of the circle outside of which the probe is 0.
+    resolution : bool
+        True: two halves of the positions are reconstructed by themselves as well, for the resolution.
     checkpoint, curve, drawing, stop : Path
         Files on a disk that all ranks see; ``stop`` ends them after an epoch once it is there.
     """
@@ -142,6 +147,7 @@ class ScanRecipe:
     margin: int
     window: int = 0
     support: float | None = None
+    resolution: bool = False
     checkpoint: Path = Path()
     curve: Path = Path()
     drawing: Path | None = None
@@ -167,6 +173,21 @@ class ScanRecipe:
     def epochs(self) -> int:
         """Epochs of all stages."""
         return sum(stage.epochs for stage in self.stages)
+
+    @property
+    def halves(self) -> tuple[int | None, ...]:
+        """What is reconstructed, each by itself: all positions, and the halves of them."""
+        return (None, 0, 1) if self.resolution else (None,)
+
+    def used(self, epoch: int, half: int | None = None) -> NDArray[np.bool_]:
+        """True for the patterns that an epoch uses, of all or of every second one, (positions,)."""
+        _, stage = self.stage_of(epoch)
+        used = np.ones(len(self.scan.positions), bool)
+        if stage.subset is not None:
+            used = np.isin(self.scan.numbers, stage.subset)
+        if half is not None:
+            used[np.flatnonzero(used)[1 - half :: 2]] = False
+        return used
 
     def stage_of(self, epoch: int) -> tuple[int, SolverStage]:
         """Number of the first epoch of the stage that an epoch belongs to, and the stage."""

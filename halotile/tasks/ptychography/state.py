@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +40,8 @@ class ReconstructionState:
         Steps with the solver.
     losses : list of float
         Of each epoch.
+    halves : list of ReconstructionState
+        Those of each half of the positions by itself, or none.
     """
 
     parameters: PartTensors
@@ -46,17 +49,19 @@ class ReconstructionState:
     moments: dict[str, PartTensors] = field(default_factory=dict)
     steps: int = 0
     losses: list[float] = field(default_factory=list)
+    halves: list[ReconstructionState] = field(default_factory=list)
 
     def content(self) -> dict[str, Any]:
         """Return the content of a checkpoint."""
-        return dict(self.__dict__)
+        return self.__dict__ | {"halves": [half.content() for half in self.halves]}
 
     @classmethod
     def of(cls, content: Mapping[str, Any], device: Any) -> ReconstructionState:
         """The state in a checkpoint, on a device."""
         moments = {name: _moved(tensors, device) for name, tensors in content["moments"].items()}
         values = {key: content[key] for key in ("norm", "steps", "losses")}
-        return cls(_moved(content["parameters"], device), moments=moments, **values)
+        halves = [cls.of(half, device) for half in content["halves"]]
+        return cls(_moved(content["parameters"], device), moments=moments, halves=halves, **values)
 
     @property
     def probe(self) -> torch.Tensor:
@@ -103,7 +108,9 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
         "positions": torch.zeros(len(scan.positions), 2),
         "intensities": intensities,
     }
-    return ReconstructionState(_moved(parameters, device), norm)
+    state = ReconstructionState(_moved(parameters, device), norm)
+    state.halves = [deepcopy(state) for _ in recipe.halves[1:]]
+    return state
 
 
 def _with_modes(known: torch.Tensor, modes: int, seed: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from halotile.graphs.jobs.ptychography.job import (
     StageOptions,
 )
 from halotile.graphs.jobs.ptychography.passes import reconstruct_on
-from halotile.graphs.jobs.ptychography.plan import recipe_of, stage_of
+from halotile.graphs.jobs.ptychography.plan import check_used, recipe_of, stage_of
 from halotile.graphs.rules.check import check_job
 from halotile.graphs.rules.paths import whole_path
 from halotile.tasks.groups.training.curve import read_curve
@@ -49,6 +49,7 @@ def open(  # noqa: A001 - as open() of other modules
     *,
     slots: int = 4,
     window: int | Auto = "auto",
+    resolution: bool = False,
     seed: int = 0,
     **model: Any,
 ) -> OpenedScan:
@@ -62,6 +63,8 @@ def open(  # noqa: A001 - as open() of other modules
         Parts of a batch for workers to share.
     window : int or "auto"
         Patterns that a slot draws from at a time; 0: all; auto: all, where they fit into 4 GiB.
+    resolution : bool
+        Reconstruct two halves of the positions by themselves as well, for ``report()`` and ``rings``.
     seed : int
         The order of the patterns follows from it.
     **model
@@ -91,6 +94,7 @@ def open(  # noqa: A001 - as open() of other modules
         model=options,
         slots=slots,
         window=window,
+        resolution=resolution,
         seed=seed,
     )
     check_job(job)
@@ -148,6 +152,7 @@ class _Solver:
         schedule: bool = False,
         lr_factors: Mapping[str, float] | None = None,
         alpha: float = 0.1,
+        subset: Sequence[int] | None = None,
     ) -> Generator[float, None, None]:
         """Compute some epochs more; yield the loss of each. Ending the loop early ends the computation after the epoch at hand.
 
@@ -165,6 +170,8 @@ class _Solver:
             Factors of the learning rate by part, such as ``{"positions": 0.5}``.
         alpha : float
             RPIE: from 0, each place steps by its own light, to 1, all by that of the brightest, which is ePIE.
+        subset : sequence of int, optional
+            The only patterns that are used, by their numbers in the file that the scan came from.
 
         Raises
         ------
@@ -181,6 +188,7 @@ class _Solver:
             rates=lr_factors or {},
             plateau=schedule,
             alpha=alpha,
+            subset=None if subset is None else tuple(map(int, subset)),
         )
         check_job(replace(_JOB, stages=(options,)))
         with tempfile.TemporaryDirectory(dir=self.__enter__().context.folder) as folder:
@@ -189,6 +197,7 @@ class _Solver:
     def _epochs(self, stage: Any, folder: Path) -> Iterator[float]:
         checkpoint, curve, stop = (folder / name for name in ("checkpoint", "curve.json", "stop"))
         done = len(self.scan.losses)
+        check_used(replace(self.scan.recipe, stages=(stage,)))
         recipe = self.scan.hand_over(stage, checkpoint, curve, stop)
         failures: list[BaseException] = []
 

@@ -79,6 +79,8 @@ class StageOptions:
     """rpie: from 0, each place steps by its own light, to 1, all by that of the brightest, which is ePIE."""
     plateau: bool = False
     """Divide the learning rate by 5 where the loss has not fallen for 10 epochs."""
+    subset: tuple[int, ...] | None = None
+    """Numbers of the only patterns that are used, as in the file that the scan came from, from 0; null: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,8 @@ class Ptychography(Job):
     """One after the other."""
     slots: int = 4
     """Parts of a batch that workers share: no more workers can take part. The result depends on it, and not on the number of workers."""
+    resolution: bool = False
+    """Measure the resolution: two halves of the positions are reconstructed by themselves as well, which takes twice the time."""
     window: int | Auto = "auto"
     """Patterns that a slot draws from at a time, where not all of them fit into memory; auto: all, or else as many as fit; 0: all."""
     seed: int = 0

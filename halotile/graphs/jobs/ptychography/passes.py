@@ -43,7 +43,7 @@ class PtychographyWork(ProgramWork):
     def inspect(self) -> Inspection:
         """Return the last figures of the curve."""
         last, drawing = self.last_row()
-        figures = {"loss": last["loss"]} if "loss" in last else {}
+        figures = {name: value for name, value in last.items() if name in ("loss", "resolution")}
         return Inspection(figures, result_rows(last, drawing))
 
 
@@ -56,6 +56,6 @@ def reconstruct_on(recipe: ScanRecipe, group: Any) -> None:
 
 def _encode(recipe: ScanRecipe) -> bytes:
     """Encode the result; only workers load torch."""
-    from halotile.tasks.ptychography.result import encoded_result
+    from halotile.tasks.ptychography.results.result import encoded_result
 
     return encoded_result(recipe)

@@ -25,11 +25,14 @@ from halotile.storage.scans.scan import open_scan
 from halotile.storage.sharded.output import FileLayout
 from halotile.tasks.groups.training.one_file import ONE_BLOCK
 from halotile.tasks.ptychography.recipe import Optics, ScanRecipe, SolverStage
+from halotile.tasks.ptychography.results.resolution import covered
 
 COMPLEX = 8
 """Bytes of a number."""
 OBJECTS = 6
 """Copies of the object at once: itself, its gradient, two moments of Adam (one is real), and two while a step is made."""
+KEPT = 3
+"""Those that a half of the positions keeps between its steps."""
 WAVES = 12
 """Waves of each pattern and mode that a slot holds at once: an estimate."""
 USUAL_RATES = {"rpie": 1.0}
@@ -69,7 +72,7 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
             SMALLER,
             computing.machine_bytes,
             free_bytes(begun.output),
-            scratch_bytes=12 * (object_bytes + small),
+            scratch_bytes=12 * len(recipe.halves) * (object_bytes + small),
         ),
         documents=documents_of(job, computing.requested, resolved={"window": recipe.window}),
         figures=_figures(job, recipe),
@@ -91,7 +94,26 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
     recipe = ScanRecipe(
         scan, patterns, optics, model.loss, model.modes, refined, stages, job.slots, job.seed, margin
     )
-    return replace(recipe, window=_window(job, recipe), support=model.support)
+    recipe = replace(recipe, window=_window(job, recipe), support=model.support, resolution=job.resolution)
+    check_used(recipe)
+    return recipe
+
+
+def check_used(recipe: ScanRecipe) -> None:
+    """Refuse patterns that are not there, and halves without a resolution."""
+    for stage in recipe.stages:
+        missing = set(stage.subset or ()).difference(recipe.scan.numbers.tolist())
+        if missing or stage.subset == ():
+            raise ConfigError(
+                f"subset names {min(missing) if missing else 'no pattern'}, and the scan has patterns 0 to {recipe.scan.numbers.max()}. Write some of them."
+            )
+    if recipe.resolution:
+        covered(recipe)
+        least = min(int(recipe.used(epoch).sum()) for epoch in range(recipe.epochs))
+        if least < 2:
+            raise ConfigError(
+                f"there is {counted(least, 'pattern')}, and a resolution needs two halves. Write resolution: false."
+            )
 
 
 def stage_of(options: StageOptions) -> SolverStage:
@@ -130,7 +152,12 @@ def _fixed_bytes(recipe: ScanRecipe) -> int:
     """Memory of a rank without its patterns: copies of the object, and the waves of a slot."""
     batch = max(-(-stage.batch // recipe.slots) for stage in recipe.stages)
     waves = WAVES * batch * recipe.modes * math.prod(recipe.pattern) * COMPLEX
-    return IMPORTS_BYTES + OBJECTS * COMPLEX * math.prod(recipe.shape) + waves
+    return IMPORTS_BYTES + _object_bytes(recipe) + waves
+
+
+def _object_bytes(recipe: ScanRecipe) -> int:
+    """Memory of all copies of the object."""
+    return (OBJECTS + KEPT * (len(recipe.halves) - 1)) * COMPLEX * math.prod(recipe.shape)
 
 
 def _need(recipe: ScanRecipe) -> Need:
@@ -140,7 +167,7 @@ def _need(recipe: ScanRecipe) -> Need:
     if recipe.window:
         kept = min(count, recipe.slots * (2 * recipe.window + recipe.chunk))
     total = _fixed_bytes(recipe) + kept * _pattern_bytes(recipe)
-    objects = OBJECTS * COMPLEX * math.prod(recipe.shape)
+    objects = _object_bytes(recipe)
     return Need(
         f"an object of {recipe.shape[0]} × {recipe.shape[1]} and {counted(kept, 'pattern')} on each worker",
         total,
@@ -162,6 +189,7 @@ def _figures(job: Ptychography, recipe: ScanRecipe) -> dict[str, Any]:
         "refine": list(recipe.refined),
         "window": recipe.window,
         "epochs": recipe.epochs,
+        "resolution": recipe.resolution,
         "stages": [_stage_text(stage) for stage in recipe.stages],
     }
 
@@ -181,6 +209,7 @@ def _identity(job: Ptychography, recipe: ScanRecipe, device: str) -> dict[str, A
         "slots": job.slots,
         "window": recipe.window,
         "seed": job.seed,
+        "resolution": job.resolution,
         "device": device,
         "code": code_versions(),
     }

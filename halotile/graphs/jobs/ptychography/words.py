@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from halotile.graphs.amounts import counted
@@ -42,6 +42,11 @@ def plan_rows(figures: Figures) -> list[Row]:
         ),
         ("", ""),
         *[("stages" if n == 0 else "", stage) for n, stage in enumerate(figures["stages"])],
+        *(
+            [("resolution", "of two halves of the positions, which takes twice the time")]
+            if figures["resolution"]
+            else []
+        ),
         ("", ""),
         *cost_rows(figures),
     ]
@@ -55,7 +60,14 @@ def result_rows(last: Mapping[str, float], drawing: Path) -> list[Row]:
     >>> result_rows({"loss": 0.25}, Path("scan.png"))
     [('loss', '0.25'), ('drawing', 'scan.png')]
     """
-    rows: Sequence[Row] = [("loss", f"{last['loss']:.4g}")] if "loss" in last else []
+    rows = [("loss", f"{last['loss']:.4g}")] if "loss" in last else []
+    if "resolution" in last:
+        rows.append(
+            (
+                "resolution",
+                f"{_length(last['resolution'])}, half a period: Fourier ring correlation at 1/2 bit",
+            )
+        )
     return [*rows, ("drawing", str(drawing))]
 
 

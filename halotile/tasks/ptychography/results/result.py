@@ -12,6 +12,7 @@ from halotile.errors import DamagedData
 from halotile.storage.scans.cxi import encode_cxi
 from halotile.tasks.groups.training.saved import read_content, state_in
 from halotile.tasks.ptychography.recipe import ScanRecipe
+from halotile.tasks.ptychography.results.resolution import RingCorrelation, resolution_of
 from halotile.tasks.ptychography.state import ReconstructionState
 
 LINKS = {
@@ -39,6 +40,12 @@ def encoded_result(recipe: ScanRecipe) -> bytes:
     return encoded_state(recipe, state)
 
 
+def correlated_halves(recipe: ScanRecipe, state: ReconstructionState) -> RingCorrelation | None:
+    """The correlation of the objects of both halves; None where there are none."""
+    objects = [half.parameters["object"].cpu().numpy() for half in state.halves]
+    return resolution_of(recipe, objects[0], objects[1]) if objects else None
+
+
 def encoded_state(recipe: ScanRecipe, state: ReconstructionState) -> bytes:
     """Return a state as the content of a file."""
     attributes = {f"image_{n}": {"pixel_size": recipe.optics.pixel} for n in (1, 2)}
@@ -51,6 +58,10 @@ def contents(recipe: ScanRecipe, state: ReconstructionState) -> dict[str, Any]:
     order = np.argsort(scan.numbers)
     moved = state.parameters["positions"].numpy() * optics.pixel
     basis = np.array([[0.0, -scan.pixel[1]], [-scan.pixel[0], 0.0], [0.0, 0.0]])
+    rings = correlated_halves(recipe, state)
+    correlation = (
+        {} if rings is None else {f"process_1/{name}": value for name, value in rings.values().items()}
+    )
     return {
         "image_1/data_space": "real",
         "image_2/data_space": "real",
@@ -65,6 +76,7 @@ def contents(recipe: ScanRecipe, state: ReconstructionState) -> dict[str, Any]:
         "instrument_1/detector_1/distance": scan.distance,
         "instrument_1/detector_1/basis_vectors": basis,
         "instrument_1/source_1/wavelength": scan.wavelength,
+        **correlation,
     }
 
 

@@ -1,0 +1,1 @@
+"""Results of a reconstruction: its file, its drawing and its resolution. No steps."""
