@@ -32,6 +32,25 @@ class ExportRequest:
         return option_text(name, is_call=self.is_call)
 
 
+def draw_sheet(path: str, file: Path, *, overwrite: bool) -> None:
+    """Draw a ptychographic scan, or its result, as a PNG.
+
+    Raises
+    ------
+    OutputRefused
+        When something is at the path.
+    """
+    from halotile.cli.screens.scan_sheet import draw_result, draw_scan
+    from halotile.storage.scans.export import read_result
+    from halotile.storage.scans.scan import is_scan, open_scan, open_summary
+
+    check_file(file, [path], None if overwrite else "--overwrite")
+    if is_scan(path):
+        draw_scan(file, open_scan(path)[0], *open_summary(path))
+    else:
+        draw_result(file, read_result(path))
+
+
 def export(request: ExportRequest, *, quiet: bool = False) -> str:
     """Write the file; return a description of it in one line.
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import tifffile
@@ -140,6 +141,14 @@ def make_file(name: str, folder: Path) -> None:
         for word, ours in SITE.items():
             text = text.replace(word, ours)
         (folder / name).write_text(text)
+    elif name in ("frames.h5", "raster.npy"):
+        places = np.indices((5, 6)).reshape(2, -1).T
+        frames = np.random.default_rng(0).poisson(3, (30, 16, 16))
+        if name == "raster.npy":
+            np.save(folder / name, frames.reshape(5, 6, 16, 16))
+        else:
+            with h5py.File(folder / name, "w") as file:
+                file["raw/frames"], file["raw/places"] = frames, 0.2 * places
     elif name == "petra.cxi":
         shutil.copy(ROOT / "examples/ptychography" / name, folder)
     elif name == "train.py":

@@ -173,7 +173,7 @@ def export(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="The TIFF to write; of the result of a ptychography job the Zarr for its images, or a PNG that shows all of it.",
+            help="The TIFF to write; of the result of a ptychography job the Zarr for its images, or a PNG that shows all of it, as of a scan.",
             show_default=False,
         ),
     ],
@@ -193,21 +193,18 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """Write an image as one TIFF with every pixel and resolution levels, for QuPath, Fiji and the like."""
-    from halotile.cli.export import ExportRequest
+    from halotile.cli.export import ExportRequest, draw_sheet
     from halotile.cli.export import export as write_export
-    from halotile.storage.scans.export import export_result, is_result, read_result
+    from halotile.storage.scans.export import export_result, is_result
+    from halotile.storage.scans.scan import is_scan
 
-    if file.suffix in (".zarr", ".png") and is_result(path):
+    if (file.suffix in (".zarr", ".png") and is_result(path)) or (file.suffix == ".png" and is_scan(path)):
         if any((cog, region, plane, level, dataset)):
             raise ConfigError(
                 f"{file}: all of a result is written. Leave out all options but --unwrap and --overwrite."
             )
         if file.suffix == ".png":
-            from halotile.cli.preview import check_file
-            from halotile.cli.screens.scan_sheet import draw_scan_sheet
-
-            check_file(file, [path], None if overwrite else "--overwrite")
-            draw_scan_sheet(file, read_result(path))
+            draw_sheet(path, file, overwrite=overwrite)
             images = [str(file)]
         else:
             images = export_result(path, str(file), unwrap=unwrap, overwrite=overwrite)

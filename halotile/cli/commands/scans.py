@@ -2,35 +2,95 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
 import typer
 
 from halotile.cli.app import command
-from halotile.cli.arguments import Overwrite, Quiet, whole
+from halotile.cli.arguments import Overwrite, Quiet, number, whole
 from halotile.cli.screens.screen import echo, print_rows
 from halotile.errors import ConfigError
+
+VOLTS = {"eV": 1.0, "keV": 1e3, "MeV": 1e6}
+
+
+def _value(metavar: str, text: str, *names: str) -> Any:
+    """An option for a value of the scan."""
+    return typer.Option(*names, metavar=metavar, help=text)
+
+
+CropOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", parser=whole, help="Keep a square of so many pixels of each pattern."),
+]
+CenterOption = Annotated[
+    str | None, _value("ROW,COLUMN", "Pixel of the beam without a sample, the middle of what is kept.")
+]
+BinningOption = Annotated[
+    int, typer.Option("--bin", metavar="N", parser=whole, help="Add the counts of N × N pixels.")
+]
+PatternsOption = Annotated[str | None, _value("NAME", "Dataset of the patterns; of a raster with 4 axes.")]
+PositionsOption = Annotated[
+    str | None,
+    _value("NAME", "Places of the beam: a dataset or a .npy, .csv or .txt, or two for rows,columns."),
+]
+PositionUnitOption = Annotated[str, _value("LENGTH", "Unit of the positions.", "--position-unit")]
+PositionAxesOption = Annotated[
+    str,
+    _value(
+        "AXES",
+        "Their columns: y along rows, x along columns, - where the way is the other one.",
+        "--position-axes",
+    ),
+]
+StepOption = Annotated[str | None, _value("LENGTH", "Step of a raster, or two for rows,columns.")]
+RotationOption = Annotated[
+    float, typer.Option(metavar="DEGREES", parser=number, help="Of the places, from rows to columns.")
+]
+GoodOption = Annotated[
+    str | None, _value("NAME", "Image that is not 0 where a pixel counts.", "--good-pixels")
+]
+BadOption = Annotated[str | None, _value("NAME", "Image that is not 0 where none does.", "--bad-pixels")]
+EnergyOption = Annotated[str | None, _value("ENERGY", "Of a photon, such as 8.8 keV.")]
+ElectronsOption = Annotated[bool, typer.Option("--electrons", help="The energy is that of electrons.")]
+DistanceOption = Annotated[str | None, _value("LENGTH", "From the sample to the detector.")]
+DetectorPixelOption = Annotated[
+    str | None,
+    _value(
+        "LENGTH",
+        "Size of a pixel of the detector, or two for rows,columns; in mrad without a distance.",
+        "--pixel",
+    ),
+]
 
 
 @command()
 def convert(
     source: Annotated[
-        str, typer.Argument(metavar="SCAN", help="A ptychographic scan, a CXI file.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SCAN",
+            help="A ptychographic scan: a CXI or PtyD file, or arrays in HDF5, Zarr or .npy.",
+            show_default=False,
+        ),
     ],
     path: Annotated[str, typer.Argument(metavar="ZARR", help="The Zarr to write.", show_default=False)],
-    crop: Annotated[
-        int | None,
-        typer.Option(metavar="N", parser=whole, help="Keep a square of so many pixels of each pattern."),
-    ] = None,
-    center: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ROW,COLUMN", help="Pixel of the beam without a sample, the middle of what is kept."
-        ),
-    ] = None,
-    binning: Annotated[
-        int, typer.Option("--bin", metavar="N", parser=whole, help="Add the counts of N × N pixels.")
-    ] = 1,
+    crop: CropOption = None,
+    center: CenterOption = None,
+    binning: BinningOption = 1,
+    patterns: PatternsOption = None,
+    positions: PositionsOption = None,
+    unit: PositionUnitOption = "m",
+    axes: PositionAxesOption = "y,x",
+    step: StepOption = None,
+    rotation: RotationOption = 0.0,
+    good: GoodOption = None,
+    bad: BadOption = None,
+    energy: EnergyOption = None,
+    electrons: ElectronsOption = False,
+    distance: DistanceOption = None,
+    pixel: DetectorPixelOption = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -38,10 +98,27 @@ def convert(
     from halotile.cli.preview import progress
     from halotile.cli.screens.scan_rows import ScanFacts
     from halotile.storage.scans.convert import Framing, convert_scan
+    from halotile.storage.scans.known import KnownValues, wavelength_of
 
     framing = Framing(crop, _pixel(center), binning)
+    away, size = _detector(distance, pixel)
+    known = KnownValues(
+        wavelength=None if energy is None else wavelength_of(_electronvolts(energy), electrons=electrons),
+        distance=away,
+        pixel=size,
+        patterns=patterns,
+        positions=positions,
+        good=good,
+        bad=bad,
+        step=_pair("--step", step),
+        unit=_lengths("--position-unit", f"1 {unit}" if unit[:1].isalpha() or unit[:1] in "µμÅ" else unit)[0],
+        axes=axes,
+        rotation=rotation,
+    )
     with progress(path, quiet) as tick:
-        convert_scan(source, path, framing, overwrite=overwrite, report=lambda done, of: tick(done / of))
+        convert_scan(
+            source, path, framing, known, overwrite=overwrite, report=lambda done, of: tick(done / of)
+        )
     facts = ScanFacts.of(path)
     if facts and not quiet:
         print_rows(path, facts.rows())
@@ -55,3 +132,47 @@ def _pixel(text: str | None) -> tuple[int, int] | None:
     if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
         raise ConfigError(f"--center {text}: no pixel. Write its row and column, such as 128,131.")
     return int(parts[0]), int(parts[1])
+
+
+def _detector(distance: str | None, pixel: str | None) -> tuple[float | None, tuple[float, float] | None]:
+    """The distance and the pixel size in metres; pixels that are angles are those of a detector at one metre."""
+    if pixel is not None and pixel.rstrip().endswith("mrad"):
+        if distance is not None:
+            raise ConfigError(
+                "--pixel is an angle, which needs no --distance. Leave one of them out, or write the pixel as a length."
+            )
+        return 1.0, _pair("--pixel", pixel.replace("mrad", "mm"))
+    return None if distance is None else _lengths("--distance", distance)[0], _pair("--pixel", pixel)
+
+
+def _pair(option: str, text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    lengths = _lengths(option, text)
+    if len(lengths) > 2:
+        raise ConfigError(
+            f"{option} {text}: {len(lengths)} lengths. Write one, or one for rows and one for columns."
+        )
+    return lengths[0], lengths[-1]
+
+
+def _lengths(option: str, text: str) -> list[float]:
+    """Lengths in metres, with commas between them."""
+    from halotile.graphs.jobs.ptychography.rules import metres
+
+    found = [metres(part) for part in text.split(",")]
+    known = [length for length in found if length]
+    if len(known) < len(found):
+        raise ConfigError(f"{option} {text}: no length above 0. Write one such as 55 um, or in metres.")
+    return known
+
+
+def _electronvolts(text: str) -> float:
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(eV|keV|MeV)\s*", text)
+    try:
+        value = float(match[1]) * VOLTS[match[2]] if match else 0.0
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise ConfigError(f"--energy {text}: no energy above 0. Write one such as 8.8 keV.")
+    return value

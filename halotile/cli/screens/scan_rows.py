@@ -12,7 +12,7 @@ import numpy as np
 from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.base import Row
 from halotile.graphs.units import shape_text
-from halotile.storage.scans.cxi import holds_scan, opened, read_cxi
+from halotile.storage.scans.formats import knows_scan, opened_scan
 from halotile.storage.scans.scan import OPTIONAL, Scan, is_scan, open_scan
 
 JOB = """version: 1
@@ -37,13 +37,11 @@ class ScanFacts:
         if is_scan(path):
             scan, patterns = open_scan(path)
             return cls(path, scan, patterns.shape, patterns.dtype.name)
-        if not path.endswith(".cxi") or not os.path.isfile(path):
+        if not knows_scan(path):
             return None
-        with opened(path) as file:
-            if not holds_scan(file):
-                return None
-            scan, stored = read_cxi(file)
-            return cls(path, scan, stored.shape, stored.dtype.name)
+        with opened_scan(path) as found:
+            first = found.patterns[:1, :, :]
+            return cls(path, found.scan, found.patterns.shape, first.dtype.name)
 
     def to_json(self) -> dict[str, Any]:
         """The facts as JSON values; lengths are in metres."""

@@ -1,38 +1,31 @@
-"""The result of a ptychographic reconstruction on one PNG: object, probe, losses, positions and resolution."""
+"""A ptychographic scan, and its reconstruction, each on one PNG."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halotile.errors import MissingPackage
 from halotile.storage.disk.durable import DISK
-from halotile.storage.scans.export import Reconstruction
+from halotile.storage.scans.export import ScanResult
+from halotile.storage.scans.scan import Scan
 
+Panels = Mapping[str, Callable[..., None]]
+"""Functions that draw on axes, by the title of those."""
 MODES = 4
 """Modes of the probe, at most, that are drawn."""
 MICRON = 1e-6
 
 
-def draw_scan_sheet(path: Path, result: Reconstruction) -> None:
-    """Draw a result.
-
-    Raises
-    ------
-    MissingPackage
-        Without matplotlib.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackage(
-            "the sheet of a result is drawn with matplotlib, which is not installed. Write: pip install matplotlib"
-        ) from error
-    panels: Mapping[str, Callable[[Any, Reconstruction], None]] = {
+def draw_result(path: Path, result: ScanResult) -> None:
+    """Draw a result; errors as of :func:`draw_scan`."""
+    panels: Panels = {
         "object, modulus": _modulus,
         "object, phase": _phase,
         "probe, modulus of the modes": _probe,
@@ -41,31 +34,87 @@ def draw_scan_sheet(path: Path, result: Reconstruction) -> None:
     }
     if result.rings is not None:
         panels = {**panels, "Fourier ring correlation": _rings}
-    figure = Figure(figsize=(15, 9.5), layout="constrained")
-    places = list(figure.subplots(2, 3).flat)
+    _draw_panels(path, {title: partial(draw, result=result) for title, draw in panels.items()}, rows=2)
+
+
+def draw_scan(path: Path, scan: Scan, mean: NDArray[Any], maximum: NDArray[Any]) -> None:
+    """Draw the map of a scan, and the mean and the maximum of its patterns.
+
+    Raises
+    ------
+    MissingPackage
+        Without matplotlib.
+    """
+    panels = {
+        "places of the beam on the sample": partial(_map, scan=scan),
+        "mean pattern": partial(_pattern, image=mean, mask=scan.mask),
+        "maximum of each pixel": partial(_pattern, image=maximum, mask=scan.mask),
+    }
+    _draw_panels(path, panels, rows=1)
+
+
+def _draw_panels(path: Path, panels: Panels, rows: int) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingPackage(
+            "a sheet is drawn with matplotlib, which is not installed. Write: pip install matplotlib"
+        ) from error
+    figure = Figure(figsize=(15, 4.75 * rows), layout="constrained")
+    places = list(figure.subplots(rows, 3).flat)
     for axes in places:
         axes.set_axis_off()
     for axes, (title, draw) in zip(places, panels.items(), strict=False):
         axes.set_axis_on()
         axes.set_title(title)
-        draw(axes, result)
+        draw(axes)
     content = BytesIO()
     figure.savefig(content, format="png", dpi=100)
     DISK.write_file(path, [content.getvalue()])
 
 
-def _modulus(axes: Any, result: Reconstruction) -> None:
+def _map(axes: Any, scan: Scan) -> None:
+    rows, columns = scan.positions.T / MICRON
+    drawn = axes.scatter(columns, rows, c=scan.numbers, s=9)
+    axes.plot(columns[scan.numbers.argmin()], rows[scan.numbers.argmin()], "rx")
+    axes.figure.colorbar(drawn, ax=axes, shrink=0.8, label="number of the pattern")
+    axes.set_aspect("equal")
+    axes.invert_yaxis()
+    axes.set_xlabel("µm; x: the first one")
+
+
+def _pattern(axes: Any, image: NDArray[Any], mask: NDArray[np.bool_] | None) -> None:
+    """A pattern by its logarithm; pixels that do not count are red."""
+    shown = np.ma.masked_array(image, np.ma.nomask if mask is None else ~mask)
+    positive = shown[shown > 0]
+    low, high = (positive.min(), positive.max()) if positive.count() else (1, 10)
+    drawn = axes.imshow(
+        np.ma.log10(shown.clip(low)), cmap=_with_red(), vmin=np.log10(low), vmax=np.log10(high)
+    )
+    axes.figure.colorbar(drawn, ax=axes, shrink=0.8, label="log10 of counts")
+    rows, columns = image.shape
+    axes.plot(columns // 2, rows // 2, "+", color="C1")
+    axes.set_xlabel("pixels; +: the middle; red: does not count")
+
+
+def _with_red() -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["viridis"].with_extremes(bad="red")
+
+
+def _modulus(axes: Any, result: ScanResult) -> None:
     modulus = np.abs(result.image)
     _draw(axes, modulus, result, "gray", np.percentile(modulus[result.scanned], (0.5, 99.5)))
 
 
-def _phase(axes: Any, result: Reconstruction) -> None:
+def _phase(axes: Any, result: ScanResult) -> None:
     """The phase, with that of the mean as 0: it is known but for a constant."""
     phase = np.angle(result.image * np.conj(result.image[result.scanned].mean()))
     _draw(axes, phase, result, "twilight", np.percentile(phase[result.scanned], (0.5, 99.5)))
 
 
-def _draw(axes: Any, pixels: Any, result: Reconstruction, colors: str, limits: Any) -> None:
+def _draw(axes: Any, pixels: Any, result: ScanResult, colors: str, limits: Any) -> None:
     height, width = result.extent
     drawn = axes.imshow(
         pixels,
@@ -79,7 +128,7 @@ def _draw(axes: Any, pixels: Any, result: Reconstruction, colors: str, limits: A
     axes.set_xlabel("µm")
 
 
-def _probe(axes: Any, result: Reconstruction) -> None:
+def _probe(axes: Any, result: ScanResult) -> None:
     modes = np.abs(result.probe[:MODES])
     drawn = axes.imshow(np.concatenate([mode / mode.max() for mode in modes], 1), cmap="gray")
     power = (np.abs(result.probe) ** 2).sum((1, 2))
@@ -90,13 +139,13 @@ def _probe(axes: Any, result: Reconstruction) -> None:
     drawn.set_interpolation("none")
 
 
-def _losses(axes: Any, result: Reconstruction) -> None:
+def _losses(axes: Any, result: ScanResult) -> None:
     axes.semilogy(np.arange(1, len(result.losses) + 1), result.losses)
     axes.set_xlabel("epoch")
     axes.set_ylabel("mean loss of a pixel")
 
 
-def _positions(axes: Any, result: Reconstruction) -> None:
+def _positions(axes: Any, result: ScanResult) -> None:
     for places, look in ((result.before, {"color": "0.7", "s": 14}), (result.after, {"color": "C0", "s": 5})):
         axes.scatter(places[:, 1] / MICRON, places[:, 0] / MICRON, **look)
     moved = np.linalg.norm(result.after - result.before, axis=1) / result.pixel[0]
@@ -105,7 +154,7 @@ def _positions(axes: Any, result: Reconstruction) -> None:
     axes.set_xlabel(f"µm; moved by {np.median(moved):.2g} pixels (median), {moved.max():.2g} (most)")
 
 
-def _rings(axes: Any, result: Reconstruction) -> None:
+def _rings(axes: Any, result: ScanResult) -> None:
     assert result.rings is not None
     frequency = result.rings["ring_frequency"] * MICRON
     axes.plot(frequency, result.rings["ring_correlation"], label="two halves of the positions")

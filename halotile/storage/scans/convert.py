@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +16,9 @@ from halotile.errors import ConfigError, InputError
 from halotile.storage.disk.durable import DISK
 from halotile.storage.disk.place import ZARR_FILES, check_path, check_place
 from halotile.storage.grid import Region
-from halotile.storage.scans.cxi import opened, read_cxi
-from halotile.storage.scans.scan import MARK, OPTIONAL, PATTERNS, VERSION, Scan
+from halotile.storage.scans.formats import opened_scan
+from halotile.storage.scans.known import KnownValues
+from halotile.storage.scans.scan import MARK, MAXIMUM, MEAN, OPTIONAL, PATTERNS, VERSION, Scan
 from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata
 
 CHUNK_BYTES, SHARD_BYTES = 2**20, 2**25
@@ -95,11 +96,12 @@ def convert_scan(
     source: str,
     path: str,
     framing: Framing = Framing(),
+    known: KnownValues = KnownValues(),
     *,
     overwrite: bool = False,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> None:
-    """Write the scan in a CXI file as a Zarr group, which is there as a whole or not at all.
+    """Write the scan in a file as a Zarr group, which is there as a whole or not at all.
 
     Raises
     ------
@@ -108,9 +110,11 @@ def convert_scan(
     OutputRefused
         When something is at the path.
     """
-    with opened(source) as file:
-        scan, patterns = read_cxi(file)
-        write_scan(path, scan, patterns, framing, overwrite=overwrite, source=source, report=report)
+    with opened_scan(source, known) as found:
+        framing = replace(framing, center=framing.center or found.center)
+        write_scan(
+            path, found.scan, found.patterns, framing, overwrite=overwrite, source=source, report=report
+        )
 
 
 def write_scan(
@@ -132,7 +136,8 @@ def write_scan(
     scan = framed(scan, framing, patterns.shape)
     order = along_curve(scan.positions)
     _write_values(part, _in_order(scan, order), source)
-    _write_patterns(part, patterns, order, framing, report)
+    seen = _write_patterns(part, patterns, order, framing, report)
+    _write_arrays(part, seen)
     for written in part.rglob("*"):
         if written.is_file():
             DISK.sync(written)
@@ -192,16 +197,23 @@ def _write_values(part: Path, scan: Scan, source: str) -> None:
         "distance": scan.distance,
         "pixel": scan.pixel,
     }
-    group = zarr.open_group(str(part), mode="w", attributes=attributes | {"source": os.path.basename(source)})
-    for name in ("positions", "numbers", *OPTIONAL):
-        if (array := getattr(scan, name)) is not None:
+    zarr.open_group(str(part), mode="w", attributes=attributes | {"source": os.path.basename(source)})
+    _write_arrays(part, {name: getattr(scan, name) for name in ("positions", "numbers", *OPTIONAL)})
+
+
+def _write_arrays(part: Path, arrays: Mapping[str, NDArray[Any] | None]) -> None:
+    import zarr
+
+    group = zarr.open_group(str(part), mode="r+")
+    for name, array in arrays.items():
+        if array is not None:
             group.create_array(name, data=np.asarray(array))
 
 
 def _write_patterns(
     part: Path, patterns: Any, order: NDArray[np.int64], framing: Framing, report: Callable[[int, int], None]
-) -> None:
-    """Write the patterns shard by shard, in the order of the curve."""
+) -> dict[str, NDArray[Any]]:
+    """Write the patterns shard by shard, in the order of the curve; return their mean and their maximum."""
     count = len(order)
     rows, columns = framing.windows(*patterns.shape[1:])
     first = framing.binned(np.asarray(patterns[:1, rows, columns]))
@@ -215,6 +227,7 @@ def _write_patterns(
     )  # fmt: skip
     create_metadata(part / PATTERNS, layout)
     writer = ShardWriter(part / PATTERNS, layout)
+    total, maximum = np.zeros(shape), np.zeros(shape, np.float32)
     for start in range(0, count, shard):
         numbers = order[start : start + shard]
         rising = np.sort(numbers)
@@ -225,7 +238,10 @@ def _write_patterns(
                 "a pattern has negative pixels or NaN, which are no counts. Take out the offset, or mark these pixels in the mask and set them to 0."
             )
         writer.write(Region((start, 0, 0), (start + len(numbers), *shape)), pixels.astype(dtype))
+        total += pixels.sum(0, dtype=np.float64)
+        maximum = np.maximum(maximum, pixels.max(0).astype(np.float32))
         report(start + len(numbers), count)
+    return {MEAN: (total / count).astype(np.float32), MAXIMUM: maximum}
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:

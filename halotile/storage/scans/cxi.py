@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import InputError, MissingPackage
+from halotile.errors import InputError
+from halotile.storage.scans.hdf5 import load_h5py
+from halotile.storage.scans.known import PLANCK_TIMES_LIGHT, KnownValues
+from halotile.storage.scans.named import mask_of
 from halotile.storage.scans.scan import Scan
-from halotile.storage.stored_array import read_error
 
 ENTRY, INSTRUMENT = "entry_1", "entry_1/instrument_1"
 DETECTOR, SOURCE = f"{INSTRUMENT}/detector_1", f"{INSTRUMENT}/source_1"
-PLANCK_TIMES_LIGHT = 1.98644586e-25
-"""In joule metres: a wavelength is this by the energy of a photon."""
 GOOD = (0, 0x1000)
 """Flags of a mask that a pixel may have and count: none, and that it has a signal."""
-
-
-def _h5py() -> Any:
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingPackage(
-            'a CXI file is read and written with h5py, which is not installed. Write: pip install "halotile[hdf5]"'
-        ) from error
-    return h5py
 
 
 def encode_cxi(
@@ -51,7 +40,7 @@ def encode_cxi(
     >>> encode_cxi({"image_1/data": np.ones(2)}, {"image_1": {"pixel_size": 1e-9}}, {"object": "image_1/data"})[1:4]
     b'HDF'
     """
-    h5py = _h5py()
+    h5py = load_h5py()
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
         file["cxi_version"] = 160
@@ -65,31 +54,14 @@ def encode_cxi(
     return content.getvalue()
 
 
-@contextmanager
-def opened(path: str) -> Iterator[Any]:
-    """Open an HDF5 file for reading.
-
-    Raises
-    ------
-    InputError, MissingPackage
-        When it is none, or h5py is not installed.
-    """
-    try:
-        file = _h5py().File(path, "r")
-    except OSError as error:
-        raise read_error(path, error) from error
-    with file:
-        yield file
-
-
 def holds_scan(file: Any) -> bool:
     """Return True for a file with patterns and translations of the sample."""
     has_patterns = any(name in file for name in (f"{ENTRY}/data_1/data", f"{DETECTOR}/data"))
     return has_patterns and _shot(file, "translation") is not None
 
 
-def read_cxi(file: Any) -> tuple[Scan, Any]:
-    """Read a scan and find its patterns in an open file.
+def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
+    """Read a scan and find its patterns in an open file; what is known replaces what the file says.
 
     The columns of ``basis_vectors`` are the steps on the detector from row to row and from column to column. The translations are those
     of the sample: the beam moves the other way over it.
@@ -107,21 +79,21 @@ def read_cxi(file: Any) -> tuple[Scan, Any]:
     translation = _shot(file, "translation")
     if translation is None or translation.ndim != 2 or translation.shape[1] not in (2, 3):
         raise InputError(f"{file.filename} has no translation of the sample, (positions, 3), in metres.")
-    basis = _basis(file)
-    pixel = np.linalg.norm(basis, axis=0)
+    basis = _basis(file, known)
+    pixel = np.linalg.norm(basis, axis=0) if known.pixel is None else np.array(known.pixel)
     steps = np.zeros((len(translation), 3))
     steps[:, : translation.shape[1]] = translation
-    positions = -steps @ np.linalg.pinv(basis / pixel).T
-    mask = file.get(f"{DETECTOR}/mask")
+    positions = known.placed(-steps @ np.linalg.pinv(basis / np.linalg.norm(basis, axis=0)).T)
+    mask, named = file.get(f"{DETECTOR}/mask"), mask_of(file, file.filename, known)
     dark = file.get(f"{DETECTOR}/data_dark")
     intensities = _shot(file, "intensities")
     scan = Scan(
-        _wavelength(file),
-        float(_first(file, f"{DETECTOR}/distance")[()]),
+        known.wavelength or _wavelength(file),
+        known.distance or float(_first(file, f"{DETECTOR}/distance")[()]),
         (float(pixel[0]), float(pixel[1])),
         positions,
         np.arange(len(positions)),
-        mask=None if mask is None else np.isin(mask[()], GOOD),
+        mask=named if named is not None or mask is None else np.isin(mask[()], GOOD),
         background=None if dark is None else _mean_of_frames(dark[()]),
         intensities=None if intensities is None else np.asarray(intensities, np.float64).reshape(-1),
     )
@@ -154,12 +126,12 @@ def _wavelength(file: Any) -> float:
     return wavelength
 
 
-def _basis(file: Any) -> NDArray[np.float64]:
+def _basis(file: Any, known: KnownValues) -> NDArray[np.float64]:
     """The steps between pixels, (3, 2) in metres; where only sizes are known, rows go down and columns to the left, as cxidb.org draws them."""
     if f"{DETECTOR}/basis_vectors" in file:
         basis = np.asarray(file[f"{DETECTOR}/basis_vectors"][()], np.float64)
         return basis.T if basis.shape == (2, 3) else basis
-    height, width = (float(_first(file, f"{DETECTOR}/{axis}_pixel_size")[()]) for axis in "yx")
+    height, width = known.pixel or (float(_first(file, f"{DETECTOR}/{axis}_pixel_size")[()]) for axis in "yx")
     return np.array([[0, -width], [-height, 0], [0, 0]])
 
 

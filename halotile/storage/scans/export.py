@@ -15,7 +15,7 @@ from halotile.errors import InputError, MissingPackage
 from halotile.storage.disk.durable import DISK
 from halotile.storage.disk.place import ZARR_FILES, check_path, check_place
 from halotile.storage.grid import Region
-from halotile.storage.scans.cxi import opened
+from halotile.storage.scans.hdf5 import opened
 from halotile.storage.sharded.output import Layout, ShardWriter, create_output
 
 IMAGES = {"object": "yx", "probe": "cyx"}
@@ -34,8 +34,8 @@ def is_result(path: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Reconstruction:
-    """What a result has to draw.
+class ScanResult:
+    """The parts of a result that are drawn.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Reconstruction:
         return height, width
 
 
-def read_result(path: str) -> Reconstruction:
+def read_result(path: str) -> ScanResult:
     """Read the result of a job; errors as of :func:`export_result`."""
     _check_result(path)
     with opened(path) as file:
@@ -86,7 +86,7 @@ def read_result(path: str) -> Reconstruction:
         )
         rings = {name: process[name][()] for name in RINGS if name in process}
         height, width = file["entry_1/image_1"].attrs["pixel_size"]
-        return Reconstruction(
+        return ScanResult(
             file["object"][()],
             probe,
             (float(height), float(width)),

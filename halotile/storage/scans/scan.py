@@ -18,6 +18,8 @@ MARK = "halotile_scan"
 """Attribute of the group, with the version of this layout."""
 VERSION = 1
 PATTERNS = "patterns"
+MEAN, MAXIMUM = "mean", "maximum"
+"""Arrays that are there to be looked at: over all patterns."""
 OPTIONAL = ("mask", "background", "probe", "intensities")
 
 
@@ -103,6 +105,19 @@ def is_scan(path: str | Path) -> bool:
     except (OSError, ValueError):
         return False
     return MARK in attributes
+
+
+def open_summary(path: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Read the mean and the maximum of all patterns, (rows, columns) each; errors as of :func:`open_scan`."""
+    import zarr
+
+    open_scan(path)
+    group: Any = zarr.open_group(path, mode="r")
+    if MEAN not in group:
+        raise InputError(
+            f"{path} is of an earlier halotile, which did not keep the mean of the patterns. Convert it again."
+        )
+    return group[MEAN][:], group[MAXIMUM][:]
 
 
 def open_scan(path: str) -> tuple[Scan, Source]:

@@ -176,7 +176,7 @@ class ScanRecipe:
 
     @property
     def halves(self) -> tuple[int | None, ...]:
-        """What is reconstructed, each by itself: all positions, and the halves of them."""
+        """The parts of the scan, each reconstructed by itself: all positions, and their halves."""
         return (None, 0, 1) if self.resolution else (None,)
 
     def used(self, epoch: int, half: int | None = None) -> NDArray[np.bool_]:

@@ -1,0 +1,67 @@
+"""The formats that scans come in: CXI, PtyD, and arrays that are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halotile.storage.scans.cxi import holds_scan, read_cxi
+from halotile.storage.scans.known import KnownValues
+from halotile.storage.scans.named import container_of, read_named
+from halotile.storage.scans.ptyd import center_of, is_ptyd, read_ptyd
+from halotile.storage.scans.scan import Scan
+
+SUFFIXES = (".cxi", ".ptyd", ".h5", ".hdf5")
+
+
+@dataclass(frozen=True)
+class FoundScan:
+    """A scan in an open file.
+
+    Parameters
+    ----------
+    scan : Scan
+        Everything but the patterns.
+    patterns : array, (positions, rows, columns)
+        Read some at once.
+    center : tuple of int, optional
+        The pixel of the beam, where it is not the middle.
+    """
+
+    scan: Scan
+    patterns: Any
+    center: tuple[int, int] | None = None
+
+
+@contextmanager
+def opened_scan(path: str, known: KnownValues = KnownValues()) -> Iterator[FoundScan]:
+    """Open the scan in a file or a Zarr.
+
+    Raises
+    ------
+    InputError
+        When there is none, or it has values that cannot be.
+    ConfigError
+        When something has to be named.
+    MissingPackage
+        When h5py is needed and not installed.
+    """
+    with container_of(path) as container:
+        has_names = hasattr(container, "keys") and known.patterns is None
+        if has_names and (path.endswith(".cxi") or holds_scan(container)):
+            yield FoundScan(*read_cxi(container, known))
+        elif has_names and is_ptyd(container):
+            yield FoundScan(*read_ptyd(container, known), center_of(container))
+        else:
+            yield FoundScan(*read_named(container, path, known))
+
+
+def knows_scan(path: str) -> bool:
+    """Return True for a file whose format says that it is a scan."""
+    if not path.endswith(SUFFIXES) or not Path(path).is_file():
+        return False
+    with container_of(path) as container:
+        return holds_scan(container) or is_ptyd(container)

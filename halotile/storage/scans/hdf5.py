@@ -1,0 +1,44 @@
+"""HDF5 files, which optional h5py reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from halotile.errors import MissingPackage
+from halotile.storage.stored_array import read_error
+
+
+def load_h5py() -> Any:
+    """Return the module.
+
+    Raises
+    ------
+    MissingPackage
+        When it is not installed.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingPackage(
+            'a CXI file is read and written with h5py, which is not installed. Write: pip install "halotile[hdf5]"'
+        ) from error
+    return h5py
+
+
+@contextmanager
+def opened(path: str) -> Iterator[Any]:
+    """Open an HDF5 file for reading.
+
+    Raises
+    ------
+    InputError, MissingPackage
+        When it is none, or h5py is not installed.
+    """
+    try:
+        file = load_h5py().File(path, "r")
+    except OSError as error:
+        raise read_error(path, error) from error
+    with file:
+        yield file

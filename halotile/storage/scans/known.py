@@ -1,0 +1,93 @@
+"""Values of a scan that its file lacks, or has otherwise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import ConfigError
+
+PLANCK_TIMES_LIGHT = 1.98644586e-25
+"""In joule metres: the wavelength of light is this by the energy of a photon."""
+CHARGE, ELECTRON_AT_REST = 1.602176634e-19, 8.1871057880e-14
+"""Joules of an electronvolt, and of the mass of an electron."""
+AXES = ("y,x", "x,y")
+
+
+@dataclass(frozen=True)
+class KnownValues:
+    """Values that a user gives; None where the file has them.
+
+    Parameters
+    ----------
+    wavelength, distance : float, optional
+        In metres.
+    pixel : tuple of float, optional
+        Size of a pixel of the detector along rows and columns, in metres.
+    patterns, positions, good, bad : str, optional
+        Names of datasets, or paths of .npy, .csv and .txt files: patterns, places of the beam, and images that are not 0 where a pixel of
+        the detector counts, or where it does not. Two names with a comma between them are places along rows and along columns.
+    step : tuple of float, optional
+        Between the positions of a raster along its rows and columns, in metres.
+    unit : float
+        Metres of a unit of the positions.
+    axes : str
+        Which column of the positions goes along rows (y) and which along columns (x), with a minus where it goes the other way.
+    rotation : float
+        Degrees by which the places are turned, from rows to columns, where the detector is not parallel to the axes of the scan.
+    """
+
+    wavelength: float | None = None
+    distance: float | None = None
+    pixel: tuple[float, float] | None = None
+    patterns: str | None = None
+    positions: str | None = None
+    good: str | None = None
+    bad: str | None = None
+    step: tuple[float, float] | None = None
+    unit: float = 1.0
+    axes: str = "y,x"
+    rotation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.axes.replace("-", "").replace(" ", "") not in AXES:
+            raise ConfigError(
+                f"the axes are {self.axes}. Write y,x or x,y, each with a minus where it goes the other way."
+            )
+
+    def placed(self, columns: NDArray[Any]) -> NDArray[np.float64]:
+        """Places along rows and columns of the detector, in metres, of values in the file's order, signs and unit.
+
+        Examples
+        --------
+        >>> KnownValues(unit=1e-6, axes="x,-y").placed(np.array([[1.0, 2.0]])).tolist()
+        [[-2e-06, 1e-06]]
+        >>> KnownValues(rotation=90).placed(np.array([[1.0, 0.0]])).round(9).tolist()
+        [[0.0, 1.0]]
+        """
+        names = self.axes.replace(" ", "").split(",")
+        signs = {name[-1]: (number, -1 if name[0] == "-" else 1) for number, name in enumerate(names)}
+        scaled = np.asarray(columns, np.float64) * self.unit
+        row, column = (sign * scaled[:, number] for number, sign in (signs["y"], signs["x"]))
+        if not self.rotation:
+            return np.stack([row, column], 1)
+        cosine, sine = math.cos(math.radians(self.rotation)), math.sin(math.radians(self.rotation))
+        return np.stack([cosine * row - sine * column, sine * row + cosine * column], 1)
+
+
+def wavelength_of(energy: float, *, electrons: bool = False) -> float:
+    """The wavelength in metres of photons or electrons of an energy in electronvolts.
+
+    Examples
+    --------
+    >>> round(wavelength_of(12398.42) * 1e10, 4), round(wavelength_of(300e3, electrons=True) * 1e12, 3)
+    (1.0, 1.969)
+    """
+    joules = energy * CHARGE
+    if electrons:
+        return PLANCK_TIMES_LIGHT / math.sqrt(joules * (joules + 2 * ELECTRON_AT_REST))
+    return PLANCK_TIMES_LIGHT / joules

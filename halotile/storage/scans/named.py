@@ -1,0 +1,187 @@
+"""Scans in arrays that a user names: in HDF5 and Zarr, or in .npy, .csv and .txt files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import ConfigError, InputError
+from halotile.storage.scans.hdf5 import opened
+from halotile.storage.scans.known import KnownValues
+from halotile.storage.scans.scan import Scan
+
+FILES = (".npy", ".csv", ".txt")
+
+
+class StoredPatterns:
+    """Patterns of positions in a row, or of a raster row by row.
+
+    Parameters
+    ----------
+    array : array
+        (positions, rows, columns), or (rows of positions, columns of positions, rows, columns).
+    """
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        *self.raster, self.rows, self.columns = array.shape
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape with all positions in a row."""
+        return int(np.prod(self.raster)), self.rows, self.columns
+
+    def __getitem__(self, index: tuple[Any, slice, slice]) -> Any:
+        """Parts of some patterns; of a raster the rectangle that has them is read."""
+        chosen, rows, columns = index
+        numbers = np.arange(self.shape[0])[chosen]
+        if len(self.raster) == 1:
+            array = getattr(self.array, "oindex", self.array)  # zarr
+            return array[numbers, rows, columns]
+        places = np.stack(np.divmod(numbers, self.raster[1]))
+        (top, left), (bottom, right) = places.min(1).tolist(), places.max(1).tolist()
+        block = np.asarray(self.array[top : bottom + 1, left : right + 1, rows, columns])
+        return block[places[0] - top, places[1] - left]
+
+
+def read_named(container: Any, path: str, known: KnownValues) -> tuple[Scan, StoredPatterns]:
+    """Read a scan whose arrays are named; ``container`` has the datasets, or is itself the patterns.
+
+    Raises
+    ------
+    ConfigError
+        When something is not named that the file cannot tell.
+    InputError
+        When an array is missing, or has another shape.
+    """
+    stored = container
+    if not hasattr(container, "shape"):
+        stored = _dataset(container, path, known.patterns, "--patterns")
+    if len(stored.shape) not in (3, 4):
+        raise InputError(
+            f"{path}: the patterns have shape {list(stored.shape)}, and a scan has (positions, rows, columns), or a raster of such."
+        )
+    patterns = StoredPatterns(stored)
+    _check_given(path, known)
+    scan = Scan(
+        known.wavelength or 0.0,
+        known.distance or 0.0,
+        known.pixel or (0.0, 0.0),
+        _positions(container, path, known, patterns),
+        np.arange(patterns.shape[0]),
+        mask=mask_of(container, path, known),
+    )
+    scan.check(patterns.shape, path)
+    return scan, patterns
+
+
+def mask_of(container: Any, path: str, known: KnownValues) -> NDArray[np.bool_] | None:
+    """The mask that is named, True where a pixel counts; None where there is none."""
+    named = [(known.good, True), (known.bad, False)]
+    masks = [(_values(container, path, name) != 0) == good for name, good in named if name is not None]
+    return np.asarray(np.logical_and.reduce(masks)) if masks else None
+
+
+@contextmanager
+def container_of(path: str) -> Iterator[Any]:
+    """Open a file that holds arrays, or the patterns alone.
+
+    Raises
+    ------
+    InputError
+        When it is of no such format.
+    """
+    if path.endswith(".npy"):
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} cannot be read: {error}.") from error
+        yield array
+    elif Path(path).is_dir():
+        import zarr
+
+        try:
+            found: Any = zarr.open(path, mode="r")
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{path} is no Zarr: {error}.") from error
+        yield found
+    else:
+        with opened(path) as file:
+            yield file
+
+
+def _positions(
+    container: Any, path: str, known: KnownValues, patterns: StoredPatterns
+) -> NDArray[np.float64]:
+    if known.positions is None:
+        if len(patterns.raster) != 2 or known.step is None:
+            what = "--step, or --positions" if len(patterns.raster) == 2 else "--positions"
+            raise ConfigError(f"{path}: nothing says where the beam was. Write {what}.")
+        rows, columns = np.indices(patterns.raster)
+        return known.placed(
+            np.stack([rows.ravel() * known.step[0], columns.ravel() * known.step[1]], 1) / known.unit
+        )
+    parts = [_values(container, path, name.strip()) for name in known.positions.split(",")]
+    if len(parts) == 1 and parts[0].ndim == 2 and parts[0].shape[1] in (2, 3):
+        return known.placed(parts[0])
+    if len(parts) == 2 and parts[0].size == parts[1].size:
+        return known.placed(np.stack([part.reshape(-1) for part in parts], 1))
+    shapes = " and ".join(str(list(part.shape)) for part in parts)
+    raise InputError(
+        f"{path}: the positions have shape {shapes}. Name an array of (positions, 2), or two arrays with a comma between their names."
+    )
+
+
+def _values(container: Any, path: str, name: str) -> NDArray[Any]:
+    """An array that is small, of this file or of one of its own."""
+    if name.endswith(FILES) and not (hasattr(container, "keys") and name in container):
+        try:
+            if name.endswith(".npy"):
+                return np.asarray(np.load(name, allow_pickle=False))
+            return np.loadtxt(name, delimiter="," if name.endswith(".csv") else None)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{name} cannot be read: {error}.") from error
+    return np.asarray(_dataset(container, path, name, "the name")[...])
+
+
+def _dataset(container: Any, path: str, name: str | None, option: str) -> Any:
+    """A dataset of a file by its name."""
+    if not hasattr(container, "keys"):
+        raise ConfigError(
+            f"{path} has one array, and {name} is none of it. Write the path of a file that ends with {', '.join(FILES)}."
+        )
+    if name is None or name not in container or not hasattr(container[name], "shape"):
+        what = f"{path} is no CXI file" if name is None else f"{path} has no dataset {name}"
+        raise ConfigError(
+            f"{what}. Write for {option} one of {', '.join(_names(container)) or 'its datasets: it has none'}."
+        )
+    return container[name]
+
+
+def _names(container: Any) -> list[str]:
+    """Names of all datasets, as far as they fit into a message."""
+    found: list[str] = []
+    if hasattr(container, "visititems"):
+        container.visititems(lambda name, item: found.append(name) if hasattr(item, "shape") else None)
+    else:
+        found = [str(name) for name, _ in container.arrays()]
+    return found if len(found) <= 20 else [*found[:20], "..."]
+
+
+def _check_given(path: str, known: KnownValues) -> None:
+    missing = [
+        option
+        for option, value in (
+            ("--energy", known.wavelength),
+            ("--distance", known.distance),
+            ("--pixel", known.pixel),
+        )
+        if value is None
+    ]
+    if missing:
+        raise ConfigError(f"{path} does not say the geometry of the scan. Write {', '.join(missing)}.")
