@@ -123,8 +123,9 @@ def test_patterns_beyond_memory_give_the_same_bits_for_any_number_of_workers(
         patch.setattr(convert, "CHUNK_BYTES", 4 * 32 * 32 * 4)
         write_scan(str(folder / "scan.zarr"), simulated.scan, simulated)
     results = []
+    stages = [*STAGES, {"solver": "lbfgs", "epochs": 4}]
     for workers in (1, 2, 3):
-        done = run(job(folder, f"{workers}.cxi", window=4), "--workers", str(workers))
+        done = run(job(folder, f"{workers}.cxi", window=4, stages=stages), "--workers", str(workers))
         assert done.exit_code == 0, done.output
         results.append((folder / f"{workers}.cxi").read_bytes())
     assert all(result == results[0] for result in results)
@@ -207,6 +208,11 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder: Path) -> None:
         ({"stages": [{"epochs": 0}]}, r"stages\[0\].epochs: 0 is too small"),
         ({"stages": [{"epochs": 1, "alpha": 2}]}, "write 0 to 1"),
         ({"stages": [{"epochs": 1, "rates": {"objekt": 1.0}}]}, "names objekt"),
+        ({"stages": [{"epochs": 1, "solver": "sgd"}]}, "begin with 0.001"),
+        (
+            {"stages": [{"epochs": 1, "solver": "lbfgs", "batch": 20}]},
+            "uses all patterns at once; leave it out",
+        ),
         ({"stages": [{"epoch": 1}]}, "did you mean epochs"),
         ({"model": {"focus": "3 mm"}}, "is for field: near"),
         ({"model": {"field": "near", "focus": "3 parsnip"}}, "such as 3.65 mm"),
@@ -279,7 +285,7 @@ def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path) -> None:
         with pytest.raises(ConfigError, match="subset names 64"):
             list(adam.optimize(1, subset=[64]))
         other = halotile.ptychography.open(folder / "scan.zarr")
-        list(halotile.ptychography.SGD(other, context=adam.context).optimize(1, subset=[0]))
+        list(halotile.ptychography.SGD(other, context=adam.context).optimize(1, lr=0.001, subset=[0]))
         changed = np.argwhere(other.object != 1)
         assert len(changed)
         assert (np.ptp(changed, axis=0) <= 32).all()

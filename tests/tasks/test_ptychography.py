@@ -143,6 +143,6 @@ def test_a_step_of_rpie_is_that_of_the_formula() -> None:
     found = PatternModel(FarField()).gradients(image, probe, torch.zeros(SHAPE), positions, counted)
     state = ReconstructionState({"object": image.clone(), "probe": probe / norm}, norm)
     gradients = {"object": gradient_of(found, "object", image), "probe": found.parts["probe"] * norm}
-    rpie(state, gradients, {"object": 1.0, "probe": 1.0}, PatternBatch([positions], 1.0, alpha))
+    rpie(state, gradients, {"object": 1.0, "probe": 1.0}, PatternBatch([positions], 1.0, alpha, 1.0))
     torch.testing.assert_close(state.parameters["object"], expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(state.probe[0], expected_probe, rtol=1e-6, atol=1e-6)

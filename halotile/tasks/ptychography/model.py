@@ -14,6 +14,8 @@ from halotile.tasks.ptychography.propagators import NearField, Propagator
 from halotile.tasks.ptychography.recipe import PARTS
 
 Box = tuple[slice, slice]
+OWN_PARTS = ("positions", "intensities")
+"""Parts of which each pattern has its own."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,10 @@ class Positions:
         pixel = place.floor()
         return cls(pixel.to(torch.int64), (place - pixel).to(weight.dtype), weight)
 
+    def some(self, part: slice) -> Positions:
+        """A part of them."""
+        return Positions(self.pixel[part], self.fraction[part], self.weight[part])
+
 
 @dataclass(frozen=True)
 class PatternGradients:
@@ -44,6 +50,35 @@ class PatternGradients:
     loss: torch.Tensor
     box: Box
     parts: Mapping[str, torch.Tensor]
+
+
+def zero_gradients(like: PatternGradients, box: Box, count: int) -> PatternGradients:
+    """Gradients of 0 for so many patterns in a box."""
+    parts = {}
+    for name, part in like.parts.items():
+        shape: tuple[int, ...] = part.shape
+        if name == "object":
+            shape = tuple(edge.stop - edge.start for edge in box)
+        elif name in OWN_PARTS:
+            shape = (count, *part.shape[1:])
+        parts[name] = part.new_zeros(shape)
+    return PatternGradients(torch.zeros_like(like.loss), box, parts)
+
+
+def added_gradients(total: PatternGradients, found: PatternGradients, some: slice) -> PatternGradients:
+    """Add the gradients of some patterns to those of more, in place but for the loss."""
+    inside = tuple(
+        slice(own.start - outer.start, own.stop - outer.start)
+        for own, outer in zip(found.box, total.box, strict=True)
+    )
+    for name, part in found.parts.items():
+        if name == "object":
+            total.parts[name][inside] += part
+        elif name in OWN_PARTS:
+            total.parts[name][some] = part
+        else:
+            total.parts[name].add_(part)
+    return PatternGradients(total.loss + found.loss, total.box, total.parts)
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,22 @@ from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import CurveRow, write_curve
 from halotile.tasks.groups.training.saved import shared_state, write_state
 from halotile.tasks.groups.training.traffic import count_received
-from halotile.tasks.ptychography.model import PatternModel, Positions, box_of
+from halotile.tasks.ptychography.model import (
+    OWN_PARTS,
+    PatternGradients,
+    PatternModel,
+    Positions,
+    added_gradients,
+    box_of,
+    zero_gradients,
+)
 from halotile.tasks.ptychography.order import PatternNumbers, steps_of
 from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.drawing import draw_object, illumination
 from halotile.tasks.ptychography.results.result import correlated_halves
-from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch
+from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, begin_stage
 from halotile.tasks.ptychography.state import (
     PartTensors,
     ReconstructionState,
@@ -92,15 +100,18 @@ class Refinement:
     def epoch(self, state: ReconstructionState, epoch: int, half: int | None = None) -> float:
         """Use every pattern of all positions or of a half once; return the mean loss of a pixel, each as it was before its step."""
         first, stage = self.recipe.stage_of(epoch)
-        rates = rates_of(self.recipe, stage, state.losses[first:])
+        if epoch == first:
+            begin_stage(state)
+        rate = rate_of(stage, state.losses[first:])
         total = 0.0
         steps = steps_of(self.recipe, epoch, half)
         coming = steps + self._steps_after(epoch, half)
         ahead = max(1, self.recipe.window * self.recipe.slots // stage.batch)
         for number, parts in enumerate(steps):
             for later in coming[number + ahead : number + ahead + 1]:
-                self.patterns.expect(np.concatenate([later[slot] for slot in self.slots]))
-            total += self.step(state, stage, rates, parts)
+                first_ones = [later[slot][: self.recipe.at_once] for slot in self.slots]
+                self.patterns.expect(np.concatenate(first_ones))
+            total += self.step(state, stage, rate, parts)
         return total / (int(self.recipe.used(epoch, half).sum()) * self.counted_pixels)
 
     def _steps_after(self, epoch: int, half: int | None) -> list[list[PatternNumbers]]:
@@ -114,7 +125,7 @@ class Refinement:
         self,
         state: ReconstructionState,
         stage: SolverStage,
-        rates: dict[str, float],
+        rate: float,
         parts: Sequence[PatternNumbers],
     ) -> float:
         """Do one step; return the loss of its patterns."""
@@ -130,7 +141,8 @@ class Refinement:
         count_received(torch.float32.itemsize * (sum(sizes) - sizes[self.group.rank]))
         loss, gradients = self._added(state, everything.split(lengths), shapes, parts, places)
         scale = 1 / (sum(map(len, parts)) * self.counted_pixels)
-        SOLVERS[stage.solver](state, gradients, rates, PatternBatch(places, scale, stage.alpha))
+        rates = {name: rate * stage.rates.get(name, 1.0) for name in self.recipe.refined}
+        SOLVERS[stage.solver](state, gradients, rates, PatternBatch(places, scale, stage.alpha, rate))
         self._keep_inside(state)
         return loss
 
@@ -141,18 +153,35 @@ class Refinement:
         if not len(numbers):
             length = sum(map(math.prod, self._shapes(state, positions).values()))
             return torch.zeros(length, device=self.group.device)
-        parameters = state.parameters
-        found = self.model.gradients(
-            parameters["object"],
-            state.probe,
-            parameters["background"],
-            positions,
-            self.patterns.read(numbers, self.group.device),
-            self.recipe.refined,
-        )
+        found = self._gradients(state, numbers, positions)
         # The loss is in two parts, so that no digit of it is lost.
         loss = found.loss.reshape(1).view(torch.float32)
         return torch.cat([loss, *(as_real(part).reshape(-1) for part in found.parts.values())])
+
+    def _gradients(
+        self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions
+    ) -> PatternGradients:
+        """Loss and gradients of a slot, some of its patterns at a time."""
+        parameters, probe = state.parameters, state.probe
+        total: PatternGradients | None = None
+        for start in range(0, len(numbers), self.recipe.at_once):
+            some = slice(start, start + self.recipe.at_once)
+            self.patterns.expect(numbers[some.stop : some.stop + self.recipe.at_once])
+            found = self.model.gradients(
+                parameters["object"],
+                probe,
+                parameters["background"],
+                positions.some(some),
+                self.patterns.read(numbers[some], self.group.device),
+                self.recipe.refined,
+            )
+            if len(numbers) <= self.recipe.at_once:
+                return found
+            if total is None:
+                total = zero_gradients(found, box_of(positions.pixel, self.recipe.pattern), len(numbers))
+            total = added_gradients(total, found, some)
+        assert total is not None
+        return total
 
     def _shapes(self, state: ReconstructionState, positions: Positions) -> dict[str, tuple[int, ...]]:
         """Shapes of the real numbers of a slot: loss, and gradients by part."""
@@ -182,7 +211,7 @@ class Refinement:
             found = {name: piece.view(shape[name]) for name, piece in zip(shape, pieces, strict=True)}
             loss += float(found.pop("loss").clone().view(torch.float64))
             for name, gradient in found.items():
-                if name in ("positions", "intensities"):
+                if name in OWN_PARTS:
                     total[name][numbers] = gradient
                 elif name == "object":
                     as_real(total[name])[box_of(positions.pixel, self.recipe.pattern)] += gradient
@@ -263,8 +292,8 @@ class Refinement:
             DISK.write_file(self.recipe.drawing, drawn, sync=False)
 
 
-def rates_of(recipe: ScanRecipe, stage: SolverStage, losses: Sequence[float]) -> dict[str, float]:
-    """The learning rate of each part that is refined, after the epochs of a stage that are done."""
+def rate_of(stage: SolverStage, losses: Sequence[float]) -> float:
+    """The learning rate after the epochs of a stage that are done."""
     rate = stage.rate
     if stage.plateau:
         best, waited = math.inf, 0
@@ -272,4 +301,4 @@ def rates_of(recipe: ScanRecipe, stage: SolverStage, losses: Sequence[float]) ->
             best, waited = (loss, 0) if loss < best else (best, waited + 1)
             if waited > PATIENCE:
                 rate, waited = rate * FACTOR, 0
-    return {name: rate * stage.rates.get(name, 1.0) for name in recipe.refined}
+    return rate

@@ -20,6 +20,39 @@ PARTS = ("object", "probe", "background", "positions", "intensities")
 """Parts that can be refined."""
 
 
+WAVES = 12
+"""Waves of each pattern and mode that a slot holds at once: an estimate."""
+WAVES_BYTES = 2**28
+"""Most bytes of waves at once; of more patterns the gradients are computed some at a time."""
+
+
+@dataclass(frozen=True)
+class SolverTraits:
+    """What a plan has to know of a solver.
+
+    Parameters
+    ----------
+    rate : float
+        Usual learning rate; 0: it depends on the counts.
+    batch : int
+        Usual patterns of a step; 0: all.
+    objects : int
+        Copies of the object that it keeps.
+    """
+
+    rate: float = 0.02
+    batch: int = 20
+    objects: int = 2
+
+
+SOLVER_TRAITS: Mapping[str, SolverTraits] = {
+    "adam": SolverTraits(),
+    "sgd": SolverTraits(rate=0.0, objects=0),
+    "rpie": SolverTraits(rate=1.0),
+    "lbfgs": SolverTraits(rate=0.1, batch=0, objects=14),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class SolverStage:
     """Epochs with one solver.
@@ -27,7 +60,7 @@ class SolverStage:
     Parameters
     ----------
     solver : str
-        ``adam``, ``sgd`` or ``rpie``.
+        One of :data:`SOLVER_TRAITS`.
     epochs : int
         Number of times that each pattern is used.
     rate : float
@@ -168,6 +201,12 @@ class ScanRecipe:
     def chunks(self) -> int:
         """Number of chunks."""
         return -(-len(self.scan.positions) // self.chunk)
+
+    @property
+    def at_once(self) -> int:
+        """Patterns of a slot whose waves are in memory at once."""
+        fitting = max(1, WAVES_BYTES // (WAVES * 8 * self.modes * math.prod(self.pattern)))
+        return min(fitting, self.window) if self.window else fitting
 
     @property
     def epochs(self) -> int:

@@ -12,6 +12,8 @@ from halotile.tasks.ptychography.model import Positions
 from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, as_real
 
 DECAYS, EPSILON = (0.9, 0.999), 1e-8
+HISTORY = 5
+"""Steps whose curvature L-BFGS remembers."""
 ADDED_RATE = 0.01
 """Learning rate of Adam for the parts that a PIE does not refine itself, relative to its own."""
 
@@ -28,11 +30,14 @@ class PatternBatch:
         Factor from sums to means of a pixel.
     alpha : float
         Share of the brightest place in the step of a PIE.
+    rate : float
+        Learning rate without the factors of the parts.
     """
 
     positions: Sequence[Positions]
     scale: float
     alpha: float
+    rate: float
 
 
 PatternSolver = Callable[[ReconstructionState, PartTensors, Mapping[str, float], PatternBatch], None]
@@ -94,7 +99,64 @@ def rpie(
     )
 
 
-SOLVERS: Mapping[str, PatternSolver] = {"adam": adam, "sgd": sgd, "rpie": rpie}
+def lbfgs(
+    state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch
+) -> None:
+    """Limited-memory BFGS, of all patterns at once, without a line search: each step is the learning rate times the direction.
+
+    References
+    ----------
+    J. Nocedal, S. Wright, Numerical Optimization, algorithm 7.4.
+    """
+    state.steps += 1
+    # A part with a factor is measured in units of it, so that its step is larger by its square.
+    factors = {name: rate / batch.rate for name, rate in rates.items()}
+    gradient = _joined({name: gradients[name] * factor * batch.scale for name, factor in factors.items()})
+    kept = state.moments.setdefault("lbfgs", {})
+    if "gradient" in kept:
+        _remember(kept, gradient)
+    direction = gradient.clone()
+    pairs = [(kept[f"step {n}"], kept[f"change {n}"]) for n in range(HISTORY) if f"step {n}" in kept]
+    shares = []
+    for step, change in pairs:  # the last one first
+        shares.append(step.dot(direction) / change.dot(step))
+        direction.sub_(change * shares[-1])
+    if pairs:
+        step, change = pairs[0]
+        direction.mul_(step.dot(change) / change.dot(change))
+    else:
+        direction.mul_((1 / gradient.abs().sum()).clamp(max=1.0))
+    for (step, change), share in zip(reversed(pairs), reversed(shares), strict=True):
+        direction.add_(step * (share - change.dot(direction) / change.dot(step)))
+    kept["gradient"], kept["step"] = gradient, direction.mul_(-batch.rate)
+    lengths = [as_real(gradients[name]).numel() for name in factors]
+    for (name, factor), part in zip(factors.items(), direction.split(lengths), strict=True):
+        parameter = as_real(state.parameters[name])
+        parameter.add_(part.view(parameter.shape), alpha=factor)
+
+
+def begin_stage(state: ReconstructionState) -> None:
+    """Forget what is true only of the steps that follow one another with one solver."""
+    state.moments.pop("lbfgs", None)
+
+
+def _remember(kept: PartTensors, gradient: torch.Tensor) -> None:
+    """Keep the last step and what it changed in the gradient, if the loss was convex along it."""
+    step, change = kept["step"], gradient - kept["gradient"]
+    if float(change.dot(step)) <= EPSILON * float(step.norm() * change.norm()):
+        return
+    for n in reversed(range(HISTORY - 1)):
+        for name in ("step", "change"):
+            if f"{name} {n}" in kept:
+                kept[f"{name} {n + 1}"] = kept[f"{name} {n}"]
+    kept["step 0"], kept["change 0"] = step, change
+
+
+def _joined(parts: PartTensors) -> torch.Tensor:
+    return torch.cat([as_real(part).reshape(-1) for part in parts.values()])
+
+
+SOLVERS: Mapping[str, PatternSolver] = {"adam": adam, "sgd": sgd, "rpie": rpie, "lbfgs": lbfgs}
 
 
 def _light(state: ReconstructionState, batch: PatternBatch) -> torch.Tensor:

@@ -40,7 +40,7 @@ from halotile.tasks.options import Auto
 if TYPE_CHECKING:
     from halotile.tasks.ptychography.opened import OpenedScan
 
-__all__ = ["RPIE", "SGD", "Adam", "open"]
+__all__ = ["LBFGS", "RPIE", "SGD", "Adam", "open"]
 LOOK_SECONDS = 0.05
 
 
@@ -148,7 +148,7 @@ class _Solver:
         epochs: int,
         *,
         lr: float | Auto = "auto",
-        batch_size: int = 20,
+        batch_size: int | Auto = "auto",
         schedule: bool = False,
         lr_factors: Mapping[str, float] | None = None,
         alpha: float = 0.1,
@@ -161,9 +161,9 @@ class _Solver:
         epochs : int
             Number of times that each pattern is used.
         lr : float or "auto"
-            Learning rate; auto: 0.02, of RPIE 1.
-        batch_size : int
-            Patterns of a step.
+            Learning rate; auto: 0.02, of RPIE 1, of LBFGS 0.1; SGD needs one.
+        batch_size : int or "auto"
+            Patterns of a step; auto: 20, of LBFGS all.
         schedule : bool
             Divide the learning rate by 5 where the loss has not fallen for 10 epochs.
         lr_factors : mapping of str to float, optional
@@ -192,7 +192,8 @@ class _Solver:
         )
         check_job(replace(_JOB, stages=(options,)))
         with tempfile.TemporaryDirectory(dir=self.__enter__().context.folder) as folder:
-            yield from self._epochs(stage_of(options), Path(folder))
+            count = len(self.scan.recipe.scan.positions)
+            yield from self._epochs(stage_of(options, count), Path(folder))
 
     def _epochs(self, stage: Any, folder: Path) -> Iterator[float]:
         checkpoint, curve, stop = (folder / name for name in ("checkpoint", "curve.json", "stop"))
@@ -240,6 +241,12 @@ class RPIE(_Solver):
     """The regularised ptychographic iterative engine."""
 
     name = "rpie"
+
+
+class LBFGS(_Solver):
+    """Limited-memory BFGS: steps by the curvature of the loss of all patterns, after epochs of another solver."""
+
+    name = "lbfgs"
 
 
 _JOB = Ptychography(input=ScanInput(path="scan.zarr"), output=ResultFile(path="result.cxi"))

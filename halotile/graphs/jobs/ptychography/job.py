@@ -65,14 +65,14 @@ class StageOptions:
 
     __pydantic_config__ = STRICT
 
-    solver: Literal["adam", "sgd", "rpie"] = "adam"
-    """adam; sgd, steepest descent; rpie, the regularised ptychographic iterative engine."""
+    solver: Literal["adam", "sgd", "rpie", "lbfgs"] = "adam"
+    """adam; sgd, steepest descent; rpie, the regularised ptychographic iterative engine; lbfgs, limited-memory BFGS of all patterns at once."""
     epochs: int
     """Number of times that each pattern is used."""
     rate: float | Auto = "auto"
-    """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels. auto: 0.02, of rpie 1."""
-    batch: int = 20
-    """Patterns of a step."""
+    """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels. auto: 0.02, of rpie 1, of lbfgs 0.1; sgd needs one."""
+    batch: int | Auto = "auto"
+    """Patterns of a step. auto: 20, of lbfgs all."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """Factors of the learning rate by part, such as {positions: 0.5}."""
     alpha: float = 0.1

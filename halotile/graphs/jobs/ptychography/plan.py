@@ -24,18 +24,13 @@ from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate, 
 from halotile.storage.scans.scan import open_scan
 from halotile.storage.sharded.output import FileLayout
 from halotile.tasks.groups.training.one_file import ONE_BLOCK
-from halotile.tasks.ptychography.recipe import Optics, ScanRecipe, SolverStage
+from halotile.tasks.ptychography.recipe import SOLVER_TRAITS, WAVES, Optics, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.resolution import covered
 
 COMPLEX = 8
 """Bytes of a number."""
-OBJECTS = 6
-"""Copies of the object at once: itself, its gradient, two moments of Adam (one is real), and two while a step is made."""
-KEPT = 3
-"""Those that a half of the positions keeps between its steps."""
-WAVES = 12
-"""Waves of each pattern and mode that a slot holds at once: an estimate."""
-USUAL_RATES = {"rpie": 1.0}
+OBJECTS = 4
+"""Copies of the object at once: itself, its gradient, and two while a step is made; a solver keeps more."""
 SMALLER = "a smaller batch, fewer modes, or a larger pixel (recon-cli convert --bin 2)"
 
 
@@ -89,7 +84,7 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
     focus = None if model.focus is None else metres(model.focus)
     optics = Optics.of(scan, (rows, columns), model.field, focus)
     margin = max(4, max(rows, columns) // 10) if model.margin == "auto" else model.margin
-    stages = tuple(map(stage_of, job.stages))
+    stages = tuple(stage_of(stage, len(scan.positions)) for stage in job.stages)
     refined = tuple(model.refine)
     recipe = ScanRecipe(
         scan, patterns, optics, model.loss, model.modes, refined, stages, job.slots, job.seed, margin
@@ -116,10 +111,12 @@ def check_used(recipe: ScanRecipe) -> None:
             )
 
 
-def stage_of(options: StageOptions) -> SolverStage:
-    """Return a stage as ranks take it."""
-    rate = USUAL_RATES.get(options.solver, 0.02) if options.rate == "auto" else options.rate
-    return SolverStage(**(asdict(options) | {"rate": rate}))
+def stage_of(options: StageOptions, count: int) -> SolverStage:
+    """Return a stage as ranks take it, of a scan with so many patterns."""
+    usual = SOLVER_TRAITS[options.solver]
+    rate = usual.rate if options.rate == "auto" else options.rate
+    batch = (usual.batch or count) if options.batch == "auto" else options.batch
+    return SolverStage(**(asdict(options) | {"rate": rate, "batch": batch}))
 
 
 def _window(job: Ptychography, recipe: ScanRecipe) -> int:
@@ -150,14 +147,16 @@ def _pattern_bytes(recipe: ScanRecipe) -> int:
 
 def _fixed_bytes(recipe: ScanRecipe) -> int:
     """Memory of a rank without its patterns: copies of the object, and the waves of a slot."""
-    batch = max(-(-stage.batch // recipe.slots) for stage in recipe.stages)
+    batch = max(min(recipe.at_once, -(-stage.batch // recipe.slots)) for stage in recipe.stages)
     waves = WAVES * batch * recipe.modes * math.prod(recipe.pattern) * COMPLEX
     return IMPORTS_BYTES + _object_bytes(recipe) + waves
 
 
 def _object_bytes(recipe: ScanRecipe) -> int:
     """Memory of all copies of the object."""
-    return (OBJECTS + KEPT * (len(recipe.halves) - 1)) * COMPLEX * math.prod(recipe.shape)
+    kept = max(SOLVER_TRAITS[stage.solver].objects for stage in recipe.stages)
+    halves = (1 + kept) * (len(recipe.halves) - 1)
+    return (OBJECTS + kept + halves) * COMPLEX * math.prod(recipe.shape)
 
 
 def _need(recipe: ScanRecipe) -> Need:

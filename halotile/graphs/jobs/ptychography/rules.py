@@ -9,7 +9,7 @@ from halotile.graphs.kinds.base import Check
 from halotile.graphs.rules.combinations import Faults, workers_of_slots
 from halotile.graphs.rules.values import Above, AtLeast
 from halotile.storage.spacing import converted, parse_size
-from halotile.tasks.ptychography.recipe import PARTS
+from halotile.tasks.ptychography.recipe import PARTS, SOLVER_TRAITS
 
 SUFFIXES = (".cxi", ".h5", ".hdf5")
 
@@ -72,13 +72,23 @@ def optics(model: ModelOptions) -> Faults:
 
 
 def rates(stages: Sequence[StageOptions]) -> Faults:
-    """Yield rates of parts that there are not."""
+    """Yield rates of parts that there are not, and rates and batches that a solver cannot do with."""
     if not stages:
         yield ("stages",), "is empty; write one such as {epochs: 50}"
     for number, stage in enumerate(stages):
         for part in stage.rates:
             if part not in PARTS:
                 yield ("stages", number, "rates"), f"names {part}; write some of {', '.join(PARTS)}"
+        if not SOLVER_TRAITS[stage.solver].rate and stage.rate == "auto":
+            yield (
+                ("stages", number, "rate"),
+                f"is needed: that of {stage.solver} depends on the counts; begin with 0.001",
+            )
+        if not SOLVER_TRAITS[stage.solver].batch and stage.batch != "auto":
+            yield (
+                ("stages", number, "batch"),
+                f"is {stage.batch}, and {stage.solver} uses all patterns at once; leave it out",
+            )
 
 
 RULES = (optics, rates, workers_of_slots)

@@ -1,0 +1,109 @@
+"""Steps of a reconstruction on one rank: solvers, and patterns whose gradients are computed some at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halotile.storage.scans.convert import write_scan
+from halotile.storage.scans.scan import open_scan
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.ptychography import recipe as recipes
+from halotile.tasks.ptychography.order import steps_of
+from halotile.tasks.ptychography.program import Refinement
+from halotile.tasks.ptychography.recipe import PARTS, Optics, ScanRecipe, SolverStage
+from halotile.tasks.ptychography.simulated import SimulatedScan
+from halotile.tasks.ptychography.solvers import PatternBatch, begin_stage, lbfgs
+from halotile.tasks.ptychography.state import ReconstructionState, first_state
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> ScanRecipe:
+    """36 patterns of 24 pixels."""
+    simulated = SimulatedScan(raster=(6, 6), pattern=24, step=3.0)
+    write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
+    scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
+    optics = Optics.of(scan, (24, 24), "far", None)
+    stages = (SolverStage(solver="lbfgs", epochs=60, rate=1.0, batch=36),)
+    found = ScanRecipe(scan, patterns, optics, "amplitude_mse", 1, PARTS, stages, 3, 5, 4)
+    return replace(found, checkpoint=tmp_path / "checkpoint", curve=tmp_path / "curve.json")
+
+
+def test_gradients_of_some_patterns_at_a_time_are_those_of_all(
+    recipe: ScanRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = []
+    for most in (2**28, 5 * recipes.WAVES * 8 * 24**2):
+        monkeypatch.setattr(recipes, "WAVES_BYTES", most)
+        work = Refinement(recipe, TorchGroup())
+        state = first_state(recipe, work.patterns, "cpu")
+        numbers = steps_of(recipe, 0)[0][1]
+        vectors.append(work._packed(state, numbers, state.positions(recipe, numbers)))
+    assert recipe.at_once == 5 < len(numbers) == 12
+    assert not torch.equal(*vectors)  # the sums were made in another order
+    losses = [vector[:2].clone().view(torch.float64) for vector in vectors]
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        vectors[0][2:], vectors[1][2:], rtol=1e-4, atol=1e-4 * float(vectors[0][2:].abs().max())
+    )
+
+
+def test_lbfgs_goes_down_and_faster_than_steepest_descent(recipe: ScanRecipe) -> None:
+    losses = {}
+    for solver, rate in (("lbfgs", 0.5), ("sgd", 0.001), ("sgd", 0.005)):
+        stages = (SolverStage(solver=solver, epochs=40, rate=rate, batch=36),)
+        work = Refinement(replace(recipe, stages=stages, refined=("object", "probe")), TorchGroup())
+        state = first_state(recipe, work.patterns, "cpu")
+        for epoch in range(40):
+            state.losses.append(work.epoch(state, epoch))
+        losses[solver, rate] = state.losses
+    best = losses["lbfgs", 0.5]
+    assert best[-1] < 0.2 * best[0]
+    assert best[-1] < 0.5 * min(losses["sgd", 0.001][-1], losses["sgd", 0.005][-1])
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_steps_of_lbfgs_are_those_of_torch_until_its_stage_ends(rate: float) -> None:
+    curvature = torch.tensor([1.0, 10.0, 100.0, 3.0, 50.0, 7.0, 20.0])
+    theirs = torch.ones(7, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [theirs], lr=rate, max_iter=1, history_size=5, tolerance_grad=0, tolerance_change=0
+    )
+    state = ReconstructionState({"background": torch.ones(7)}, 1.0)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = (curvature * theirs**2).sum() / 2
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    for _ in range(9):
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+        gradient = curvature * state.parameters["background"]
+        lbfgs(state, {"background": gradient}, {"background": rate}, PatternBatch([], 1.0, 0.0, rate))
+        torch.testing.assert_close(state.parameters["background"], theirs.detach(), rtol=1e-3, atol=1e-5)
+    begin_stage(state)
+    assert not state.moments
+
+
+def test_a_factor_changes_the_units_of_a_part() -> None:
+    """Half a unit of one value is a whole one of the other: the path is the same."""
+    paths = []
+    for unit in (1.0, 0.5):
+        state = ReconstructionState({"object": torch.ones(2), "background": torch.full((2,), unit)}, 1.0)
+        path = []
+        for _ in range(6):
+            x, y = state.parameters["object"], state.parameters["background"] / unit
+            gradients = {"object": x + y, "background": (3 * y + x) / unit}
+            lbfgs(
+                state, gradients, {"object": 0.3, "background": 0.3 * unit}, PatternBatch([], 1.0, 0.0, 0.3)
+            )
+            path.append(
+                [*state.parameters["object"].tolist(), *(state.parameters["background"] / unit).tolist()]
+            )
+        paths.append(path)
+    assert np.allclose(*paths, rtol=1e-5)
