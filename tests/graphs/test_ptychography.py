@@ -291,5 +291,7 @@ def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path) -> None:
         assert (np.ptp(changed, axis=0) <= 32).all()
     with pytest.raises(ConfigError, match="slots=9"):
         halotile.ptychography.SGD(scan, workers=9)
+    with pytest.raises(ConfigError, match="import is for a job"):
+        halotile.ptychography.open(folder / "scan.zarr", import_="own:build")
     with pytest.raises(ConfigError, match="keys of model"):
         halotile.ptychography.open(folder / "scan.zarr", mode=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from halotile.storage.scans.convert import write_scan
 from halotile.storage.scans.scan import open_scan
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.ptychography import recipe as recipes
+from halotile.tasks.ptychography.model import PatternModel, Positions
 from halotile.tasks.ptychography.order import steps_of
 from halotile.tasks.ptychography.program import Refinement
-from halotile.tasks.ptychography.recipe import PARTS, Optics, ScanRecipe, SolverStage
+from halotile.tasks.ptychography.propagators import FarField
+from halotile.tasks.ptychography.recipe import PARTS, VARYING, Optics, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.simulated import SimulatedScan
 from halotile.tasks.ptychography.solvers import PatternBatch, begin_stage, lbfgs
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
@@ -78,11 +81,11 @@ def test_steps_of_lbfgs_are_those_of_torch_until_its_stage_ends(rate: float) -> 
     def loss() -> torch.Tensor:
         optimizer.zero_grad()
         value = (curvature * theirs**2).sum() / 2
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
     for _ in range(9):
-        optimizer.step(loss)  # type: ignore[no-untyped-call]
+        optimizer.step(loss)
         gradient = curvature * state.parameters["background"]
         lbfgs(state, {"background": gradient}, {"background": rate}, PatternBatch([], 1.0, 0.0, rate))
         torch.testing.assert_close(state.parameters["background"], theirs.detach(), rtol=1e-3, atol=1e-5)
@@ -106,4 +109,67 @@ def test_a_factor_changes_the_units_of_a_part() -> None:
                 [*state.parameters["object"].tolist(), *(state.parameters["background"] / unit).tolist()]
             )
         paths.append(path)
-    assert np.allclose(*paths, rtol=1e-5)
+    assert np.allclose(paths[0], paths[1], rtol=1e-5)
+
+
+class _Patterns:
+    """Patterns of a model that a simulated scan has not."""
+
+    def __init__(self, pixels: torch.Tensor) -> None:
+        self.pixels = torch.fft.fftshift(pixels, (-2, -1)).numpy()
+        self.shape = self.pixels.shape
+
+    def __getitem__(self, index: tuple[Any, slice, slice]) -> Any:
+        return self.pixels[index]
+
+
+def last_loss(recipe: ScanRecipe, folder: Path, simulated: SimulatedScan, pixels: torch.Tensor) -> float:
+    """The loss of a reconstruction from other patterns."""
+    write_scan(str(folder / "scan.zarr"), simulated.scan, _Patterns(pixels), overwrite=True)
+    scan, patterns = open_scan(str(folder / "scan.zarr"))
+    stages = (SolverStage(epochs=50, rate=0.03, batch=9),)
+    work = Refinement(replace(recipe, scan=scan, patterns=patterns, stages=stages), TorchGroup())
+    state = first_state(work.recipe, work.patterns, "cpu")
+    for epoch in range(50):
+        state.losses.append(work.epoch(state, epoch))
+    return state.losses[-1]
+
+
+def test_a_beam_that_changes_is_found_as_variations(recipe: ScanRecipe, tmp_path: Path) -> None:
+    simulated = SimulatedScan(raster=(6, 6), pattern=24, step=3.0, modes=2)
+    first, other = (torch.from_numpy(mode) for mode in simulated.probe)
+    shares = torch.linspace(-1, 1, 36)[:, None]
+    positions = Positions.at(torch.from_numpy(simulated.places), torch.ones(36), shares)
+    pixels = PatternModel(FarField()).intensity(
+        torch.from_numpy(simulated.image), first[None], torch.zeros(24, 24), positions, other[None]
+    )
+    losses = {}
+    for name, refined, variations in (
+        ("without", ("object", "probe"), 0),
+        ("with", ("object", "probe", *VARYING), 1),
+    ):
+        changed = replace(recipe, refined=refined, variations=variations)
+        losses[name] = last_loss(changed, tmp_path, simulated, pixels)
+    assert losses["with"] < 0.3 * losses["without"]
+
+
+def _speckle(edge: int) -> torch.Tensor:
+    """Phases by which a beam spreads over its frame, without details that a program could not guess."""
+    row = torch.fft.fftfreq(edge) * edge
+    return torch.polar(torch.ones(edge, edge), 0.12 * (row[:, None] ** 2 - row**2))
+
+
+def test_a_beam_that_fills_the_frame_is_found_with_oversampling(recipe: ScanRecipe, tmp_path: Path) -> None:
+    """The patterns are those of a frame of 48 pixels, two of which the detector counts together."""
+    simulated = SimulatedScan(raster=(6, 6), pattern=48, step=5.0)
+    positions = Positions.at(torch.from_numpy(simulated.places), torch.ones(36))
+    beam = torch.from_numpy(simulated.probe)
+    wide = torch.fft.fftshift(torch.fft.ifft2(torch.fft.fft2(beam) * _speckle(48)))
+    pixels = PatternModel(FarField(), oversampling=2).intensity(
+        torch.from_numpy(simulated.image), wide, torch.zeros(24, 24), positions
+    )
+    losses = {}
+    for oversampling in (1, 2):
+        changed = replace(recipe, refined=("object", "probe"), oversampling=oversampling)
+        losses[oversampling] = last_loss(changed, tmp_path, simulated, pixels)
+    assert losses[2] < 0.5 * losses[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ SHAPE = (12, 15)
 NEAR = NearField.of(SHAPE, (1e-6, 1.2e-6), 1e-10, 0.02)
 
 
-def leaves(kind: torch.dtype, *, of: torch.dtype) -> dict[str, torch.Tensor]:
+def leaves(kind: torch.dtype, *, of: torch.dtype, detector: Sequence[int] = SHAPE) -> dict[str, torch.Tensor]:
     """What has gradients, with values of one precision in another one: two modes, five positions, some of them on whole pixels."""
     generator = torch.Generator().manual_seed(0)
 
@@ -25,9 +27,11 @@ def leaves(kind: torch.dtype, *, of: torch.dtype) -> dict[str, torch.Tensor]:
     wave = {
         "object": torch.complex(1 + 0.1 * random(30, 31), 0.1 * random(30, 31)),
         "probe": torch.complex(random(2, *SHAPE), random(2, *SHAPE)),
-        "background": 0.1 * random(*SHAPE),
+        "background": 0.1 * random(*detector),
         "place": torch.tensor([[0.0, 3.25], [4.5, 0.1], [7.0, 2.0], [17.3, 15.9], [2.2, 9.75]]),
         "weight": 1 + 0.1 * random(5),
+        "variations": torch.complex(random(3, *SHAPE), random(3, *SHAPE)),
+        "shares": 0.3 * random(5, 3),
     }
     found = {}
     for name, x in wave.items():
@@ -45,11 +49,14 @@ def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.T
     frequencies = [2 * torch.pi * torch.fft.fftfreq(n, dtype=torch.float64) for n in SHAPE]
     pixels = x["place"].detach().floor()
     loss = torch.zeros((), dtype=torch.float64)
-    for place, pixel, weight, pattern in zip(x["place"], pixels, x["weight"], patterns, strict=True):
+    rows = zip(x["place"], pixels, x["weight"], x["shares"], patterns, strict=True)
+    for place, pixel, weight, shares, pattern in rows:
         f = (place - pixel).double()
         turn = f[0] * frequencies[0][:, None] + f[1] * frequencies[1]
         ramp = torch.exp(-1j * turn).to(x["probe"].dtype)
-        light = weight * torch.fft.ifft2(torch.fft.fft2(x["probe"]) * ramp)
+        first = x["probe"][0] + (shares[:, None, None] * x["variations"]).sum(0)
+        probe = torch.stack([first, *x["probe"][1:]])
+        light = weight * torch.fft.ifft2(torch.fft.fft2(probe) * ramp)
         r, c = (int(n) for n in pixel)
         wave = light * x["object"][r : r + SHAPE[0], c : c + SHAPE[1]]
         if isinstance(model.propagator, NearField):
@@ -57,7 +64,13 @@ def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.T
             wave = torch.fft.ifft2(torch.fft.fft2(back) * model.propagator.transfer)
         else:
             wave = torch.fft.fft2(wave) / (SHAPE[0] * SHAPE[1]) ** 0.5
-        intensity = wave.abs().square().sum(0) + x["background"].square()
+        intensity = wave.abs().square().sum(0)
+        intensity = sum(
+            intensity[n :: model.oversampling, m :: model.oversampling]
+            for n in range(model.oversampling)
+            for m in range(model.oversampling)
+        )
+        intensity = intensity + x["background"].square()
         one = LOSSES[model.loss](intensity, pattern)[0]
         loss = loss + (one if model.mask is None else one * model.mask).sum(dtype=torch.float64)
     return loss
@@ -65,23 +78,31 @@ def reference(model: PatternModel, x: dict[str, torch.Tensor], patterns: torch.T
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("propagator", [FarField(), NEAR], ids=["far", "near"])
+@pytest.mark.parametrize(
+    ("propagator", "oversampling"),
+    [(FarField(), 1), (FarField(), 3), (NEAR, 1)],
+    ids=["far", "oversampled", "near"],
+)
 def test_gradients_are_those_of_automatic_differentiation(
-    propagator: Propagator, loss: str, masked: bool
+    propagator: Propagator, oversampling: int, loss: str, masked: bool
 ) -> None:
     generator = torch.Generator().manual_seed(1)
-    mask = torch.rand(SHAPE, generator=generator) > 0.2 if masked else None
-    patterns = torch.poisson(5 * torch.ones(5, *SHAPE, dtype=torch.float64), generator)
-    exact = leaves(torch.float32, of=torch.float64)
-    differentiated(PatternModel(propagator, loss, mask), exact, patterns)
+    detector = [n // oversampling for n in SHAPE]
+    mask = torch.rand(detector, generator=generator) > 0.2 if masked else None
+    patterns = torch.poisson(5 * torch.ones(5, *detector, dtype=torch.float64), generator)
+    exact = leaves(torch.float32, of=torch.float64, detector=detector)
+    differentiated(PatternModel(propagator, loss, mask, oversampling), exact, patterns)
     errors = {}
     for kind in (torch.float64, torch.float32):
-        model = PatternModel(_of(propagator, kind), loss, None if mask is None else mask.to(kind))
-        x = leaves(torch.float32, of=kind)
+        model = PatternModel(
+            _of(propagator, kind), loss, None if mask is None else mask.to(kind), oversampling
+        )
+        x = leaves(torch.float32, of=kind, detector=detector)
         expected = differentiated(model, x, patterns.to(kind))
         with torch.no_grad():
-            places = Positions.at(x["place"], x["weight"])
-            found = model.gradients(x["object"], x["probe"], x["background"], places, patterns.to(kind))
+            places = Positions.at(x["place"], x["weight"], x["shares"])
+            arguments = (x["object"], x["probe"], x["background"], places, patterns.to(kind))
+            found = model.gradients(*arguments, variations=x["variations"])
         assert abs(found.loss - expected) / abs(expected) < (1e-12 if kind == torch.float64 else 1e-6)
         for name, leaf in exact.items():
             assert leaf.grad is not None
@@ -90,10 +111,8 @@ def test_gradients_are_those_of_automatic_differentiation(
                 difference = (gradient.to(leaf.dtype) - leaf.grad).abs().max() / leaf.grad.abs().max()
                 errors[kind, name, way] = float(difference)
     with torch.no_grad():
-        few = model.gradients(
-            x["object"], x["probe"], x["background"], places, patterns.to(kind), ("object", "positions")
-        )
-    assert list(few.parts) == ["object", "positions"]
+        few = model.gradients(*arguments, ("object", "shares"), x["variations"])
+    assert list(few.parts) == ["object", "shares"]
     assert all(torch.equal(part, found.parts[name]) for name, part in few.parts.items())
     for name in exact:
         assert errors[torch.float64, name, "ours"] < 1e-12, name

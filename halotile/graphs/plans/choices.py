@@ -35,7 +35,7 @@ def make_chosen(choice: NamedChoice, job: Job | None = None) -> Any:
         advice = f"Write some of {', '.join(sorted(fields))}." if fields else "It has none."
         raise ConfigError(f"{what} has no option {unknown[0]!r}. {advice}")
     if job is not None and "import" in fields:
-        _allow_imports(what, options, job)
+        allow_imports(what, options, job)
     if left_out := [key for key in required_keys(declared) if key not in options]:
         hints = "".join(f" {key} is {text}." for key in left_out if (text := description_of(declared, key)))
         raise ConfigError(f"{what}: write {' and '.join(left_out)}, which has no default.{hints}")
@@ -96,7 +96,7 @@ def _nested(value: Any, choice: type[NamedChoice], job: Job | None) -> Any:
     return make_chosen(choice.nested(value), job)
 
 
-def _allow_imports(what: str, options: Mapping[str, Any], job: Job) -> None:
+def allow_imports(what: str, options: Mapping[str, Any], job: Job) -> None:
     """Make the user's own code beside the job file importable, or refuse to run it."""
     if not job.allow_import:
         raise ConfigError(

@@ -10,6 +10,7 @@ from halotile.graphs.kinds.sections import Job, NamedChoice
 from halotile.graphs.plans.plan import Documents
 from halotile.graphs.plans.resources.worker_count import Requested
 from halotile.storage.disk.object_path import full_path
+from halotile.tasks.options import job_key
 
 PRIVATE = ("allow_import", "import_folder")
 """Keys that no file may set: a file must not allow itself to run code."""
@@ -52,7 +53,7 @@ def _written(part: Any) -> Any:
         choice = asdict(part)  # type: ignore[call-overload]  # every choice is a dataclass
         return {**{key: value for key, value in choice.items() if key != "options"}, **choice["options"]}
     if is_dataclass(part) and not isinstance(part, type):
-        return {item.name: _written(getattr(part, item.name)) for item in fields(part)}
+        return {job_key(item.name): _written(getattr(part, item.name)) for item in fields(part)}
     if isinstance(part, tuple | list):
         return [_written(item) for item in part]
     return part

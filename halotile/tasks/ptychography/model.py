@@ -11,10 +11,10 @@ import torch
 
 from halotile.tasks.ptychography.losses import LOSSES
 from halotile.tasks.ptychography.propagators import NearField, Propagator
-from halotile.tasks.ptychography.recipe import PARTS
+from halotile.tasks.ptychography.recipe import PARTS, VARYING
 
 Box = tuple[slice, slice]
-OWN_PARTS = ("positions", "intensities")
+OWN_PARTS = ("positions", "intensities", "shares")
 """Parts of which each pattern has its own."""
 
 
@@ -28,16 +28,19 @@ class Positions:
     """Fractions of a pixel, in [0, 1), (positions, 2)."""
     weight: torch.Tensor
     """Amplitude of the beam relative to the mean, (positions,)."""
+    shares: torch.Tensor | None = None
+    """Shares of the variations in the first mode of the probe, (positions, variations)."""
 
     @classmethod
-    def at(cls, place: torch.Tensor, weight: torch.Tensor) -> Positions:
+    def at(cls, place: torch.Tensor, weight: torch.Tensor, shares: torch.Tensor | None = None) -> Positions:
         """Positions at places in pixels, (positions, 2)."""
         pixel = place.floor()
-        return cls(pixel.to(torch.int64), (place - pixel).to(weight.dtype), weight)
+        return cls(pixel.to(torch.int64), (place - pixel).to(weight.dtype), weight, shares)
 
     def some(self, part: slice) -> Positions:
         """A part of them."""
-        return Positions(self.pixel[part], self.fraction[part], self.weight[part])
+        shares = None if self.shares is None else self.shares[part]
+        return Positions(self.pixel[part], self.fraction[part], self.weight[part], shares)
 
 
 @dataclass(frozen=True)
@@ -93,11 +96,14 @@ class PatternModel:
         ``amplitude_mse``, ``intensity_mse`` or ``poisson_nll``, summed over the pixels that count.
     mask : Tensor, (rows, columns), optional
         1 where a pixel of the detector counts, else 0.
+    oversampling : int
+        Samples of the wave along each axis of a pixel, whose intensities it counts together.
     """
 
     propagator: Propagator
     loss: str = "amplitude_mse"
     mask: torch.Tensor | None = None
+    oversampling: int = 1
 
     def gradients(
         self,
@@ -107,6 +113,7 @@ class PatternModel:
         positions: Positions,
         patterns: torch.Tensor,
         wanted: Collection[str] = PARTS,
+        variations: torch.Tensor | None = None,
     ) -> PatternGradients:
         """Loss and gradients of some patterns.
 
@@ -124,14 +131,17 @@ class PatternModel:
             Counted intensities.
         wanted : collection of str
             The parts whose gradients are needed.
+        variations : Tensor, (variations, rows, columns), optional
+            Modes that are added to the first one with the shares of the positions.
         """
-        waves = self._waves(image, probe, positions)
+        waves = self._waves(image, probe, positions, variations)
         ramp, wave = waves.ramp, waves.on_detector
-        intensity = _intensity(wave, background)
+        intensity = self._counted(wave) + background.square()
         loss, slope = LOSSES[self.loss](intensity, patterns)
         if self.mask is not None:
             loss, slope = loss * self.mask, slope * self.mask
-        back, back_spectrum = self.propagator.adjoint(wave * (2 * slope[:, None]), ramp)
+        fine = _repeated(slope, self.oversampling)
+        back, back_spectrum = self.propagator.adjoint(wave * (2 * fine[:, None]), ramp)
 
         parts = {}
         if "object" in wanted:
@@ -141,25 +151,51 @@ class PatternModel:
         on_light = waves.seen.conj() * back
         if "intensities" in wanted:
             parts["intensities"] = _real_product(waves.light, on_light, (1, 2, 3)) / positions.weight
-        if not {"probe", "positions"}.isdisjoint(wanted):
+        if not {"probe", "positions", *VARYING}.isdisjoint(wanted):
             on_spectrum = torch.fft.fft2(on_light * positions.weight[:, None, None, None])
-            parts["probe"] = torch.fft.ifft2((ramp.conj() * on_spectrum).sum(0))
+            unmoved = ramp.conj() * on_spectrum
+            parts["probe"] = torch.fft.ifft2(unmoved.sum(0))
+            if positions.shares is not None and waves.variations is not None:
+                parts |= _of_variations(unmoved[:, 0], positions.shares, waves.variations)
             turned = _imaginary_product(on_spectrum, waves.shifted)
             if isinstance(self.propagator, NearField):
                 turned -= _imaginary_product(back_spectrum, waves.spectrum)
             parts["positions"] = _moments(turned) / turned[0].numel()
         box = box_of(positions.pixel, (probe.shape[-2], probe.shape[-1]))
         return PatternGradients(
-            loss.sum(dtype=torch.float64), box, {name: parts[name] for name in PARTS if name in wanted}
+            loss.sum(dtype=torch.float64),
+            box,
+            {name: parts[name] for name in PARTS if name in wanted and name in parts},
         )
 
     def intensity(
-        self, image: torch.Tensor, probe: torch.Tensor, background: torch.Tensor, positions: Positions
+        self,
+        image: torch.Tensor,
+        probe: torch.Tensor,
+        background: torch.Tensor,
+        positions: Positions,
+        variations: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Expected counts, (positions, rows, columns), of arguments as of :meth:`gradients`."""
-        return _intensity(self._waves(image, probe, positions).on_detector, background)
+        waves = self._waves(image, probe, positions, variations)
+        return self._counted(waves.on_detector) + background.square()
 
-    def _waves(self, image: torch.Tensor, probe: torch.Tensor, positions: Positions) -> _Waves:
+    def _counted(self, wave: torch.Tensor) -> torch.Tensor:
+        """Intensity of all modes in each pixel of the detector."""
+        intensity = torch.view_as_real(wave).square().sum((1, -1))
+        if self.oversampling == 1:
+            return intensity
+        rows, columns = (n // self.oversampling for n in intensity.shape[1:])
+        bins = intensity.view(-1, rows, self.oversampling, columns, self.oversampling)
+        return bins.sum((2, 4))
+
+    def _waves(
+        self,
+        image: torch.Tensor,
+        probe: torch.Tensor,
+        positions: Positions,
+        variations: torch.Tensor | None = None,
+    ) -> _Waves:
         rows, columns = probe.shape[-2:]
         # The factors along each axis are exact; their product rounds once.
         of_rows, of_columns = (
@@ -170,13 +206,21 @@ class PatternModel:
             )
         )
         ramp = (of_rows[:, :, None] * of_columns[:, None])[:, None]
-        shifted = torch.fft.fft2(probe) * ramp
+        spectra, varied = torch.fft.fft2(probe)[None], None
+        if variations is not None and positions.shares is not None:
+            varied = torch.fft.fft2(variations)
+            first = (
+                spectra[:, :1]
+                + torch.einsum("pv,vrc->prc", positions.shares.to(varied.dtype), varied)[:, None]
+            )
+            spectra = torch.cat([first, spectra[:, 1:].expand(len(first), -1, -1, -1)], 1)
+        shifted = spectra * ramp
         light = torch.fft.ifft2(shifted) * positions.weight[:, None, None, None]
         seen = torch.stack([image[r : r + rows, c : c + columns] for r, c in positions.pixel.tolist()])[
             :, None
         ]
         wave, spectrum = self.propagator.forward(light * seen, ramp)
-        return _Waves(ramp, shifted, light, seen, wave, spectrum)
+        return _Waves(ramp, shifted, light, seen, wave, spectrum, varied)
 
 
 class _Waves(NamedTuple):
@@ -193,10 +237,25 @@ class _Waves(NamedTuple):
     on_detector: torch.Tensor
     spectrum: Any
     """Kept by the propagator for the gradient of a place."""
+    variations: torch.Tensor | None
+    """The spectra of the variations, not shifted."""
 
 
-def _intensity(wave: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(wave).square().sum((1, -1)) + background.square()
+def _repeated(slope: torch.Tensor, oversampling: int) -> torch.Tensor:
+    """The slope of a pixel for each of its samples."""
+    if oversampling == 1:
+        return slope
+    return slope.repeat_interleave(oversampling, 1).repeat_interleave(oversampling, 2)
+
+
+def _of_variations(
+    unmoved: torch.Tensor, shares: torch.Tensor, varied: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Gradients of the variations and of their shares, from the spectrum of that of the first mode of each position."""
+    of_modes = torch.einsum("pv,prc->vrc", shares.to(unmoved.dtype), unmoved)
+    own, common = (torch.view_as_real(wave).flatten(1).double() for wave in (unmoved, varied))
+    products = (own @ common.T / unmoved[0].numel()).to(shares.dtype)
+    return {"variations": torch.fft.ifft2(of_modes), "shares": products}
 
 
 def frequencies(count: int, device: Any) -> torch.Tensor:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from halotile.errors import Diverged
 from halotile.storage.disk.durable import DISK
@@ -32,7 +34,7 @@ from halotile.tasks.ptychography.model import (
 from halotile.tasks.ptychography.order import PatternNumbers, steps_of
 from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.propagators import propagator_of
-from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
+from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.drawing import draw_object, illumination
 from halotile.tasks.ptychography.results.result import correlated_halves
 from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, begin_stage
@@ -73,11 +75,7 @@ class Refinement:
         if torch.device(group.device).type == "cpu":
             prepare_process(threads=1)
         content = shared_state(recipe.checkpoint, group)
-        state = (
-            ReconstructionState.of(content, group.device)
-            if content
-            else first_state(recipe, self.patterns, group.device)
-        )
+        state = ReconstructionState.of(content, group.device) if content else self.first_state()
         due = time.monotonic() + CHECKPOINT_SECONDS
         for epoch in range(len(state.losses), recipe.epochs):
             for half, one in zip(recipe.halves, (state, *state.halves), strict=True):
@@ -129,7 +127,7 @@ class Refinement:
         parts: Sequence[PatternNumbers],
     ) -> float:
         """Do one step; return the loss of its patterns."""
-        places = [state.positions(self.recipe, numbers) for numbers in parts]
+        places = [self.positions(state, numbers) for numbers in parts]
         mine = [self._packed(state, parts[slot], places[slot]) for slot in self.slots]
         shapes = [self._shapes(state, positions) for positions in places]
         lengths = [sum(map(math.prod, each.values())) for each in shapes]
@@ -140,11 +138,25 @@ class Refinement:
         everything = all_gather_v(torch.cat(mine), self.group, sizes)
         count_received(torch.float32.itemsize * (sum(sizes) - sizes[self.group.rank]))
         loss, gradients = self._added(state, everything.split(lengths), shapes, parts, places)
+        self._scale_probe(state, gradients)
         scale = 1 / (sum(map(len, parts)) * self.counted_pixels)
-        rates = {name: rate * stage.rates.get(name, 1.0) for name in self.recipe.refined}
+        rates = {name: rate * stage.rates.get(name, 1.0) for name in self.refined}
         SOLVERS[stage.solver](state, gradients, rates, PatternBatch(places, scale, stage.alpha, rate))
         self._keep_inside(state)
         return loss
+
+    @property
+    def refined(self) -> tuple[str, ...]:
+        """The parts that change."""
+        return self.recipe.refined
+
+    def first_state(self) -> ReconstructionState:
+        """The first guess."""
+        return first_state(self.recipe, self.patterns, self.group.device)
+
+    def positions(self, state: ReconstructionState, numbers: PatternNumbers) -> Any:
+        """Some positions as they are now."""
+        return state.positions(self.recipe, numbers)
 
     def _packed(
         self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions
@@ -174,26 +186,29 @@ class Refinement:
                 positions.some(some),
                 self.patterns.read(numbers[some], self.group.device),
                 self.recipe.refined,
+                parameters.get("variations"),
             )
             if len(numbers) <= self.recipe.at_once:
                 return found
             if total is None:
-                total = zero_gradients(found, box_of(positions.pixel, self.recipe.pattern), len(numbers))
+                total = zero_gradients(found, box_of(positions.pixel, self.recipe.frame), len(numbers))
             total = added_gradients(total, found, some)
         assert total is not None
         return total
 
     def _shapes(self, state: ReconstructionState, positions: Positions) -> dict[str, tuple[int, ...]]:
         """Shapes of the real numbers of a slot: loss, and gradients by part."""
-        count, box = len(positions.pixel), box_of(positions.pixel, self.recipe.pattern)
+        count, box = len(positions.pixel), box_of(positions.pixel, self.recipe.frame)
         shapes = {
             "object": (*(part.stop - part.start for part in box), 2),
             "probe": (*state.parameters["probe"].shape, 2),
             "background": self.recipe.pattern,
             "positions": (count, 2),
             "intensities": (count,),
+            "shares": (count, self.recipe.variations),
+            "variations": (self.recipe.variations, *self.recipe.frame, 2),
         }
-        return {"loss": (2,)} | {name: shape for name, shape in shapes.items() if name in self.recipe.refined}
+        return {"loss": (2,)} | {name: shapes[name] for name in PARTS if name in self.recipe.refined}
 
     def _added(
         self,
@@ -204,22 +219,36 @@ class Refinement:
         places: Sequence[Positions],
     ) -> tuple[float, PartTensors]:
         """Sum the loss and the gradients of all slots, in their order."""
-        total = {name: torch.zeros_like(state.parameters[name]) for name in self.recipe.refined}
+        total = {name: torch.zeros_like(state.parameters[name]) for name in self.refined}
         loss = 0.0
         for vector, shape, numbers, positions in zip(vectors, shapes, parts, places, strict=True):
             pieces = vector.split([math.prod(each) for each in shape.values()])
             found = {name: piece.view(shape[name]) for name, piece in zip(shape, pieces, strict=True)}
             loss += float(found.pop("loss").clone().view(torch.float64))
             for name, gradient in found.items():
-                if name in OWN_PARTS:
-                    total[name][numbers] = gradient
-                elif name == "object":
-                    as_real(total[name])[box_of(positions.pixel, self.recipe.pattern)] += gradient
-                else:
-                    as_real(total[name]).add_(gradient)
-        if "probe" in total:
-            total["probe"] *= state.norm if self.support is None else state.norm * self.support
+                self._add(total, name, gradient, numbers, positions)
         return loss, total
+
+    def _add(
+        self,
+        total: PartTensors,
+        name: str,
+        gradient: torch.Tensor,
+        numbers: PatternNumbers,
+        positions: Positions,
+    ) -> None:
+        """Add a gradient of a slot to that of all."""
+        if name in OWN_PARTS:
+            total[name][numbers] = gradient
+        elif name == "object":
+            as_real(total[name])[box_of(positions.pixel, self.recipe.frame)] += gradient
+        else:
+            as_real(total[name]).add_(gradient)
+
+    def _scale_probe(self, state: ReconstructionState, gradients: PartTensors) -> None:
+        """Turn gradients by the probe into those by its parameters, in its support."""
+        for name in {"probe", "variations"} & gradients.keys():
+            gradients[name] *= state.norm if self.support is None else state.norm * self.support
 
     def _keep_inside(self, state: ReconstructionState) -> None:
         """Keep the positions on the object."""
@@ -230,9 +259,7 @@ class Refinement:
     def limits(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Least and greatest shift of each position, in pixels: as far as the object reaches."""
         places = torch.from_numpy(self.recipe.places).float()
-        last = torch.tensor(
-            [n - edge for n, edge in zip(self.recipe.shape, self.recipe.pattern, strict=True)]
-        )
+        last = torch.tensor([n - edge for n, edge in zip(self.recipe.shape, self.recipe.frame, strict=True)])
         room = torch.finfo(torch.float32).eps * last  # what rounding may add
         return (room - places).to(self.group.device), (last - room - places).to(self.group.device)
 
@@ -257,9 +284,10 @@ class Refinement:
         """The model of a pattern."""
         device = self.group.device
         return PatternModel(
-            propagator_of(self.recipe.optics, self.recipe.pattern, device),
+            propagator_of(self.recipe.optics, self.recipe.frame, device),
             self.recipe.loss,
             self.patterns.mask(device),
+            self.recipe.oversampling,
         )
 
     @cached_property
@@ -275,6 +303,14 @@ class Refinement:
         seen = torch.tensor([float(self.recipe.stop.exists())], device=self.group.device)
         return bool(self.group.broadcast(seen) > 0)
 
+    def drawn(self, state: ReconstructionState) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The object, and the light that each of its pixels had."""
+        places = self.recipe.places + state.parameters["positions"].cpu().numpy()
+        image = state.parameters["object"].cpu().numpy()
+        return image, illumination(
+            state.probe.cpu().numpy(), places[:: 1 + len(places) // SHOWN], image.shape
+        )
+
     def record(self, state: ReconstructionState, *, is_last: bool) -> None:
         """Write the curve and draw the object, for the driver to show; at the end the resolution is its last figure."""
         rows: list[CurveRow] = [{"iteration": n + 1, "loss": loss} for n, loss in enumerate(state.losses)]
@@ -283,11 +319,7 @@ class Refinement:
         write_curve(self.recipe.curve, len(rows), rows)
         if self.recipe.drawing is None:
             return
-        places = self.recipe.places + state.parameters["positions"].cpu().numpy()
-        light = illumination(
-            state.probe.cpu().numpy(), places[:: 1 + len(places) // SHOWN], self.recipe.shape
-        )
-        drawn = draw_object(state.parameters["object"].cpu().numpy(), light)
+        drawn = draw_object(*self.drawn(state))
         with suppress(OSError):
             DISK.write_file(self.recipe.drawing, drawn, sync=False)
 

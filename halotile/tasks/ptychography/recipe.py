@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from halotile.storage.arrays import Source
 from halotile.storage.scans.scan import Scan
 
-PARTS = ("object", "probe", "background", "positions", "intensities")
+PARTS = ("object", "probe", "background", "positions", "intensities", "variations", "shares")
 """Parts that can be refined."""
+VARYING = ("variations", "shares")
+"""Parts of a probe that changes from pattern to pattern."""
 
 
 WAVES = 12
@@ -27,7 +29,7 @@ WAVES_BYTES = 2**28
 
 
 @dataclass(frozen=True)
-class SolverTraits:
+class PatternSolverTraits:
     """What a plan has to know of a solver.
 
     Parameters
@@ -38,18 +40,21 @@ class SolverTraits:
         Usual patterns of a step; 0: all.
     objects : int
         Copies of the object that it keeps.
+    any_model : bool
+        True: it needs gradients alone.
     """
 
     rate: float = 0.02
     batch: int = 20
     objects: int = 2
+    any_model: bool = True
 
 
-SOLVER_TRAITS: Mapping[str, SolverTraits] = {
-    "adam": SolverTraits(),
-    "sgd": SolverTraits(rate=0.0, objects=0),
-    "rpie": SolverTraits(rate=1.0),
-    "lbfgs": SolverTraits(rate=0.1, batch=0, objects=14),
+SOLVER_TRAITS: Mapping[str, PatternSolverTraits] = {
+    "adam": PatternSolverTraits(),
+    "sgd": PatternSolverTraits(rate=0.0, objects=0),
+    "rpie": PatternSolverTraits(rate=1.0, any_model=False),
+    "lbfgs": PatternSolverTraits(rate=0.1, batch=0, objects=14),
 }
 
 
@@ -162,6 +167,13 @@ class ScanRecipe:
         Patterns that a slot draws from at a time, a number of whole chunks; 0: all.
     support : float, optional
         Radius in pixels of the circle outside of which the probe is 0.
+    variations : int
+        Modes that are added to the first one with a share of each pattern's own.
+    oversampling : int
+        Samples of the far field along each axis of a pixel of the detector: the probe has as many pixels for one of a pattern.
+    module : str, optional
+        ``package.module:name`` of a function that returns the model as a torch module, with its options and the folder that is searched
+        first; None: halotile's own.
     resolution : bool
         True: two halves of the positions are reconstructed by themselves as well, for the resolution.
     checkpoint, curve, drawing, stop : Path
@@ -180,6 +192,11 @@ class ScanRecipe:
     margin: int
     window: int = 0
     support: float | None = None
+    variations: int = 0
+    oversampling: int = 1
+    module: str | None = None
+    module_options: Mapping[str, Any] = field(default_factory=dict)
+    import_folder: str | None = None
     resolution: bool = False
     checkpoint: Path = Path()
     curve: Path = Path()
@@ -191,6 +208,12 @@ class ScanRecipe:
         """Shape of a pattern."""
         _, rows, columns = self.patterns.shape
         return rows, columns
+
+    @property
+    def frame(self) -> tuple[int, int]:
+        """Shape of the probe."""
+        rows, columns = self.pattern
+        return self.oversampling * rows, self.oversampling * columns
 
     @property
     def chunk(self) -> int:
@@ -205,7 +228,7 @@ class ScanRecipe:
     @property
     def at_once(self) -> int:
         """Patterns of a slot whose waves are in memory at once."""
-        fitting = max(1, WAVES_BYTES // (WAVES * 8 * self.modes * math.prod(self.pattern)))
+        fitting = max(1, WAVES_BYTES // (WAVES * 8 * self.modes * math.prod(self.frame)))
         return min(fitting, self.window) if self.window else fitting
 
     @property
@@ -246,6 +269,6 @@ class ScanRecipe:
         """Shape of the object."""
         rows, columns = (
             math.ceil(place) + edge + self.margin
-            for place, edge in zip(self.places.max(0), self.pattern, strict=True)
+            for place, edge in zip(self.places.max(0), self.frame, strict=True)
         )
         return rows, columns

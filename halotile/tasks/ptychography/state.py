@@ -72,7 +72,8 @@ class ReconstructionState:
         """Some positions as they are now."""
         moved = self.parameters["positions"][numbers].double()
         place = torch.from_numpy(recipe.places[numbers]).to(moved.device) + moved
-        return Positions.at(place, self.parameters["intensities"][numbers])
+        shares = self.parameters["shares"][numbers] if recipe.variations else None
+        return Positions.at(place, self.parameters["intensities"][numbers], shares)
 
 
 def _moved(tensors: Mapping[str, torch.Tensor], device: Any) -> PartTensors:
@@ -93,6 +94,7 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
         known = first[None]
     else:
         known = torch.from_numpy(scan.probe.reshape(-1, *recipe.pattern)).to(torch.complex64)
+    known = _padded(known, recipe.frame)
     probe = _with_modes(known, recipe.modes, recipe.seed)
     if (support := support_of(recipe)) is not None:
         probe = probe * support
@@ -108,6 +110,10 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
         "positions": torch.zeros(len(scan.positions), 2),
         "intensities": intensities,
     }
+    if recipe.variations:
+        more = _with_modes(probe[:1], 1 + recipe.variations, recipe.seed + 1)[1:]
+        parameters["variations"] = (more if support is None else more * support) / norm
+        parameters["shares"] = torch.zeros(len(scan.positions), recipe.variations)
     state = ReconstructionState(_moved(parameters, device), norm)
     state.halves = [deepcopy(state) for _ in recipe.halves[1:]]
     return state
@@ -121,11 +127,19 @@ def _with_modes(known: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
     return torch.cat([known[:modes], FAINT * known[:1] * torch.polar(torch.ones(()), phases)])
 
 
+def _padded(modes: torch.Tensor, frame: tuple[int, int]) -> torch.Tensor:
+    """Modes in the middle of a frame that is dark around them; what was the middle stays it."""
+    padded = modes.new_zeros(len(modes), *frame)
+    first = [whole // 2 - n // 2 for whole, n in zip(frame, modes.shape[1:], strict=True)]
+    padded[:, first[0] : first[0] + modes.shape[1], first[1] : first[1] + modes.shape[2]] = modes
+    return padded
+
+
 def support_of(recipe: ScanRecipe) -> torch.Tensor | None:
     """1 where the probe may be, (rows, columns), else 0; None where it may be anywhere."""
     if recipe.support is None:
         return None
-    row, column = (torch.arange(n) - n // 2 for n in recipe.pattern)
+    row, column = (torch.arange(n) - n // 2 for n in recipe.frame)
     return ((row[:, None] ** 2 + column**2) <= recipe.support**2).float()
 
 

@@ -97,6 +97,8 @@ def open(  # noqa: A001 - as open() of other modules
         resolution=resolution,
         seed=seed,
     )
+    if options.import_ is not None:
+        raise ConfigError("import is for a job, which `recon-cli run --allow-import` runs. Leave it out.")
     check_job(job)
     return OpenedScan(recipe_of(job))
 

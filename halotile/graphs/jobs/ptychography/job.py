@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from halotile.graphs.kinds.sections import STRICT, Job, OwnPath, ReadPath
-from halotile.tasks.options import Auto
+from halotile.tasks.options import Auto, job_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,14 @@ class ResultFile:
     """Replace an existing file at this path."""
 
 
+_NO_OPTIONS: Any = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """The model of a pattern."""
 
-    __pydantic_config__ = STRICT
+    __pydantic_config__ = STRICT | {"alias_generator": job_key}
 
     field: Literal["far", "near"] = "far"
     """far: the detector sees a Fourier transform; near: a wave that was propagated by the angular spectrum method."""
@@ -44,6 +47,14 @@ class ModelOptions:
     """near: distance from the focus of the beam to the sample, such as 3.65 mm, where the beam diverges; null: it is parallel."""
     modes: int = 1
     """Modes of the probe, whose intensities add."""
+    variations: int = 0
+    """Modes that are added to the first one, with a share of each pattern's own: a beam whose shape changes during the scan."""
+    oversampling: int = 1
+    """far: samples of the wave along each axis of a pixel of the detector; the probe is as many times wider, for a beam that fills its frame."""
+    import_: str | None = None
+    """A function of your own, "package.module:name", that returns a torch module in place of this model; null: none."""
+    options: Mapping[str, Any] = _NO_OPTIONS
+    """Keyword arguments for it."""
     support: float | None = None
     """Radius in pixels of the circle outside of which the probe is 0; null: it may be anywhere."""
     loss: Literal["amplitude_mse", "intensity_mse", "poisson_nll"] = "amplitude_mse"

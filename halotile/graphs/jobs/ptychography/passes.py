@@ -49,9 +49,9 @@ class PtychographyWork(ProgramWork):
 
 def reconstruct_on(recipe: ScanRecipe, group: Any) -> None:
     """Reconstruct on one rank; only workers load torch."""
-    from halotile.tasks.ptychography.program import Refinement
+    from halotile.tasks.ptychography.module_program import refinement_of
 
-    Refinement(recipe, group).run()
+    refinement_of(recipe, group).run()
 
 
 def _encode(recipe: ScanRecipe) -> bytes:

@@ -14,6 +14,7 @@ from halotile.graphs.jobs.ptychography.passes import PtychographyWork
 from halotile.graphs.jobs.ptychography.rules import metres
 from halotile.graphs.kinds.base import OutputFile, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.plans.choices import allow_imports
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths
@@ -24,8 +25,9 @@ from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate, 
 from halotile.storage.scans.scan import open_scan
 from halotile.storage.sharded.output import FileLayout
 from halotile.tasks.groups.training.one_file import ONE_BLOCK
-from halotile.tasks.ptychography.recipe import SOLVER_TRAITS, WAVES, Optics, ScanRecipe, SolverStage
+from halotile.tasks.ptychography.recipe import SOLVER_TRAITS, VARYING, WAVES, Optics, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.resolution import covered
+from halotile.tasks.user_code import imported_digest
 
 COMPLEX = 8
 """Bytes of a number."""
@@ -49,7 +51,11 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
             f"there are {counted(count, 'pattern')} for {job.run.count} workers. Write run.workers: 1."
         )
     object_bytes = COMPLEX * math.prod(recipe.shape)
-    small = COMPLEX * math.prod(pattern) * (model.modes + 1) + 100 * count
+    modes = model.modes + model.variations
+    small = (
+        COMPLEX * (math.prod(recipe.frame) * modes + math.prod(pattern))
+        + (100 + 4 * model.variations) * count
+    )
     output = OutputFile(
         Path(str(begun.output)), FileLayout(object_bytes + small + MIB), ONE_BLOCK, job.output.overwrite
     )
@@ -78,6 +84,8 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
 
 def recipe_of(job: Ptychography) -> ScanRecipe:
     """Open the scan of a job; return what has to be done."""
+    if job.model.import_ is not None:
+        allow_imports("model", {"import": job.model.import_}, job)
     scan, patterns = open_scan(job.input.path)
     _, rows, columns = patterns.shape
     model = job.model
@@ -85,11 +93,21 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
     optics = Optics.of(scan, (rows, columns), model.field, focus)
     margin = max(4, max(rows, columns) // 10) if model.margin == "auto" else model.margin
     stages = tuple(stage_of(stage, len(scan.positions)) for stage in job.stages)
-    refined = tuple(model.refine)
+    refined = (*model.refine, *(VARYING if model.variations else ()))
     recipe = ScanRecipe(
         scan, patterns, optics, model.loss, model.modes, refined, stages, job.slots, job.seed, margin
     )
-    recipe = replace(recipe, window=_window(job, recipe), support=model.support, resolution=job.resolution)
+    recipe = replace(
+        recipe,
+        support=model.support,
+        variations=model.variations,
+        oversampling=model.oversampling,
+        resolution=job.resolution,
+        module=model.import_,
+        module_options=model.options,
+        import_folder=job.import_folder,
+    )
+    recipe = replace(recipe, window=_window(job, recipe))
     check_used(recipe)
     return recipe
 
@@ -148,7 +166,7 @@ def _pattern_bytes(recipe: ScanRecipe) -> int:
 def _fixed_bytes(recipe: ScanRecipe) -> int:
     """Memory of a rank without its patterns: copies of the object, and the waves of a slot."""
     batch = max(min(recipe.at_once, -(-stage.batch // recipe.slots)) for stage in recipe.stages)
-    waves = WAVES * batch * recipe.modes * math.prod(recipe.pattern) * COMPLEX
+    waves = WAVES * batch * recipe.modes * math.prod(recipe.frame) * COMPLEX
     return IMPORTS_BYTES + _object_bytes(recipe) + waves
 
 
@@ -185,7 +203,8 @@ def _figures(job: Ptychography, recipe: ScanRecipe) -> dict[str, Any]:
         "field": recipe.optics.field,
         "modes": recipe.modes,
         "loss": recipe.loss,
-        "refine": list(recipe.refined),
+        "refine": ["all parameters"] if recipe.module else list(recipe.refined),
+        "module": recipe.module,
         "window": recipe.window,
         "epochs": recipe.epochs,
         "resolution": recipe.resolution,
@@ -203,6 +222,7 @@ def _identity(job: Ptychography, recipe: ScanRecipe, device: str) -> dict[str, A
         "patterns": recipe.patterns.fingerprint(),
         "scan": recipe.scan.digest(),
         "model": asdict(job.model),
+        "module": recipe.module and imported_digest(recipe.module, None),
         "margin": recipe.margin,
         "stages": [asdict(stage) for stage in recipe.stages],
         "slots": job.slots,

@@ -11,6 +11,8 @@ from halotile.graphs.rules.values import Above, AtLeast
 from halotile.storage.spacing import converted, parse_size
 from halotile.tasks.ptychography.recipe import PARTS, SOLVER_TRAITS
 
+OURS = ("focus", "modes", "variations", "oversampling", "support", "refine")
+"""Keys of halotile's own model."""
 SUFFIXES = (".cxi", ".h5", ".hdf5")
 
 
@@ -50,6 +52,8 @@ def _share(alpha: float) -> str | None:
 CHECKS: Mapping[tuple[str, str], Check] = {
     ("output", "path"): _result_path,
     ("model", "modes"): AtLeast(1),
+    ("model", "variations"): AtLeast(0),
+    ("model", "oversampling"): AtLeast(1),
     ("model", "focus"): _focus,
     ("model", "support"): Above(0),
     ("model", "margin"): AtLeast(1),
@@ -67,18 +71,51 @@ def optics(model: ModelOptions) -> Faults:
     """Yield a focus that the far field has no use for, and nothing to refine."""
     if model.focus is not None and model.field == "far":
         yield ("model", "focus"), "is for field: near; leave it out, or write that field"
+    if model.oversampling > 1 and model.field == "near":
+        yield ("model", "oversampling"), "is for field: far; leave it out"
+    yield from _own_model(model)
     if "object" not in model.refine:
         yield ("model", "refine"), "does not name the object; write [object, probe] or more"
 
 
+def _own_model(model: ModelOptions) -> Faults:
+    """Yield what a user's own model has no use for."""
+    usual = ModelOptions()
+    if model.import_ is None:
+        if model.options:
+            yield ("model", "options"), "is for a model that import names; leave it out"
+        return
+    for name in OURS:
+        if getattr(model, name) != getattr(usual, name):
+            yield (
+                ("model", name),
+                "is for the model of halotile, and import names another one; write it in options, or leave it out",
+            )
+
+
+def import_of_model(model: ModelOptions, stages: Sequence[StageOptions], resolution: bool) -> Faults:
+    """Yield what there is not for a user's own model."""
+    if model.import_ is None:
+        for number, stage in enumerate(stages):
+            for part in stage.rates:
+                if part not in PARTS:
+                    yield ("stages", number, "rates"), f"names {part}; write some of {', '.join(PARTS)}"
+        return
+    if resolution:
+        yield ("resolution",), "is not there for a model of your own; leave it out"
+    for number, stage in enumerate(stages):
+        if not SOLVER_TRAITS[stage.solver].any_model:
+            yield (
+                ("stages", number, "solver"),
+                f"is {stage.solver}, which needs the model of halotile; write adam",
+            )
+
+
 def rates(stages: Sequence[StageOptions]) -> Faults:
-    """Yield rates of parts that there are not, and rates and batches that a solver cannot do with."""
+    """Yield rates and batches that a solver cannot do with."""
     if not stages:
         yield ("stages",), "is empty; write one such as {epochs: 50}"
     for number, stage in enumerate(stages):
-        for part in stage.rates:
-            if part not in PARTS:
-                yield ("stages", number, "rates"), f"names {part}; write some of {', '.join(PARTS)}"
         if not SOLVER_TRAITS[stage.solver].rate and stage.rate == "auto":
             yield (
                 ("stages", number, "rate"),
@@ -91,4 +128,4 @@ def rates(stages: Sequence[StageOptions]) -> Faults:
             )
 
 
-RULES = (optics, rates, workers_of_slots)
+RULES = (optics, import_of_model, rates, workers_of_slots)

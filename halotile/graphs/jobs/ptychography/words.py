@@ -33,7 +33,7 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("", f"{counted(figures['positions'], 'pattern')} of {shape_text(figures['pattern'])}"),
         ("output", str(figures["output"])),
         ("object", f"{shape_text(figures['object'])} pixels of {_length(height)} × {_length(width)}"),
-        ("model", f"{figures['field']} field, {counted(figures['modes'], 'mode')}, {figures['loss']}"),
+        ("model", f"{figures['module'] or _own_model(figures)}, {figures['loss']}"),
         ("refined", ", ".join(figures["refine"])),
         *(
             [("in memory", f"{counted(figures['window'], 'pattern')} a slot at a time")]
@@ -50,6 +50,10 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("", ""),
         *cost_rows(figures),
     ]
+
+
+def _own_model(figures: Figures) -> str:
+    return f"{figures['field']} field, {counted(figures['modes'], 'mode')}"
 
 
 def result_rows(last: Mapping[str, float], drawing: Path) -> list[Row]:

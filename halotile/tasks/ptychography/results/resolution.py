@@ -78,7 +78,7 @@ def covered(recipe: ScanRecipe) -> tuple[slice, slice]:
     ConfigError
         When it is too small for a resolution.
     """
-    middle = np.array(recipe.pattern) / 2
+    middle = np.array(recipe.frame) / 2
     start = np.ceil(recipe.places.min(0) + middle).astype(int).tolist()
     stop = np.floor(recipe.places.max(0) + middle).astype(int).tolist()
     rows, columns = (slice(a, b) for a, b in zip(start, stop, strict=True))

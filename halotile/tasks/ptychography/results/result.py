@@ -14,6 +14,7 @@ from halotile.tasks.groups.training.saved import read_content, state_in
 from halotile.tasks.ptychography.recipe import ScanRecipe
 from halotile.tasks.ptychography.results.resolution import RingCorrelation, resolution_of
 from halotile.tasks.ptychography.state import ReconstructionState
+from halotile.tasks.ptychography.user_module import module_contents
 
 LINKS = {
     "object": "image_1/data",
@@ -54,29 +55,65 @@ def encoded_state(recipe: ScanRecipe, state: ReconstructionState) -> bytes:
 
 def contents(recipe: ScanRecipe, state: ReconstructionState) -> dict[str, Any]:
     """Everything that a result has, by its place in the entry; patterns are in the order of the file that the scan came from."""
-    optics, scan = recipe.optics, recipe.scan
-    order = np.argsort(scan.numbers)
-    moved = state.parameters["positions"].numpy() * optics.pixel
+    order = np.argsort(recipe.scan.numbers)
+    if recipe.module:
+        return _of_every_model(recipe, state, order) | _of_module(recipe, state, order)
+    return _of_every_model(recipe, state, order) | _of_patterns(recipe, state, order)
+
+
+def _of_every_model(
+    recipe: ScanRecipe, state: ReconstructionState, order: NDArray[np.int64]
+) -> dict[str, Any]:
+    scan = recipe.scan
     basis = np.array([[0.0, -scan.pixel[1]], [-scan.pixel[0], 0.0], [0.0, 0.0]])
-    rings = correlated_halves(recipe, state)
-    correlation = (
-        {} if rings is None else {f"process_1/{name}": value for name, value in rings.values().items()}
-    )
     return {
         "image_1/data_space": "real",
         "image_2/data_space": "real",
-        "image_1/data": state.parameters["object"].numpy(),
-        "image_2/data": orthogonal(state.probe).numpy(),
-        "sample_1/geometry_1/translation": _translations(scan.positions + moved)[order],
         "sample_1/geometry_1/translation_before": _translations(scan.positions)[order],
         "process_1/loss": np.array(state.losses),
-        "process_1/first_pixel": (recipe.places + state.parameters["positions"].numpy())[order],
-        "process_1/amplitude": state.parameters["intensities"].numpy()[order],
-        "instrument_1/detector_1/background": state.parameters["background"].square().numpy(),
         "instrument_1/detector_1/distance": scan.distance,
         "instrument_1/detector_1/basis_vectors": basis,
         "instrument_1/source_1/wavelength": scan.wavelength,
-        **correlation,
+    }
+
+
+def _of_module(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[np.int64]) -> dict[str, Any]:
+    """The images of a user's module, and its parameters."""
+    found = module_contents(recipe, state.parameters)
+    return {
+        "image_1/data": found.pop("object").numpy(),
+        "image_2/data": orthogonal(found.pop("probe")).numpy(),
+        "sample_1/geometry_1/translation": _translations(recipe.scan.positions)[order],
+        "process_1/first_pixel": recipe.places[order],
+        **{f"process_1/{name}": value.numpy() for name, value in found.items()},
+    }
+
+
+def _of_patterns(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[np.int64]) -> dict[str, Any]:
+    """Everything that the closed model of the patterns has."""
+    moved = state.parameters["positions"].numpy()
+    rings = correlated_halves(recipe, state)
+    correlation = {} if rings is None else rings.values()
+    return {
+        "image_1/data": state.parameters["object"].numpy(),
+        "image_2/data": orthogonal(state.probe).numpy(),
+        "sample_1/geometry_1/translation": _translations(recipe.scan.positions + moved * recipe.optics.pixel)[
+            order
+        ],
+        "process_1/first_pixel": (recipe.places + moved)[order],
+        "process_1/amplitude": state.parameters["intensities"].numpy()[order],
+        "instrument_1/detector_1/background": state.parameters["background"].square().numpy(),
+        **{f"process_1/{name}": value for name, value in correlation.items()},
+        **_variations(state),
+    }
+
+
+def _variations(state: ReconstructionState) -> dict[str, Any]:
+    if "variations" not in state.parameters:
+        return {}
+    return {
+        "process_1/probe_variations": (state.parameters["variations"] * state.norm).numpy(),
+        "process_1/probe_shares": state.parameters["shares"].numpy(),  # in the order of the Zarr
     }
 
 

@@ -1,0 +1,298 @@
+"""Ptychography against CDTools and pty-chi, each in processes of its own: ``python ptychography.py NAME FOLDER EDGE [...]``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.benchmarks.commands import REPOSITORY
+from tests.benchmarks.measuring import Result, fresh, main, watched_memory
+
+PETRA = REPOSITORY / "examples" / "ptychography" / "petra.cxi"
+RECIPE = [{"epochs": 100, "lr": 0.04, "batch": 10}, {"epochs": 50, "lr": 0.005, "batch": 50}]
+"""The stages of CDTools' own example."""
+THREADS = (1, 2)
+PROBED = 6
+"""Epochs by which the better number of threads is found."""
+WARM = 2
+STREAMED_SECONDS, STOPPED = 90, 75
+"""Seconds of a job whose memory is watched, and the exit code of one that was stopped."""
+
+
+# --- the real scan --------------------------------------------------------------------------------
+
+
+def ours_petra(folder: Path, epochs: int, workers: str) -> Result:
+    """Seconds of an epoch, and the last loss."""
+    import halotile
+
+    with halotile.ptychography.Adam(_petra(folder), workers=int(workers)) as adam:
+        list(adam.optimize(WARM, lr=0.04, batch_size=10))  # workers are there, and have imported everything
+        began = time.perf_counter()
+        list(adam.optimize(epochs, lr=0.04, batch_size=10))
+        return {"seconds": (time.perf_counter() - began) / epochs}
+
+
+def ours_petra_loss(folder: Path, edge: int) -> Result:
+    """The loss at the end of the recipe."""
+    import halotile
+
+    scan = _petra(folder)
+    with halotile.ptychography.Adam(scan, workers=2) as adam:
+        for stage in RECIPE:
+            for loss in adam.optimize(int(stage["epochs"]), lr=stage["lr"], batch_size=int(stage["batch"])):
+                last = loss
+    return {"loss": last}
+
+
+def _petra(folder: Path) -> Any:
+    import halotile
+    from halotile.storage.scans.convert import convert_scan
+
+    path = folder / "petra.zarr"
+    if not path.exists():
+        convert_scan(str(PETRA), str(path))
+    return halotile.ptychography.open(path, field="near", focus="3.65 mm")
+
+
+def cdtools_petra(folder: Path, epochs: int) -> Result:
+    """Seconds of an epoch, with one or two threads, whichever is faster."""
+    request = {
+        "cxi": str(PETRA),
+        "modes": 1,
+        "model": {"near_field": True, "propagation_distance": 3.65e-3},
+        "only_times": True,
+    }
+
+    def seconds(count: int, threads: int) -> float:
+        found = peer(
+            folder, "cdtools", request | {"stages": [RECIPE[0] | {"epochs": count}], "threads": threads}
+        )
+        return float(found["seconds"][-1] - found["seconds"][WARM - 1]) / (count - WARM)
+
+    best = min(THREADS, key=lambda threads: seconds(PROBED, threads))
+    return {"seconds": seconds(epochs, best), "threads": best}
+
+
+def peer(folder: Path, name: str, request: Mapping[str, Any]) -> Mapping[str, NDArray[Any]]:
+    """What a program of a peer recorded."""
+    result = fresh(folder / f"{name}.npz")
+    command = [sys.executable, str(Path(__file__).with_name("ptychography_side.py")), name]
+    done = subprocess.run(
+        [*command, json.dumps({**request, "result": str(result)})],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr}")
+    return dict(np.load(result))
+
+
+# --- scans whose object is known ------------------------------------------------------------------
+
+
+def simulated(kind: str) -> Any:
+    """A far field of 32 × 32 positions and 2 modes: with exact intensities, or with few photons and wrong positions."""
+    from halotile.tasks.ptychography.simulated import SimulatedScan
+
+    if kind == "exact":
+        return SimulatedScan(modes=2)
+    return SimulatedScan(modes=2, photons=1e3, wrong_by=2.0 / np.sqrt(2))
+
+
+def written(folder: Path, kind: str) -> Any:
+    """The scan, as a Zarr, as a CXI file, and as arrays with the first guess of the probe."""
+    import halotile
+    from halotile.storage.scans.convert import write_scan
+    from halotile.storage.scans.cxi import encode_cxi
+
+    scan = simulated(kind)
+    if not (folder / f"{kind}.npz").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        known = scan.scan
+        patterns = scan.patterns(np.arange(scan.count))
+        write_scan(str(folder / f"{kind}.zarr"), known, scan, overwrite=True)
+        row, column = known.positions.T
+        detector = "instrument_1/detector_1"
+        content = {
+            "data_1/data": patterns,
+            "data_1/translation": np.stack([column, row, np.zeros(len(row))], 1),
+            f"{detector}/distance": known.distance,
+            f"{detector}/basis_vectors": np.array(
+                [[0.0, -known.pixel[1]], [-known.pixel[0], 0.0], [0.0, 0.0]]
+            ),
+            "instrument_1/source_1/wavelength": known.wavelength,
+            "instrument_1/source_1/energy": 1.98644586e-25 / known.wavelength,
+        }
+        (folder / f"{kind}.cxi").write_bytes(encode_cxi(content, {}, {}))
+        probe = halotile.ptychography.open(folder / f"{kind}.zarr").probe[0]
+        places = known.positions / (known.wavelength * known.distance / (scan.pattern * known.pixel[0]))
+        np.savez(folder / f"{kind}.npz", patterns=patterns, places=places, probe=probe)
+    return scan
+
+
+def object_error(image: NDArray[Any], places: NDArray[Any], truth: Any) -> float:
+    """Relative error of an object where it was scanned, but for a factor, a phase ramp and a shift of all positions, which no pattern tells."""
+    from halotile.tasks.ptychography.results.resolution import aligned
+
+    edge = truth.pattern // 2
+    inside = tuple(slice(edge, n - edge) for n in truth.image.shape)
+    shift = np.round(np.median(places - truth.places, axis=0)).astype(int)
+    moved = tuple(slice(part.start + n, part.stop + n) for part, n in zip(inside, shift, strict=True))
+    expected, found = truth.image[inside], image[moved]
+    window = np.outer(*(np.hanning(n + 2)[1:-1] for n in expected.shape))
+    difference = aligned(expected, found, window) - expected
+    return float(np.sqrt((window * np.abs(difference) ** 2).sum() / (window * np.abs(expected) ** 2).sum()))
+
+
+def position_error(places: NDArray[Any], truth: Any) -> float:
+    """Root mean square of the error along an axis in pixels, but for a shift of all positions."""
+    difference = places - truth.places
+    return float(np.sqrt(((difference - difference.mean(0)) ** 2).mean()))
+
+
+def ours_reach(
+    folder: Path, kind: str, seconds: float, solver: str, **options: Any
+) -> dict[str, list[float]]:
+    """Errors of the object and of the positions by the seconds that the epochs until then took."""
+    import halotile
+    from halotile.storage.scans.scan import open_scan
+
+    truth = written(folder, kind)
+    refine = ("object", "probe") if kind == "exact" else ("object", "probe", "positions")
+    scan = halotile.ptychography.open(folder / f"{kind}.zarr", modes=2, refine=refine)
+    numbers = open_scan(str(folder / f"{kind}.zarr"))[0].numbers
+    found: dict[str, list[float]] = {"seconds": [], "object": [], "positions": []}
+    with getattr(halotile.ptychography, solver)(scan, workers=2) as working:
+        list(working.optimize(1, lr=1e-9, subset=[0]))
+        began, last = time.perf_counter(), len(scan.losses)
+        for _ in working.optimize(100_000, **options):
+            spent = time.perf_counter() - began
+            if len(scan.losses) != last:
+                last = len(scan.losses)
+                places = np.empty_like(scan.positions)
+                places[numbers] = scan.positions
+                found["seconds"].append(spent)
+                found["object"].append(object_error(scan.object, places, truth))
+                found["positions"].append(position_error(places, truth))
+            if spent > seconds:
+                break
+    return found
+
+
+def peer_reach(folder: Path, kind: str, name: str, request: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The same of a peer."""
+    truth = written(folder, kind)
+    files = {
+        "cxi": str(folder / f"{kind}.cxi"),
+        "data": str(folder / f"{kind}.npz"),
+        "modes": 2,
+        "positions": kind != "exact",
+    }
+    found = peer(folder, name, files | dict(request))
+    rows = list(zip(found["object"], found["places"], strict=True))
+    return {
+        "seconds": found["seconds"].tolist(),
+        "object": [object_error(image, places, truth) for image, places in rows],
+        "positions": [position_error(places, truth) for _, places in rows],
+    }
+
+
+# --- workers and memory ---------------------------------------------------------------------------
+
+
+def ours_epoch(folder: Path, edge: int, workers: str, window: str = "0") -> Result:
+    """Seconds of an epoch of a far field with 64 patterns a step; a window is read while others are used."""
+    import halotile
+
+    written(folder, "exact")
+    scan = halotile.ptychography.open(
+        folder / "exact.zarr", modes=2, refine=("object", "probe"), window=int(window)
+    )
+    with halotile.ptychography.Adam(scan, workers=int(workers)) as adam:
+        list(adam.optimize(1, batch_size=64))
+        began = time.perf_counter()
+        list(adam.optimize(3, batch_size=64))
+        return {"seconds": (time.perf_counter() - began) / 3}
+
+
+class RepeatedScan:
+    """Patterns of a small scan again and again, as counts of 16 bits: of a large raster over an object that repeats itself.
+
+    Parameters
+    ----------
+    nbytes : int
+        Bytes of all patterns.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        from halotile.tasks.ptychography.simulated import SimulatedScan
+
+        small = SimulatedScan(raster=(32, 32), photons=1e3)
+        self.tile = small.patterns(np.arange(small.count)).astype(np.uint16)
+        across = round(np.sqrt(nbytes / self.tile.nbytes))
+        raster = np.indices((32 * across, 32 * across)).reshape(2, -1).T
+        pixel = small.scan.wavelength * small.scan.distance / (small.pattern * small.scan.pixel[0])
+        self.numbers = (raster[:, 0] % 32) * 32 + raster[:, 1] % 32
+        places = small.step * (raster // 32 * 32) + small.places[self.numbers]
+        self.scan = replace(small.scan, positions=places * pixel, numbers=np.arange(len(raster)))
+        self.shape = (len(raster), *self.tile.shape[1:])
+
+    def __getitem__(self, index: tuple[Any, slice, slice]) -> NDArray[Any]:
+        """Parts of some patterns."""
+        chosen, rows, columns = index
+        return self.tile[self.numbers[chosen], rows, columns]
+
+
+def ours_streamed(folder: Path, gigabytes: int) -> Result:
+    """Peak memory of a job with 1 GiB for each of two workers, in its first seconds of steps."""
+    from halotile.storage.scans.convert import write_scan
+
+    path = folder / f"repeated-{gigabytes}.zarr"
+    if not path.exists():
+        repeated = RepeatedScan(gigabytes * 10**9)
+        write_scan(str(path), repeated.scan, repeated)
+    job = {
+        "version": 1,
+        "job": "ptychography",
+        "input": {"path": str(path)},
+        "output": {"path": str(fresh(folder / "streamed.cxi"))},
+        "model": {"refine": ["object", "probe"]},
+        "stages": [{"epochs": 1, "batch": 64}],
+        "run": {"workers": 2, "memory_per_worker": "1GiB"},
+    }
+    (folder / "streamed.yaml").write_text(json.dumps(job))
+    command = [sys.executable, "-m", "halotile.cli.main", "run", str(folder / "streamed.yaml"), "--quiet"]
+    with watched_memory("pss") as peak, subprocess.Popen(command) as running:
+        try:
+            code = running.wait(STREAMED_SECONDS)
+        except subprocess.TimeoutExpired:
+            running.terminate()
+            code = running.wait()
+    if code not in (0, STOPPED):
+        raise SystemExit(f"the job ended with {code}")
+    return {"peak_bytes": peak()}
+
+
+PROGRAMS = {
+    "ours_petra": ours_petra,
+    "ours_petra_loss": ours_petra_loss,
+    "cdtools_petra": cdtools_petra,
+    "ours_epoch": ours_epoch,
+    "ours_streamed": ours_streamed,
+}
+
+if __name__ == "__main__":
+    main(PROGRAMS)
