@@ -163,7 +163,7 @@ def position_error(places: NDArray[Any], truth: Any) -> float:
     return float(np.sqrt(((difference - difference.mean(0)) ** 2).mean()))
 
 
-def ours_reach(
+def ours_errors(
     folder: Path, kind: str, seconds: float, solver: str, **options: Any
 ) -> dict[str, list[float]]:
     """Errors of the object and of the positions by the seconds that the epochs until then took."""
@@ -192,7 +192,7 @@ def ours_reach(
     return found
 
 
-def peer_reach(folder: Path, kind: str, name: str, request: Mapping[str, Any]) -> dict[str, list[float]]:
+def peer_errors(folder: Path, kind: str, name: str, request: Mapping[str, Any]) -> dict[str, list[float]]:
     """The same of a peer."""
     truth = written(folder, kind)
     files = {
@@ -286,6 +286,44 @@ def ours_streamed(folder: Path, gigabytes: int) -> Result:
     return {"peak_bytes": peak()}
 
 
+# --- rows -----------------------------------------------------------------------------------------
+
+
+PETRA_EPOCHS = 40
+PTYCHOGRAPHY_ROWS = [
+    (
+        "petra",
+        "an epoch of the scan of PETRA III, 1 worker / CDTools, its best threads",
+        "ptychography.ours_petra 1",
+        "ptychography.cdtools_petra",
+        PETRA_EPOCHS,
+        0.5,
+    ),
+    (
+        "petra",
+        "the same, 2 workers / CDTools",
+        "ptychography.ours_petra 2",
+        "ptychography.cdtools_petra",
+        PETRA_EPOCHS,
+        0.35,
+    ),
+    (
+        "slots",
+        "an epoch of 32 × 32 patterns of 128², 64 a step, 2 modes, 2 workers / 1",
+        "ptychography.ours_epoch 2",
+        "ptychography.ours_epoch 1",
+        0,
+        0.588,
+    ),
+    (
+        "windows",
+        "the same, 2 workers, patterns read while others are used / all in memory",
+        "ptychography.ours_epoch 2 32",
+        "ptychography.ours_epoch 2",
+        0,
+        1.176,
+    ),
+]
 PROGRAMS = {
     "ours_petra": ours_petra,
     "ours_petra_loss": ours_petra_loss,
