@@ -55,6 +55,31 @@ def test_gradients_of_some_patterns_at_a_time_are_those_of_all(
     )
 
 
+@pytest.mark.parametrize("edge", [21, 24])
+def test_slots_that_are_computed_together_have_the_bits_of_each_by_itself(edge: int, tmp_path: Path) -> None:
+    """Where the end of an array is computed otherwise than its beginning, they are not computed together."""
+    simulated = SimulatedScan(raster=(6, 6), pattern=edge, step=3.0)
+    write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
+    scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
+    stages = (SolverStage(epochs=2, rate=0.03, batch=10),)
+    optics = Optics.of(scan, (edge, edge), "far", None)
+    recipe = ScanRecipe(scan, patterns, optics, "poisson_nll", 2, PARTS[:5], stages, 4, 5, 4)
+    states = []
+    for alone in (False, True):
+        work = Refinement(recipe, TorchGroup())
+        sizes = {tuple(map(len, parts)) for epoch in (0, 1) for parts in steps_of(recipe, epoch)}
+        if alone:
+            work.together.update(dict.fromkeys(sizes, False))
+        state = work.first_state()
+        for epoch in (0, 1):
+            state.losses.append(work.epoch(state, epoch))
+        states.append(state)
+        assert work.together.keys() == sizes
+    assert states[0].losses == states[1].losses
+    for name, tensor in states[0].parameters.items():
+        assert torch.equal(tensor, states[1].parameters[name]), name
+
+
 def test_lbfgs_goes_down_and_faster_than_steepest_descent(recipe: ScanRecipe) -> None:
     losses = {}
     for solver, rate in (("lbfgs", 0.5), ("sgd", 0.001), ("sgd", 0.005)):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +37,15 @@ class Positions:
         """Positions at places in pixels, (positions, 2)."""
         pixel = place.floor()
         return cls(pixel.to(torch.int64), (place - pixel).to(weight.dtype), weight, shares)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Positions]) -> Positions:
+        """Those of several parts, one after the other."""
+        shares = [part.shares for part in parts if part.shares is not None]
+        pixel, fraction, weight = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("pixel", "fraction", "weight")
+        )
+        return cls(pixel, fraction, weight, torch.cat(shares) if shares else None)
 
     def some(self, part: slice) -> Positions:
         """A part of them."""
@@ -134,7 +144,28 @@ class PatternModel:
         variations : Tensor, (variations, rows, columns), optional
             Modes that are added to the first one with the shares of the positions.
         """
-        waves = self._waves(image, probe, positions, variations)
+        groups = (slice(0, len(patterns)),)
+        (found,) = self.group_gradients(
+            image, probe, background, positions, patterns, groups, wanted, variations
+        )
+        return found
+
+    def group_gradients(
+        self,
+        image: torch.Tensor,
+        probe: torch.Tensor,
+        background: torch.Tensor,
+        positions: Positions,
+        patterns: torch.Tensor,
+        groups: Sequence[slice],
+        wanted: Collection[str] = PARTS,
+        variations: torch.Tensor | None = None,
+    ) -> list[PatternGradients]:
+        """Loss and gradients of each group of patterns; arguments as of :meth:`gradients`.
+
+        What is of one pattern is computed of all at once, and sums are made of each group.
+        """
+        waves = self._waves(image, probe, positions, groups, variations)
         ramp, wave = waves.ramp, waves.on_detector
         intensity = self._counted(wave) + background.square()
         loss, slope = LOSSES[self.loss](intensity, patterns)
@@ -142,31 +173,36 @@ class PatternModel:
             loss, slope = loss * self.mask, slope * self.mask
         fine = _repeated(slope, self.oversampling)
         back, back_spectrum = self.propagator.adjoint(wave * (2 * fine[:, None]), ramp)
-
-        parts = {}
-        if "object" in wanted:
-            parts["object"] = _added((waves.light.conj() * back).sum(1), positions.pixel)
-        if "background" in wanted:
-            parts["background"] = 2 * background * slope.sum(0)
         on_light = waves.seen.conj() * back
-        if "intensities" in wanted:
-            parts["intensities"] = _real_product(waves.light, on_light, (1, 2, 3)) / positions.weight
+        on_object = (waves.light.conj() * back).sum(1) if "object" in wanted else None
+        unmoved = turned = None
         if not {"probe", "positions", *VARYING}.isdisjoint(wanted):
             on_spectrum = torch.fft.fft2(on_light * positions.weight[:, None, None, None])
             unmoved = ramp.conj() * on_spectrum
-            parts["probe"] = torch.fft.ifft2(unmoved.sum(0))
-            if positions.shares is not None and waves.variations is not None:
-                parts |= _of_variations(unmoved[:, 0], positions.shares, waves.variations)
             turned = _imaginary_product(on_spectrum, waves.shifted)
             if isinstance(self.propagator, NearField):
                 turned -= _imaginary_product(back_spectrum, waves.spectrum)
-            parts["positions"] = _moments(turned) / turned[0].numel()
-        box = box_of(positions.pixel, (probe.shape[-2], probe.shape[-1]))
-        return PatternGradients(
-            loss.sum(dtype=torch.float64),
-            box,
-            {name: parts[name] for name in PARTS if name in wanted and name in parts},
-        )
+        found = []
+        for some in groups:
+            own = positions.some(some)
+            parts = {}
+            if on_object is not None:
+                parts["object"] = _added(on_object[some], own.pixel)
+            if "background" in wanted:
+                parts["background"] = 2 * background * slope[some].sum(0)
+            if "intensities" in wanted:
+                parts["intensities"] = (
+                    _real_product(waves.light[some], on_light[some], (1, 2, 3)) / own.weight
+                )
+            if unmoved is not None and turned is not None:
+                parts["probe"] = torch.fft.ifft2(unmoved[some].sum(0))
+                parts["positions"] = _moments(turned[some]) / turned[0].numel()
+                if own.shares is not None and waves.variations is not None:
+                    parts |= _of_variations(unmoved[some, 0], own.shares, waves.variations)
+            kept = {name: parts[name] for name in PARTS if name in wanted and name in parts}
+            box = box_of(own.pixel, (probe.shape[-2], probe.shape[-1]))
+            found.append(PatternGradients(loss[some].sum(dtype=torch.float64), box, kept))
+        return found
 
     def intensity(
         self,
@@ -177,7 +213,7 @@ class PatternModel:
         variations: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Expected counts, (positions, rows, columns), of arguments as of :meth:`gradients`."""
-        waves = self._waves(image, probe, positions, variations)
+        waves = self._waves(image, probe, positions, (slice(0, len(positions.pixel)),), variations)
         return self._counted(waves.on_detector) + background.square()
 
     def _counted(self, wave: torch.Tensor) -> torch.Tensor:
@@ -194,18 +230,12 @@ class PatternModel:
         image: torch.Tensor,
         probe: torch.Tensor,
         positions: Positions,
+        groups: Sequence[slice],
         variations: torch.Tensor | None = None,
     ) -> _Waves:
         rows, columns = probe.shape[-2:]
-        # The factors along each axis are exact; their product rounds once.
-        of_rows, of_columns = (
-            torch.polar(torch.ones_like(turn), -turn).to(probe.dtype)
-            for turn in (
-                positions.fraction[:, axis : axis + 1].double() * frequencies(n, probe.device)
-                for axis, n in enumerate((rows, columns))
-            )
-        )
-        ramp = (of_rows[:, :, None] * of_columns[:, None])[:, None]
+        # A sine may have other bits at the end of an array: those of a group do not depend on the others.
+        ramp = torch.cat([_ramp(positions.fraction[some], (rows, columns), probe.dtype) for some in groups])
         spectra, varied = torch.fft.fft2(probe)[None], None
         if variations is not None and positions.shares is not None:
             varied = torch.fft.fft2(variations)
@@ -241,6 +271,19 @@ class _Waves(NamedTuple):
     """The spectra of the variations, not shifted."""
 
 
+def _ramp(fraction: torch.Tensor, shape: tuple[int, int], kind: torch.dtype) -> torch.Tensor:
+    """Factors of frequencies that shift by fractions of a pixel, (positions, 1, rows, columns)."""
+    # The factors along each axis are exact; their product rounds once.
+    of_rows, of_columns = (
+        torch.polar(torch.ones_like(turn), -turn).to(kind)
+        for turn in (
+            fraction[:, axis : axis + 1].double() * frequencies(n, fraction.device)
+            for axis, n in enumerate(shape)
+        )
+    )
+    return (of_rows[:, :, None] * of_columns[:, None])[:, None]
+
+
 def _repeated(slope: torch.Tensor, oversampling: int) -> torch.Tensor:
     """The slope of a pixel for each of its samples."""
     if oversampling == 1:
@@ -258,6 +301,7 @@ def _of_variations(
     return {"variations": torch.fft.ifft2(of_modes), "shares": products}
 
 
+@cache
 def frequencies(count: int, device: Any) -> torch.Tensor:
     """Radians per pixel of the frequencies along an axis, in double precision."""
     return 2 * math.pi * torch.fft.fftfreq(count, dtype=torch.float64, device=device)

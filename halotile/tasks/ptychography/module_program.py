@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -43,6 +44,11 @@ class ModuleRefinement(Refinement):
 
     def positions(self, state: ReconstructionState, numbers: PatternNumbers) -> None:
         """No positions: the module has its own."""
+
+    def _vectors(
+        self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        return [self._packed(state, *slot) for slot in zip(parts, places, strict=True)]
 
     def _packed(self, state: ReconstructionState, numbers: PatternNumbers, positions: Any) -> torch.Tensor:
         load(self.module, state.parameters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -128,7 +129,9 @@ class Refinement:
     ) -> float:
         """Do one step; return the loss of its patterns."""
         places = [self.positions(state, numbers) for numbers in parts]
-        mine = [self._packed(state, parts[slot], places[slot]) for slot in self.slots]
+        mine = self._vectors(
+            state, [parts[slot] for slot in self.slots], [places[slot] for slot in self.slots]
+        )
         shapes = [self._shapes(state, positions) for positions in places]
         lengths = [sum(map(math.prod, each.values())) for each in shapes]
         sizes = [
@@ -158,6 +161,51 @@ class Refinement:
         """Some positions as they are now."""
         return state.positions(self.recipe, numbers)
 
+    def _vectors(
+        self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Positions]
+    ) -> list[torch.Tensor]:
+        """The loss and the gradients of each slot of this rank.
+
+        Slots are computed together where that gives the bits of each by itself, which is tried once for their sizes.
+        """
+        sizes = tuple(map(len, parts))
+        fits = sum(sizes) <= self.recipe.at_once and sum(size > 0 for size in sizes) > 1
+        if not fits or self.together.get(sizes) is False:
+            return [self._packed(state, *slot) for slot in zip(parts, places, strict=True)]
+        together = self._packed_together(state, parts, places)
+        if sizes not in self.together:
+            apart = [self._packed(state, *slot) for slot in zip(parts, places, strict=True)]
+            self.together[sizes] = all(map(torch.equal, together, apart))
+            return apart
+        return together
+
+    @cached_property
+    def together(self) -> dict[tuple[int, ...], bool]:
+        """True for sizes of slots that can be computed together."""
+        return {}
+
+    def _packed_together(
+        self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Positions]
+    ) -> list[torch.Tensor]:
+        ends = list(itertools.accumulate(map(len, parts)))
+        groups = [slice(end - len(part), end) for end, part in zip(ends, parts, strict=True) if len(part)]
+        found = iter(
+            self.model.group_gradients(
+                state.parameters["object"],
+                state.probe,
+                state.parameters["background"],
+                Positions.joined(places),
+                self.patterns.read(np.concatenate(parts), self.group.device),
+                groups,
+                self.recipe.refined,
+                state.parameters.get("variations"),
+            )
+        )
+        return [
+            _vector(next(found)) if len(part) else self._packed(state, part, where)
+            for part, where in zip(parts, places, strict=True)
+        ]
+
     def _packed(
         self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions
     ) -> torch.Tensor:
@@ -165,10 +213,7 @@ class Refinement:
         if not len(numbers):
             length = sum(map(math.prod, self._shapes(state, positions).values()))
             return torch.zeros(length, device=self.group.device)
-        found = self._gradients(state, numbers, positions)
-        # The loss is in two parts, so that no digit of it is lost.
-        loss = found.loss.reshape(1).view(torch.float32)
-        return torch.cat([loss, *(as_real(part).reshape(-1) for part in found.parts.values())])
+        return _vector(self._gradients(state, numbers, positions))
 
     def _gradients(
         self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions
@@ -322,6 +367,12 @@ class Refinement:
         drawn = draw_object(*self.drawn(state))
         with suppress(OSError):
             DISK.write_file(self.recipe.drawing, drawn, sync=False)
+
+
+def _vector(found: PatternGradients) -> torch.Tensor:
+    """Loss and gradients in one vector; the loss is in two numbers, so that no digit of it is lost."""
+    loss = found.loss.reshape(1).view(torch.float32)
+    return torch.cat([loss, *(as_real(part).reshape(-1) for part in found.parts.values())])
 
 
 def rate_of(stage: SolverStage, losses: Sequence[float]) -> float:
