@@ -30,7 +30,7 @@ WAVES_BYTES = 2**28
 
 @dataclass(frozen=True)
 class PatternSolverTraits:
-    """What a plan has to know of a solver.
+    """Facts about a solver for a plan.
 
     Parameters
     ----------
