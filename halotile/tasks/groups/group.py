@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -170,6 +170,37 @@ class TorchGroup:
         with talking(f"exchange of {sent.numel()} numbers"):
             dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self.process_group)
         return received
+
+    def gather_parts(self, x: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Return the flat tensors of all ranks, whose lengths every rank knows; without gradients.
+
+        Raises
+        ------
+        PeerLost
+            When another rank has ended or does not answer.
+
+        Examples
+        --------
+        >>> import torch
+        >>> TorchGroup().gather_parts(torch.ones(2), [2])[0].tolist()
+        [1.0, 1.0]
+        """
+        import torch.distributed as dist
+
+        parts = [x if rank == self.rank else x.new_empty(size) for rank, size in enumerate(sizes)]
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        group = self.process_group
+        calls = [dist.P2POp(dist.isend, x, group=group, group_peer=rank) for rank in others if len(x)]
+        calls += [
+            dist.P2POp(dist.irecv, parts[rank], group=group, group_peer=rank)
+            for rank in others
+            if sizes[rank]
+        ]
+        if calls:
+            with talking(f"exchange of {len(x)} numbers"):
+                for call in dist.batch_isend_irecv(calls):
+                    call.wait()
+        return parts
 
     def broadcast(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Return the tensor of rank ``source``; those of the others give shape and dtype, and stay as they are."""

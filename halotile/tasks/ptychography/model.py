@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from halotile.tasks.ptychography.losses import LOSSES
-from halotile.tasks.ptychography.propagators import NearField, Propagator
+from halotile.tasks.ptychography.propagators import Propagator
 from halotile.tasks.ptychography.recipe import PARTS, VARYING
 
 Box = tuple[slice, slice]
@@ -166,39 +166,42 @@ class PatternModel:
         What is of one pattern is computed of all at once, and sums are made of each group.
         """
         waves = self._waves(image, probe, positions, groups, variations)
-        ramp, wave = waves.ramp, waves.on_detector
+        wave = waves.on_detector
         intensity = self._counted(wave) + background.square()
         loss, slope = LOSSES[self.loss](intensity, patterns)
         if self.mask is not None:
             loss, slope = loss * self.mask, slope * self.mask
-        fine = _repeated(slope, self.oversampling)
-        back, back_spectrum = self.propagator.adjoint(wave * (2 * fine[:, None]), ramp)
-        on_light = waves.seen.conj() * back
-        on_object = (waves.light.conj() * back).sum(1) if "object" in wanted else None
+        # From here on all are conjugates: see Propagator.
+        gradient = _conjugate_product(wave, 2 * _repeated(slope, self.oversampling))
+        back, back_spectrum = self.propagator.adjoint(gradient, waves.factor)
+        on_object = _summed(waves.light * back) if "object" in wanted else None
         unmoved = turned = None
+        on_light = waves.seen * back
         if not {"probe", "positions", *VARYING}.isdisjoint(wanted):
-            on_spectrum = torch.fft.fft2(on_light * positions.weight[:, None, None, None])
-            unmoved = ramp.conj() * on_spectrum
-            turned = _imaginary_product(on_spectrum, waves.shifted)
-            if isinstance(self.propagator, NearField):
-                turned -= _imaginary_product(back_spectrum, waves.spectrum)
+            weighted = on_light if waves.weight is None else on_light * waves.weight
+            on_spectrum = torch.fft.ifft2(weighted, norm="forward")
+            unmoved = waves.ramp * on_spectrum
+            product = on_spectrum * waves.shifted
+            if waves.spectrum is not None:
+                product -= back_spectrum * waves.spectrum
+            turned = _summed(product).imag
         found = []
         for some in groups:
             own = positions.some(some)
             parts = {}
             if on_object is not None:
-                parts["object"] = _added(on_object[some], own.pixel)
+                parts["object"] = _added(on_object[some], own.pixel).conj().resolve_conj()
             if "background" in wanted:
                 parts["background"] = 2 * background * slope[some].sum(0)
             if "intensities" in wanted:
-                parts["intensities"] = (
-                    _real_product(waves.light[some], on_light[some], (1, 2, 3)) / own.weight
-                )
+                parts["intensities"] = _real_product(waves.light[some], on_light[some]) / own.weight
             if unmoved is not None and turned is not None:
-                parts["probe"] = torch.fft.ifft2(unmoved[some].sum(0))
+                parts["probe"] = torch.fft.ifft2(unmoved[some].sum(0).conj())
                 parts["positions"] = _moments(turned[some]) / turned[0].numel()
                 if own.shares is not None and waves.variations is not None:
-                    parts |= _of_variations(unmoved[some, 0], own.shares, waves.variations)
+                    parts |= _of_variations(
+                        unmoved[some, 0].conj().resolve_conj(), own.shares, waves.variations
+                    )
             kept = {name: parts[name] for name in PARTS if name in wanted and name in parts}
             box = box_of(own.pixel, (probe.shape[-2], probe.shape[-1]))
             found.append(PatternGradients(loss[some].sum(dtype=torch.float64), box, kept))
@@ -235,7 +238,9 @@ class PatternModel:
     ) -> _Waves:
         rows, columns = probe.shape[-2:]
         # A sine may have other bits at the end of an array: those of a group do not depend on the others.
-        ramp = torch.cat([_ramp(positions.fraction[some], (rows, columns), probe.dtype) for some in groups])
+        ramps = [_ramps(positions.fraction[some], (rows, columns), probe.dtype) for some in groups]
+        of_rows, of_columns = (torch.cat(each) for each in zip(*ramps, strict=True))
+        ramp = (of_rows[:, :, None] * of_columns[:, None])[:, None]
         spectra, varied = torch.fft.fft2(probe)[None], None
         if variations is not None and positions.shares is not None:
             varied = torch.fft.fft2(variations)
@@ -245,12 +250,16 @@ class PatternModel:
             )
             spectra = torch.cat([first, spectra[:, 1:].expand(len(first), -1, -1, -1)], 1)
         shifted = spectra * ramp
-        light = torch.fft.ifft2(shifted) * positions.weight[:, None, None, None]
+        light, weight = torch.fft.ifft2(shifted), None
+        if bool((positions.weight != 1).any()):
+            weight = positions.weight[:, None, None, None]
+            light = light * weight
         seen = torch.stack([image[r : r + rows, c : c + columns] for r, c in positions.pixel.tolist()])[
             :, None
         ]
-        wave, spectrum = self.propagator.forward(light * seen, ramp)
-        return _Waves(ramp, shifted, light, seen, wave, spectrum, varied)
+        factor = self.propagator.factor(ramp)
+        wave, spectrum = self.propagator.forward(light * seen, factor)
+        return _Waves(ramp, factor, weight, shifted, light, seen, wave, spectrum, varied)
 
 
 class _Waves(NamedTuple):
@@ -258,6 +267,10 @@ class _Waves(NamedTuple):
 
     ramp: torch.Tensor
     """Factors of frequencies that shift by the fraction of a pixel."""
+    factor: Any
+    """Those of the propagation."""
+    weight: torch.Tensor | None
+    """Amplitude of the beam, (positions, 1, 1, 1); None where it is 1."""
     shifted: torch.Tensor
     """The spectrum of the probe, shifted."""
     light: torch.Tensor
@@ -271,9 +284,10 @@ class _Waves(NamedTuple):
     """The spectra of the variations, not shifted."""
 
 
-def _ramp(fraction: torch.Tensor, shape: tuple[int, int], kind: torch.dtype) -> torch.Tensor:
-    """Factors of frequencies that shift by fractions of a pixel, (positions, 1, rows, columns)."""
-    # The factors along each axis are exact; their product rounds once.
+def _ramps(
+    fraction: torch.Tensor, shape: tuple[int, int], kind: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Factors of frequencies that shift by fractions of a pixel, (positions, rows) and (positions, columns): their product rounds once."""
     of_rows, of_columns = (
         torch.polar(torch.ones_like(turn), -turn).to(kind)
         for turn in (
@@ -281,7 +295,7 @@ def _ramp(fraction: torch.Tensor, shape: tuple[int, int], kind: torch.dtype) -> 
             for axis, n in enumerate(shape)
         )
     )
-    return (of_rows[:, :, None] * of_columns[:, None])[:, None]
+    return of_rows, of_columns
 
 
 def _repeated(slope: torch.Tensor, oversampling: int) -> torch.Tensor:
@@ -307,14 +321,20 @@ def frequencies(count: int, device: Any) -> torch.Tensor:
     return 2 * math.pi * torch.fft.fftfreq(count, dtype=torch.float64, device=device)
 
 
-def _real_product(a: torch.Tensor, b: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-    """The real part of the inner product over some axes."""
-    return (a.real * b.real + a.imag * b.imag).sum(axes)
+def _conjugate_product(wave: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """The conjugate of a wave, (positions, modes, rows, columns), times real factors, (positions, rows, columns)."""
+    both = torch.stack([factor, -factor], -1)[:, None]
+    return torch.view_as_complex(torch.view_as_real(wave) * both)
 
 
-def _imaginary_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The imaginary part of the conjugate of a times b, summed over modes."""
-    return (a.real * b.imag - a.imag * b.real).sum(1)
+def _summed(waves: torch.Tensor) -> torch.Tensor:
+    """The sum over modes."""
+    return waves[:, 0] if waves.shape[1] == 1 else waves.sum(1)
+
+
+def _real_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The real part of the product of two waves, summed over each position."""
+    return (a.real * b.real - a.imag * b.imag).sum((1, 2, 3))
 
 
 def _moments(turned: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from halotile.errors import Diverged
 from halotile.storage.disk.durable import DISK
 from halotile.tasks.devices.device import prepare_process
-from halotile.tasks.groups.cut_tensors.transfers import all_gather_v
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import CurveRow, write_curve
 from halotile.tasks.groups.training.saved import shared_state, write_state
@@ -138,7 +137,7 @@ class Refinement:
             sum(lengths[slot] for slot in TorchGroup(rank, self.group.world_size).slots(len(parts)))
             for rank in range(self.group.world_size)
         ]
-        everything = all_gather_v(torch.cat(mine), self.group, sizes)
+        everything = torch.cat(self.group.gather_parts(torch.cat(mine), sizes))
         count_received(torch.float32.itemsize * (sum(sizes) - sizes[self.group.rank]))
         loss, gradients = self._added(state, everything.split(lengths), shapes, parts, places)
         self._scale_probe(state, gradients)

@@ -15,15 +15,20 @@ class Propagator(Protocol):
     """A linear map of exit waves, (..., rows, columns), with its adjoint.
 
     A wave in the near field is shifted back by the fraction of a pixel by which its probe was shifted; a ``ramp`` is the spectrum
-    of that shift. The far field of a shifted wave has the same intensity.
+    of that shift. The far field of a shifted wave has the same intensity. Gradients are conjugates: the program needs no others, and a
+    product with a conjugate costs a copy of it.
     """
 
-    def forward(self, wave: torch.Tensor, ramp: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def factor(self, ramp: torch.Tensor) -> torch.Tensor | None:
+        """The factors of frequencies that :meth:`forward` and :meth:`adjoint` take."""
+        ...
+
+    def forward(self, wave: torch.Tensor, factor: Any) -> tuple[torch.Tensor, Any]:
         """The wave on the detector, and what its gradient by the shift needs."""
         ...
 
-    def adjoint(self, gradient: torch.Tensor, ramp: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The gradient by the exit wave, and what that by the shift needs."""
+    def adjoint(self, gradient: torch.Tensor, factor: Any) -> tuple[torch.Tensor, Any]:
+        """The conjugate gradient by the exit wave, and what that by the shift needs; of a conjugate gradient."""
         ...
 
 
@@ -34,17 +39,20 @@ class FarField:
     Examples
     --------
     >>> wave = torch.ones(2, 2, dtype=torch.complex64)
-    >>> FarField().forward(wave, wave)[0].abs().tolist()
+    >>> FarField().forward(wave, None)[0].abs().tolist()
     [[2.0, 0.0], [0.0, 0.0]]
     """
 
-    def forward(self, wave: torch.Tensor, ramp: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def factor(self, ramp: torch.Tensor) -> None:
+        """None."""
+
+    def forward(self, wave: torch.Tensor, factor: Any) -> tuple[torch.Tensor, None]:
         """The Fourier transform."""
         return torch.fft.fft2(wave, norm="ortho"), None
 
-    def adjoint(self, gradient: torch.Tensor, ramp: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The inverse Fourier transform."""
-        return torch.fft.ifft2(gradient, norm="ortho"), None
+    def adjoint(self, gradient: torch.Tensor, factor: Any) -> tuple[torch.Tensor, None]:
+        """The conjugate of the inverse Fourier transform."""
+        return torch.fft.fft2(gradient, norm="ortho"), None
 
 
 @dataclass(frozen=True)
@@ -76,15 +84,19 @@ class NearField:
         phase = 2 * math.pi * distance * (squared.clamp(min=0).sqrt() - 1 / wavelength)
         return cls(torch.polar((squared > 0).to(torch.float64), phase).to(torch.complex64))
 
-    def forward(self, wave: torch.Tensor, ramp: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def factor(self, ramp: torch.Tensor) -> torch.Tensor:
+        """The way to the detector, and the shift back."""
+        return self.transfer * ramp.conj()
+
+    def forward(self, wave: torch.Tensor, factor: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """The propagated wave, and its spectrum."""
-        spectrum = torch.fft.fft2(wave) * (self.transfer * ramp.conj())
+        spectrum = torch.fft.fft2(wave) * factor
         return torch.fft.ifft2(spectrum), spectrum
 
-    def adjoint(self, gradient: torch.Tensor, ramp: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The wave that is propagated back, and the spectrum of the gradient."""
-        spectrum = torch.fft.fft2(gradient)
-        return torch.fft.ifft2(spectrum * (self.transfer.conj() * ramp)), spectrum
+    def adjoint(self, gradient: torch.Tensor, factor: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """The conjugate of the wave that is propagated back, and of the spectrum of the gradient."""
+        spectrum = torch.fft.ifft2(gradient, norm="forward")
+        return torch.fft.fft2(spectrum * factor, norm="forward"), spectrum
 
 
 def propagator_of(optics: Optics, shape: tuple[int, int], device: Any) -> Propagator:

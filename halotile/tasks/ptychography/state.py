@@ -88,7 +88,8 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     background = turned(background, recipe)
     if scan.probe is None:
         light = (mean - background).clamp(min=0).sqrt().to(torch.complex64)
-        first, _ = propagator.adjoint(light, torch.ones(1, 1))
+        first, _ = propagator.adjoint(light, propagator.factor(torch.ones(1, 1)))
+        first = first.conj().resolve_conj()
         if recipe.optics.field == "far":
             first = torch.fft.fftshift(first)
         known = first[None]
