@@ -34,7 +34,7 @@ STREAMED_SECONDS, STOPPED = 90, 75
 
 
 def ours_petra(folder: Path, epochs: int, workers: str) -> Result:
-    """Seconds of an epoch, and the last loss."""
+    """Seconds of an epoch."""
     import halotile
 
     with halotile.ptychography.Adam(_petra(folder), workers=int(workers)) as adam:
@@ -125,6 +125,7 @@ def written(folder: Path, kind: str) -> Any:
     import halotile
     from halotile.storage.scans.convert import write_scan
     from halotile.storage.scans.cxi import encode_cxi
+    from halotile.storage.scans.known import PLANCK_TIMES_LIGHT
 
     scan = simulated(kind)
     if not (folder / f"{kind}.npz").exists():
@@ -142,7 +143,7 @@ def written(folder: Path, kind: str) -> Any:
                 [[0.0, -known.pixel[1]], [-known.pixel[0], 0.0], [0.0, 0.0]]
             ),
             "instrument_1/source_1/wavelength": known.wavelength,
-            "instrument_1/source_1/energy": 1.98644586e-25 / known.wavelength,
+            "instrument_1/source_1/energy": PLANCK_TIMES_LIGHT / known.wavelength,
         }
         (folder / f"{kind}.cxi").write_bytes(encode_cxi(content, {}, {}))
         probe = halotile.ptychography.open(folder / f"{kind}.zarr").probe[0]

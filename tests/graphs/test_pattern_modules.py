@@ -144,6 +144,11 @@ def test_a_model_of_cdtools_is_refined(folder: Path) -> None:
     ("module", "parts", "said"),
     [
         ("own:wrong", {}, "and [8, 24, 24] were counted"),
+        (
+            "own:build",
+            {"stages": [{"epochs": 1, "rates": {"probe": 2}}]},
+            "are image, beam. Write some of them",
+        ),
         ("own:none", {}, "has no object, a complex tensor"),
         ("own:missing", {}, "Write a name that the module defines"),
     ],

@@ -92,6 +92,7 @@ def test_a_scan_of_ptypy_is_read(tmp_path: Path) -> None:
     with h5py.File(source, "r+") as file:
         file["meta/center"][...] = [3, 5]
     assert open_scan(str(convert(source)))[1].shape == (COUNT, 6, 6)
+    convert(source, "--positions", "info/places", wrong="Leave --positions and --step out")
     (tmp_path / "scan.part001").unlink()
     convert(source, wrong="a file that it links is not there")
 
@@ -164,6 +165,9 @@ def test_electrons_have_their_wavelength_and_pixels_an_angle(tmp_path: Path) -> 
         ((*NAMED, *GEOMETRY, "--position-unit", "furlong"), "--position-unit 1 furlong: no length"),
         ((*NAMED, *GEOMETRY[2:], "--energy", "12"), "such as 8.8 keV"),
         ((*NAMED, *GEOMETRY[:2], "--pixel", "1 mrad", "--distance", "1 m"), "Leave one of them out"),
+        ((*NAMED, *GEOMETRY, "--step", "1 um"), "Leave one of them out"),
+        ((*NAMED, *GEOMETRY[2:], "--electrons"), "Write both"),
+        ((*NAMED, *GEOMETRY, "--position-unit", ""), "no length above 0"),
         ((*NAMED, *GEOMETRY, "--bad-pixels", "raw/places"), "mask has shape"),
         ((*NAMED[:2], *GEOMETRY, "--positions", "raw/frames"), "Name an array of (positions, 2)"),
         ((*NAMED[:2], *GEOMETRY, "--positions", "nowhere.csv"), "nowhere.csv cannot be read"),

@@ -100,6 +100,10 @@ def convert(
     from halotile.storage.scans.convert import Framing, convert_scan
     from halotile.storage.scans.known import KnownValues, wavelength_of
 
+    if electrons and energy is None:
+        raise ConfigError(
+            "--electrons says what --energy is that of. Write both, such as --energy '300 keV'."
+        )
     framing = Framing(crop, _pixel(center), binning)
     away, size = _detector(distance, pixel)
     known = KnownValues(
@@ -111,7 +115,7 @@ def convert(
         good=good,
         bad=bad,
         step=_pair("--step", step),
-        unit=_lengths("--position-unit", f"1 {unit}" if unit[:1].isalpha() or unit[:1] in "µμÅ" else unit)[0],
+        unit=_lengths("--position-unit", f"1 {unit}" if unit[:1].isalpha() else unit)[0],
         axes=axes,
         rotation=rotation,
     )

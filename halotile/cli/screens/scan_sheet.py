@@ -130,7 +130,7 @@ def _draw(axes: Any, pixels: Any, result: ScanResult, colors: str, limits: Any) 
 
 def _probe(axes: Any, result: ScanResult) -> None:
     modes = np.abs(result.probe[:MODES])
-    drawn = axes.imshow(np.concatenate([mode / mode.max() for mode in modes], 1), cmap="gray")
+    drawn = axes.imshow(np.concatenate([mode / (mode.max() or 1) for mode in modes], 1), cmap="gray")
     power = (np.abs(result.probe) ** 2).sum((1, 2))
     shares = ", ".join(f"{100 * share:.3g} %" for share in power[:MODES] / power.sum())
     axes.set_xlabel(f"shares of the intensity: {shares}")

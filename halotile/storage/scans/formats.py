@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from halotile.errors import ConfigError
 from halotile.storage.scans.cxi import holds_scan, read_cxi
 from halotile.storage.scans.known import KnownValues
 from halotile.storage.scans.named import container_of, read_named
@@ -51,7 +52,12 @@ def opened_scan(path: str, known: KnownValues = KnownValues()) -> Iterator[Found
     """
     with container_of(path) as container:
         has_names = hasattr(container, "keys") and known.patterns is None
-        if has_names and (path.endswith(".cxi") or holds_scan(container)):
+        is_cxi = has_names and (path.endswith(".cxi") or holds_scan(container))
+        if (is_cxi or (has_names and is_ptyd(container))) and (known.positions or known.step):
+            raise ConfigError(
+                f"{path} says where the beam was. Leave --positions and --step out, or name --patterns as well: then nothing else is read of it."
+            )
+        if is_cxi:
             yield FoundScan(*read_cxi(container, known))
         elif has_names and is_ptyd(container):
             yield FoundScan(*read_ptyd(container, known), center_of(container))

@@ -126,6 +126,10 @@ def _positions(
         return known.placed(
             np.stack([rows.ravel() * known.step[0], columns.ravel() * known.step[1]], 1) / known.unit
         )
+    if known.step is not None:
+        raise ConfigError(
+            f"{path}: --positions and --step both say where the beam was. Leave one of them out."
+        )
     parts = [_values(container, path, name.strip()) for name in known.positions.split(",")]
     if len(parts) == 1 and parts[0].ndim == 2 and parts[0].shape[1] in (2, 3):
         return known.placed(parts[0])

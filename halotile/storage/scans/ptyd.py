@@ -61,7 +61,7 @@ def read_ptyd(file: Any, known: KnownValues) -> tuple[Scan, JoinedPatterns]:
     Raises
     ------
     InputError
-        When something is missing, or masks differ between patterns.
+        When something is missing, or patterns differ in shape.
     """
     chunks = [file["chunks"].get(name) for name in sorted(file["chunks"], key=int)]
     if any(chunk is None for chunk in chunks):
@@ -72,12 +72,11 @@ def read_ptyd(file: Any, known: KnownValues) -> tuple[Scan, JoinedPatterns]:
         )
     patterns = JoinedPatterns([chunk["data"] for chunk in chunks])
     positions = np.concatenate([np.asarray(chunk["positions"][()], np.float64) for chunk in chunks])
-    energy = 1e3 * float(_meta(file, "energy", known.wavelength))
-    pixel = np.broadcast_to(np.asarray(_meta(file, "psize", known.pixel), np.float64), 2)
+    height, width = known.pixel or np.broadcast_to(_meta(file, "psize"), 2)
     scan = Scan(
-        known.wavelength or wavelength_of(energy),
-        known.distance or float(_meta(file, "distance", known.distance)),
-        known.pixel or (float(pixel[0]), float(pixel[1])),
+        known.wavelength or wavelength_of(1e3 * float(_meta(file, "energy"))),
+        known.distance or float(_meta(file, "distance")),
+        (float(height), float(width)),
         known.placed(positions),
         np.arange(len(positions)),
         mask=_mask(file, chunks, known),
@@ -95,9 +94,7 @@ def center_of(file: Any) -> tuple[int, int] | None:
     return None if center == [n // 2 for n in shape] else (center[0], center[1])
 
 
-def _meta(file: Any, name: str, known: Any) -> Any:
-    if known is not None:
-        return 1.0
+def _meta(file: Any, name: str) -> Any:
     if f"meta/{name}" not in file:
         raise InputError(
             f"{file.filename} has no meta/{name}. Write --{'pixel' if name == 'psize' else name}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -126,7 +126,8 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
         dist.destroy_process_group()
         # torch removes the file with the last rank, but not when two of them end at the same moment.
         if "://" not in place.meeting:
-            Path(place.meeting).unlink(missing_ok=True)
+            with suppress(OSError):
+                Path(place.meeting).unlink()
 
 
 def interface_of(host: str) -> str:

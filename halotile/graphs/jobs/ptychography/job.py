@@ -17,7 +17,7 @@ class ScanInput:
     __pydantic_config__ = STRICT
 
     path: ReadPath
-    """Zarr group that recon-cli convert makes of a CXI file."""
+    """Zarr group that recon-cli convert makes of a scan."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -122,7 +123,8 @@ def check_used(recipe: ScanRecipe) -> None:
             )
     if recipe.resolution:
         covered(recipe)
-        least = min(int(recipe.used(epoch).sum()) for epoch in range(recipe.epochs))
+        begins = itertools.accumulate((stage.epochs for stage in recipe.stages[:-1]), initial=0)
+        least = min(int(recipe.used(epoch).sum()) for epoch in begins)
         if least < 2:
             raise ConfigError(
                 f"there is {counted(least, 'pattern')}, and a resolution needs two halves. Write resolution: false."

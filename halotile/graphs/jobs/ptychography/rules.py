@@ -93,13 +93,17 @@ def _own_model(model: ModelOptions) -> Faults:
             )
 
 
+def parts_of_rates(model: ModelOptions, stages: Sequence[StageOptions]) -> Faults:
+    """Yield rates of parts that there are not; those of a user's own model are known when it is built."""
+    for number, stage in enumerate(stages if model.import_ is None else ()):
+        for part in stage.rates:
+            if part not in PARTS:
+                yield ("stages", number, "rates"), f"names {part}; write some of {', '.join(PARTS)}"
+
+
 def import_of_model(model: ModelOptions, stages: Sequence[StageOptions], resolution: bool) -> Faults:
     """Yield what there is not for a user's own model."""
     if model.import_ is None:
-        for number, stage in enumerate(stages):
-            for part in stage.rates:
-                if part not in PARTS:
-                    yield ("stages", number, "rates"), f"names {part}; write some of {', '.join(PARTS)}"
         return
     if resolution:
         yield ("resolution",), "is not there for a model of your own; leave it out"
@@ -111,7 +115,7 @@ def import_of_model(model: ModelOptions, stages: Sequence[StageOptions], resolut
             )
 
 
-def rates(stages: Sequence[StageOptions]) -> Faults:
+def solvers(stages: Sequence[StageOptions]) -> Faults:
     """Yield rates and batches that a solver cannot do with."""
     if not stages:
         yield ("stages",), "is empty; write one such as {epochs: 50}"
@@ -128,4 +132,4 @@ def rates(stages: Sequence[StageOptions]) -> Faults:
             )
 
 
-RULES = (optics, import_of_model, rates, workers_of_slots)
+RULES = (optics, import_of_model, parts_of_rates, solvers, workers_of_slots)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import fft
 
 from halotile.errors import ConfigError
 from halotile.storage.scans.export import RINGS
@@ -106,9 +107,9 @@ def ring_correlation(first: Waves, second: Waves, pixel: tuple[float, float]) ->
     spectra = []
     for image in (first, second):
         mean = (image * window).sum() / window.sum()
-        spectra.append(np.fft.fft2((image - mean) * window))
+        spectra.append(fft.fft2((image - mean) * window))
     extent = min(n * size for n, size in zip(first.shape, pixel, strict=True))
-    row, column = (np.fft.fftfreq(n, size) for n, size in zip(first.shape, pixel, strict=True))
+    row, column = (fft.fftfreq(n, size) for n, size in zip(first.shape, pixel, strict=True))
     ring = np.rint(np.hypot(row[:, None], column) * extent).astype(int).reshape(-1)
     count = int(extent / (2 * max(pixel)))
 
@@ -144,25 +145,25 @@ def aligned(first: Waves, second: Waves, window: NDArray[np.float64]) -> Waves:
         gradient = _peak(second * first.conj() * window)
         ramps = [np.exp(-2j * math.pi * at * np.arange(n)) for at, n in zip(gradient, shape, strict=True)]
         second = second * np.multiply.outer(*ramps)
-        spectra = [np.fft.fft2(image * window) for image in (first, second)]
+        spectra = [fft.fft2(image * window) for image in (first, second)]
         cross = spectra[1] * spectra[0].conj()
         cross[0, 0] = 0
         # All frequencies count alike: the strongest ones are the lowest, which tell least of a shift.
-        shift = _peak(np.fft.fftshift(cross / np.maximum(np.abs(cross), np.finfo(float).tiny)))
+        shift = _peak(fft.fftshift(cross / np.maximum(np.abs(cross), np.finfo(float).tiny)))
         moves = [
-            np.exp(-2j * math.pi * at * np.rint(np.fft.fftfreq(n) * n))
+            np.exp(-2j * math.pi * at * np.rint(fft.fftfreq(n) * n))
             for at, n in zip(shift, shape, strict=True)
         ]
-        second = np.fft.ifft2(np.fft.fft2(second) * np.multiply.outer(*moves))
+        second = fft.ifft2(fft.fft2(second) * np.multiply.outer(*moves))
     factor = (second.conj() * first * window).sum() / ((np.abs(second) ** 2) * window).sum()
     return np.asarray(factor * second)
 
 
 def _peak(values: Waves) -> NDArray[np.float64]:
     """The frequency of a plane wave in an image, in periods per pixel along each axis, to 1/100 of its ring."""
-    spectrum = np.abs(np.fft.fft2(values))
+    spectrum = np.abs(fft.fft2(values))
     place = np.array(np.unravel_index(spectrum.argmax(), spectrum.shape))
-    found = np.array([np.fft.fftfreq(n)[at] for n, at in zip(values.shape, place, strict=True)])
+    found = np.array([fft.fftfreq(n)[at] for n, at in zip(values.shape, place, strict=True)])
     step = 1 / np.array(values.shape)
     for _ in range(2):
         near = [

@@ -104,16 +104,16 @@ def _of_patterns(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[
         "process_1/amplitude": state.parameters["intensities"].numpy()[order],
         "instrument_1/detector_1/background": state.parameters["background"].square().numpy(),
         **{f"process_1/{name}": value for name, value in correlation.items()},
-        **_variations(state),
+        **_variations(state, order),
     }
 
 
-def _variations(state: ReconstructionState) -> dict[str, Any]:
+def _variations(state: ReconstructionState, order: NDArray[np.int64]) -> dict[str, Any]:
     if "variations" not in state.parameters:
         return {}
     return {
         "process_1/probe_variations": (state.parameters["variations"] * state.norm).numpy(),
-        "process_1/probe_shares": state.parameters["shares"].numpy(),  # in the order of the Zarr
+        "process_1/probe_shares": state.parameters["shares"].numpy()[order],
     }
 
 
