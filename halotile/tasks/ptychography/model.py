@@ -122,10 +122,13 @@ class PatternModel:
         background: torch.Tensor,
         positions: Positions,
         patterns: torch.Tensor,
+        groups: Sequence[slice],
         wanted: Collection[str] = PARTS,
         variations: torch.Tensor | None = None,
-    ) -> PatternGradients:
-        """Loss and gradients of some patterns.
+    ) -> list[PatternGradients]:
+        """Loss and gradients of each group of patterns.
+
+        What is of one pattern is computed of all at once, and sums are made of each group.
 
         Parameters
         ----------
@@ -139,31 +142,12 @@ class PatternModel:
             The positions of the patterns.
         patterns : Tensor, (positions, rows, columns)
             Counted intensities.
+        groups : sequence of slice
+            Positions of each group.
         wanted : collection of str
             The parts whose gradients are needed.
         variations : Tensor, (variations, rows, columns), optional
             Modes that are added to the first one with the shares of the positions.
-        """
-        groups = (slice(0, len(patterns)),)
-        (found,) = self.group_gradients(
-            image, probe, background, positions, patterns, groups, wanted, variations
-        )
-        return found
-
-    def group_gradients(
-        self,
-        image: torch.Tensor,
-        probe: torch.Tensor,
-        background: torch.Tensor,
-        positions: Positions,
-        patterns: torch.Tensor,
-        groups: Sequence[slice],
-        wanted: Collection[str] = PARTS,
-        variations: torch.Tensor | None = None,
-    ) -> list[PatternGradients]:
-        """Loss and gradients of each group of patterns; arguments as of :meth:`gradients`.
-
-        What is of one pattern is computed of all at once, and sums are made of each group.
         """
         waves = self._waves(image, probe, positions, groups, variations)
         wave = waves.on_detector

@@ -189,7 +189,7 @@ class Refinement:
         ends = list(itertools.accumulate(map(len, parts)))
         groups = [slice(end - len(part), end) for end, part in zip(ends, parts, strict=True) if len(part)]
         found = iter(
-            self.model.group_gradients(
+            self.model.gradients(
                 state.parameters["object"],
                 state.probe,
                 state.parameters["background"],
@@ -223,12 +223,13 @@ class Refinement:
         for start in range(0, len(numbers), self.recipe.at_once):
             some = slice(start, start + self.recipe.at_once)
             self.patterns.expect(numbers[some.stop : some.stop + self.recipe.at_once])
-            found = self.model.gradients(
+            (found,) = self.model.gradients(
                 parameters["object"],
                 probe,
                 parameters["background"],
                 positions.some(some),
                 self.patterns.read(numbers[some], self.group.device),
+                [slice(0, self.recipe.at_once)],
                 self.recipe.refined,
                 parameters.get("variations"),
             )
