@@ -37,6 +37,8 @@ NOTES = """\
 - **busy** is the time between the beginning and the end of each block's work on the GPU, by its own clock, of the time in which blocks
   streamed, for each worker. Gaps between the kernels of a block count as busy. Where two share a GPU, the clock of each runs on while the other computes.
 - **VRAM** is torch's own peak of allocated memory, the larger of the workers'.
+- **CDTools** is its own example with Adam on the GPU, ours the same job on one worker. Both refine object, probe and positions in float32. The
+  bare loop is forward, backward and Adam on pixels that are on the GPU; a step draws its patches and masks them, and records its loss.
 - **MONAI** and **deepinv.distributed** get the image on the GPU and leave the result there: no disk. Windows of 2048 with as little
   overlap as the network allows, or their defaults, which leave seams where the network looks farther. The memory layout is that in which the
   bare forward is faster."""
@@ -66,7 +68,11 @@ CASES = {
 }
 RANKS = "ranks"
 """The case with rows of its own: one rank, connected with itself."""
-ELSEWHERE = {"monai": "gpu_peers", "deepinv": "gpu_peers", RANKS: "gpu_ranks"}
+LOOPS = "loops"
+"""The case with rows of training and ptychography, whose steps take milliseconds."""
+ELSEWHERE = {"monai": "gpu_peers", "deepinv": "gpu_peers", RANKS: "gpu_ranks"} | dict.fromkeys(
+    ("scan", "cdtools", "step", "loop"), "gpu_loops"
+)
 """Modules of programs that are not in gpu_programs."""
 PEERS = {
     "monai": ("monai least", "MONAI, windows of 2048"),
@@ -91,9 +97,12 @@ def main(words: Sequence[str] | None = None) -> int:
         bench = Bench(folder, given.device, given.repeats, given.minutes, given.unet_width)
         lines = [*head(device, given.device), "", COLUMNS]
         print("\n".join(lines), flush=True)
-        for name in given.only or (*CASES, RANKS):
+        for name in given.only or (*CASES, RANKS, LOOPS):
             print(name, file=sys.stderr, flush=True)
-            rows = bench.rows(CASES[name], given.edge) if name in CASES else bench.rank_rows(given.edge)
+            if name in CASES:
+                rows = bench.rows(CASES[name], given.edge)
+            else:
+                rows = bench.rank_rows(given.edge) if name == RANKS else bench.loop_rows()
             lines += rows
             print("\n".join(rows), flush=True)
             if given.out:  # what is measured by now is safe
@@ -108,7 +117,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="*", metavar="CASE", help=", ".join((*CASES, RANKS)))
+    parser.add_argument("only", nargs="*", metavar="CASE", help=", ".join((*CASES, RANKS, LOOPS)))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--edge", type=int, help="edge of the images in pixels, a multiple of 128")
     parser.add_argument("--look", action="store_true", help="only look whether there is a GPU")
@@ -122,8 +131,8 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     given = parser.parse_args(words)
     if given.repeats < 1 or (given.edge is not None and (given.edge < 1 or given.edge % 128)):
         parser.error("--repeats is at least 1, and --edge a multiple of 128 pixels")
-    if unknown := set(given.only) - {*CASES, RANKS}:
-        parser.error(f"there is no {unknown.pop()}; write some of {', '.join((*CASES, RANKS))}")
+    if unknown := set(given.only) - {*CASES, RANKS, LOOPS}:
+        parser.error(f"there is no {unknown.pop()}; write some of {', '.join((*CASES, RANKS, LOOPS))}")
     if given.device == "cpu" and given.out and DOCS in given.out.resolve().parents:
         parser.error("figures of the CPU do not belong into the documentation: write another --out")
     given.unet_width = given.unet_width or (64 if given.device == "cuda" else 8)
@@ -209,6 +218,20 @@ class Bench:
         self.failed |= self.failed_here
         title = f"one rank by {backend}, {edge}², {{}}: largest difference from the CPU"
         return [table.figure(title.format(name), RANKS, name, "", 1e-5) for name in COLLECTIVES]
+
+    def loop_rows(self) -> list[str]:
+        """The rows of training and of ptychography."""
+        self.failed_here = {}
+        peers = ["cdtools petra", "cdtools far"] if is_installed("cdtools") else []
+        keys = ["scan petra", "scan far", *peers, "step", "loop"]
+        results = take_turns(keys, lambda key: self._once(key, 512), self.repeats, 60 * self.minutes / 4)
+        table = Table(results, self.failed_here)
+        self.failed |= self.failed_here
+        return [
+            table.times("an epoch of the scan of PETRA III / CDTools", "scan petra", "cdtools petra"),
+            table.times("an epoch of 32 × 32 patterns of 128², 2 modes / CDTools", "scan far", "cdtools far"),
+            table.times("a step of training, 16 patches of 64² / a bare loop", "step", "loop"),
+        ]
 
     def _title(self, case: Case) -> str:
         if case.word != "unet":
@@ -306,6 +329,22 @@ class Table:
         way = self.results[other][-1].get("way")
         medians = f"{middles[0]:.3g} / {middles[1]:.3g} Mpix/s" + (f" ({way})" if way else "")
         return _row(title, bar, f"{ratio:.3f}", _range(pairs), medians, verdict)
+
+    def times(self, title: str, key: str, other: str) -> str:
+        """A row of the time of one over that of another, if there is one."""
+        for each in (key, other):
+            if each in self.failed:
+                return self._failure(title, each)
+        ours = self.values(key, "seconds")
+        if other not in self.results:
+            middle = f"{1e3 * statistics.median(ours):.3g} ms"
+            return _row(title, "", "not measured", "", f"{middle}; {other.split()[0]} is not installed", "")
+        theirs = self.values(other, "seconds")
+        ratio = statistics.median(ours) / statistics.median(theirs)
+        medians = f"{1e3 * statistics.median(ours):.3g} / {1e3 * statistics.median(theirs):.3g} ms"
+        return _row(
+            title, "", f"{ratio:.3f}", _range([a / b for a, b in zip(ours, theirs, strict=True)]), medians, ""
+        )
 
     def memory(self, key: str) -> str:
         """Peak VRAM over what was planned."""

@@ -53,6 +53,9 @@ def cdtools(request: dict[str, Any]) -> list[dict[str, Any]]:
     model = FancyPtycho.from_dataset(dataset, n_modes=request["modes"], **request.get("model", {}))
     if not request.get("positions", True):
         model.translation_offsets.requires_grad = False
+    if (device := request.get("device", "cpu")) != "cpu":
+        model.to(device=device)
+        dataset.get_as(device=device)
     reconstructor = AdamReconstructor(model, dataset)
 
     def epochs() -> Iterator[float]:

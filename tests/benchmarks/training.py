@@ -72,13 +72,15 @@ def decibels(result: NDArray[Any], truth: NDArray[Any]) -> float:
 # --- ours -----------------------------------------------------------------------------------------
 
 
-def train(source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STEPS) -> Result:
-    """Train for about so many seconds, or else steps, as a job of two workers; return the seconds of a step, and those after the first."""
+def train(
+    source: Path, weights: Path, *, seconds: float = 0.0, steps: int = STEPS, **sections: Any
+) -> Result:
+    """Train for about so many seconds, or else steps, as a job, of two workers unless its sections say otherwise; return the seconds of a step, and those after the first."""
     folder = fresh(weights.with_suffix(".job"))
     folder.mkdir()
     length = {"minutes": seconds / 60} if seconds else {"steps": steps}
     places = {"input": {"path": str(source)}, "output": {"path": str(folder / weights.name)}}
-    document = {"version": 1, "job": "train", **places, **length, "run": {"workers": 2}}
+    document = {"version": 1, "job": "train", **places, **length, "run": {"workers": 2}, **sections}
     (folder / "train.yaml").write_text(json.dumps(document))
     command = [sys.executable, "-m", "halotile.cli.main", "run", str(folder / "train.yaml"), "--quiet"]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}

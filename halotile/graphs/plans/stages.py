@@ -6,6 +6,9 @@ import shutil
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from halotile.errors import ConfigError
+from halotile.graphs.clusters.base import AUTO
+from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.kinds.base import PlanRequest
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Cluster, Job
@@ -121,13 +124,28 @@ def compute_on(job: J, denoiser: Denoiser | None, *, trains: bool = False) -> Co
     return Computing(job, requested, cluster, device, precision, notes, machine)
 
 
-def within_slots(computing: Computing[J], slots: int) -> Computing[J]:
-    """Return the same with no more workers than a batch has slots, where their number was left open."""
-    job = computing.job
-    if job.run.count <= slots:
+def compute_ranks_on(job: J, slots: int) -> Computing[J]:
+    """Decide workers and device of a program of ranks: no more than a batch has slots, and one where they would share a GPU.
+
+    Raises
+    ------
+    ConfigError
+        For a GPU where there is none, and for several ranks on one.
+    """
+    computing = compute_on(job, None, trains=True)
+    most, why = slots, "one for each of the slots"
+    job, cluster = computing.job, computing.cluster
+    if computing.on_gpu and is_here(cluster) and not cluster_kind_of(cluster).traits.has_worker_per_gpu:
+        most, why = 1, "one for the GPU"
+        if computing.requested.workers != AUTO and job.run.count > 1:
+            raise ConfigError(
+                f"run.workers is {job.run.count}, and workers of this job cannot share a GPU. Write cluster: {{kind: local-cuda}} "
+                "for a worker on each GPU, or run.workers: 1."
+            )
+    if job.run.count <= most:
         return computing
-    requested = computing.requested._replace(why="one for each of the slots")
-    return replace(computing, job=replace(job, run=replace(job.run, workers=slots)), requested=requested)
+    requested = computing.requested._replace(why=why)
+    return replace(computing, job=replace(job, run=replace(job.run, workers=most)), requested=requested)
 
 
 def relate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -45,6 +46,30 @@ def prepare_process(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+
+
+def prepare_program(device: Any) -> None:
+    """Prepare the process of a rank for a program on its device: one thread on a CPU, and on a GPU the arithmetic of ``float32``."""
+    import torch
+
+    if torch.device(device).type == "cpu":
+        prepare_process(threads=1)
+    else:
+        set_precision("float32")
+
+
+def set_precision(precision: str) -> None:
+    """Set the arithmetic of GPUs for this process.
+
+    In ``float32`` cuDNN chooses its algorithms by rule: timing would choose another one, and so other bits, on each worker.
+    """
+    from torch import backends
+
+    with warnings.catch_warnings():  # versions of torch differ in the setting they prefer
+        warnings.simplefilter("ignore", UserWarning)
+        backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = precision == "tf32"
+    backends.cudnn.benchmark = precision != "float32"
+    backends.cudnn.deterministic = precision == "float32"
 
 
 @contextmanager

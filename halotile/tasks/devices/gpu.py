@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
-from halotile.tasks.devices.device import Device, Download
+from halotile.tasks.devices.device import Device, Download, set_precision
 from halotile.tasks.devices.streams import BufferRing, Computation, CudaStreams, Mark, Streams
 
 if TYPE_CHECKING:
@@ -175,13 +174,7 @@ class Gpu(Device):
     @contextmanager
     def computing(self) -> Iterator[None]:
         """The context in which models run: on the compute stream, at this precision, which is set for the whole process."""
-        backends = self.torch.backends
-        with warnings.catch_warnings():  # versions of torch differ in the setting they prefer
-            warnings.simplefilter("ignore", UserWarning)
-            backends.cuda.matmul.allow_tf32 = backends.cudnn.allow_tf32 = self.precision == "tf32"
-        # Timing would choose another algorithm, and so other bits, on each worker.
-        backends.cudnn.benchmark = self.precision != "float32"
-        backends.cudnn.deterministic = self.precision == "float32"
+        set_precision(self.precision)
         with super().computing(), self.streams.on("compute"):
             yield
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import Diverged
 from halotile.storage.disk.durable import DISK
-from halotile.tasks.devices.device import prepare_process
+from halotile.tasks.devices.device import prepare_program
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import CurveRow, write_curve
 from halotile.tasks.groups.training.saved import shared_state, write_state
@@ -72,8 +72,7 @@ class Refinement:
             When the loss is not finite.
         """
         recipe, group = self.recipe, self.group
-        if torch.device(group.device).type == "cpu":
-            prepare_process(threads=1)
+        prepare_program(group.device)
         content = shared_state(recipe.checkpoint, group)
         state = ReconstructionState.of(content, group.device) if content else self.first_state()
         due = time.monotonic() + CHECKPOINT_SECONDS

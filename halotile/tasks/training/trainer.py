@@ -15,7 +15,7 @@ import torch
 
 from halotile.errors import DamagedData, DiskRefused
 from halotile.storage.disk.durable import DISK, is_full
-from halotile.tasks.devices.device import prepare_process
+from halotile.tasks.devices.device import prepare_program
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import CurveRow, read_curve, write_curve
 from halotile.tasks.groups.training.fit import fit
@@ -53,8 +53,7 @@ class Trainer:
             When the loss is not finite.
         """
         recipe = self.recipe
-        if torch.device(self.device).type == "cpu":
-            prepare_process(threads=1)
+        prepare_program(self.device)
         module = self.module().to(self.device, memory_format=LAYOUT)
         optimizer = AdamOptimizer(module.parameters(), self.rate)
         recorder = _Recorder(self, module) if group.rank == 0 else None

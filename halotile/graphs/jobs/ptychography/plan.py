@@ -22,7 +22,7 @@ from halotile.graphs.plans.inputs import check_decoding, check_paths
 from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
-from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate, within_slots
+from halotile.graphs.plans.stages import begin, compute_ranks_on, free_bytes, relate
 from halotile.storage.scans.scan import open_scan
 from halotile.storage.sharded.output import FileLayout
 from halotile.tasks.groups.training.one_file import ONE_BLOCK
@@ -40,7 +40,7 @@ SMALLER = "a smaller batch, fewer modes, or a larger pixel (recon-cli convert --
 def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
     """Decide the size of the object and the memory of the workers."""
     begun = begin(job, request)
-    computing = within_slots(compute_on(job, None, trains=True), job.slots)
+    computing = compute_ranks_on(job, job.slots)
     job = computing.job
     recipe = recipe_of(job)
     scan, patterns, model = recipe.scan, recipe.patterns, job.model

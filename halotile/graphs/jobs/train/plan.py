@@ -26,7 +26,7 @@ from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
 from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
-from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate, within_slots
+from halotile.graphs.plans.stages import Begun, Computing, begin, compute_ranks_on, free_bytes, relate
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.sharded.output import FileLayout
@@ -57,7 +57,7 @@ class _Length:
 def plan_training(job: Training, request: PlanRequest) -> Plan:
     """Decide the length of a training and the memory of its workers."""
     begun = begin(job, request)
-    computing = within_slots(compute_on(job, None, trains=True), job.slots)
+    computing = compute_ranks_on(job, job.slots)
     job = computing.job
     network = _network(job)
     first = open_images(job, "input.path", job.input.path)

@@ -1,0 +1,88 @@
+"""Training and ptychography on a GPU, beside CDTools and a bare loop, as programs: ``python gpu_loops.py NAME FOLDER EDGE DEVICE [SUBJECT]``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.benchmarks import ptychography, training
+from tests.benchmarks.gpu_programs import one_precision, seconds_of
+from tests.benchmarks.measuring import Result, main
+
+EPOCHS = {"cuda": 40, "cpu": 1}
+STEPS = {"cuda": 400, "cpu": 10}
+BATCH, PATCH = 16, 64
+SCANS = {"petra": {"batch": 10, "lr": 0.04}, "far": {"batch": 64, "lr": 0.02}}
+
+
+def scan(folder: Path, edge: int, device: str, subject: str) -> Result:
+    """Seconds of an epoch of a scan, on one worker."""
+    import halotile
+
+    if subject == "petra":
+        opened = ptychography._petra(folder)
+    else:
+        ptychography.written(folder, "exact")
+        opened = halotile.ptychography.open(folder / "exact.zarr", modes=2)
+    cluster = {"kind": "local"}
+    mode = "gpu" if device == "cuda" else "cpu"
+    options = SCANS[subject]
+    with halotile.DistributedContext(workers=1, cluster=cluster, device_mode=mode) as context:
+        adam = halotile.ptychography.Adam(opened, context=context)
+        seconds = ptychography._epoch_seconds(
+            adam, EPOCHS[device], lr=options["lr"], batch_size=options["batch"]
+        )
+    return {"seconds": seconds}
+
+
+def cdtools(folder: Path, edge: int, device: str, subject: str) -> Result:
+    """The same by CDTools."""
+    request: dict[str, Any] = {"only_times": True, "device": device, "threads": 1, "modes": 1}
+    if subject == "petra":
+        request |= {
+            "cxi": str(ptychography.PETRA),
+            "model": {"near_field": True, "propagation_distance": 3.65e-3},
+        }
+    else:
+        ptychography.written(folder, "exact")
+        request |= {"cxi": str(folder / "exact.cxi"), "modes": 2}
+    count, warm = EPOCHS[device], ptychography.WARM
+    stage = {"epochs": count + warm, **SCANS[subject]}
+    found = ptychography.peer(folder, "cdtools", request | {"stages": [stage]})["seconds"]
+    return {"seconds": float(found[-1] - found[warm - 1]) / count}
+
+
+def step(folder: Path, edge: int, device: str) -> Result:
+    """Seconds of a step of training, as a job of one worker."""
+    source = training.noisy(folder, "retina", "gaussian", edge)
+    weights = folder / f"step-{device}.safetensors"
+    return training.train(
+        source, weights, steps=STEPS[device], run={"workers": 1, "device": device}, cluster={"kind": "local"}
+    )
+
+
+def loop(folder: Path, edge: int, device: str) -> Result:
+    """Seconds of a forward and a backward pass of the same network and of Adam, on pixels that are on the device."""
+    import torch
+
+    from halotile.tasks.denoisers.common.unet_layers import BlindUNet
+
+    one_precision(benchmark=True)
+    network = BlindUNet(1, 32, 2).to(device)
+    adam = torch.optim.Adam(network.parameters())
+    pixels = torch.rand(BATCH, 1, PATCH, PATCH, device=device)
+
+    def once() -> None:
+        with torch.inference_mode(False), torch.enable_grad():
+            adam.zero_grad()
+            (network(pixels.clone()) - pixels.clone()).square().mean().backward()
+            adam.step()
+
+    return {"seconds": seconds_of(once, device)}
+
+
+if __name__ == "__main__":
+    main(globals())

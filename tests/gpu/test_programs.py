@@ -1,0 +1,111 @@
+"""Training and ptychography on a GPU: what they compute on a CPU, the same bits each time, and after a kill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import halotile
+from halotile.cli.main import app
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.scans.convert import write_scan
+from halotile.tasks.ptychography.simulated import SimulatedScan
+from tests.support import noisy_image, write_zarr
+
+pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
+
+LARGEST_GAP = 1e-3
+"""Of a loss after some steps, by the device: relative."""
+TRAINING: Mapping[str, Any] = {
+    "job": "train",
+    "input": {"path": "in.zarr"},
+    "network": {"name": "unet", "width": 8},
+    "steps": 20,
+    "patch": 32,
+    "batch": 8,
+}
+SCAN: Mapping[str, Any] = {
+    "job": "ptychography",
+    "input": {"path": "scan.zarr"},
+    "model": {"modes": 2},
+    "resolution": True,
+}
+STAGES = {
+    "adam": {"solver": "adam", "epochs": 4, "rate": 0.05, "batch": 16},
+    "rpie": {"solver": "rpie", "epochs": 4, "batch": 16},
+    "lbfgs": {"solver": "lbfgs", "epochs": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A noisy image and a scan."""
+    path = tmp_path_factory.mktemp("programs")
+    write_zarr(path / "in.zarr", noisy_image((320, 300)))
+    scan = SimulatedScan(raster=(8, 8), pattern=32, step=3.0, modes=2)
+    write_scan(str(path / "scan.zarr"), scan.scan, scan)
+    return path
+
+
+def losses(folder: Path, job: Mapping[str, Any], name: str, device: str) -> list[float]:
+    """Those of a job on one worker that computes on a device."""
+    run = {"workers": 1, "device": device}
+    places = {"input": {"path": str(folder / job["input"]["path"])}, "output": {"path": str(folder / name)}}
+    content = {"version": 1, **job, **places, "run": run, "cluster": {"kind": "local", "dashboard": False}}
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(content, indent=1))
+    done = CliRunner().invoke(app, ["run", str(path), "--quiet"])
+    assert done.exit_code == 0, done.output
+    lines = RunDirectory.beside(folder / name).iterations_path.read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def gap(found: list[float], expected: list[float]) -> float:
+    """The largest relative difference."""
+    return float(np.max(np.abs(np.subtract(found, expected)) / np.abs(expected)))
+
+
+def test_a_training_on_a_gpu_is_that_of_a_cpu_and_the_same_each_time(folder: Path, gpu: str) -> None:
+    expected = losses(folder, TRAINING, "cpu.safetensors", "cpu")
+    found = losses(folder, TRAINING, "first.safetensors", gpu)
+    assert gap(found, expected) < LARGEST_GAP
+    assert losses(folder, TRAINING, "second.safetensors", gpu) == found
+    assert (folder / "first.safetensors").read_bytes() == (folder / "second.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("solver", sorted(STAGES))
+def test_a_scan_is_reconstructed_on_a_gpu_as_on_a_cpu_and_the_same_each_time(
+    folder: Path, gpu: str, solver: str
+) -> None:
+    job = {**SCAN, "stages": [STAGES[solver]]}
+    expected = losses(folder, job, f"cpu-{solver}.cxi", "cpu")
+    found = losses(folder, job, f"first-{solver}.cxi", gpu)
+    assert gap(found, expected) < LARGEST_GAP
+    assert losses(folder, job, f"second-{solver}.cxi", gpu) == found
+    objects = []
+    for number in ("first", "second"):
+        with h5py.File(folder / f"{number}-{solver}.cxi") as file:
+            objects.append(file["entry_1/image_1/data"][...])
+    np.testing.assert_array_equal(*objects)
+
+
+def test_epochs_from_python_go_on_where_the_last_call_ended(folder: Path, gpu: str) -> None:
+    results = []
+    for calls in ((3,), (2, 1)):
+        scan = halotile.ptychography.open(folder / "scan.zarr", modes=2)
+        context = halotile.DistributedContext(
+            workers=1, cluster={"kind": "local"}, device_mode="gpu" if gpu == "cuda" else "cpu"
+        )
+        with context, halotile.ptychography.Adam(scan, context=context) as adam:
+            for epochs in calls:
+                list(adam.optimize(epochs, lr=0.05, batch_size=16))
+        results.append((scan.losses, scan.object))
+    assert results[0][0] == results[1][0]
+    np.testing.assert_array_equal(results[0][1], results[1][1])
