@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import torch
+from distributed import Worker
 
 from tests.networks import convolutions
 
@@ -24,7 +25,8 @@ class Reporter(torch.nn.Module):  # type: ignore[misc]
         if batch.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("a recorded call would neither write nor wait")
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        (self.folder / f"seen-{os.getpid()}").write_text(f"{batch.device.type} {visible}")
+        role = "worker" if Worker._instances else "trial"
+        (self.folder / f"{role}-{os.getpid()}").write_text(f"{batch.device.type} {visible}")
         time.sleep(float((self.folder / "pace").read_text()))
         result: torch.Tensor = self.layers(batch)
         return result

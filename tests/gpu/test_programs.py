@@ -21,8 +21,9 @@ from tests.support import noisy_image, write_zarr
 
 pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
 
-LARGEST_GAP = 1e-3
-"""Of a loss after some steps, by the device: relative."""
+LARGEST_GAP = {"train": 1e-3, "adam": 5e-3, "rpie": 5e-3, "lbfgs": 1e-5}
+"""Relative, of a loss after some steps, by the device. Of Adam and rPIE rounding grows: patterns that differ by 1e-7 lead to losses on one CPU that
+differ by up to 2e-4 and 9e-4; with L-BFGS, by 1e-8."""
 TRAINING: Mapping[str, Any] = {
     "job": "train",
     "input": {"path": "in.zarr"},
@@ -75,7 +76,7 @@ def gap(found: list[float], expected: list[float]) -> float:
 def test_a_training_on_a_gpu_is_that_of_a_cpu_and_the_same_each_time(folder: Path, gpu: str) -> None:
     expected = losses(folder, TRAINING, "cpu.safetensors", "cpu")
     found = losses(folder, TRAINING, "first.safetensors", gpu)
-    assert gap(found, expected) < LARGEST_GAP
+    assert gap(found, expected) < LARGEST_GAP["train"]
     assert losses(folder, TRAINING, "second.safetensors", gpu) == found
     assert (folder / "first.safetensors").read_bytes() == (folder / "second.safetensors").read_bytes()
 
@@ -87,7 +88,8 @@ def test_a_scan_is_reconstructed_on_a_gpu_as_on_a_cpu_and_the_same_each_time(
     job = {**SCAN, "stages": [STAGES[solver]]}
     expected = losses(folder, job, f"cpu-{solver}.cxi", "cpu")
     found = losses(folder, job, f"first-{solver}.cxi", gpu)
-    assert gap(found, expected) < LARGEST_GAP
+    assert gap(found[:1], expected[:1]) < 1e-3
+    assert gap(found, expected) < LARGEST_GAP[solver]
     assert losses(folder, job, f"second-{solver}.cxi", gpu) == found
     objects = []
     for number in ("first", "second"):

@@ -10,6 +10,7 @@ from halotile import DistributedContext
 from halotile.errors import ConfigError, RankFailed
 from halotile.tasks.groups import collectives
 from halotile.tasks.groups.cut_tensors import fft
+from halotile.tasks.groups.cut_tensors.fft import with_real_ends
 from halotile.tasks.groups.group import TorchGroup
 from tests.graphs import collecting, jacobians, physicsnemo_cases
 
@@ -167,3 +168,18 @@ def test_a_parameter_that_is_marked_twice_is_refused() -> None:
         collectives.mark_shared(torch.nn.Sequential(layer), TorchGroup())
     unmark()
     collectives.mark_shared(torch.nn.Sequential(layer), TorchGroup())
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 8])
+def test_a_half_spectrum_with_real_ends_is_that_of_the_same_signal(length: int) -> None:
+    x = torch.randn(3, length // 2 + 1, 2, dtype=torch.complex128, requires_grad=True)
+
+    def signal(x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft(with_real_ends(x, length, 1), length, 1)
+
+    ends = with_real_ends(x, length, 1).detach().imag
+    assert not ends[:, 0].any()
+    assert length % 2 or not ends[:, -1].any()
+    torch.testing.assert_close(signal(x), torch.fft.irfft(x, length, 1), rtol=0, atol=0)
+    assert torch.autograd.gradcheck(signal, (x,))
+    assert torch.autograd.gradgradcheck(lambda x: signal(x).square(), (x,))

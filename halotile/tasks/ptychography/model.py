@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ class Positions:
     """Some positions of a scan, by the first object pixel that each pattern sees."""
 
     pixel: torch.Tensor
-    """Whole pixels, (positions, 2)."""
+    """Whole pixels, (positions, 2), on the CPU: slices of the object are cut there."""
     fraction: torch.Tensor
     """Fractions of a pixel, in [0, 1), (positions, 2)."""
     weight: torch.Tensor
@@ -34,9 +34,9 @@ class Positions:
 
     @classmethod
     def at(cls, place: torch.Tensor, weight: torch.Tensor, shares: torch.Tensor | None = None) -> Positions:
-        """Positions at places in pixels, (positions, 2)."""
+        """Positions at places in pixels, (positions, 2), on the CPU."""
         pixel = place.floor()
-        return cls(pixel.to(torch.int64), (place - pixel).to(weight.dtype), weight, shares)
+        return cls(pixel.to(torch.int64), (place - pixel).to(weight), weight, shares)
 
     @classmethod
     def joined(cls, parts: Sequence[Positions]) -> Positions:
@@ -51,6 +51,19 @@ class Positions:
         """A part of them."""
         shares = None if self.shares is None else self.shares[part]
         return Positions(self.pixel[part], self.fraction[part], self.weight[part], shares)
+
+    def box(self, pattern: tuple[int, int]) -> Box:
+        """The part of the object that patterns of a shape see there."""
+        if not len(self.pixel):
+            return slice(0, 0), slice(0, 0)
+        top, left, bottom, right = self._ends
+        return slice(top, bottom + pattern[0]), slice(left, right + pattern[1])
+
+    @cached_property
+    def _ends(self) -> tuple[int, int, int, int]:
+        """The first and the last pixel along each axis."""
+        (top, left), (bottom, right) = self.pixel.amin(0).tolist(), self.pixel.amax(0).tolist()
+        return top, left, bottom, right
 
 
 @dataclass(frozen=True)
@@ -174,7 +187,7 @@ class PatternModel:
             own = positions.some(some)
             parts = {}
             if on_object is not None:
-                parts["object"] = _added(on_object[some], own.pixel).conj().resolve_conj()
+                parts["object"] = _added(on_object[some], own).conj().resolve_conj()
             if "background" in wanted:
                 parts["background"] = 2 * background * slope[some].sum(0)
             if "intensities" in wanted:
@@ -187,7 +200,7 @@ class PatternModel:
                         unmoved[some, 0].conj().resolve_conj(), own.shares, waves.variations
                     )
             kept = {name: parts[name] for name in PARTS if name in wanted and name in parts}
-            box = box_of(own.pixel, (probe.shape[-2], probe.shape[-1]))
+            box = own.box((probe.shape[-2], probe.shape[-1]))
             found.append(PatternGradients(loss[some].sum(dtype=torch.float64), box, kept))
         return found
 
@@ -327,20 +340,12 @@ def _moments(turned: torch.Tensor) -> torch.Tensor:
     return torch.stack([turned.sum(2) @ row, turned.sum(1) @ column], 1)
 
 
-def box_of(pixel: torch.Tensor, pattern: tuple[int, int]) -> Box:
-    """The part of the object that patterns of a shape at some pixels see."""
-    if not len(pixel):
-        return slice(0, 0), slice(0, 0)
-    (top, left), (bottom, right) = pixel.amin(0).tolist(), pixel.amax(0).tolist()
-    return slice(top, bottom + pattern[0]), slice(left, right + pattern[1])
-
-
-def _added(parts: torch.Tensor, pixel: torch.Tensor) -> torch.Tensor:
-    """Sum patches at pixels of the object, one after the other, in the box that they cover."""
+def _added(parts: torch.Tensor, positions: Positions) -> torch.Tensor:
+    """Sum patches at positions on the object, one after the other, in the box that they cover."""
     rows, columns = parts.shape[-2:]
-    box = box_of(pixel, (rows, columns))
+    box = positions.box((rows, columns))
     total = parts.new_zeros([part.stop - part.start for part in box])
     top, left = (part.start for part in box)
-    for part, (r, c) in zip(parts, pixel.tolist(), strict=True):
+    for part, (r, c) in zip(parts, positions.pixel.tolist(), strict=True):
         total[r - top : r - top + rows, c - left : c - left + columns] += part
     return total

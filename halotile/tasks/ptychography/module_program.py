@@ -46,8 +46,9 @@ class ModuleRefinement(Refinement):
         parameters = {name: _sent(values[name].detach().clone(), self.group) for name in self.refined}
         return ReconstructionState(parameters, 1.0)
 
-    def positions(self, state: ReconstructionState, numbers: PatternNumbers) -> None:
+    def positions(self, state: ReconstructionState, parts: Sequence[PatternNumbers]) -> list[Any]:
         """No positions: the module has its own."""
+        return [None] * len(parts)
 
     def _vectors(
         self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Any]

@@ -28,7 +28,6 @@ from halotile.tasks.ptychography.model import (
     PatternModel,
     Positions,
     added_gradients,
-    box_of,
     zero_gradients,
 )
 from halotile.tasks.ptychography.order import PatternNumbers, steps_of
@@ -126,7 +125,7 @@ class Refinement:
         parts: Sequence[PatternNumbers],
     ) -> float:
         """Do one step; return the loss of its patterns."""
-        places = [self.positions(state, numbers) for numbers in parts]
+        places = self.positions(state, parts)
         mine = self._vectors(
             state, [parts[slot] for slot in self.slots], [places[slot] for slot in self.slots]
         )
@@ -155,9 +154,11 @@ class Refinement:
         """The first guess."""
         return first_state(self.recipe, self.patterns, self.group.device)
 
-    def positions(self, state: ReconstructionState, numbers: PatternNumbers) -> Any:
-        """Some positions as they are now."""
-        return state.positions(self.recipe, numbers)
+    def positions(self, state: ReconstructionState, parts: Sequence[PatternNumbers]) -> list[Any]:
+        """The positions of each slot as they are now."""
+        together = state.positions(self.recipe, np.concatenate(parts))
+        ends = list(itertools.accumulate(map(len, parts)))
+        return [together.some(slice(end - len(part), end)) for end, part in zip(ends, parts, strict=True)]
 
     def _vectors(
         self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Positions]
@@ -235,14 +236,14 @@ class Refinement:
             if len(numbers) <= self.recipe.at_once:
                 return found
             if total is None:
-                total = zero_gradients(found, box_of(positions.pixel, self.recipe.frame), len(numbers))
+                total = zero_gradients(found, positions.box(self.recipe.frame), len(numbers))
             total = added_gradients(total, found, some)
         assert total is not None
         return total
 
     def _shapes(self, state: ReconstructionState, positions: Positions) -> dict[str, tuple[int, ...]]:
         """Shapes of the real numbers of a slot: loss, and gradients by part."""
-        count, box = len(positions.pixel), box_of(positions.pixel, self.recipe.frame)
+        count, box = len(positions.pixel), positions.box(self.recipe.frame)
         shapes = {
             "object": (*(part.stop - part.start for part in box), 2),
             "probe": (*state.parameters["probe"].shape, 2),
@@ -264,13 +265,16 @@ class Refinement:
     ) -> tuple[float, PartTensors]:
         """Sum the loss and the gradients of all slots, in their order."""
         total = {name: torch.zeros_like(state.parameters[name]) for name in self.refined}
-        loss = 0.0
+        losses = []
         for vector, shape, numbers, positions in zip(vectors, shapes, parts, places, strict=True):
             pieces = vector.split([math.prod(each) for each in shape.values()])
             found = {name: piece.view(shape[name]) for name, piece in zip(shape, pieces, strict=True)}
-            loss += float(found.pop("loss").clone().view(torch.float64))
+            losses.append(found.pop("loss").clone().view(torch.float64))
             for name, gradient in found.items():
                 self._add(total, name, gradient, numbers, positions)
+        loss = 0.0
+        for each in torch.cat(losses).tolist():  # as sum() of Python 3.11, which later ones do otherwise
+            loss += each
         return loss, total
 
     def _add(
@@ -285,7 +289,7 @@ class Refinement:
         if name in OWN_PARTS:
             total[name][numbers] = gradient
         elif name == "object":
-            as_real(total[name])[box_of(positions.pixel, self.recipe.frame)] += gradient
+            as_real(total[name])[positions.box(self.recipe.frame)] += gradient
         else:
             as_real(total[name]).add_(gradient)
 

@@ -70,8 +70,9 @@ class ReconstructionState:
 
     def positions(self, recipe: ScanRecipe, numbers: np.ndarray[Any, Any]) -> Positions:
         """Some positions as they are now."""
-        moved = self.parameters["positions"][numbers].double()
-        place = torch.from_numpy(recipe.places[numbers]).to(moved.device) + moved
+        place = (
+            torch.from_numpy(recipe.places[numbers]) + self.parameters["positions"][numbers].cpu().double()
+        )
         shares = self.parameters["shares"][numbers] if recipe.variations else None
         return Positions.at(place, self.parameters["intensities"][numbers], shares)
 

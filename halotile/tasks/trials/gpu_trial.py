@@ -87,7 +87,7 @@ def tune(task: DenoiseTask, request: TrialRequest, device: Device | None = None)
         channels_last=trial.device.channels_last,
         records=recorded is not None,
         megapixels_per_second=pixels / 1e6 / best.seconds,
-        device_bytes=trial.planned(best.batch_bytes),
+        device_bytes=trial.planned(best.batch_bytes, records=recorded is not None),
         free_bytes=trial.free_bytes(request.sharing),
         host_bytes=trial.host_bytes,
         block_pixels=pixels,
@@ -125,7 +125,7 @@ class _Trial:
         """Memory that each of ``sharing`` workers may take on the device."""
         return None if self.free is None else int(ROOM * (self.idle_bytes + self.free) / sharing)
 
-    def planned(self, batch_bytes: int) -> int:
+    def planned(self, batch_bytes: int, *, records: bool = False) -> int:
         """Peak memory of a worker on the device; 0 for a CPU."""
         if self.free is None:
             return 0
@@ -133,7 +133,9 @@ class _Trial:
             return self.idle_bytes + self.window_bytes + batch_bytes + self.result_bytes
         # A block is queued long before it is computed. While its batches run, only the window before it is still in memory; the
         # next one comes when they are done. Two results: its own, and the one that is being copied back.
-        windows = max(2 * self.window_bytes + batch_bytes, 3 * self.window_bytes)
+        # A recording keeps the memory of its batch all the time.
+        before = 3 if records else 2
+        windows = max(before * self.window_bytes + batch_bytes, 3 * self.window_bytes)
         return self.idle_bytes + windows + 2 * self.result_bytes
 
     def search(self, request: TrialRequest) -> Iterator[TileTrial]:

@@ -127,7 +127,7 @@ def irfft2(
         x = distributed_transpose(x.narrow(last, 0, min(total, x.shape[last])), group, sizes, first, last)
     x = torch.fft.ifft(x, dim=first, norm=norm)
     x = distributed_transpose(x, group, even_sizes(total, group.world_size), last, first, sizes)
-    return torch.fft.irfft(x, length, last, norm)
+    return _irfft(x, 2 * (total - 1) if length is None else length, last, norm)
 
 
 def fftn(
@@ -166,7 +166,7 @@ class _RealTransform(torch.autograd.Function):  # type: ignore[misc]
         if ctx.length % 2 == 0:
             weights[-1] = 1.0
         weighted = (gradient.movedim(ctx.dim, -1) * weights).movedim(-1, ctx.dim)
-        return torch.fft.irfft(weighted, ctx.length, ctx.dim, ADJOINT[ctx.norm]), None, None
+        return _irfft(weighted, ctx.length, ctx.dim, ADJOINT[ctx.norm]), None, None
 
 
 def _rfft(x: torch.Tensor, *, dim: int, norm: str) -> torch.Tensor:
@@ -209,3 +209,27 @@ def _two_axes(
     if not keep:
         return x
     return distributed_transpose(x, group, even_sizes(length, group.world_size), last, first, sizes)
+
+
+def _irfft(x: torch.Tensor, length: int, dim: int, norm: str) -> torch.Tensor:
+    """torch.fft.irfft that gives on a GPU what it gives on a CPU."""
+    result: torch.Tensor = torch.fft.irfft(
+        with_real_ends(x, length, dim) if x.is_cuda else x, length, dim, norm
+    )
+    return result
+
+
+def with_real_ends(x: torch.Tensor, length: int, dim: int) -> torch.Tensor:
+    """A half spectrum without the imaginary parts that no real signal of a length has: of its first number and, if even, of its last.
+
+    On a CPU they do not count. cuFFT takes them to be 0, and what it makes of others depends on the length.
+
+    Examples
+    --------
+    >>> with_real_ends(torch.full((3,), 1 + 1j), 4, 0).tolist()
+    [(1+0j), (1+1j), (1+0j)]
+    """
+    real = x.clone()
+    for end in {0, length // 2} if length % 2 == 0 else {0}:
+        real.select(dim, end).imag.zero_()
+    return real
