@@ -37,6 +37,8 @@ LARGEST_BLOCK = {2: 4096, 3: 512}
 """Longest edge of a block on a CPU. A GPU may have twice the edge: it outruns the storage, and reads less halo."""
 BLOCKS_PER_WORKER = 8
 """With fewer super-blocks than this for each worker, the last ones leave workers idle."""
+BLOCKS_PER_GPU = 32
+"""The same for a GPU, which is idle while its first block is read and its last one is written: of so many blocks, for the time of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +301,12 @@ def candidate_blocks(
     """
     candidates: dict[tuple[int, ...], tuple[int, ...]] = {}
     largest = LARGEST_BLOCK.get(geometry.dims, 512) * (2 if on_gpu else 1)
+    fewest = workers * (BLOCKS_PER_GPU if on_gpu else BLOCKS_PER_WORKER)
     for k in range(1, 65):
         block = tuple(u * k if i in geometry.roles.spatial else u for i, u in enumerate(unit))
         counts = tuple(-(-n // b) for n, b in zip(geometry.shape, block, strict=True))
         too_long = any(block[i] > largest for i in geometry.roles.spatial)
-        if k > 1 and (too_long or math.prod(counts) < workers * BLOCKS_PER_WORKER):
+        if k > 1 and (too_long or math.prod(counts) < fewest):
             break
         candidates.setdefault(counts, block)  # the smallest that cuts as often: the most even
     return list(candidates.values())[::-1]
