@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,39 @@ def once_killed(group: TorchGroup, folder: str) -> tuple[int, float]:
         if number == 3 and first == 0 and group.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
     return first, float(total)
+
+
+def exchanged(group: TorchGroup) -> tuple[bool, list[str]]:
+    """Whether the ranks share memory, and what they exchange that has other bits without it: lengths and types that change, and none."""
+    apart, faults = replace(group, shared=None), []
+    for turn, dtype in enumerate(
+        (torch.float32, torch.complex128, torch.int64, torch.bool, torch.float16) * 2
+    ):
+        for length in (5, 0, 70_001 * (turn + 1)):
+            sizes = [(rank * length + turn) * (rank != 1) for rank in range(group.world_size)]
+            own = torch.arange(sizes[group.rank]).add(group.rank).to(dtype)
+            found, expected = (each.gather_parts(own, sizes) for each in (group, apart))
+            parts = [own[rank:] for rank in range(group.world_size)]
+            ours = [max(0, size - group.rank) for size in sizes]
+            found += group._exchange(parts, ours)
+            expected += apart._exchange(parts, ours)
+            if not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
+                faults.append(f"{dtype} {length}")
+    return group.shared is not None, faults
+
+
+def memory_files() -> int:
+    """Number of files of this process that are memory of ranks."""
+    links = [Path(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    return sum("memfd:halotile" in os.readlink(link) for link in links if link.is_symlink())
+
+
+def gathering_without(group: TorchGroup, rank: int, how: str) -> None:
+    """One rank ends before an exchange, or comes too late for it."""
+    if group.rank == rank:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "raised":
+            raise RuntimeError("no such pattern")
+        time.sleep(3)
+    group.gather_parts(torch.ones(1), [1] * group.world_size)

@@ -16,6 +16,8 @@ from halotile.tasks.groups.gloo import gloo_options, is_lost_peer
 if TYPE_CHECKING:
     import torch
 
+    from halotile.tasks.groups.shared_memory import SharedMemory
+
 OPERATIONS = ("sum", "mean", "min", "max", "product")
 
 
@@ -51,6 +53,8 @@ class TorchGroup:
         Address of this machine to which the other ranks connect.
     process_group : torch.distributed.ProcessGroup, optional
         The group for torch's own functions; None: that of all ranks.
+    shared : SharedMemory, optional
+        What ranks of one machine exchange tensors on CPUs through.
 
     Examples
     --------
@@ -68,6 +72,7 @@ class TorchGroup:
     timeout_seconds: float = 60.0
     host: str = "127.0.0.1"
     process_group: Any = field(default=None, repr=False)
+    shared: SharedMemory | None = field(default=None, repr=False)
 
     @property
     def is_alone(self) -> bool:
@@ -155,21 +160,11 @@ class TorchGroup:
             return _ordered_sum(flat).reshape(first.shape)
         counts = [len(replace(self, rank=rank).slots(count)) for rank in range(self.world_size)]
         edges = [b - a for a, b in itertools.pairwise(bounds)]
-        sent = torch.cat([part[a:b] for a, b in itertools.pairwise(bounds) for part in flat])
         mine = edges[self.rank]
-        received = self._exchange(sent, [edge * len(own) for edge in edges], [mine * n for n in counts])
+        sent = [torch.cat([part[a:b] for part in flat]) for a, b in itertools.pairwise(bounds)]
+        received = torch.cat(self._exchange(sent, [mine * n for n in counts]))
         total = _ordered_sum(list(received.reshape(count, mine)))
-        ends = self._exchange(total.repeat(self.world_size), [mine] * self.world_size, edges)
-        return ends.reshape(first.shape)
-
-    def _exchange(self, sent: torch.Tensor, sent_sizes: list[int], received_sizes: list[int]) -> torch.Tensor:
-        """Send parts of a flat tensor to the ranks, one after the other, and return theirs."""
-        import torch.distributed as dist
-
-        received = sent.new_empty(sum(received_sizes))
-        with talking(f"exchange of {sent.numel()} numbers"):
-            dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self.process_group)
-        return received
+        return torch.cat(self.gather_parts(total, edges)).reshape(first.shape)
 
     def gather_parts(self, x: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
         """Return the flat tensors of all ranks, whose lengths every rank knows; without gradients.
@@ -185,22 +180,32 @@ class TorchGroup:
         >>> TorchGroup().gather_parts(torch.ones(2), [2])[0].tolist()
         [1.0, 1.0]
         """
+        return self._exchange([x] * self.world_size, sizes)
+
+    def _exchange(self, parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Give each rank its part, flat and of one type, and return theirs, whose lengths are known."""
         import torch.distributed as dist
 
-        parts = [x if rank == self.rank else x.new_empty(size) for rank, size in enumerate(sizes)]
+        mine, group = parts[self.rank], self.process_group
+        if self.shared and mine.device.type == "cpu":
+            return self.shared.exchange(parts, sizes)
+        received = [mine if rank == self.rank else mine.new_empty(size) for rank, size in enumerate(sizes)]
         others = [rank for rank in range(self.world_size) if rank != self.rank]
-        group = self.process_group
-        calls = [dist.P2POp(dist.isend, x, group=group, group_peer=rank) for rank in others if len(x)]
+        calls = [
+            dist.P2POp(dist.isend, parts[rank], group=group, group_peer=rank)
+            for rank in others
+            if len(parts[rank])
+        ]
         calls += [
-            dist.P2POp(dist.irecv, parts[rank], group=group, group_peer=rank)
+            dist.P2POp(dist.irecv, received[rank], group=group, group_peer=rank)
             for rank in others
             if sizes[rank]
         ]
         if calls:
-            with talking(f"exchange of {len(x)} numbers"):
+            with talking(f"exchange of {sum(map(len, parts))} numbers"):
                 for call in dist.batch_isend_irecv(calls):
                     call.wait()
-        return parts
+        return received
 
     def broadcast(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Return the tensor of rank ``source``; those of the others give shape and dtype, and stay as they are."""
@@ -268,7 +273,7 @@ class TorchGroup:
 
         own = self.rank // stride % length
         if length == 1:
-            return replace(self, rank=0, world_size=1, backend="", process_group=None)
+            return replace(self, rank=0, world_size=1, backend="", process_group=None, shared=None)
         if length == self.world_size:
             return self
         whole = dist.group.WORLD if self.process_group is None else self.process_group
@@ -278,7 +283,7 @@ class TorchGroup:
         options = gloo_options(self.host, self.timeout_seconds) if self.backend == "gloo" else None
         with talking(f"connecting ranks {ranks}"):
             made = dist.new_group(ranks, patience, self.backend, options, use_local_synchronization=True)
-        return replace(self, rank=own, world_size=length, process_group=made)
+        return replace(self, rank=own, world_size=length, process_group=made, shared=None)
 
 
 def check_rank(name: str, rank: int, group: TorchGroup) -> None:

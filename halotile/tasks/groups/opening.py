@@ -17,6 +17,7 @@ from halotile.errors import ConfigError
 from halotile.tasks.devices.device import choose_device
 from halotile.tasks.groups.gloo import gloo_options
 from halotile.tasks.groups.group import TorchGroup, talking
+from halotile.tasks.groups.shared_memory import shared_by
 
 BACKENDS = ("auto", "gloo", "nccl")
 END_SECONDS = 10 * 365 * 86400.0
@@ -114,15 +115,21 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
         )
     with talking(f"waiting for {place.world_size} ranks"):
         _connect(place, backend)
+    shared = None
     try:
         group = TorchGroup(
             place.rank, place.world_size, place.local_rank, device, backend, place.timeout_seconds, place.host
         )
+        if place.local_size == place.world_size and backend == "gloo":
+            shared = shared_by(group)
+            group = replace(group, shared=shared)
         # Its wait would keep a GPU busy, and nccl ends a process whose wait is longer than the timeout of its group.
         ending = group if backend == "gloo" else _beside(group)
         yield group
         ending.barrier(place.end_seconds)  # nobody ends a connection that others still use
     finally:
+        if shared:
+            shared.close()
         dist.destroy_process_group()
         # torch removes the file with the last rank, but not when two of them end at the same moment.
         if "://" not in place.meeting:

@@ -16,7 +16,7 @@ from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.ptychography.losses import LOSSES
 from halotile.tasks.ptychography.order import PatternNumbers
 from halotile.tasks.ptychography.patterns import turned
-from halotile.tasks.ptychography.program import Refinement
+from halotile.tasks.ptychography.program import Refinement, SlotGradients
 from halotile.tasks.ptychography.recipe import ScanRecipe
 from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, as_real
 from halotile.tasks.ptychography.user_module import NEEDED, built_module, load
@@ -50,12 +50,14 @@ class ModuleRefinement(Refinement):
         """No positions: the module has its own."""
         return [None] * len(parts)
 
-    def _vectors(
+    def _found(
         self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Any]
-    ) -> list[torch.Tensor]:
-        return [self._packed(state, *slot) for slot in zip(parts, places, strict=True)]
+    ) -> list[SlotGradients]:
+        return [self._found_alone(state, *slot) for slot in zip(parts, places, strict=True)]
 
-    def _packed(self, state: ReconstructionState, numbers: PatternNumbers, positions: Any) -> torch.Tensor:
+    def _found_alone(
+        self, state: ReconstructionState, numbers: PatternNumbers, positions: Any
+    ) -> SlotGradients:
         load(self.module, state.parameters)
         values = [dict(self.module.named_parameters())[name] for name in self.refined]
         total = torch.zeros((), dtype=torch.float64, device=self.group.device)
@@ -68,10 +70,8 @@ class ModuleRefinement(Refinement):
             for name, gradient in zip(self.refined, found, strict=True):
                 if gradient is not None:
                     sums[name] = sums[name] + gradient if name in sums else gradient
-        parts = [sums.get(name, torch.zeros_like(state.parameters[name])) for name in self.refined]
-        return torch.cat(
-            [total.reshape(1).view(torch.float32), *(as_real(part).reshape(-1) for part in parts)]
-        )
+        parts = {name: sums.get(name, torch.zeros_like(state.parameters[name])) for name in self.refined}
+        return {"loss": total.reshape(1)} | {name: as_real(part) for name, part in parts.items()}
 
     def _loss(self, numbers: PatternNumbers) -> torch.Tensor:
         """The loss of some patterns, summed in double precision."""
@@ -86,8 +86,7 @@ class ModuleRefinement(Refinement):
         return (loss if mask is None else loss * mask).sum(dtype=torch.float64)
 
     def _shapes(self, state: ReconstructionState, positions: Any) -> dict[str, tuple[int, ...]]:
-        shapes = {name: tuple(as_real(state.parameters[name]).shape) for name in self.refined}
-        return {"loss": (2,)} | shapes
+        return {name: tuple(as_real(state.parameters[name]).shape) for name in self.refined}
 
     def _add(
         self, total: PartTensors, name: str, gradient: torch.Tensor, numbers: PatternNumbers, positions: Any

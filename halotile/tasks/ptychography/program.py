@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -36,7 +36,7 @@ from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.drawing import draw_object, illumination
 from halotile.tasks.ptychography.results.result import correlated_halves
-from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, begin_stage
+from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, begin_stage, rate_of
 from halotile.tasks.ptychography.state import (
     PartTensors,
     ReconstructionState,
@@ -47,10 +47,11 @@ from halotile.tasks.ptychography.state import (
 
 CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 1.0, 0.1
 """Least time between two checkpoints, and most of the time that they may take."""
+SlotGradients = dict[str, torch.Tensor]
+"""The loss of the patterns of a slot, and its gradients by part in real numbers, in the order of PARTS."""
+LOSS_NUMBERS = 2
 SHOWN = 500
 """Positions, at most, whose light decides what is drawn."""
-PATIENCE, FACTOR = 10, 0.2
-"""Epochs without a lower loss after which a stage with ``plateau`` multiplies its learning rate."""
 
 
 @dataclass(frozen=True)
@@ -126,18 +127,9 @@ class Refinement:
     ) -> float:
         """Do one step; return the loss of its patterns."""
         places = self.positions(state, parts)
-        mine = self._vectors(
-            state, [parts[slot] for slot in self.slots], [places[slot] for slot in self.slots]
-        )
-        shapes = [self._shapes(state, positions) for positions in places]
-        lengths = [sum(map(math.prod, each.values())) for each in shapes]
-        sizes = [
-            sum(lengths[slot] for slot in TorchGroup(rank, self.group.world_size).slots(len(parts)))
-            for rank in range(self.group.world_size)
-        ]
-        everything = torch.cat(self.group.gather_parts(torch.cat(mine), sizes))
-        count_received(torch.float32.itemsize * (sum(sizes) - sizes[self.group.rank]))
-        loss, gradients = self._added(state, everything.split(lengths), shapes, parts, places)
+        own = slice(self.slots.start, self.slots.stop)
+        mine = self._found(state, parts[own], places[own])
+        loss, gradients = self._added(state, self._of_all_ranks(state, mine, places), parts, places)
         self._scale_probe(state, gradients)
         scale = 1 / (sum(map(len, parts)) * self.counted_pixels)
         rates = {name: rate * stage.rates.get(name, 1.0) for name in self.refined}
@@ -160,9 +152,26 @@ class Refinement:
         ends = list(itertools.accumulate(map(len, parts)))
         return [together.some(slice(end - len(part), end)) for end, part in zip(ends, parts, strict=True)]
 
-    def _vectors(
+    def _of_all_ranks(
+        self, state: ReconstructionState, mine: list[SlotGradients], places: Sequence[Positions]
+    ) -> list[SlotGradients]:
+        """The loss and the gradients of every slot, from those of the slots of each rank."""
+        if self.group.world_size == 1:
+            return mine
+        shapes = [self._shapes(state, positions) for positions in places]
+        lengths = [LOSS_NUMBERS + sum(map(math.prod, each.values())) for each in shapes]
+        ranks = [replace(self.group, rank=rank).slots(len(places)) for rank in range(self.group.world_size)]
+        sizes = [sum(lengths[slot] for slot in slots) for slots in ranks]
+        # The loss is sent as two numbers, so that no digit of it is lost.
+        pieces = [piece.reshape(-1).view(torch.float32) for found in mine for piece in found.values()]
+        count_received(torch.float32.itemsize * (sum(sizes) - sizes[self.group.rank]))
+        vectors = torch.cat(self.group.gather_parts(torch.cat(pieces), sizes)).split(lengths)
+        others = [_unpacked(vector, shape) for vector, shape in zip(vectors, shapes, strict=True)]
+        return [*others[: self.slots.start], *mine, *others[self.slots.stop :]]
+
+    def _found(
         self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Positions]
-    ) -> list[torch.Tensor]:
+    ) -> list[SlotGradients]:
         """The loss and the gradients of each slot of this rank.
 
         Slots are computed together where that gives the bits of each by itself, which is tried once for their sizes.
@@ -170,11 +179,11 @@ class Refinement:
         sizes = tuple(map(len, parts))
         fits = sum(sizes) <= self.recipe.at_once and sum(size > 0 for size in sizes) > 1
         if not fits or self.together.get(sizes) is False:
-            return [self._packed(state, *slot) for slot in zip(parts, places, strict=True)]
-        together = self._packed_together(state, parts, places)
+            return [self._found_alone(state, *slot) for slot in zip(parts, places, strict=True)]
+        together = self._found_together(state, parts, places)
         if sizes not in self.together:
-            apart = [self._packed(state, *slot) for slot in zip(parts, places, strict=True)]
-            self.together[sizes] = all(map(torch.equal, together, apart))
+            apart = [self._found_alone(state, *slot) for slot in zip(parts, places, strict=True)]
+            self.together[sizes] = all(map(_same_bits, together, apart))
             return apart
         return together
 
@@ -183,9 +192,9 @@ class Refinement:
         """True for sizes of slots that can be computed together."""
         return {}
 
-    def _packed_together(
+    def _found_together(
         self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Positions]
-    ) -> list[torch.Tensor]:
+    ) -> list[SlotGradients]:
         ends = list(itertools.accumulate(map(len, parts)))
         groups = [slice(end - len(part), end) for end, part in zip(ends, parts, strict=True) if len(part)]
         found = iter(
@@ -201,18 +210,19 @@ class Refinement:
             )
         )
         return [
-            _vector(next(found)) if len(part) else self._packed(state, part, where)
+            _by_name(next(found)) if len(part) else self._found_alone(state, part, where)
             for part, where in zip(parts, places, strict=True)
         ]
 
-    def _packed(
+    def _found_alone(
         self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions
-    ) -> torch.Tensor:
-        """The loss and the gradients of a slot in one vector of real numbers."""
-        if not len(numbers):
-            length = sum(map(math.prod, self._shapes(state, positions).values()))
-            return torch.zeros(length, device=self.group.device)
-        return _vector(self._gradients(state, numbers, positions))
+    ) -> SlotGradients:
+        """The loss and the gradients of a slot."""
+        if len(numbers):
+            return _by_name(self._gradients(state, numbers, positions))
+        device, shapes = self.group.device, self._shapes(state, positions)
+        loss = torch.zeros(1, dtype=torch.float64, device=device)
+        return {"loss": loss} | {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
 
     def _gradients(
         self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions
@@ -242,7 +252,7 @@ class Refinement:
         return total
 
     def _shapes(self, state: ReconstructionState, positions: Positions) -> dict[str, tuple[int, ...]]:
-        """Shapes of the real numbers of a slot: loss, and gradients by part."""
+        """Shapes of the gradients of a slot by part, in real numbers."""
         count, box = len(positions.pixel), positions.box(self.recipe.frame)
         shapes = {
             "object": (*(part.stop - part.start for part in box), 2),
@@ -253,25 +263,21 @@ class Refinement:
             "shares": (count, self.recipe.variations),
             "variations": (self.recipe.variations, *self.recipe.frame, 2),
         }
-        return {"loss": (2,)} | {name: shapes[name] for name in PARTS if name in self.recipe.refined}
+        return {name: shapes[name] for name in PARTS if name in self.recipe.refined}
 
     def _added(
         self,
         state: ReconstructionState,
-        vectors: Sequence[torch.Tensor],
-        shapes: Sequence[dict[str, tuple[int, ...]]],
+        slots: Sequence[SlotGradients],
         parts: Sequence[PatternNumbers],
         places: Sequence[Positions],
     ) -> tuple[float, PartTensors]:
         """Sum the loss and the gradients of all slots, in their order."""
         total = {name: torch.zeros_like(state.parameters[name]) for name in self.refined}
-        losses = []
-        for vector, shape, numbers, positions in zip(vectors, shapes, parts, places, strict=True):
-            pieces = vector.split([math.prod(each) for each in shape.values()])
-            found = {name: piece.view(shape[name]) for name, piece in zip(shape, pieces, strict=True)}
-            losses.append(found.pop("loss").clone().view(torch.float64))
-            for name, gradient in found.items():
-                self._add(total, name, gradient, numbers, positions)
+        for found, numbers, positions in zip(slots, parts, places, strict=True):
+            for name in self.refined:
+                self._add(total, name, found[name], numbers, positions)
+        losses = [found["loss"] for found in slots]
         loss = 0.0
         for each in torch.cat(losses).tolist():  # as sum() of Python 3.11, which later ones do otherwise
             loss += each
@@ -372,19 +378,16 @@ class Refinement:
             DISK.write_file(self.recipe.drawing, drawn, sync=False)
 
 
-def _vector(found: PatternGradients) -> torch.Tensor:
-    """Loss and gradients in one vector; the loss is in two numbers, so that no digit of it is lost."""
-    loss = found.loss.reshape(1).view(torch.float32)
-    return torch.cat([loss, *(as_real(part).reshape(-1) for part in found.parts.values())])
+def _by_name(found: PatternGradients) -> SlotGradients:
+    return {"loss": found.loss.reshape(1)} | {name: as_real(part) for name, part in found.parts.items()}
 
 
-def rate_of(stage: SolverStage, losses: Sequence[float]) -> float:
-    """The learning rate after the epochs of a stage that are done."""
-    rate = stage.rate
-    if stage.plateau:
-        best, waited = math.inf, 0
-        for loss in losses:
-            best, waited = (loss, 0) if loss < best else (best, waited + 1)
-            if waited > PATIENCE:
-                rate, waited = rate * FACTOR, 0
-    return rate
+def _unpacked(vector: torch.Tensor, shapes: Mapping[str, tuple[int, ...]]) -> SlotGradients:
+    """The loss and the gradients of a slot that another rank sent."""
+    loss, *pieces = vector.split([LOSS_NUMBERS, *map(math.prod, shapes.values())])
+    found = {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+    return {"loss": loss.clone().view(torch.float64)} | found
+
+
+def _same_bits(a: SlotGradients, b: SlotGradients) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from halotile.tasks.ptychography.model import Positions
+from halotile.tasks.ptychography.recipe import SolverStage
 from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, as_real
 
 DECAYS, EPSILON = (0.9, 0.999), 1e-8
+PATIENCE, FACTOR = 10, 0.2
+"""Epochs without a lower loss after which a stage with ``plateau`` multiplies its learning rate."""
 HISTORY = 5
 """Steps whose curvature L-BFGS remembers."""
 ADDED_RATE = 0.01
@@ -53,16 +56,17 @@ def adam(
     D. P. Kingma, J. Ba, Adam: a method for stochastic optimization, ICLR (2015).
     """
     state.steps += 1
-    of_means, of_squares = (1 - decay**state.steps for decay in DECAYS)
     means, squares = (state.moments.setdefault(name, {}) for name in ("means", "squares"))
     for name, rate in rates.items():
         gradient, parameter = as_real(gradients[name] * batch.scale), as_real(state.parameters[name])
         mean = as_real(means.setdefault(name, torch.zeros_like(gradients[name])))
         square = squares.setdefault(name, torch.zeros_like(gradient))
-        mean.lerp_(gradient, 1 - DECAYS[0])
-        square.lerp_(gradient.square(), 1 - DECAYS[1])
-        spread = square.sqrt().div_(math.sqrt(of_squares)).add_(EPSILON)
-        parameter.addcdiv_(mean, spread, value=-rate / of_means)
+        steps = torch.tensor(float(state.steps), device=parameter.device)
+        # The kernel of torch.optim.Adam(fused=True): one pass over memory in place of ten.
+        torch._fused_adam_(
+            [parameter], [gradient], [mean], [square], [], [steps], lr=rate, beta1=DECAYS[0], beta2=DECAYS[1],
+            weight_decay=0.0, eps=EPSILON, amsgrad=False, maximize=False,
+        )  # fmt: skip
 
 
 def sgd(
@@ -179,3 +183,15 @@ def _passed(state: ReconstructionState, batch: PatternBatch) -> torch.Tensor:
         for (row, column), weight in zip(positions.pixel.tolist(), positions.weight.tolist(), strict=True):
             total.add_(modulus[row : row + rows, column : column + columns], alpha=weight**2)
     return total
+
+
+def rate_of(stage: SolverStage, losses: Sequence[float]) -> float:
+    """The learning rate after the epochs of a stage that are done."""
+    rate = stage.rate
+    if stage.plateau:
+        best, waited = math.inf, 0
+        for loss in losses:
+            best, waited = (loss, 0) if loss < best else (best, waited + 1)
+            if waited > PATIENCE:
+                rate, waited = rate * FACTOR, 0
+    return rate

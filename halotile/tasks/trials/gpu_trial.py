@@ -129,7 +129,8 @@ class _Trial:
         """Peak memory of a worker on the device; 0 for a CPU."""
         if self.free is None:
             return 0
-        if not self.task.overlap:  # what copies used comes back a moment after them: the block before may still be there
+        # What copies used comes back a moment after them: of the block before, it may still be there.
+        if not self.task.overlap:
             return self.idle_bytes + 2 * (self.window_bytes + self.result_bytes) + batch_bytes
         # A block is queued long before it is computed. While its batches run, only the window before it is still in memory; the
         # next one comes when they are done. Two results: its own, and the one that is being copied back.

@@ -1,0 +1,86 @@
+"""Memory that the ranks of one machine share: the tensors of gloo, nothing left behind, and an end with the rank that fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from halotile import DistributedContext
+from halotile.errors import PeerLost, RankFailed
+from halotile.tasks.groups.shared_memory import SharedMemory
+from tests.graphs import ranks
+
+cluster = pytest.mark.cluster
+
+
+@cluster
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_ranks_exchange_what_they_exchange_through_gloo(four: DistributedContext, count: int) -> None:
+    for is_shared, faults in four.run_torch(ranks.exchanged, ranks=count):
+        assert is_shared
+        assert faults == []
+    assert not any(four.client.run(ranks.memory_files).values())
+
+
+@cluster
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("killed", "rank 1 of 3 failed"), ("raised", "no such pattern"), ("late", "did not answer within 1 s")],
+)
+def test_a_rank_that_is_missed_in_an_exchange_ends_the_others(
+    four: DistributedContext, how: str, message: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(RankFailed, match=message):
+        four.run_torch(ranks.gathering_without, 1, how, ranks=3, timeout_seconds=1.0)
+    assert time.monotonic() - began < 20
+    four.client.wait_for_workers(4, timeout=60)
+    assert not any(four.client.run(ranks.memory_files).values())
+
+
+def connected() -> tuple[SharedMemory, SharedMemory]:
+    """Two ranks in this process."""
+    both = SharedMemory(0, 2, 0.2), SharedMemory(1, 2, 0.2)
+    addresses = [each.address for each in both]
+    for each in both:
+        each.open(addresses)
+    for each in both:
+        each.close_given()
+    return both
+
+
+def tell(memory: SharedMemory, sizes: Sequence[int]) -> None:
+    """Send what another rank need not be there for."""
+    with pytest.raises(PeerLost, match=r"rank 1 did not answer within 0\.2 s"):
+        memory.exchange([torch.ones(size) for size in sizes], sizes)
+
+
+def test_a_part_of_another_length_than_expected_is_refused() -> None:
+    first, second = connected()
+    tell(first, (3, 3))
+    with pytest.raises(PeerLost, match="rank 0 sent 12 bytes, and 16 were expected"):
+        second.exchange([torch.ones(4)] * 2, [4, 4])
+    for each in (first, second):
+        each.close()
+
+
+def test_a_rank_that_has_closed_its_memory_is_lost_at_once() -> None:
+    first, second = connected()
+    second.close()
+    with pytest.raises(PeerLost, match="rank 1 has ended"):
+        first.exchange([torch.ones(1)] * 2, [1, 1])
+    first.close()
+
+
+def test_the_memory_of_another_machine_is_refused() -> None:
+    memory, other = SharedMemory(0, 2, 1.0), SharedMemory(1, 2, 1.0)
+    stranger = other.address
+    stranger[3] ^= 1  # a secret that is not that of the files
+    with pytest.raises(OSError, match="rank 1 is on another machine"):
+        memory.open([memory.address, stranger])
+    for each in (memory, other):
+        each.close_given()
+        each.close()
