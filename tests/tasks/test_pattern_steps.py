@@ -20,7 +20,7 @@ from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.propagators import FarField
 from halotile.tasks.ptychography.recipe import PARTS, VARYING, Optics, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.simulated import SimulatedScan
-from halotile.tasks.ptychography.solvers import PatternBatch, begin_stage, lbfgs
+from halotile.tasks.ptychography.solvers import PatternBatch, add_smoothness, begin_stage, lbfgs
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
 
 
@@ -49,7 +49,9 @@ def test_gradients_of_some_patterns_at_a_time_are_those_of_all(
     assert recipe.at_once == 5 < len(numbers) == 12
     losses = [each.pop("loss") for each in found]
     torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
-    assert not all(map(torch.equal, *(each.values() for each in found)))  # the sums were made in another order
+    assert not all(
+        map(torch.equal, *(each.values() for each in found))
+    )  # the sums were made in another order
     for name, whole in found[0].items():
         torch.testing.assert_close(found[1][name], whole, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
 
@@ -197,3 +199,26 @@ def test_a_beam_that_fills_the_frame_is_found_with_oversampling(recipe: ScanReci
         changed = replace(recipe, refined=("object", "probe"), oversampling=oversampling)
         losses[oversampling] = last_loss(changed, tmp_path, simulated, pixels)
     assert losses[2] < 0.5 * losses[1]
+
+
+def test_smoothness_is_the_gradient_of_squared_differences_by_the_light() -> None:
+    image = torch.randn(5, 7, dtype=torch.complex128, requires_grad=True)
+    state = ReconstructionState({"object": image.detach()}, norm=3.0)
+    gradients = {"object": torch.zeros(5, 7, dtype=torch.complex128)}
+    add_smoothness(state, gradients, 0.25)
+    differences = [image.diff(dim=axis).abs().square().sum() for axis in (0, 1)]
+    (expected,) = torch.autograd.grad(0.25 * 3.0**2 * sum(differences) / image.numel(), image)
+    torch.testing.assert_close(gradients["object"], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_smooth_object_has_smaller_differences_whatever_the_batch(recipe: ScanRecipe) -> None:
+    rough = {}
+    for batch, smoothness in ((9, 0.0), (9, 0.1), (36, 0.1)):
+        stages = (SolverStage(epochs=20, rate=0.05, batch=batch, smoothness=smoothness),)
+        work = Refinement(replace(recipe, stages=stages, refined=("object",)), TorchGroup())
+        state = first_state(recipe, work.patterns, "cpu")
+        for epoch in range(20):
+            state.losses.append(work.epoch(state, epoch))
+        rough[batch, smoothness] = float(state.parameters["object"].diff(dim=0).abs().square().mean())
+    assert rough[9, 0.1] < 0.7 * rough[9, 0.0]
+    assert rough[36, 0.1] < 0.7 * rough[9, 0.0]

@@ -36,7 +36,7 @@ from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.drawing import draw_object, illumination
 from halotile.tasks.ptychography.results.result import correlated_halves
-from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, begin_stage, rate_of
+from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, add_smoothness, begin_stage, rate_of
 from halotile.tasks.ptychography.state import (
     PartTensors,
     ReconstructionState,
@@ -132,6 +132,8 @@ class Refinement:
         loss, gradients = self._added(state, self._of_all_ranks(state, mine, places), parts, places)
         self._scale_probe(state, gradients)
         scale = 1 / (sum(map(len, parts)) * self.counted_pixels)
+        if stage.smoothness and "object" in gradients:
+            add_smoothness(state, gradients, stage.smoothness / scale)
         rates = {name: rate * stage.rates.get(name, 1.0) for name in self.refined}
         SOLVERS[stage.solver](state, gradients, rates, PatternBatch(places, scale, stage.alpha, rate))
         self._keep_inside(state)

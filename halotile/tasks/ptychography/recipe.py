@@ -76,6 +76,8 @@ class SolverStage:
         Factors of the learning rate, by part.
     alpha : float
         rpie: from 0, each place by its own light, to 1, all by that of the brightest: ePIE.
+    smoothness : float
+        Weight of the squared differences between neighbouring pixels of the object, by the light of the probe.
     plateau : bool
         True: the learning rate is divided by 5 where the loss has not fallen for 10 epochs.
     subset : tuple of int, optional
@@ -89,6 +91,7 @@ class SolverStage:
     rates: Mapping[str, float] = field(default_factory=dict)
     plateau: bool = False
     alpha: float = 0.1
+    smoothness: float = 0.0
     subset: tuple[int, ...] | None = None
 
 

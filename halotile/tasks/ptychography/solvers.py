@@ -163,6 +163,16 @@ def _joined(parts: PartTensors) -> torch.Tensor:
 SOLVERS: Mapping[str, PatternSolver] = {"adam": adam, "sgd": sgd, "rpie": rpie, "lbfgs": lbfgs}
 
 
+def add_smoothness(state: ReconstructionState, gradients: PartTensors, weight: float) -> None:
+    """Add the gradient of the mean squared difference between neighbouring pixels of the object, weighted by the light of the probe."""
+    image = state.parameters["object"]
+    factor = 2 * weight * state.norm**2 / image.numel()
+    for axis, length in enumerate(image.shape):
+        difference = factor * image.diff(dim=axis)
+        gradients["object"].narrow(axis, 1, length - 1).add_(difference)
+        gradients["object"].narrow(axis, 0, length - 1).sub_(difference)
+
+
 def _light(state: ReconstructionState, batch: PatternBatch) -> torch.Tensor:
     """Intensity that each pixel of the object had from the positions of a batch, to a whole pixel."""
     intensity = state.probe.abs().square().sum(0)

@@ -154,6 +154,7 @@ class _Solver:
         schedule: bool = False,
         lr_factors: Mapping[str, float] | None = None,
         alpha: float = 0.1,
+        smoothness: float = 0.0,
         subset: Sequence[int] | None = None,
     ) -> Generator[float, None, None]:
         """Compute some epochs more; yield the loss of each. Ending the loop early ends the computation after the epoch at hand.
@@ -172,6 +173,8 @@ class _Solver:
             Factors of the learning rate by part, such as ``{"positions": 0.5}``.
         alpha : float
             RPIE: from 0, each place steps by its own light, to 1, all by that of the brightest, which is ePIE.
+        smoothness : float
+            Weight of the squared differences between neighbouring pixels of the object beside the loss.
         subset : sequence of int, optional
             The only patterns that are used, by their numbers in the file that the scan came from.
 
@@ -190,6 +193,7 @@ class _Solver:
             rates=lr_factors or {},
             plateau=schedule,
             alpha=alpha,
+            smoothness=smoothness,
             subset=None if subset is None else tuple(map(int, subset)),
         )
         check_job(replace(_JOB, stages=(options,)))

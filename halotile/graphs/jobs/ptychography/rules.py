@@ -61,6 +61,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("stages", "batch"): AtLeast(1),
     ("stages", "rate"): Above(0),
     ("stages", "alpha"): _share,
+    ("stages", "smoothness"): AtLeast(0),
     ("", "slots"): AtLeast(1),
     ("", "window"): AtLeast(0),
     ("", "seed"): AtLeast(0),
@@ -113,6 +114,8 @@ def import_of_model(model: ModelOptions, stages: Sequence[StageOptions], resolut
                 ("stages", number, "solver"),
                 f"is {stage.solver}, which needs the model of halotile; write adam",
             )
+        if stage.smoothness:
+            yield ("stages", number, "smoothness"), "is for the model of halotile; leave it out"
 
 
 def solvers(stages: Sequence[StageOptions]) -> Faults:
