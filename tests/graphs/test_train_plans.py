@@ -22,9 +22,12 @@ from halotile.errors import (
     ResumeRefused,
 )
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.clusters.detection import gpus as gpu_detection
+from halotile.graphs.clusters.detection.gpus import Gpus
 from halotile.graphs.jobs.train.job import NetworkChoice, WeightsFile
-from halotile.graphs.kinds.sections import Input, Run
+from halotile.graphs.kinds.sections import Cluster, Input, Run
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.resources import devices
 from halotile.storage.images.png import encode_png
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.stored_array import MOST_SHARED
@@ -193,6 +196,21 @@ def test_what_cannot_be_trained_is_refused(
 def test_a_precision_is_not_for_a_training(images: Path, tmp_path: Path) -> None:
     plan = make_plan(training(images, tmp_path, run=Run(workers=2, precision="float16")))
     assert "run.precision is float16, which is for denoising: a training computes in float32" in plan.notes
+
+
+def test_workers_that_would_share_a_gpu_are_one_or_refused(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (devices, gpu_detection):
+        monkeypatch.setattr(module, "gpus_here", lambda: Gpus(("0", "1")))
+    run = Run(device="cuda", memory_per_worker="3GiB")
+    local, each = (Cluster(kind=kind) for kind in ("local", "local-cuda"))
+    plan = make_plan(training(images, tmp_path, run=run, cluster=local))
+    assert plan.run.workers == 1
+    assert plan.requested.why == "one for the GPU"
+    with pytest.raises(ConfigError, match=r"workers is 2.*cannot share a GPU.*\{kind: local-cuda\}"):
+        make_plan(training(images, tmp_path, run=replace(run, workers=2), cluster=local))
+    assert make_plan(training(images, tmp_path, run=run, cluster=each)).run.workers == 2
 
 
 def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> None:
