@@ -65,7 +65,7 @@ def test_every_program_runs_on_the_processor(
     table = "\n".join(line for case in CASES.values() for line in bench.rows(case, 64))
     ranks = "\n".join(bench.rank_rows(64))
     assert bench.failed == {}
-    assert ranks.count("| one rank by gloo, 64², ") == ranks.count("| ≤ 1e-05 | **0** |") == 4
+    assert ranks.count("| one rank by gloo, 64², ") == ranks.count("| ≤ 1e-05 | **0** |") == 3
     assert table.count("end to end, one worker") == 3
     assert table.count("monai is not installed") == 4
     assert table.count("| while blocks stream / pure copy | ≥ 0.8 | **") == 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,15 +28,20 @@ def test_ranks_exchange_what_they_exchange_through_gloo(four: DistributedContext
 
 @cluster
 @pytest.mark.parametrize(
-    ("how", "message"),
-    [("killed", "rank 1 of 3 failed"), ("raised", "no such pattern"), ("late", "did not answer within 1 s")],
+    ("rank", "how", "message"),
+    [
+        (1, "killed", "rank 1 of 3 failed"),
+        (1, "raised", "no such pattern"),
+        (1, "late", "rank 1 did not answer within 1 s"),
+        (0, "late", "rank 0 did not answer within 1 s"),
+    ],
 )
 def test_a_rank_that_is_missed_in_an_exchange_ends_the_others(
-    four: DistributedContext, how: str, message: str
+    four: DistributedContext, rank: int, how: str, message: str
 ) -> None:
     began = time.monotonic()
     with pytest.raises(RankFailed, match=message):
-        four.run_torch(ranks.gathering_without, 1, how, ranks=3, timeout_seconds=1.0)
+        four.run_torch(ranks.gathering_without, rank, how, ranks=3, timeout_seconds=1.0)
     assert time.monotonic() - began < 20
     four.client.wait_for_workers(4, timeout=60)
     assert not any(four.client.run(ranks.memory_files).values())
@@ -52,35 +58,60 @@ def connected() -> tuple[SharedMemory, SharedMemory]:
     return both
 
 
-def tell(memory: SharedMemory, sizes: Sequence[int]) -> None:
-    """Send what another rank need not be there for."""
-    with pytest.raises(PeerLost, match=r"rank 1 did not answer within 0\.2 s"):
+def open_numbers() -> set[str]:
+    """Numbers of the open files of this process."""
+    return set(os.listdir("/proc/self/fd"))
+
+
+def missed(memory: SharedMemory, *sizes: int) -> None:
+    """An exchange that the other rank is not there for."""
+    with pytest.raises(PeerLost, match=r"timed out: rank 1 did not answer within 0\.2 s"):
         memory.exchange([torch.ones(size) for size in sizes], sizes)
 
 
 def test_a_part_of_another_length_than_expected_is_refused() -> None:
     first, second = connected()
-    tell(first, (3, 3))
+    missed(first, 3, 3)
     with pytest.raises(PeerLost, match="rank 0 sent 12 bytes, and 16 were expected"):
         second.exchange([torch.ones(4)] * 2, [4, 4])
     for each in (first, second):
         each.close()
 
 
+def test_ranks_that_missed_each_other_do_not_exchange_any_more() -> None:
+    first, second = connected()
+    missed(first, 3, 3)
+    assert second.exchange([torch.zeros(3)] * 2, [3, 3])[0].tolist() == [1.0] * 3
+    with pytest.raises(PeerLost, match="rank 1 is at another exchange"):
+        first.exchange([torch.ones(3)] * 2, [3, 3])  # what waits for it is the part of the last exchange
+    for each in (first, second):
+        each.close()
+
+
 def test_a_rank_that_has_closed_its_memory_is_lost_at_once() -> None:
+    before = open_numbers()
     first, second = connected()
     second.close()
     with pytest.raises(PeerLost, match="rank 1 has ended"):
         first.exchange([torch.ones(1)] * 2, [1, 1])
     first.close()
+    assert open_numbers() == before
 
 
-def test_the_memory_of_another_machine_is_refused() -> None:
+@pytest.mark.parametrize("kind", ["another secret", "an ordinary file"])
+def test_the_memory_of_another_machine_is_refused_and_left_as_it_is(kind: str, tmp_path: Path) -> None:
+    before = open_numbers()
     memory, other = SharedMemory(0, 2, 1.0), SharedMemory(1, 2, 1.0)
     stranger = other.address
-    stranger[3] ^= 1  # a secret that is not that of the files
-    with pytest.raises(OSError, match="rank 1 is on another machine"):
-        memory.open([memory.address, stranger])
+    (tmp_path / "data").write_bytes(b"measured")
+    with open(tmp_path / "data", "rb") as data:
+        if kind == "another secret":
+            stranger[2] ^= 1
+        else:
+            stranger[1] = data.fileno()
+        with pytest.raises(OSError, match="rank 1 is on another machine"):
+            memory.open([memory.address, stranger])
+    assert (tmp_path / "data").read_bytes() == b"measured"
     for each in (memory, other):
-        each.close_given()
         each.close()
+    assert open_numbers() == before

@@ -54,7 +54,7 @@ class TorchGroup:
     process_group : torch.distributed.ProcessGroup, optional
         The group for torch's own functions; None: that of all ranks.
     shared : SharedMemory, optional
-        What ranks of one machine exchange tensors on CPUs through.
+        Memory through which ranks of one machine exchange slots and parts on CPUs.
 
     Examples
     --------
@@ -186,7 +186,7 @@ class TorchGroup:
         """Give each rank its part, flat and of one type, and return theirs, whose lengths are known."""
         import torch.distributed as dist
 
-        mine, group = parts[self.rank], self.process_group
+        mine, group = parts[self.rank].detach(), self.process_group
         if self.shared and mine.device.type == "cpu":
             return self.shared.exchange(parts, sizes)
         received = [mine if rank == self.rank else mine.new_empty(size) for rank, size in enumerate(sizes)]

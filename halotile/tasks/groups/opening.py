@@ -128,9 +128,11 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
         yield group
         ending.barrier(place.end_seconds)  # nobody ends a connection that others still use
     finally:
-        if shared:
-            shared.close()
-        dist.destroy_process_group()
+        try:
+            if shared:
+                shared.close()
+        finally:
+            dist.destroy_process_group()
         # torch removes the file with the last rank, but not when two of them end at the same moment.
         if "://" not in place.meeting:
             with suppress(OSError):

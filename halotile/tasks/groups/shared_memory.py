@@ -19,18 +19,19 @@ if TYPE_CHECKING:
 
     from halotile.tasks.groups.group import TorchGroup
 
-SIGNAL = struct.Struct("=QQQ")
-"""Size of the file, and first byte and number of bytes for the rank that is told."""
+SIGNAL = struct.Struct("=QQQQ")
+"""Number of the exchange, size of the file, and first byte and number of bytes for the rank that is told; a size of 0: it has read its part."""
 LEAST_BYTES = 1 << 20
 SECRET_BYTES = 8
+NAME = "halotile"
 
 
 class SharedMemory:
     """The memory of a rank that all others read, theirs, and a pipe from each to each.
 
-    A rank has two files in memory, which have no name and end with it. It fills them in turn, and tells each other rank by its pipe where its
-    part lies. It may fill a file again once the others have told of their next part: each of them has read the last one by then. The calls
-    that write to and read from a pipe order what was written to memory before and is read after, on every processor.
+    A rank has a file in memory, which has no name in any folder and ends with it. It fills it, and tells each other rank by its pipe where its
+    part lies; they tell when they have read it, and it waits for that before it fills the file again. The calls that write to and read from a
+    pipe order what was written to memory before and is read after, on every processor.
 
     Parameters
     ----------
@@ -50,20 +51,27 @@ class SharedMemory:
         self.others = [other for other in range(world_size) if other != rank]
         self.turn = 0
         self.secret = secrets.token_bytes(SECRET_BYTES)
-        self.own = [_File(os.memfd_create("halotile")) for _ in range(2)]
-        self.pipes = {other: os.pipe() for other in self.others}
-        """Where each other rank tells of its parts: the end to read, and the end that it opens."""
-        self.theirs: dict[int, list[_File]] = {}
+        self.incoming: dict[int, int] = {}
+        self.given: dict[int, int] = {}
+        """The ends of pipes that the others open, until they have."""
         self.outgoing: dict[int, int] = {}
-        for file in self.own:
-            file.hold(LEAST_BYTES)
-            file.memory[:SECRET_BYTES] = self.secret
+        self.theirs: dict[int, _File] = {}
+        self.own = _File(os.memfd_create(NAME))
+        try:
+            os.ftruncate(self.own.number, LEAST_BYTES)
+            self.own.map(LEAST_BYTES)
+            self.own.memory[:SECRET_BYTES] = self.secret
+            for other in self.others:
+                self.incoming[other], self.given[other] = os.pipe()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def address(self) -> list[int]:
-        """What the others need to open it: numbers of the process, its files and its pipes, and the secret."""
-        ends = [self.pipes[other][1] if other in self.pipes else 0 for other in range(len(self.others) + 1)]
-        return [os.getpid(), *(file.number for file in self.own), *self.secret, *ends]
+        """What the others need to open it: numbers of the process, its file and its pipes, and the secret."""
+        ends = [self.given.get(other, 0) for other in range(len(self.others) + 1)]
+        return [os.getpid(), self.own.number, *self.secret, *ends]
 
     def open(self, addresses: Sequence[Sequence[int]]) -> None:
         """Open the files and pipes of the others.
@@ -74,20 +82,23 @@ class SharedMemory:
             When they are those of another machine, or may not be opened.
         """
         for other in self.others:
-            process, *numbers = addresses[other]
-            secret, ends = bytes(numbers[2 : 2 + SECRET_BYTES]), numbers[2 + SECRET_BYTES :]
-            folder = f"/proc/{process}/fd"
-            self.theirs[other] = [_File(os.open(f"{folder}/{number}", os.O_RDWR)) for number in numbers[:2]]
-            for file in self.theirs[other]:
-                file.hold(LEAST_BYTES)
-                if file.memory[:SECRET_BYTES] != secret:
-                    raise OSError(f"rank {other} is on another machine")
-            self.outgoing[other] = os.open(f"{folder}/{ends[self.rank]}", os.O_WRONLY)
+            process, number, *rest = addresses[other]
+            secret, ends = bytes(rest[:SECRET_BYTES]), rest[SECRET_BYTES:]
+            file, pipe = (f"/proc/{process}/fd/{each}" for each in (number, ends[self.rank]))
+            # Where processes are numbered otherwise, both may be anything: what is not ours is not even opened for writing.
+            if not os.readlink(file).startswith(f"/memfd:{NAME}") or not os.readlink(pipe).startswith(
+                "pipe:"
+            ):
+                raise OSError(f"rank {other} is on another machine")
+            self.theirs[other] = _File(os.open(file, os.O_RDWR))
+            if os.pread(self.theirs[other].number, SECRET_BYTES, 0) != secret:
+                raise OSError(f"rank {other} is on another machine")
+            self.outgoing[other] = os.open(pipe, os.O_WRONLY)
 
     def close_given(self) -> None:
         """Close the ends that the others have opened: a pipe then ends with the rank that writes to it."""
-        for _, end in self.pipes.values():
-            os.close(end)
+        while self.given:
+            os.close(self.given.popitem()[1])
 
     def exchange(self, parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
         """Give each rank its part, flat and of one type, and return theirs, whose lengths are known.
@@ -99,58 +110,63 @@ class SharedMemory:
         """
         import torch
 
-        mine, turn = parts[self.rank], self.turn % 2
+        mine, file = parts[self.rank].detach(), self.own
+        for other in self.others if self.turn else ():
+            self._told(other, is_read=True)
         self.turn += 1
-        file, size = self.own[turn], mine.element_size()
-        starts: dict[int, tuple[int, int]] = {}
-        distinct = {id(part): part for rank, part in enumerate(parts) if rank != self.rank}
-        total = sum(part.nbytes for part in distinct.values())
-        file.hold(1 << total.bit_length())  # more than enough: lengths differ a little from call to call
-        end = 0
+        distinct = {id(part): part.detach() for rank, part in enumerate(parts) if rank != self.rank}
+        file.hold(sum(part.nbytes for part in distinct.values()))
+        starts, end = {}, 0
         for key, part in distinct.items():
             starts[key] = end, part.nbytes
             if part.nbytes:
-                file.tensor(torch.uint8, end, part.nbytes).copy_(part.detach().contiguous().view(torch.uint8))
+                file.tensor(torch.uint8, end, part.nbytes).copy_(part.contiguous().view(torch.uint8))
             end += part.nbytes
         for other in self.others:
-            self._tell(other, SIGNAL.pack(len(file.memory), *starts[id(parts[other])]))
+            self._tell(other, len(file.memory), *starts[id(parts[other])])
         found = [mine] * len(parts)
         for other in self.others:
-            length, start, count = SIGNAL.unpack(self._told(other))
-            if count != size * sizes[other]:
+            length, start, count = self._told(other)
+            if count != mine.element_size() * sizes[other]:
                 raise PeerLost(
-                    f"rank {other} sent {count} bytes, and {size * sizes[other]} were expected of it."
+                    f"rank {other} sent {count} bytes, and {mine.element_size() * sizes[other]} were expected of it."
                 )
-            file = self.theirs[other][turn]
-            file.hold(length)
-            found[other] = file.tensor(mine.dtype, start, sizes[other]).clone()
+            self.theirs[other].map(length)
+            found[other] = self.theirs[other].tensor(mine.dtype, start, sizes[other]).clone()
+            self._tell(other)
         return found
 
-    def _tell(self, other: int, signal: bytes) -> None:
-        try:
-            os.write(self.outgoing[other], signal)  # so few bytes are written as one
+    def _tell(self, other: int, *what: int) -> None:
+        try:  # so few bytes are written at once
+            os.write(self.outgoing[other], SIGNAL.pack(self.turn, *(what or (0, 0, 0))))
         except OSError as error:
             raise PeerLost(f"rank {other} has ended.") from error
 
-    def _told(self, other: int) -> bytes:
-        """What another rank tells, once it does."""
-        end, (pipe, _) = time.monotonic() + self.timeout_seconds, self.pipes[other]
+    def _told(self, other: int, *, is_read: bool = False) -> tuple[int, int, int]:
+        """Where another rank has put its part, or that it has read that of this one, once it tells."""
+        end, pipe = time.monotonic() + self.timeout_seconds, self.incoming[other]
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
         while not poll.poll(max(0.0, 1e3 * (end - time.monotonic()))):
             if time.monotonic() > end:
-                raise PeerLost(f"rank {other} did not answer within {self.timeout_seconds:g} s.")
-        if signal := os.read(pipe, SIGNAL.size):
-            return signal
-        raise PeerLost(f"rank {other} has ended.")
+                raise PeerLost(f"timed out: rank {other} did not answer within {self.timeout_seconds:g} s.")
+        signal = os.read(pipe, SIGNAL.size)
+        if not signal:
+            raise PeerLost(f"rank {other} has ended.")
+        turn, length, start, count = SIGNAL.unpack(signal)
+        if turn != self.turn or is_read != (length == 0):
+            raise PeerLost(
+                f"rank {other} is at another exchange ({turn}, and this one at {self.turn}): one of them failed before."
+            )
+        return length, start, count
 
     def close(self) -> None:
         """Close all files; another rank that waits for this one is told by that."""
-        files = [*self.own, *(file for pair in self.theirs.values() for file in pair)]
-        for number in (*self.outgoing.values(), *(pipe for pipe, _ in self.pipes.values())):
-            with suppress(OSError):
-                os.close(number)
-        for file in files:
+        self.close_given()
+        for numbers in (self.outgoing, self.incoming):
+            while numbers:
+                os.close(numbers.popitem()[1])
+        for file in (self.own, *self.theirs.values()):
             file.close()
 
 
@@ -162,13 +178,16 @@ class _File:
         self.memory: Any = b""
 
     def hold(self, size: int) -> None:
-        """Map at least so many bytes; make the file longer if it is shorter."""
-        if size <= len(self.memory):
-            return
-        length = max(size, os.fstat(self.number).st_size)
-        if length > os.fstat(self.number).st_size:
+        """Make it long enough for so many bytes; by powers of two, since lengths differ a little from call to call."""
+        if size > len(self.memory):
+            length = 1 << size.bit_length()
             os.ftruncate(self.number, length)
-        self.memory = mmap.mmap(self.number, length)
+            self.map(length)
+
+    def map(self, length: int) -> None:
+        """Map so many bytes of it."""
+        if length > len(self.memory):
+            self.memory = mmap.mmap(self.number, length)
 
     def tensor(self, dtype: torch.dtype, start: int, count: int) -> torch.Tensor:
         """A part of it, as a tensor that shares its memory."""
@@ -181,27 +200,32 @@ class _File:
     def close(self) -> None:
         """Close the file; its memory goes when no tensor shares it any more."""
         self.memory = b""
-        os.close(self.number)
+        if self.number >= 0:
+            os.close(self.number)
+        self.number = -1
 
 
 def shared_by(group: TorchGroup) -> SharedMemory | None:
     """Connect the ranks of a group through memory; None on all of them where one cannot. Every rank calls it."""
     import torch
 
-    memory, address = None, [0] * (3 + SECRET_BYTES + group.world_size)
+    memory, address = None, [0] * (2 + SECRET_BYTES + group.world_size)
     with suppress(OSError, AttributeError):  # no such call: not Linux
         memory = SharedMemory(group.rank, group.world_size, group.timeout_seconds)
         address = memory.address
-    everyone = group.gather_parts(torch.tensor(address), [len(address)] * group.world_size)
-    works = memory is not None
+    agreed = False
     try:
+        everyone = group.gather_parts(torch.tensor(address), [len(address)] * group.world_size)
+        works = memory is not None
         if memory is not None:
-            memory.open([each.tolist() for each in everyone])
-    except OSError:
-        works = False
-    agreed = bool(group.all_reduce(torch.tensor(works), "min"))
-    if memory is not None:
-        memory.close_given()
-        if not agreed:
-            memory.close()
+            try:
+                memory.open([each.tolist() for each in everyone])
+            except OSError:
+                works = False
+        agreed = bool(group.all_reduce(torch.tensor(works), "min"))
+    finally:
+        if memory is not None:
+            memory.close_given()
+            if not agreed:
+                memory.close()
     return memory if agreed else None

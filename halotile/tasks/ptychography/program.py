@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -132,10 +132,12 @@ class Refinement:
         loss, gradients = self._added(state, self._of_all_ranks(state, mine, places), parts, places)
         self._scale_probe(state, gradients)
         scale = 1 / (sum(map(len, parts)) * self.counted_pixels)
-        if stage.smoothness and "object" in gradients:
-            add_smoothness(state, gradients, stage.smoothness / scale)
+        if smoothness := stage.smoothness / scale:
+            add_smoothness(state, gradients, smoothness)
         rates = {name: rate * stage.rates.get(name, 1.0) for name in self.refined}
-        SOLVERS[stage.solver](state, gradients, rates, PatternBatch(places, scale, stage.alpha, rate))
+        SOLVERS[stage.solver](
+            state, gradients, rates, PatternBatch(places, scale, stage.alpha, rate, smoothness)
+        )
         self._keep_inside(state)
         return loss
 
@@ -167,9 +169,13 @@ class Refinement:
         # The loss is sent as two numbers, so that no digit of it is lost.
         pieces = [piece.reshape(-1).view(torch.float32) for found in mine for piece in found.values()]
         count_received(torch.float32.itemsize * (sum(sizes) - sizes[self.group.rank]))
-        vectors = torch.cat(self.group.gather_parts(torch.cat(pieces), sizes)).split(lengths)
-        others = [_unpacked(vector, shape) for vector, shape in zip(vectors, shapes, strict=True)]
-        return [*others[: self.slots.start], *mine, *others[self.slots.stop :]]
+        vectors = self.group.gather_parts(torch.cat(pieces), sizes)
+        found = []
+        for slots, vector in zip(ranks, vectors, strict=True):
+            some = slice(slots.start, slots.stop)
+            sent = map(_unpacked, vector.split(lengths[some]), shapes[some])
+            found += mine if slots == self.slots else sent
+        return found
 
     def _found(
         self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Positions]
@@ -222,9 +228,8 @@ class Refinement:
         """The loss and the gradients of a slot."""
         if len(numbers):
             return _by_name(self._gradients(state, numbers, positions))
-        device, shapes = self.group.device, self._shapes(state, positions)
-        loss = torch.zeros(1, dtype=torch.float64, device=device)
-        return {"loss": loss} | {name: torch.zeros(shape, device=device) for name, shape in shapes.items()}
+        shapes, zeros = self._shapes(state, positions), partial(torch.zeros, device=self.group.device)
+        return {"loss": zeros(1, dtype=torch.float64)} | {name: zeros(each) for name, each in shapes.items()}
 
     def _gradients(
         self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions

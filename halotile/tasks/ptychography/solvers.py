@@ -15,6 +15,8 @@ from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, 
 DECAYS, EPSILON = (0.9, 0.999), 1e-8
 PATIENCE, FACTOR = 10, 0.2
 """Epochs without a lower loss after which a stage with ``plateau`` multiplies its learning rate."""
+EDGES = 8
+"""The largest curvature of the squared differences of an image, relative to that of one pixel's square."""
 HISTORY = 5
 """Steps whose curvature L-BFGS remembers."""
 ADDED_RATE = 0.01
@@ -35,12 +37,15 @@ class PatternBatch:
         Share of the brightest place in the step of a PIE.
     rate : float
         Learning rate without the factors of the parts.
+    smoothness : float
+        Weight of squared differences between neighbouring pixels of the object, whose gradient is in that of the object.
     """
 
     positions: Sequence[Positions]
     scale: float
     alpha: float
     rate: float
+    smoothness: float = 0.0
 
 
 PatternSolver = Callable[[ReconstructionState, PartTensors, Mapping[str, float], PatternBatch], None]
@@ -93,7 +98,10 @@ def rpie(
     weights = {"object": _light(state, batch), "probe": _passed(state, batch)}
     for name, weight in weights.items():
         if name in rates:
-            step = gradients[name] / (2 * ((1 - batch.alpha) * weight + batch.alpha * weight.max()))
+            curvature = 2 * ((1 - batch.alpha) * weight + batch.alpha * weight.max())
+            if name == "object":
+                curvature += EDGES * smoothness_factor(state, batch.smoothness)
+            step = gradients[name] / curvature
             state.parameters[name].add_(step, alpha=-rates[name] / (state.norm**2 if name == "probe" else 1))
     adam(
         state,
@@ -163,10 +171,14 @@ def _joined(parts: PartTensors) -> torch.Tensor:
 SOLVERS: Mapping[str, PatternSolver] = {"adam": adam, "sgd": sgd, "rpie": rpie, "lbfgs": lbfgs}
 
 
+def smoothness_factor(state: ReconstructionState, weight: float) -> float:
+    """The factor of a difference between neighbouring pixels of the object in the gradient of a smoothness: the weight by the light of the probe."""
+    return 2 * weight * state.norm**2 / state.parameters["object"].numel()
+
+
 def add_smoothness(state: ReconstructionState, gradients: PartTensors, weight: float) -> None:
-    """Add the gradient of the mean squared difference between neighbouring pixels of the object, weighted by the light of the probe."""
-    image = state.parameters["object"]
-    factor = 2 * weight * state.norm**2 / image.numel()
+    """Add the gradient of the mean squared difference between neighbouring pixels of the object."""
+    image, factor = state.parameters["object"], smoothness_factor(state, weight)
     for axis, length in enumerate(image.shape):
         difference = factor * image.diff(dim=axis)
         gradients["object"].narrow(axis, 1, length - 1).add_(difference)

@@ -195,9 +195,9 @@ class _Trial:
         tiling = replace(self.task.tiling, tile=tile)
         return sum(1 for _ in windows_of(self.core, self.reach, self.planes, tiling))
 
-    def _fits(self, tried: TileTrial, sharing: int) -> bool:
+    def _fits(self, tried: TileTrial, sharing: int, *, records: bool = False) -> bool:
         free = self.free_bytes(sharing)
-        return free is None or self.planned(tried.batch_bytes) <= free
+        return free is None or self.planned(tried.batch_bytes, records=records) <= free
 
     def time(self, tile: tuple[int, ...], batch: int, device: Device | None = None) -> TileTrial | None:
         """Measure the time of a block and the memory of a batch; None if memory runs out."""
@@ -241,7 +241,7 @@ class _Trial:
             return None
         tried = self._time_variant(best, device)
         pays = tried is not None and device.records and tried.seconds < (1 - GAIN) * best.seconds
-        return tried if tried is not None and pays and self._fits(tried, sharing) else None
+        return tried if tried is not None and pays and self._fits(tried, sharing, records=True) else None
 
     def _time_variant(self, best: TileTrial, device: Device) -> TileTrial | None:
         """As :meth:`time`, but None for any failure: the best is known already."""

@@ -89,7 +89,7 @@ class StageOptions:
     alpha: float = 0.1
     """rpie: from 0, each place steps by its own light, to 1, all by that of the brightest, which is ePIE."""
     smoothness: float = 0.0
-    """Weight of the squared differences between neighbouring pixels of the object beside the loss, such as 1e-3: for few counts. 0: none."""
+    """Weight of the squared differences between neighbouring pixels of the object, such as 1e-3: for few counts. The loss that is shown is without them. 0: none."""
     plateau: bool = False
     """Divide the learning rate by 5 where the loss has not fallen for 10 epochs."""
     subset: tuple[int, ...] | None = None

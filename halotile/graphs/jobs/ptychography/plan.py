@@ -34,6 +34,8 @@ COMPLEX = 8
 """Bytes of a number."""
 OBJECTS = 4
 """Copies of the object at once: itself, its gradient, and two while a step is made; a solver keeps more."""
+SLOT_OBJECTS = 3
+"""The same of each slot, whose patterns may see all of it: its gradient, and two while ranks exchange it."""
 SMALLER = "a smaller batch, fewer modes, or a larger pixel (recon-cli convert --bin 2)"
 
 
@@ -173,10 +175,11 @@ def _fixed_bytes(recipe: ScanRecipe) -> int:
 
 
 def _object_bytes(recipe: ScanRecipe) -> int:
-    """Memory of all copies of the object."""
+    """Memory of all copies of the object; the same for any number of workers, since the window follows from it."""
     kept = max(SOLVER_TRAITS[stage.solver].objects for stage in recipe.stages)
     halves = (1 + kept) * (len(recipe.halves) - 1)
-    return (OBJECTS + kept + halves) * COMPLEX * math.prod(recipe.shape)
+    slots = SLOT_OBJECTS * recipe.slots
+    return (OBJECTS + kept + halves + slots) * COMPLEX * math.prod(recipe.shape)
 
 
 def _need(recipe: ScanRecipe) -> Need:

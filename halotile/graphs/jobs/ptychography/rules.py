@@ -118,6 +118,16 @@ def import_of_model(model: ModelOptions, stages: Sequence[StageOptions], resolut
             yield ("stages", number, "smoothness"), "is for the model of halotile; leave it out"
 
 
+def smooth_objects(model: ModelOptions, stages: Sequence[StageOptions]) -> Faults:
+    """Yield a smoothness of an object that does not change."""
+    for number, stage in enumerate(stages):
+        if stage.smoothness and "object" not in model.refine:
+            yield (
+                ("stages", number, "smoothness"),
+                "is for the object, which refine does not name; leave it out",
+            )
+
+
 def solvers(stages: Sequence[StageOptions]) -> Faults:
     """Yield rates and batches that a solver cannot do with."""
     if not stages:
@@ -135,4 +145,4 @@ def solvers(stages: Sequence[StageOptions]) -> Faults:
             )
 
 
-RULES = (optics, import_of_model, parts_of_rates, solvers, workers_of_slots)
+RULES = (optics, import_of_model, parts_of_rates, smooth_objects, solvers, workers_of_slots)

@@ -172,7 +172,7 @@ def _need(recipe: Recipe, sources: Sequence[Source], device: str) -> Need:
     weights = recipe.network.weight_bytes(recipe.channels)
     cells = recipe.batch * recipe.patches.cell_bytes
     decoded = kept_bytes(sources, MOST_SHARED) + kept_bytes(sources, 1)  # one more while it is decoded
-    total = IMPORTS_BYTES + activations + 8 * weights + cells + decoded
+    total = IMPORTS_BYTES + activations + (8 + 2 * recipe.slots) * weights + cells + decoded
     return Need(
         f"a step with {recipe.batch // recipe.slots} patches of {recipe.patches.patch} × {recipe.patches.patch} on each worker",
         total,
