@@ -222,3 +222,14 @@ def test_a_smooth_object_has_smaller_differences_whatever_the_batch(recipe: Scan
         rough[batch, smoothness] = float(state.parameters["object"].diff(dim=0).abs().square().mean())
     assert rough[9, 0.1] < 0.7 * rough[9, 0.0]
     assert rough[36, 0.1] < 0.7 * rough[9, 0.0]
+
+
+def test_rpie_stays_finite_with_any_smoothness(recipe: ScanRecipe) -> None:
+    for smoothness in (0.01, 10.0):
+        stages = (SolverStage(solver="rpie", epochs=15, rate=1.0, batch=36, smoothness=smoothness),)
+        work = Refinement(replace(recipe, stages=stages, refined=("object",)), TorchGroup())
+        state = first_state(recipe, work.patterns, "cpu")
+        for epoch in range(15):
+            state.losses.append(work.epoch(state, epoch))
+        assert state.losses[-1] <= state.losses[0]
+        assert float(state.parameters["object"].abs().max()) < 10
