@@ -24,7 +24,7 @@ VARYING = ("variations", "shares")
 
 WAVES = 12
 """Waves of each pattern and mode that a slot holds at once: an estimate."""
-WAVES_BYTES = 2**28
+WAVES_BYTES = 2**26
 """Most bytes of waves at once; of more patterns the gradients are computed some at a time."""
 
 
