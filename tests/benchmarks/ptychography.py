@@ -235,7 +235,7 @@ def ours_epoch(folder: Path, edge: int, workers: str, window: str = "0") -> Resu
 
 
 class RepeatedScan:
-    """Patterns of a small scan again and again, as counts of 16 bits: of a large raster over an object that repeats itself.
+    """The patterns of a small scan again and again, as counts of 16 bits: every position is exposed many times.
 
     Parameters
     ----------
@@ -248,13 +248,11 @@ class RepeatedScan:
 
         small = SimulatedScan(raster=(32, 32), photons=1e3)
         self.tile = small.patterns(np.arange(small.count)).astype(np.uint16)
-        across = round(np.sqrt(nbytes / self.tile.nbytes))
-        raster = np.indices((32 * across, 32 * across)).reshape(2, -1).T
-        pixel = small.scan.wavelength * small.scan.distance / (small.pattern * small.scan.pixel[0])
-        self.numbers = (raster[:, 0] % 32) * 32 + raster[:, 1] % 32
-        places = small.step * (raster // 32 * 32) + small.places[self.numbers]
-        self.scan = replace(small.scan, positions=places * pixel, numbers=np.arange(len(raster)))
-        self.shape = (len(raster), *self.tile.shape[1:])
+        times = round(nbytes / self.tile.nbytes)
+        self.numbers = np.tile(np.arange(small.count), times)
+        positions = np.tile(small.scan.positions, (times, 1))
+        self.scan = replace(small.scan, positions=positions, numbers=np.arange(len(positions)))
+        self.shape = (len(positions), *self.tile.shape[1:])
 
     def __getitem__(self, index: tuple[Any, slice, slice]) -> NDArray[Any]:
         """Parts of some patterns."""
