@@ -52,8 +52,11 @@ def _import_everything() -> None:
 
 
 @contextmanager
-def watched_memory(kind: str = "rss") -> Iterator[Callable[[], int]]:
-    """The highest sum of the memory of this process and all its children: ``rss``, or ``pss``, in which what they share counts once."""
+def watched_memory(kind: str = "rss", *, largest: bool = False) -> Iterator[Callable[[], int]]:
+    """The highest sum of the memory of this process and all its children, or that of the largest child.
+
+    ``rss``, or ``pss``, in which what they share counts once.
+    """
     import threading
 
     import psutil
@@ -65,14 +68,14 @@ def watched_memory(kind: str = "rss") -> Iterator[Callable[[], int]]:
     def watch() -> None:
         nonlocal peak
         while not stop.wait(0.05):
-            total = 0
-            for process in [this, *this.children(recursive=True)]:
+            found = [0]
+            for process in [*([] if largest else [this]), *this.children(recursive=True)]:
                 try:
                     info = process.memory_info() if kind == "rss" else process.memory_full_info()
-                    total += getattr(info, kind)
+                    found.append(getattr(info, kind))
                 except psutil.NoSuchProcess:
                     continue
-            peak = max(peak, total)
+            peak = max(peak, max(found) if largest else sum(found))
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

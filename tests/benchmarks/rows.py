@@ -367,7 +367,7 @@ FIGURES = [
     ),
     Figure(
         "streamed",
-        "a scan: peak memory of a job in its first 90 s, growth from 2 GB to 16 GB of patterns",
+        "a scan: peak memory of the largest process of a job in its first 90 s, growth from 2 GB to 16 GB of patterns",
         streamed_growth,
         "MB",
         60,
