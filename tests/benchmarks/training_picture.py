@@ -38,8 +38,9 @@ def draw(found: dict[str, Curves], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    _, axes = pyplot.subplots(1, len(found), figsize=(3.2 * len(found), 3.4), layout="constrained")
-    for axis, (case, curves) in zip(axes, found.items(), strict=True):
+    figure, axes = pyplot.subplots(1, len(found), figsize=(3.2 * len(found), 3.6), layout="constrained")
+    minutes = sorted({minute for curves in found.values() for minute in curves["halotile"]})
+    for axis, (case, curves) in zip(axes, sorted(found.items(), reverse=True), strict=True):
         for name, colour in COLOURS.items():
             points = sorted(curves[name].items())
             if name in ("tv", "nlm"):
@@ -47,12 +48,13 @@ def draw(found: dict[str, Curves], path: Path) -> None:
             else:
                 axis.plot(*zip(*points, strict=True), "o-", color=colour, label=name)
         axis.set_xscale("log")
-        axis.set_xticks(ticks := sorted(curves["halotile"]), [f"{minute:g}" for minute in ticks])
+        axis.set_xlim(0.8 * minutes[0], 1.25 * minutes[-1])
+        axis.set_xticks(minutes, [f"{minute:g}" for minute in minutes])
         axis.minorticks_off()
         axis.set(title=case.replace(", ", "\n"), xlabel="minutes of training")
     axes[0].set_ylabel("PSNR (dB)")
-    axes[0].legend(loc="lower right")
-    pyplot.savefig(path, dpi=110)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(COLOURS))
+    figure.savefig(path, dpi=90)
 
 
 if __name__ == "__main__":
