@@ -92,6 +92,13 @@ def _replace(name: str, value: Any) -> Callable[[Any], None]:
         (f"{DETECTOR}/data", np.zeros((EDGE, EDGE)), r"\(positions, rows, columns\)"),
         (f"{DETECTOR}/data", None, "has no entry_1/data_1/data"),
         (f"{DETECTOR}/distance", None, "distance"),
+        (f"{DETECTOR}/distance", 0.0, "distance is 0 m, which is no length. Give the right one: --distance"),
+        (f"{DETECTOR}/distance", np.nan, "distance is nan m"),
+        (
+            f"{DETECTOR}/basis_vectors",
+            np.array([[0, 0.0], [-5e-5, 0], [0, 0]]),
+            "a basis vector of the detector has no length",
+        ),
         (f"{DETECTOR}/mask", np.full((EDGE, EDGE), 1), "no pixel that counts"),
         (f"{DETECTOR}/mask", np.zeros((2, 2)), "mask has shape"),
         ("entry_1/instrument_1/source_1/energy", None, "source_1/energy"),
@@ -105,6 +112,22 @@ def test_what_no_scan_has_is_refused(tmp_path: Path, name: str, value: Any, said
     with pytest.raises(InputError, match=said):
         convert_scan(source, str(tmp_path / "scan.zarr"))
     assert not (tmp_path / "scan.zarr").exists()
+
+
+@pytest.mark.parametrize(("flag", "kind"), [(-1, np.int32), (np.nan, np.float32)])
+@pytest.mark.parametrize("binning", [1, 2])
+def test_what_a_detector_writes_into_bad_pixels_does_not_count(
+    tmp_path: Path, flag: float, kind: Any, binning: int
+) -> None:
+    counts = np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE).astype(kind)
+    flagged = counts.copy()
+    flagged[:, 0, 5], counts[:, 0, 5] = flag, 0
+    found = []
+    for name, values in (("flagged", flagged), ("zero", counts)):
+        source = write_cxi(tmp_path / f"{name}.cxi", _replace(f"{DETECTOR}/data", values))
+        convert_scan(source, str(tmp_path / f"{name}.zarr"), Framing(binning=binning))
+        found.append(open_scan(str(tmp_path / f"{name}.zarr"))[1][:])
+    assert np.array_equal(*found)
 
 
 def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from halotile.tasks.ptychography.order import steps_of
 from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.propagators import FarField
 from halotile.tasks.ptychography.recipe import PARTS, VARYING, Optics, ScanRecipe, SolverStage
+from halotile.tasks.ptychography.results.result import contents
 from halotile.tasks.ptychography.simulated import SimulatedScan
 from halotile.tasks.ptychography.solvers import PatternBatch, add_smoothness, begin_stage, lbfgs
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
@@ -177,6 +178,25 @@ def test_a_beam_that_changes_is_found_as_variations(recipe: ScanRecipe, tmp_path
         changed = replace(recipe, refined=refined, variations=variations)
         losses[name] = last_loss(changed, tmp_path, simulated, pixels)
     assert losses["with"] < 0.3 * losses["without"]
+
+
+def test_modes_that_are_written_with_variations_give_the_same_intensities(recipe: ScanRecipe) -> None:
+    changed = replace(recipe, modes=2, refined=("object", "probe", *VARYING), variations=1)
+    work = Refinement(changed, TorchGroup())
+    state = work.first_state()
+    state.losses.append(work.epoch(state, 0))
+    positions = state.positions(changed, np.arange(36))
+    expected, written = (
+        PatternModel(FarField()).intensity(
+            state.parameters["object"],
+            probe,
+            torch.zeros(24, 24),
+            positions,
+            torch.from_numpy(contents(changed, state)["process_1/probe_variations"]),
+        )
+        for probe in (state.probe, torch.from_numpy(contents(changed, state)["image_2/data"]))
+    )
+    torch.testing.assert_close(written, expected, rtol=1e-4, atol=1e-4 * float(expected.max()))
 
 
 def _speckle(edge: int) -> torch.Tensor:

@@ -133,10 +133,9 @@ def write_scan(
     root = Path(path).absolute()
     part = root.with_name(f".{root.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    scan = framed(scan, framing, patterns.shape)
     order = along_curve(scan.positions)
-    _write_values(part, _in_order(scan, order), source)
-    seen = _write_patterns(part, patterns, order, framing, report)
+    _write_values(part, _in_order(framed(scan, framing, patterns.shape), order), source)
+    seen = _write_patterns(part, patterns, scan.mask, order, framing, report)
     _write_arrays(part, seen)
     for written in part.rglob("*"):
         if written.is_file():
@@ -211,9 +210,14 @@ def _write_arrays(part: Path, arrays: Mapping[str, NDArray[Any] | None]) -> None
 
 
 def _write_patterns(
-    part: Path, patterns: Any, order: NDArray[np.int64], framing: Framing, report: Callable[[int, int], None]
+    part: Path,
+    patterns: Any,
+    mask: NDArray[np.bool_] | None,
+    order: NDArray[np.int64],
+    framing: Framing,
+    report: Callable[[int, int], None],
 ) -> dict[str, NDArray[Any]]:
-    """Write the patterns shard by shard, in the order of the curve; return their mean and their maximum."""
+    """Write the patterns shard by shard, in the order of the curve, 0 for no counts that the mask leaves out; return their mean and their maximum."""
     count = len(order)
     rows, columns = framing.windows(*patterns.shape[1:])
     first = framing.binned(np.asarray(patterns[:1, rows, columns]))
@@ -231,11 +235,14 @@ def _write_patterns(
     for start in range(0, count, shard):
         numbers = order[start : start + shard]
         rising = np.sort(numbers)
-        read = framing.binned(np.asarray(patterns[rising, rows, columns]))
-        pixels = read[np.searchsorted(rising, numbers)]
+        read = np.asarray(patterns[rising, rows, columns])
+        wrong = ~(np.isfinite(read) & (read >= 0))
+        if mask is not None and wrong.any():  # detectors mark bad pixels with -1 or NaN
+            read = np.where(wrong & ~mask[rows, columns], read.dtype.type(0), read)
+        pixels = framing.binned(read)[np.searchsorted(rising, numbers)]
         if not np.isfinite(pixels).all() or (pixels < 0).any():
             raise InputError(
-                "a pattern has negative pixels or NaN, which are no counts. Take out the offset, or mark these pixels in the mask and set them to 0."
+                "a pattern has negative pixels or NaN, which are no counts. Take out the offset, or mark these pixels in the mask."
             )
         writer.write(Region((start, 0, 0), (start + len(numbers), *shape)), pixels.astype(dtype))
         total += pixels.sum(0, dtype=np.float64)

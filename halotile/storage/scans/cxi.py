@@ -130,7 +130,12 @@ def _basis(file: Any, known: KnownValues) -> NDArray[np.float64]:
     """The steps between pixels, (3, 2) in metres; where only sizes are known, rows go down and columns to the left, as cxidb.org draws them."""
     if f"{DETECTOR}/basis_vectors" in file:
         basis = np.asarray(file[f"{DETECTOR}/basis_vectors"][()], np.float64)
-        return basis.T if basis.shape == (2, 3) else basis
+        basis = basis.T if basis.shape == (2, 3) else basis
+        if not (np.linalg.norm(basis, axis=0) > 0).all():
+            raise InputError(
+                f"{file.filename}: a basis vector of the detector has no length: mend {DETECTOR}/basis_vectors."
+            )
+        return basis
     height, width = known.pixel or (float(_first(file, f"{DETECTOR}/{axis}_pixel_size")[()]) for axis in "yx")
     return np.array([[0, -width], [-height, 0], [0, 0]])
 

@@ -20,6 +20,8 @@ VERSION = 1
 PATTERNS = "patterns"
 MEAN, MAXIMUM = "mean", "maximum"
 """Arrays that are there to be looked at: over all patterns."""
+LENGTHS = {"wavelength": "energy", "distance": "distance", "pixel": "pixel"}
+"""Options of `recon-cli convert` that give a length."""
 OPTIONAL = ("mask", "background", "probe", "intensities")
 
 
@@ -74,6 +76,12 @@ class Scan:
         InputError
             With the value.
         """
+        lengths = {"wavelength": self.wavelength, "distance": self.distance, "pixel": min(self.pixel)}
+        for name, length in lengths.items():
+            if not 0 < length < np.inf:
+                raise InputError(
+                    f"{path}: the {name} is {length:g} m, which is no length. Give the right one: --{LENGTHS[name]}."
+                )
         count, *pattern = shape
         expected = {"positions": (count, 2), "intensities": (count,)}
         expected |= dict.fromkeys(("mask", "background"), tuple(pattern))

@@ -17,7 +17,7 @@ from halotile.tasks.groups.training.saved import read_content, state_in, write_s
 from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.resolution import RingCorrelation
-from halotile.tasks.ptychography.results.result import correlated_halves, encoded_state, orthogonal
+from halotile.tasks.ptychography.results.result import correlated_halves, encoded_state, shown_probe
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
 
 
@@ -59,8 +59,8 @@ class OpenedScan:
 
     @property
     def probe(self) -> NDArray[np.complex64]:
-        """The modes of the probe in roots of counts, (modes, rows, columns); orthogonal, the strongest first."""
-        return np.asarray(orthogonal(self.state.probe))
+        """The modes of the probe in roots of counts, (modes, rows, columns); orthogonal, the strongest first, unless there are variations."""
+        return np.asarray(shown_probe(self.state))
 
     @probe.setter
     def probe(self, modes: Any) -> None:

@@ -96,7 +96,7 @@ def _of_patterns(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[
     correlation = {} if rings is None else rings.values()
     return {
         "image_1/data": state.parameters["object"].numpy(),
-        "image_2/data": orthogonal(state.probe).numpy(),
+        "image_2/data": shown_probe(state).numpy(),
         "sample_1/geometry_1/translation": _translations(recipe.scan.positions + moved * recipe.optics.pixel)[
             order
         ],
@@ -121,6 +121,11 @@ def _translations(positions: NDArray[np.float64]) -> NDArray[np.float64]:
     """Translations of the sample along x, y and z: rows of the object go along -y, columns along -x, and the sample moves against the beam."""
     rows, columns = positions.T
     return np.stack([columns, rows, np.zeros(len(rows))], 1)
+
+
+def shown_probe(state: ReconstructionState) -> torch.Tensor:
+    """The modes of the probe, orthogonal; with variations as they are, since these belong to the first mode of all."""
+    return state.probe if "variations" in state.parameters else orthogonal(state.probe)
 
 
 def orthogonal(probe: torch.Tensor) -> torch.Tensor:
