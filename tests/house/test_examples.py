@@ -98,6 +98,25 @@ def test_the_demo_denoises_a_real_image_twice(tmp_path: Path) -> None:
         assert read_zarr(tmp_path / "clean.zarr").shape == (600, 600)
 
 
+@pytest.mark.cluster
+def test_a_scan_becomes_a_picture_with_one_command(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(ROOT / "examples/ptychography/star.py"),
+        "--out",
+        str(tmp_path),
+        "--epochs",
+        "6",
+    ]
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stderr
+        losses = [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+), resolution", done.stdout)]
+        assert len(losses) == 6
+        assert losses[-1] < 0.7 * losses[0]
+        assert (tmp_path / "star.png").stat().st_size > 20_000
+
+
 def test_a_trained_network_is_one_that_a_job_can_use(tmp_path: Path) -> None:
     import torch
 

@@ -68,7 +68,8 @@ def open(  # noqa: A001 - as open() of other modules
     seed : int
         The order of the patterns follows from it.
     **model
-        Keys of the section ``model`` of a job: ``field``, ``focus``, ``modes``, ``loss``, ``refine``, ``margin``, ``support``.
+        Keys of the section ``model`` of a job: ``field``, ``focus``, ``modes``, ``loss``, ``refine``, ``margin``, ``support``, ``variations``,
+        ``oversampling``.
 
     Returns
     -------
