@@ -295,3 +295,61 @@ def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path) -> None:
         halotile.ptychography.open(folder / "scan.zarr", import_="own:build")
     with pytest.raises(ConfigError, match="keys of model"):
         halotile.ptychography.open(folder / "scan.zarr", mode=2)
+
+
+def first_and_last_loss(path: Path) -> tuple[float, float]:
+    """Losses of the first and of the last epoch of a result."""
+    with h5py.File(path) as file:
+        losses = file["loss"][()]
+    return float(losses[0]), float(losses[-1])
+
+
+def test_a_reconstruction_begins_with_the_result_of_another(folder: Path) -> None:
+    model = {"modes": 2, "refine": ["object", "probe", "background", "positions", "intensities"]}
+    assert run(job(folder, "first.cxi", model=model)).exit_code == 0
+    _, reached = first_and_last_loss(folder / "first.cxi")
+    with h5py.File(folder / "first.cxi") as first, h5py.File(folder / "probe.h5", "w") as file:
+        file["probe"] = first["probe"][()]
+    for name, start in (("again.cxi", "first.cxi"), ("light.cxi", "probe.h5")):
+        path = job(folder, name, model=model, stages=[{"epochs": 1, "rate": 0.001, "batch": 16}])
+        content = json.loads(path.read_text())
+        content["input"]["start"] = str(folder / start)
+        path.write_text(json.dumps(content))
+        done = run(path)
+        assert done.exit_code == 0, done.output
+        with h5py.File(folder / name) as file, h5py.File(folder / "first.cxi") as first:
+            before, after = first["probe"][()], file["probe"][()]
+        assert np.abs(after - before).max() < 0.02 * np.abs(before).max()
+    begun, _ = first_and_last_loss(folder / "again.cxi")
+    assert 0.5 * reached < begun < reached  # the loss of a pattern is that before its step
+    scan = halotile.ptychography.open(folder / "scan.zarr", modes=2, start=folder / "first.cxi")
+    with h5py.File(folder / "first.cxi") as first:
+        np.testing.assert_array_equal(scan.object, first["object"][()])
+        np.testing.assert_allclose(
+            scan.positions[np.argsort(scan.recipe.scan.numbers)],
+            first["entry_1/process_1/first_pixel"][()],
+            atol=1e-5,
+        )
+
+
+@pytest.mark.parametrize(
+    ("start", "parts", "said"),
+    [
+        ({"object": np.ones((3, 3))}, {}, "its object has shape [3, 3], and this reconstruction has"),
+        ({"probe": np.ones((2, 8, 8))}, {}, "its probe has shape [2, 8, 8]"),
+        ({"probe": np.full((32, 32), np.nan)}, {}, "its probe has values that are not finite"),
+        ({"image": np.ones((3, 3))}, {}, "has neither an object nor a probe to begin with"),
+        ({"probe": np.ones((32, 32))}, {"resolution": True}, "whose halves would begin with the same object"),
+    ],
+)
+def test_what_cannot_be_begun_with_is_refused(folder: Path, start: Any, parts: Any, said: str) -> None:
+    with h5py.File(folder / "start.h5", "w") as file:
+        for name, values in start.items():
+            file[name] = values
+    path = job(folder, **parts)
+    content = json.loads(path.read_text())
+    content["input"]["start"] = str(folder / "start.h5")
+    path.write_text(json.dumps(content))
+    done = CliRunner().invoke(app, ["plan", str(path)])
+    assert done.exit_code in (2, 3, 4)
+    assert said in " ".join(done.output.split())

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from halotile.storage.arrays import Source
 from halotile.storage.scans.scan import Scan
+from halotile.storage.scans.start import StartValues
 
 PARTS = ("object", "probe", "background", "positions", "intensities", "variations", "shares")
 """Parts that can be refined."""
@@ -177,6 +178,8 @@ class ScanRecipe:
     module : str, optional
         ``package.module:name`` of a function that returns the model as a torch module, with its options and the folder that is searched
         first; None: halotile's own.
+    start : StartValues, optional
+        Object, probe and the like to begin with.
     resolution : bool
         True: two halves of the positions are reconstructed by themselves as well, for the resolution.
     checkpoint, curve, drawing, stop : Path
@@ -200,6 +203,7 @@ class ScanRecipe:
     module: str | None = None
     module_options: Mapping[str, Any] = field(default_factory=dict)
     import_folder: str | None = None
+    start: StartValues | None = None
     resolution: bool = False
     checkpoint: Path = Path()
     curve: Path = Path()

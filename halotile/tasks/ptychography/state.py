@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from halotile.storage.scans.start import StartValues
 from halotile.tasks.ptychography.model import Positions
 from halotile.tasks.ptychography.patterns import Patterns, turned
 from halotile.tasks.ptychography.propagators import propagator_of
@@ -87,7 +88,8 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     mean = patterns.mean()
     background = torch.zeros(recipe.pattern) if scan.background is None else torch.from_numpy(scan.background)
     background = turned(background, recipe)
-    if scan.probe is None:
+    guess = scan.probe if recipe.start is None or recipe.start.probe is None else recipe.start.probe
+    if guess is None:
         light = (mean - background).clamp(min=0).sqrt().to(torch.complex64)
         first, _ = propagator.adjoint(light, propagator.factor(torch.ones(1, 1)))
         first = first.conj().resolve_conj()
@@ -95,8 +97,9 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
             first = torch.fft.fftshift(first)
         known = first[None]
     else:
-        known = torch.from_numpy(scan.probe.reshape(-1, *recipe.pattern)).to(torch.complex64)
-    known = _padded(known, recipe.frame)
+        known = torch.from_numpy(guess).flatten(0, -3).to(torch.complex64)
+    if known.shape[-2:] != recipe.frame:
+        known = _padded(known, recipe.frame)
     probe = _with_modes(known, recipe.modes, recipe.seed)
     if (support := support_of(recipe)) is not None:
         probe = probe * support
@@ -112,6 +115,8 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
         "positions": torch.zeros(len(scan.positions), 2),
         "intensities": intensities,
     }
+    if recipe.start is not None:
+        parameters |= _started(recipe, recipe.start)
     if recipe.variations:
         more = _with_modes(probe[:1], 1 + recipe.variations, recipe.seed + 1)[1:]
         parameters["variations"] = (more if support is None else more * support) / norm
@@ -119,6 +124,24 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     state = ReconstructionState(_moved(parameters, device), norm)
     state.halves = [deepcopy(state) for _ in recipe.halves[1:]]
     return state
+
+
+def _started(recipe: ScanRecipe, start: StartValues) -> PartTensors:
+    """The parameters that an earlier reconstruction gives; its probe is the first guess of this one."""
+    order, found = np.argsort(recipe.scan.numbers), {}
+    if start.object is not None:
+        found["object"] = torch.from_numpy(start.object).to(torch.complex64)
+    if start.background is not None:
+        found["background"] = torch.from_numpy(start.background).float().sqrt()
+    if start.first_pixel is not None:
+        moved = np.empty(recipe.places.shape)
+        moved[order] = start.first_pixel - recipe.places[order]
+        found["positions"] = torch.from_numpy(moved).float()
+    if start.amplitude is not None:
+        amplitude = np.empty(len(order))
+        amplitude[order] = start.amplitude
+        found["intensities"] = torch.from_numpy(amplitude).float()
+    return found
 
 
 def _with_modes(known: torch.Tensor, modes: int, seed: int) -> torch.Tensor:

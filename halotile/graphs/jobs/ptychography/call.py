@@ -50,6 +50,7 @@ def open(  # noqa: A001 - as open() of other modules
     slots: int = 4,
     window: int | Auto = "auto",
     resolution: bool = False,
+    start: str | Path | None = None,
     seed: int = 0,
     **model: Any,
 ) -> OpenedScan:
@@ -65,6 +66,8 @@ def open(  # noqa: A001 - as open() of other modules
         Patterns that a slot draws from at a time; 0: all; auto: all, where they fit into 4 GiB.
     resolution : bool
         Reconstruct two halves of the positions by themselves as well, for ``report()`` and ``rings``.
+    start : path, optional
+        Result of an earlier reconstruction to begin with, as ``save()`` writes it, or an HDF5 file with ``object`` or ``probe``.
     seed : int
         The order of the patterns follows from it.
     **model
@@ -90,7 +93,9 @@ def open(  # noqa: A001 - as open() of other modules
             f"{error}. Write some of the keys of model: {', '.join(ModelOptions.__annotations__)}."
         ) from error
     job = Ptychography(
-        input=ScanInput(path=whole_path("path", path)),
+        input=ScanInput(
+            path=whole_path("path", path), start=None if start is None else whole_path("start", start)
+        ),
         output=ResultFile(path="result.cxi"),
         model=options,
         slots=slots,

@@ -18,6 +18,8 @@ class ScanInput:
 
     path: ReadPath
     """Zarr group that recon-cli convert makes of a scan."""
+    start: ReadPath | None = None
+    """Result of an earlier reconstruction of this scan to begin with, or an HDF5 file with object or probe; null: a first guess."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plans.stages import begin, compute_ranks_on, free_bytes, relate
 from halotile.storage.scans.scan import open_scan
+from halotile.storage.scans.start import StartValues
 from halotile.storage.sharded.output import FileLayout
 from halotile.tasks.groups.training.one_file import ONE_BLOCK
 from halotile.tasks.ptychography.recipe import SOLVER_TRAITS, VARYING, WAVES, Optics, ScanRecipe, SolverStage
@@ -110,9 +111,19 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
         module_options=model.options,
         import_folder=job.import_folder,
     )
-    recipe = replace(recipe, window=_window(job, recipe))
+    recipe = replace(recipe, window=_window(job, recipe), start=_start(job, recipe))
     check_used(recipe)
     return recipe
+
+
+def _start(job: Ptychography, recipe: ScanRecipe) -> StartValues | None:
+    if job.input.start is None:
+        return None
+    start = StartValues.read(job.input.start)
+    count = len(recipe.scan.positions)
+    shapes = {"object": recipe.shape, "probe": recipe.frame, "background": recipe.pattern}
+    start.check(job.input.start, shapes | {"first_pixel": (count, 2), "amplitude": (count,)})
+    return start
 
 
 def check_used(recipe: ScanRecipe) -> None:
@@ -226,6 +237,7 @@ def _identity(job: Ptychography, recipe: ScanRecipe, device: str) -> dict[str, A
     return {
         "patterns": recipe.patterns.fingerprint(),
         "scan": recipe.scan.digest(),
+        "start": recipe.start and recipe.start.digest(),
         "model": asdict(job.model),
         "module": recipe.module and imported_digest(recipe.module, None),
         "margin": recipe.margin,

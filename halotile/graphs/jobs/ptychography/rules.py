@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from halotile.graphs.jobs.ptychography.job import ModelOptions, StageOptions
+from halotile.graphs.jobs.ptychography.job import ModelOptions, ScanInput, StageOptions
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.rules.combinations import Faults, workers_of_slots
 from halotile.graphs.rules.values import Above, AtLeast
@@ -94,6 +94,17 @@ def _own_model(model: ModelOptions) -> Faults:
             )
 
 
+def starts(input: ScanInput, model: ModelOptions, resolution: bool) -> Faults:  # noqa: A002 - the section
+    """Yield a start where there must be none."""
+    if input.start is not None and resolution:
+        yield (
+            ("input", "start"),
+            "is not for a resolution, whose halves would begin with the same object; leave one of them out",
+        )
+    if input.start is not None and model.import_ is not None:
+        yield ("input", "start"), "is for the model of halotile; leave it out"
+
+
 def parts_of_rates(model: ModelOptions, stages: Sequence[StageOptions]) -> Faults:
     """Yield rates of parts that there are not; those of a user's own model are known when it is built."""
     for number, stage in enumerate(stages if model.import_ is None else ()):
@@ -145,4 +156,4 @@ def solvers(stages: Sequence[StageOptions]) -> Faults:
             )
 
 
-RULES = (optics, import_of_model, parts_of_rates, smooth_objects, solvers, workers_of_slots)
+RULES = (optics, starts, import_of_model, parts_of_rates, smooth_objects, solvers, workers_of_slots)

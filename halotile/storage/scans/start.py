@@ -1,0 +1,95 @@
+"""What a reconstruction begins with, from the result of an earlier one or from a file with an object or a probe."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import InputError
+from halotile.storage.scans.hdf5 import opened
+
+PROCESS = "entry_1/process_1"
+
+
+@dataclass(frozen=True, eq=False)
+class StartValues:
+    """Values to begin with; None: the first guess. Those of patterns are in the order of the file that the scan came from.
+
+    Parameters
+    ----------
+    object : ndarray, (rows, columns), optional
+        Complex.
+    probe : ndarray, (modes, rows, columns), optional
+        Complex, in roots of counts.
+    first_pixel : ndarray, (positions, 2), optional
+        Place of each pattern on the object in pixels.
+    amplitude : ndarray, (positions,), optional
+        Amplitude of the beam, relative.
+    background : ndarray, (rows, columns), optional
+        Counts without a beam, in the order in which patterns are compared.
+    """
+
+    object: NDArray[Any] | None = None
+    probe: NDArray[Any] | None = None
+    first_pixel: NDArray[Any] | None = None
+    amplitude: NDArray[Any] | None = None
+    background: NDArray[Any] | None = None
+
+    PLACES: ClassVar[dict[str, str]] = {
+        "object": "object",
+        "probe": "probe",
+        "first_pixel": f"{PROCESS}/first_pixel",
+        "amplitude": f"{PROCESS}/amplitude",
+        "background": "entry_1/instrument_1/detector_1/background",
+    }
+
+    @classmethod
+    def read(cls, path: str) -> StartValues:
+        """Read what a file has of them.
+
+        Raises
+        ------
+        InputError
+            When it has neither object nor probe, or values that are not finite.
+        MissingPackage
+            Without h5py.
+        """
+        with opened(path) as file:
+            found = {name: np.asarray(file[place][()]) for name, place in cls.PLACES.items() if place in file}
+        if not {"object", "probe"} & found.keys():
+            raise InputError(f"{path} has neither an object nor a probe to begin with, under these names.")
+        for name, values in found.items():
+            if not np.isfinite(values).all():
+                raise InputError(f"{path}: its {name} has values that are not finite.")
+        if "probe" in found and found["probe"].ndim == 2:
+            found["probe"] = found["probe"][None]
+        return cls(**found)
+
+    def check(self, path: str, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Refuse values of other shapes than these.
+
+        Raises
+        ------
+        InputError
+            With both shapes.
+        """
+        for name, wanted in shapes.items():
+            values = getattr(self, name)
+            if values is not None and values.shape[-len(wanted) :] != wanted:
+                raise InputError(
+                    f"{path}: its {name} has shape {list(values.shape)}, and this reconstruction has {list(wanted)}. Begin with a result of the same "
+                    "scan, margin and oversampling, or leave input.start out."
+                )
+
+    def digest(self) -> str:
+        """Digest of every value."""
+        digest = hashlib.sha256()
+        for each in fields(self):
+            values = getattr(self, each.name)
+            digest.update(f"{each.name} {None if values is None else values.shape}".encode())
+            digest.update(b"" if values is None else np.ascontiguousarray(values).tobytes())
+        return digest.hexdigest()
