@@ -170,7 +170,7 @@ class Refinement:
         pieces = [piece.reshape(-1).view(torch.float32) for found in mine for piece in found.values()]
         count_received(torch.float32.itemsize * (sum(sizes) - sizes[self.group.rank]))
         vectors = self.group.gather_parts(torch.cat(pieces), sizes)
-        found = []
+        found: list[SlotGradients] = []
         for slots, vector in zip(ranks, vectors, strict=True):
             some = slice(slots.start, slots.stop)
             sent = map(_unpacked, vector.split(lengths[some]), shapes[some])

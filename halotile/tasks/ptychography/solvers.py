@@ -173,7 +173,8 @@ SOLVERS: Mapping[str, PatternSolver] = {"adam": adam, "sgd": sgd, "rpie": rpie, 
 
 def smoothness_factor(state: ReconstructionState, weight: float) -> float:
     """The factor of a difference between neighbouring pixels of the object in the gradient of a smoothness: the weight by the light of the probe."""
-    return 2 * weight * state.norm**2 / state.parameters["object"].numel()
+    pixels: int = state.parameters["object"].numel()
+    return 2 * weight * state.norm**2 / pixels
 
 
 def add_smoothness(state: ReconstructionState, gradients: PartTensors, weight: float) -> None:
