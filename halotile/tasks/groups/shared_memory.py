@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from halotile.tasks.groups.group import TorchGroup
 
 SIGNAL = struct.Struct("=QQQQ")
-"""Number of the exchange, size of the file, and first byte and number of bytes for the rank that is told; a size of 0: it has read its part."""
+"""Number of the exchange, size of the file, and first byte and number of bytes for the rank that it is for; a size of 0: it has read its part."""
 LEAST_BYTES = 1 << 20
 SECRET_BYTES = 8
 NAME = "halotile"
@@ -29,8 +29,8 @@ NAME = "halotile"
 class SharedMemory:
     """The memory of a rank that all others read, theirs, and a pipe from each to each.
 
-    A rank has a file in memory, which has no name in any folder and ends with it. It fills it, and tells each other rank by its pipe where its
-    part lies; they tell when they have read it, and it waits for that before it fills the file again. The calls that write to and read from a
+    A rank has a file in memory, which has no name in any folder and ends with it. It fills it, and signals to each other rank by its pipe where its
+    part lies; they signal when they have read it, and it waits for that before it fills the file again. The calls that write to and read from a
     pipe order what was written to memory before and is read after, on every processor.
 
     Parameters
@@ -69,7 +69,7 @@ class SharedMemory:
 
     @property
     def address(self) -> list[int]:
-        """What the others need to open it: numbers of the process, its file and its pipes, and the secret."""
+        """Everything that the others need to open it: numbers of the process, its file and its pipes, and the secret."""
         ends = [self.given.get(other, 0) for other in range(len(self.others) + 1)]
         return [os.getpid(), self.own.number, *self.secret, *ends]
 
@@ -112,7 +112,7 @@ class SharedMemory:
 
         mine, file = parts[self.rank].detach(), self.own
         for other in self.others if self.turn else ():
-            self._told(other, is_read=True)
+            self._receive_signal(other, is_read=True)
         self.turn += 1
         distinct = {id(part): part.detach() for rank, part in enumerate(parts) if rank != self.rank}
         file.hold(sum(part.nbytes for part in distinct.values()))
@@ -123,27 +123,27 @@ class SharedMemory:
                 file.tensor(torch.uint8, end, part.nbytes).copy_(part.contiguous().view(torch.uint8))
             end += part.nbytes
         for other in self.others:
-            self._tell(other, len(file.memory), *starts[id(parts[other])])
+            self._send_signal(other, len(file.memory), *starts[id(parts[other])])
         found = [mine] * len(parts)
         for other in self.others:
-            length, start, count = self._told(other)
+            length, start, count = self._receive_signal(other)
             if count != mine.element_size() * sizes[other]:
                 raise PeerLost(
                     f"rank {other} sent {count} bytes, and {mine.element_size() * sizes[other]} were expected of it."
                 )
             self.theirs[other].map(length)
             found[other] = self.theirs[other].tensor(mine.dtype, start, sizes[other]).clone()
-            self._tell(other)
+            self._send_signal(other)
         return found
 
-    def _tell(self, other: int, *what: int) -> None:
+    def _send_signal(self, other: int, *what: int) -> None:
         try:  # so few bytes are written at once
             os.write(self.outgoing[other], SIGNAL.pack(self.turn, *(what or (0, 0, 0))))
         except OSError as error:
             raise PeerLost(f"rank {other} has ended.") from error
 
-    def _told(self, other: int, *, is_read: bool = False) -> tuple[int, int, int]:
-        """Where another rank has put its part, or that it has read that of this one, once it tells."""
+    def _receive_signal(self, other: int, *, is_read: bool = False) -> tuple[int, int, int]:
+        """Return the place of another rank's part, or once it has read that of this rank, as soon as it signals that."""
         end, pipe = time.monotonic() + self.timeout_seconds, self.incoming[other]
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
@@ -161,7 +161,7 @@ class SharedMemory:
         return length, start, count
 
     def close(self) -> None:
-        """Close all files; another rank that waits for this one is told by that."""
+        """Close all files; this ends the wait of another rank at once."""
         self.close_given()
         for numbers in (self.outgoing, self.incoming):
             while numbers:
