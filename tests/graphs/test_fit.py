@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,13 +70,11 @@ def exchanged(group: TorchGroup, mode: Any) -> tuple[int, int]:
     """Bytes that a rank counts in a training, and those in its messages."""
     import torch.distributed as dist
 
-    messages, real, real_broadcast = [0], dist.all_to_all_single, dist.broadcast
+    messages, real, real_broadcast = [0], TorchGroup._exchange, dist.broadcast
 
-    def watched(
-        received: torch.Tensor, sent: torch.Tensor, sizes: list[int], *others: Any, **options: Any
-    ) -> Any:
-        messages[0] += (sum(sizes) - sizes[group.rank]) * received.itemsize
-        return real(received, sent, sizes, *others, **options)
+    def watched(self: TorchGroup, parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
+        messages[0] += (sum(sizes) - sizes[self.rank]) * parts[self.rank].itemsize
+        return real(self, parts, sizes)
 
     def watched_broadcast(x: torch.Tensor, *others: Any, group_src: int, **options: Any) -> Any:
         if group_src not in (0, group.rank):  # rank 0 sends the first network
@@ -85,7 +83,7 @@ def exchanged(group: TorchGroup, mode: Any) -> tuple[int, int]:
 
     before = received_bytes()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(dist, "all_to_all_single", watched)
+        patched.setattr(TorchGroup, "_exchange", watched)
         patched.setattr(dist, "broadcast", watched_broadcast)
         fitting.trained(group, 3, mode=mode)
     return received_bytes() - before, messages[0]
