@@ -166,7 +166,10 @@ def test_a_module_that_does_not_fit_is_told(
     [
         ({"model": {"modes": 2}}, "write it in options"),
         ({"stages": [{"solver": "rpie", "epochs": 1}]}, "write adam"),
-        ({"stages": [{"epochs": 1, "smoothness": 0.1}]}, "smoothness is for the model of halotile"),
+        (
+            {"stages": [{"epochs": 1, "smoothness": 0.1}]},
+            "smoothness: is for the model of halotile; leave it out",
+        ),
         ({"resolution": True}, "is not there for a model of your own"),
     ],
 )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 
@@ -174,7 +175,7 @@ def test_a_job_that_is_as_it_was_goes_on(
 def test_smaller_blocks_fit_by_the_larger_of_two_trials(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, breaks: bool
 ) -> None:
-    source = write_zarr(tmp_path / "large.zarr", noisy_image((4096, 4096), "uint8"), chunk=512)
+    source = write_zarr(tmp_path / "large.zarr", np.zeros((8192, 8192), "uint8"), chunk=512)
     given = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, shard=512, chunk=256, tile={})
     run = Run(device="cuda", workers=1, memory_per_worker="3000MiB")
     finding(monkeypatch, FOUND)
@@ -297,7 +298,7 @@ def test_a_run_may_go_on_with_a_smaller_batch_and_nothing_else(
 def test_blocks_are_smaller_where_libraries_of_a_card_keep_much(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    source = write_zarr(tmp_path / "large.zarr", noisy_image((4096, 4096), "uint8"), chunk=512)
+    source = write_zarr(tmp_path / "large.zarr", np.zeros((8192, 8192), "uint8"), chunk=512)
     given = job_of(source, tmp_path / "out.zarr", "gaussian", {"sigma": 1}, shard=512, chunk=256, tile={})
     run = Run(device="cuda", workers=1, memory_per_worker="3000MiB")
     given = replace(given, run=run, cluster=Cluster(kind="local"))
