@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import halotile
 from halotile.cli.main import app
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, InputError
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans import convert
 from halotile.storage.scans.convert import write_scan
@@ -332,10 +332,37 @@ def test_a_reconstruction_begins_with_the_result_of_another(folder: Path) -> Non
         )
 
 
+def test_a_beam_that_varies_is_begun_with_and_a_result_is_not_written_over_its_start(folder: Path) -> None:
+    model: dict[str, Any] = {"variations": 1, "refine": ["object", "probe"]}
+    assert run(job(folder, "first.cxi", model=model)).exit_code == 0
+    scan = halotile.ptychography.open(folder / "scan.zarr", start=folder / "first.cxi", **model)
+    scan.save(folder / "same.cxi")
+    with h5py.File(folder / "first.cxi") as first, h5py.File(folder / "same.cxi") as same:
+        for name in (
+            "object",
+            "probe",
+            "entry_1/process_1/probe_variations",
+            "entry_1/process_1/probe_shares",
+        ):
+            np.testing.assert_allclose(same[name][()], first[name][()], rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match="its variations has shape"):
+        halotile.ptychography.open(
+            folder / "scan.zarr", start=folder / "first.cxi", **model | {"variations": 2}
+        )
+    path = job(folder, "first.cxi", model=model)
+    content = json.loads(path.read_text())
+    content["input"]["start"], content["output"]["overwrite"] = content["output"]["path"], True
+    path.write_text(json.dumps(content))
+    done = CliRunner().invoke(app, ["plan", str(path), "--fresh"])
+    assert done.exit_code != 0
+    assert "that is the input" in " ".join(done.output.split())
+
+
 @pytest.mark.parametrize(
     ("start", "parts", "said"),
     [
         ({"object": np.ones((3, 3))}, {}, "its object has shape [3, 3], and this reconstruction has"),
+        ({"object": np.ones((2, 61, 61))}, {}, "its object has shape [2, 61, 61]"),
         ({"probe": np.ones((2, 8, 8))}, {}, "its probe has shape [2, 8, 8]"),
         ({"probe": np.full((32, 32), np.nan)}, {}, "its probe has values that are not finite"),
         ({"image": np.ones((3, 3))}, {}, "has neither an object nor a probe to begin with"),

@@ -20,8 +20,13 @@ from halotile.storage.stored_array import StoredArray
 
 def check_paths(source: Source, output: OutputPath, key: str = "output.path") -> None:
     """Refuse an output that is the input, lies in it, or contains it."""
-    check_whole(source.path)
-    read, written = path_of(source.path).resolve(), output.resolve()
+    check_apart(source.path, output, key)
+
+
+def check_apart(path: str, output: OutputPath, key: str = "output.path") -> None:
+    """As :func:`check_paths`, of a file that is no image."""
+    check_whole(path)
+    read, written = path_of(path).resolve(), output.resolve()
     if read == written:
         raise OutputRefused(f"{key} is {output}: that is the input. Write another path.")
     if read in written.parents:

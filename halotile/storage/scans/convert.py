@@ -239,8 +239,9 @@ def _write_patterns(
         wrong = ~(np.isfinite(read) & (read >= 0))
         if mask is not None and wrong.any():  # detectors mark bad pixels with -1 or NaN
             read = np.where(wrong & ~mask[rows, columns], read.dtype.type(0), read)
+            wrong &= mask[rows, columns]
         pixels = framing.binned(read)[np.searchsorted(rising, numbers)]
-        if not np.isfinite(pixels).all() or (pixels < 0).any():
+        if wrong.any():
             raise InputError(
                 "a pattern has negative pixels or NaN, which are no counts. Take out the offset, or mark these pixels in the mask."
             )

@@ -31,6 +31,10 @@ class StartValues:
         Amplitude of the beam, relative.
     background : ndarray, (rows, columns), optional
         Counts without a beam, in the order in which patterns are compared.
+    variations : ndarray, (variations, rows, columns), optional
+        Modes that are added to the first one.
+    shares : ndarray, (positions, variations), optional
+        Their shares in each pattern.
     """
 
     object: NDArray[Any] | None = None
@@ -38,14 +42,18 @@ class StartValues:
     first_pixel: NDArray[Any] | None = None
     amplitude: NDArray[Any] | None = None
     background: NDArray[Any] | None = None
+    variations: NDArray[Any] | None = None
+    shares: NDArray[Any] | None = None
 
-    PLACES: ClassVar[dict[str, str]] = {
-        "object": "object",
-        "probe": "probe",
+    OF_ANY: ClassVar[dict[str, str]] = {"object": "object", "probe": "probe"}
+    OF_RESULTS: ClassVar[dict[str, str]] = {
         "first_pixel": f"{PROCESS}/first_pixel",
         "amplitude": f"{PROCESS}/amplitude",
         "background": "entry_1/instrument_1/detector_1/background",
+        "variations": f"{PROCESS}/probe_variations",
+        "shares": f"{PROCESS}/probe_shares",
     }
+    """Left alone in other files, which may have them in another order."""
 
     @classmethod
     def read(cls, path: str) -> StartValues:
@@ -59,7 +67,9 @@ class StartValues:
             Without h5py.
         """
         with opened(path) as file:
-            found = {name: np.asarray(file[place][()]) for name, place in cls.PLACES.items() if place in file}
+            is_result = cls.OF_RESULTS["first_pixel"] in file
+            places = cls.OF_ANY | (cls.OF_RESULTS if is_result else {})
+            found = {name: np.asarray(file[place][()]) for name, place in places.items() if place in file}
         if not {"object", "probe"} & found.keys():
             raise InputError(f"{path} has neither an object nor a probe to begin with, under these names.")
         for name, values in found.items():
@@ -70,7 +80,7 @@ class StartValues:
         return cls(**found)
 
     def check(self, path: str, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Refuse values of other shapes than these.
+        """Refuse values of other shapes than these; a probe has any number of modes.
 
         Raises
         ------
@@ -79,10 +89,11 @@ class StartValues:
         """
         for name, wanted in shapes.items():
             values = getattr(self, name)
-            if values is not None and values.shape[-len(wanted) :] != wanted:
+            found = () if values is None else values.shape[1:] if name == "probe" else values.shape
+            if values is not None and found != wanted:
                 raise InputError(
                     f"{path}: its {name} has shape {list(values.shape)}, and this reconstruction has {list(wanted)}. Begin with a result of the same "
-                    "scan, margin and oversampling, or leave input.start out."
+                    "scan, margin, oversampling and variations, or leave input.start out."
                 )
 
     def digest(self) -> str:

@@ -115,32 +115,37 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
         "positions": torch.zeros(len(scan.positions), 2),
         "intensities": intensities,
     }
-    if recipe.start is not None:
-        parameters |= _started(recipe, recipe.start)
     if recipe.variations:
         more = _with_modes(probe[:1], 1 + recipe.variations, recipe.seed + 1)[1:]
         parameters["variations"] = (more if support is None else more * support) / norm
         parameters["shares"] = torch.zeros(len(scan.positions), recipe.variations)
+    if recipe.start is not None:
+        parameters |= _started(recipe, recipe.start, norm)
     state = ReconstructionState(_moved(parameters, device), norm)
     state.halves = [deepcopy(state) for _ in recipe.halves[1:]]
     return state
 
 
-def _started(recipe: ScanRecipe, start: StartValues) -> PartTensors:
+def _started(recipe: ScanRecipe, start: StartValues, norm: float) -> PartTensors:
     """The parameters that an earlier reconstruction gives; its probe is the first guess of this one."""
-    order, found = np.argsort(recipe.scan.numbers), {}
+    found = {}
+
+    def in_order(values: np.ndarray[Any, Any]) -> torch.Tensor:
+        """Values of patterns in the order of the Zarr."""
+        sorted_places = np.argsort(np.argsort(recipe.scan.numbers))
+        return torch.from_numpy(values[sorted_places])
+
     if start.object is not None:
         found["object"] = torch.from_numpy(start.object).to(torch.complex64)
     if start.background is not None:
         found["background"] = torch.from_numpy(start.background).float().sqrt()
     if start.first_pixel is not None:
-        moved = np.empty(recipe.places.shape)
-        moved[order] = start.first_pixel - recipe.places[order]
-        found["positions"] = torch.from_numpy(moved).float()
+        found["positions"] = (in_order(start.first_pixel) - torch.from_numpy(recipe.places)).float()
     if start.amplitude is not None:
-        amplitude = np.empty(len(order))
-        amplitude[order] = start.amplitude
-        found["intensities"] = torch.from_numpy(amplitude).float()
+        found["intensities"] = in_order(start.amplitude).float()
+    if recipe.variations and start.variations is not None and start.shares is not None:
+        found["variations"] = torch.from_numpy(start.variations / norm).to(torch.complex64)
+        found["shares"] = in_order(start.shares).float()
     return found
 
 

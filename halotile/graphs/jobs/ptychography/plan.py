@@ -18,7 +18,7 @@ from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
-from halotile.graphs.plans.inputs import check_decoding, check_paths
+from halotile.graphs.plans.inputs import check_apart, check_decoding, check_paths
 from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
@@ -48,6 +48,8 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
     recipe = recipe_of(job)
     scan, patterns, model = recipe.scan, recipe.patterns, job.model
     check_paths(patterns, begun.output)
+    if job.input.start is not None:
+        check_apart(job.input.start, begun.output)
     check_decoding((patterns,), job.run)
     count, pattern = len(scan.positions), recipe.pattern
     if count < job.run.count:
@@ -121,8 +123,15 @@ def _start(job: Ptychography, recipe: ScanRecipe) -> StartValues | None:
         return None
     start = StartValues.read(job.input.start)
     count = len(recipe.scan.positions)
-    shapes = {"object": recipe.shape, "probe": recipe.frame, "background": recipe.pattern}
-    start.check(job.input.start, shapes | {"first_pixel": (count, 2), "amplitude": (count,)})
+    shapes: dict[str, tuple[int, ...]] = {
+        "object": recipe.shape,
+        "probe": recipe.frame,
+        "background": recipe.pattern,
+    }
+    shapes |= {"first_pixel": (count, 2), "amplitude": (count,)}
+    if recipe.variations:
+        shapes |= {"variations": (recipe.variations, *recipe.frame), "shares": (count, recipe.variations)}
+    start.check(job.input.start, shapes)
     return start
 
 
