@@ -23,7 +23,7 @@ def scan(folder: Path, edge: int, device: str, subject: str) -> Result:
     import halotile
 
     if subject == "petra":
-        opened = ptychography._petra(folder)
+        opened = ptychography.petra(folder)
     else:
         ptychography.written(folder, "exact")
         opened = halotile.ptychography.open(folder / "exact.zarr", modes=2)
@@ -32,7 +32,7 @@ def scan(folder: Path, edge: int, device: str, subject: str) -> Result:
     options = SCANS[subject]
     with halotile.DistributedContext(workers=1, cluster=cluster, device_mode=mode) as context:
         adam = halotile.ptychography.Adam(opened, context=context)
-        seconds = ptychography._epoch_seconds(
+        seconds = ptychography.epoch_seconds(
             adam, EPOCHS[device], lr=options["lr"], batch_size=options["batch"]
         )
     return {"seconds": seconds}
@@ -40,19 +40,13 @@ def scan(folder: Path, edge: int, device: str, subject: str) -> Result:
 
 def cdtools(folder: Path, edge: int, device: str, subject: str) -> Result:
     """The same by CDTools."""
-    request: dict[str, Any] = {"only_times": True, "device": device, "threads": 1, "modes": 1}
-    if subject == "petra":
-        request |= {
-            "cxi": str(ptychography.PETRA),
-            "model": {"near_field": True, "propagation_distance": 3.65e-3},
-        }
-    else:
+    request: dict[str, Any] = dict(ptychography.PETRA_REQUEST)
+    if subject != "petra":
         ptychography.written(folder, "exact")
-        request |= {"cxi": str(folder / "exact.cxi"), "modes": 2}
-    count, warm = EPOCHS[device], ptychography.WARM
-    stage = {"epochs": count + warm, **SCANS[subject]}
-    found = ptychography.peer(folder, "cdtools", request | {"stages": [stage]})["seconds"]
-    return {"seconds": float(found[-1] - found[warm - 1]) / count}
+        request = {"cxi": str(folder / "exact.cxi"), "modes": 2}
+    epochs = EPOCHS[device] + ptychography.WARM
+    request["device"] = device
+    return {"seconds": ptychography.cdtools_seconds(folder, request, SCANS[subject], epochs, 1)}
 
 
 def step(folder: Path, edge: int, device: str) -> Result:

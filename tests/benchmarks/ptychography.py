@@ -22,6 +22,11 @@ from tests.benchmarks.measuring import Result, fresh, main, watched_memory
 PETRA = REPOSITORY / "examples" / "ptychography" / "petra.cxi"
 RECIPE = [{"epochs": 100, "lr": 0.04, "batch": 10}, {"epochs": 50, "lr": 0.005, "batch": 50}]
 """The stages of CDTools' own example."""
+PETRA_REQUEST = {
+    "cxi": str(PETRA),
+    "modes": 1,
+    "model": {"near_field": True, "propagation_distance": 3.65e-3},
+}
 THREADS = (1, 2)
 PROBED = 6
 """Epochs by which the better number of threads is found."""
@@ -37,11 +42,11 @@ def ours_petra(folder: Path, epochs: int, workers: str) -> Result:
     """Seconds of an epoch."""
     import halotile
 
-    with halotile.ptychography.Adam(_petra(folder), workers=int(workers)) as adam:
-        return {"seconds": _epoch_seconds(adam, epochs, lr=0.04, batch_size=10)}
+    with halotile.ptychography.Adam(petra(folder), workers=int(workers)) as adam:
+        return {"seconds": epoch_seconds(adam, epochs, lr=0.04, batch_size=10)}
 
 
-def _epoch_seconds(solver: Any, epochs: int, **options: Any) -> float:
+def epoch_seconds(solver: Any, epochs: int, **options: Any) -> float:
     """Seconds of an epoch among many: what a call takes at its beginning and its end is in two calls alike."""
     list(solver.optimize(WARM, **options))  # workers are there, and have imported everything
     times = []
@@ -56,7 +61,7 @@ def ours_petra_loss(folder: Path, edge: int) -> Result:
     """The loss at the end of the recipe."""
     import halotile
 
-    scan = _petra(folder)
+    scan = petra(folder)
     with halotile.ptychography.Adam(scan, workers=2) as adam:
         for stage in RECIPE:
             for loss in adam.optimize(int(stage["epochs"]), lr=stage["lr"], batch_size=int(stage["batch"])):
@@ -64,7 +69,7 @@ def ours_petra_loss(folder: Path, edge: int) -> Result:
     return {"loss": last}
 
 
-def _petra(folder: Path) -> Any:
+def petra(folder: Path) -> Any:
     import halotile
     from halotile.storage.scans.convert import convert_scan
 
@@ -76,21 +81,19 @@ def _petra(folder: Path) -> Any:
 
 def cdtools_petra(folder: Path, epochs: int) -> Result:
     """Seconds of an epoch, with one or two threads, whichever is faster."""
-    request = {
-        "cxi": str(PETRA),
-        "modes": 1,
-        "model": {"near_field": True, "propagation_distance": 3.65e-3},
-        "only_times": True,
-    }
+    best = min(
+        THREADS, key=lambda threads: cdtools_seconds(folder, PETRA_REQUEST, RECIPE[0], PROBED, threads)
+    )
+    return {"seconds": cdtools_seconds(folder, PETRA_REQUEST, RECIPE[0], epochs, best), "threads": best}
 
-    def seconds(count: int, threads: int) -> float:
-        found = peer(
-            folder, "cdtools", request | {"stages": [RECIPE[0] | {"epochs": count}], "threads": threads}
-        )
-        return float(found["seconds"][-1] - found["seconds"][WARM - 1]) / (count - WARM)
 
-    best = min(THREADS, key=lambda threads: seconds(PROBED, threads))
-    return {"seconds": seconds(epochs, best), "threads": best}
+def cdtools_seconds(
+    folder: Path, request: Mapping[str, Any], stage: Mapping[str, Any], epochs: int, threads: int
+) -> float:
+    """Seconds of an epoch of CDTools after the first ones."""
+    stages = [{**stage, "epochs": epochs}]
+    found = peer(folder, "cdtools", {**request, "only_times": True, "stages": stages, "threads": threads})
+    return float(found["seconds"][-1] - found["seconds"][WARM - 1]) / (epochs - WARM)
 
 
 def peer(folder: Path, name: str, request: Mapping[str, Any]) -> Mapping[str, NDArray[Any]]:
@@ -231,7 +234,7 @@ def ours_epoch(folder: Path, edge: int, workers: str, window: str = "0") -> Resu
         folder / "exact.zarr", modes=2, refine=("object", "probe"), window=int(window)
     )
     with halotile.ptychography.Adam(scan, workers=int(workers)) as adam:
-        return {"seconds": _epoch_seconds(adam, FAR_EPOCHS, batch_size=64)}
+        return {"seconds": epoch_seconds(adam, FAR_EPOCHS, batch_size=64)}
 
 
 class RepeatedScan:
@@ -261,7 +264,7 @@ class RepeatedScan:
 
 
 def ours_streamed(folder: Path, gigabytes: int) -> Result:
-    """Peak memory of the largest process of a job with 1 GiB for each of two workers, in its first seconds of steps."""
+    """Peak memory of a job with 1 GiB for each of two workers, in its first seconds of steps: of its largest process, and of all."""
     from halotile.storage.scans.convert import write_scan
 
     path = folder / f"repeated-{gigabytes}.zarr"
@@ -279,7 +282,11 @@ def ours_streamed(folder: Path, gigabytes: int) -> Result:
     }
     (folder / "streamed.yaml").write_text(json.dumps(job))
     command = [sys.executable, "-m", "halotile.cli.main", "run", str(folder / "streamed.yaml"), "--quiet"]
-    with watched_memory("pss", largest=True) as peak, subprocess.Popen(command) as running:
+    with (
+        watched_memory("pss", largest=True) as largest,
+        watched_memory("pss") as total,
+        subprocess.Popen(command) as running,
+    ):
         try:
             code = running.wait(STREAMED_SECONDS)
         except subprocess.TimeoutExpired:
@@ -287,7 +294,7 @@ def ours_streamed(folder: Path, gigabytes: int) -> Result:
             code = running.wait()
     if code not in (0, STOPPED):
         raise SystemExit(f"the job ended with {code}")
-    return {"peak_bytes": peak()}
+    return {"largest_bytes": largest(), "total_bytes": total()}
 
 
 # --- rows -----------------------------------------------------------------------------------------

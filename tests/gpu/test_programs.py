@@ -1,4 +1,4 @@
-"""Training and ptychography on a GPU: what they compute on a CPU, the same bits each time, and after a kill."""
+"""Training and ptychography on a GPU: what they compute on a CPU, and the same bits each time."""
 
 from __future__ import annotations
 
