@@ -73,6 +73,18 @@ def parse_size(value: float | str) -> tuple[float, str | None] | None:
     return size, unit
 
 
+def metres(length: float | str) -> float | None:
+    """The metres of a length such as ``3.65 mm``; None for what is none.
+
+    Examples
+    --------
+    >>> metres("3.65 mm"), metres(0.5), metres("3 s")
+    (0.00365, 0.5, None)
+    """
+    size = parse_size(length)
+    return size and (size[0] if size[1] is None else converted(size[0], size[1], "meter"))
+
+
 def with_sizes(
     axes: Sequence[str],
     scale: Sequence[float],

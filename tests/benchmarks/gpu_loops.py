@@ -8,7 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks import ptychography, training
+from tests.benchmarks import known_scans, ptychography, training
 from tests.benchmarks.gpu_programs import one_precision, seconds_of
 from tests.benchmarks.measuring import Result, main
 
@@ -25,7 +25,7 @@ def scan(folder: Path, edge: int, device: str, subject: str) -> Result:
     if subject == "petra":
         opened = ptychography.petra(folder)
     else:
-        ptychography.written(folder, "exact")
+        known_scans.written(folder, "exact")
         opened = halotile.ptychography.open(folder / "exact.zarr", modes=2)
     cluster = {"kind": "local"}
     mode = "gpu" if device == "cuda" else "cpu"
@@ -42,7 +42,7 @@ def cdtools(folder: Path, edge: int, device: str, subject: str) -> Result:
     """The same by CDTools."""
     request: dict[str, Any] = dict(ptychography.PETRA_REQUEST)
     if subject != "petra":
-        ptychography.written(folder, "exact")
+        known_scans.written(folder, "exact")
         request = {"cxi": str(folder / "exact.cxi"), "modes": 2}
     epochs = EPOCHS[device] + ptychography.WARM
     request["device"] = device

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.benchmarks.commands import REPOSITORY
+from tests.benchmarks.known_scans import peer, written
 from tests.benchmarks.measuring import Result, fresh, main, watched_memory
 
 PETRA = REPOSITORY / "examples" / "ptychography" / "petra.cxi"
@@ -94,132 +95,6 @@ def cdtools_seconds(
     stages = [{**stage, "epochs": epochs}]
     found = peer(folder, "cdtools", {**request, "only_times": True, "stages": stages, "threads": threads})
     return float(found["seconds"][-1] - found["seconds"][WARM - 1]) / (epochs - WARM)
-
-
-def peer(folder: Path, name: str, request: Mapping[str, Any]) -> Mapping[str, NDArray[Any]]:
-    """What a program of a peer recorded."""
-    result = fresh(folder / f"{name}.npz")
-    command = [sys.executable, str(Path(__file__).with_name("ptychography_side.py")), name]
-    done = subprocess.run(
-        [*command, json.dumps({**request, "result": str(result)})],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr}")
-    return dict(np.load(result))
-
-
-# --- scans whose object is known ------------------------------------------------------------------
-
-
-def simulated(kind: str) -> Any:
-    """A far field of 32 × 32 positions and 2 modes: with exact intensities, or with few photons and wrong positions."""
-    from halotile.tasks.ptychography.simulated import SimulatedScan
-
-    if kind == "exact":
-        return SimulatedScan(modes=2)
-    return SimulatedScan(modes=2, photons=1e3, wrong_by=2.0 / np.sqrt(2))
-
-
-def written(folder: Path, kind: str) -> Any:
-    """The scan, as a Zarr, as a CXI file, and as arrays with the first guess of the probe."""
-    import halotile
-    from halotile.storage.scans.convert import write_scan
-    from halotile.storage.scans.cxi import encode_cxi
-    from halotile.storage.scans.known import PLANCK_TIMES_LIGHT
-
-    scan = simulated(kind)
-    if not (folder / f"{kind}.npz").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        known = scan.scan
-        patterns = scan.patterns(np.arange(scan.count))
-        write_scan(str(folder / f"{kind}.zarr"), known, scan, overwrite=True)
-        row, column = known.positions.T
-        detector = "instrument_1/detector_1"
-        content = {
-            "data_1/data": patterns,
-            "data_1/translation": np.stack([column, row, np.zeros(len(row))], 1),
-            f"{detector}/distance": known.distance,
-            f"{detector}/basis_vectors": np.array(
-                [[0.0, -known.pixel[1]], [-known.pixel[0], 0.0], [0.0, 0.0]]
-            ),
-            "instrument_1/source_1/wavelength": known.wavelength,
-            "instrument_1/source_1/energy": PLANCK_TIMES_LIGHT / known.wavelength,
-        }
-        (folder / f"{kind}.cxi").write_bytes(encode_cxi(content, {}, {}))
-        probe = halotile.ptychography.open(folder / f"{kind}.zarr").probe[0]
-        places = known.positions / (known.wavelength * known.distance / (scan.pattern * known.pixel[0]))
-        np.savez(folder / f"{kind}.npz", patterns=patterns, places=places, probe=probe)
-    return scan
-
-
-def object_error(image: NDArray[Any], places: NDArray[Any], truth: Any) -> float:
-    """Relative error of an object where it was scanned, but for a factor, a phase ramp and a shift of all positions, which no pattern tells."""
-    from halotile.tasks.ptychography.results.resolution import aligned
-
-    edge = truth.pattern // 2
-    inside = tuple(slice(edge, n - edge) for n in truth.image.shape)
-    shift = np.round(np.median(places - truth.places, axis=0)).astype(int)
-    moved = tuple(slice(part.start + n, part.stop + n) for part, n in zip(inside, shift, strict=True))
-    expected, found = truth.image[inside], image[moved]
-    window = np.outer(*(np.hanning(n + 2)[1:-1] for n in expected.shape))
-    difference = aligned(expected, found, window) - expected
-    return float(np.sqrt((window * np.abs(difference) ** 2).sum() / (window * np.abs(expected) ** 2).sum()))
-
-
-def position_error(places: NDArray[Any], truth: Any) -> float:
-    """Root mean square of the error along an axis in pixels, but for a shift of all positions."""
-    difference = places - truth.places
-    return float(np.sqrt(((difference - difference.mean(0)) ** 2).mean()))
-
-
-def ours_errors(
-    folder: Path, kind: str, seconds: float, solver: str, **options: Any
-) -> dict[str, list[float]]:
-    """Errors of the object and of the positions by the seconds that the epochs until then took."""
-    import halotile
-    from halotile.storage.scans.scan import open_scan
-
-    truth = written(folder, kind)
-    refine = ("object", "probe") if kind == "exact" else ("object", "probe", "positions")
-    scan = halotile.ptychography.open(folder / f"{kind}.zarr", modes=2, refine=refine)
-    numbers = open_scan(str(folder / f"{kind}.zarr"))[0].numbers
-    found: dict[str, list[float]] = {"seconds": [], "object": [], "positions": []}
-    with getattr(halotile.ptychography, solver)(scan, workers=2) as working:
-        list(working.optimize(1, lr=1e-9, subset=[0]))
-        began, last = time.perf_counter(), len(scan.losses)
-        for _ in working.optimize(100_000, **options):
-            spent = time.perf_counter() - began
-            if len(scan.losses) != last:
-                last = len(scan.losses)
-                places = np.empty_like(scan.positions)
-                places[numbers] = scan.positions
-                found["seconds"].append(spent)
-                found["object"].append(object_error(scan.object, places, truth))
-                found["positions"].append(position_error(places, truth))
-            if spent > seconds:
-                break
-    return found
-
-
-def peer_errors(folder: Path, kind: str, name: str, request: Mapping[str, Any]) -> dict[str, list[float]]:
-    """The same of a peer."""
-    truth = written(folder, kind)
-    files = {
-        "cxi": str(folder / f"{kind}.cxi"),
-        "data": str(folder / f"{kind}.npz"),
-        "modes": 2,
-        "positions": kind != "exact",
-    }
-    found = peer(folder, name, files | dict(request))
-    rows = list(zip(found["object"], found["places"], strict=True))
-    return {
-        "seconds": found["seconds"].tolist(),
-        "object": [object_error(image, places, truth) for image, places in rows],
-        "positions": [position_error(places, truth) for _, places in rows],
-    }
 
 
 # --- workers and memory ---------------------------------------------------------------------------

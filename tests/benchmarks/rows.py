@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks.commands import planned, start_up
+from tests.benchmarks.known_scans import KNOWN_ROWS
 from tests.benchmarks.photons import PHOTON_ROWS
 from tests.benchmarks.ptychography import PTYCHOGRAPHY_ROWS
 from tests.benchmarks.ranks import RANK_ROWS
@@ -293,7 +294,7 @@ RATIOS = [
         0.75,
         figure="iteration_bytes",
     ),
-    *(Ratio(*row) for row in FFT_ROWS + RANK_ROWS + PTYCHOGRAPHY_ROWS),
+    *(Ratio(*row) for row in FFT_ROWS + RANK_ROWS + PTYCHOGRAPHY_ROWS + KNOWN_ROWS),
     *(Ratio(*row) for size in (FULL, LONG, QUICK) for row in size.rows()),
 ]
 
@@ -393,7 +394,7 @@ GROUPS = {
     "denoise": ("box", "cnn", "scaling", "memory", "noop", "checks", "trials", "start"),
     "images": ("levels", "photons"),
     "torch": ("fft", "ranks"),
-    "ptychography": ("petra", "slots", "windows", "streamed"),
+    "ptychography": ("petra", "errors", "slots", "windows", "streamed"),
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables of the page, and the cases of each."""

@@ -18,6 +18,7 @@ import pytest
 import zarr
 from typer.testing import CliRunner
 
+from halotile import ptychography
 from halotile.cli.config.loading import load_job
 from halotile.cli.main import app
 from halotile.graphs.clusters.base import RunningCluster
@@ -58,6 +59,13 @@ network: {name: unet, width: 4}
 patch: 32
 batch: 4
 run: {memory_per_worker: 3GiB}
+"""
+PTYCHOGRAPHY = """\
+version: 1
+job: ptychography
+input: {path: scan.zarr}
+output: {path: o.cxi}
+stages: [{epochs: 9, batch: 8}]
 """
 BLOCKS = 20
 BLOCK_BYTES = 64 * 64 * 4
@@ -173,6 +181,21 @@ def test_training_is_measured_by_its_steps(folder: Path, length: str) -> None:
     gradients = 4 * sum(parameter.numel() for parameter in BlindUNet(1, 4, 2).parameters())
     # In each of 3 steps, half of two slots and half of the sum, on both ranks.
     assert float(two[8].removesuffix(" KiB")) * 2**10 == pytest.approx(3 * 3 * gradients, rel=0.02)
+    assert contents(folder) == before
+
+
+@pytest.mark.cluster
+def test_ptychography_is_measured_by_its_epochs(folder: Path) -> None:
+    ptychography.simulate("scan.zarr", raster=(6, 6), pattern=24, step=3.0)
+    (folder / "scan.yaml").write_text(PTYCHOGRAPHY)
+    before = contents(folder)
+    result = invoke("scan.yaml", "--workers", "1,2", "--trials", "1", "--steps", "3")
+    assert result.exit_code == 0, result.output
+    assert "job ptychography, 1 trial of 2 iterations after the first" in result.stdout
+    assert "0: the same bits" in result.stdout
+    one, two = (re.split(r" {2,}", line.strip()) for line in result.stdout.splitlines()[3:5])
+    assert one[6:9] == ["-", "-", "0 B"]
+    assert two[8].endswith("KiB")
     assert contents(folder) == before
 
 

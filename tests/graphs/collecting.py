@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from halotile.tasks.groups import collectives as c
 from halotile.tasks.groups.cut_tensors import fft
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.shared_memory import SharedMemory
 
 DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int32, torch.int64,
@@ -21,6 +23,13 @@ DTYPES = (
 SIZES = {1: [5], 2: [4, 1], 3: [2, 0, 5], 4: [3, 1, 0, 4]}
 """Uneven lengths of the parts, with empty ones."""
 Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def by_way(group: TorchGroup, program: Callable[[TorchGroup], Any], is_shared: bool) -> Any:
+    """Run a program of ranks that exchange through memory, or through gloo."""
+    if group.world_size > 1 and group.shared is None:
+        raise ValueError("these ranks have no memory in common")
+    return program(group if is_shared else replace(group, shared=None))
 
 
 def whole(shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -317,12 +326,16 @@ def other_transforms(group: TorchGroup) -> list[float]:
 def sent_bytes(group: TorchGroup, rows: int, columns: int) -> dict[str, list[int]]:
     """Bytes that this rank sends to the others in transforms of an image, and in their gradients."""
     sizes, exchange, counts = c.even_sizes(rows, group.world_size), dist.all_to_all_single, [0]
-    own = sizes[group.rank]
+    own, through_memory = sizes[group.rank], SharedMemory.exchange
     image, spectrum = torch.ones(own, columns), torch.ones(own, columns // 2 + 1, dtype=torch.complex64)
 
     def counted(output: Any, sent: torch.Tensor, received: list[int], lengths: list[int], group: Any) -> Any:
         counts[-1] += sent.element_size() * (sum(lengths) - lengths[dist.get_rank(group)])
         return exchange(output, sent, received, lengths, group=group)
+
+    def counted_in_memory(memory: Any, parts: Sequence[torch.Tensor], places: Any) -> None:
+        counts[-1] += sum(part.nbytes for rank, part in enumerate(parts) if rank != memory.rank)
+        through_memory(memory, parts, places)
 
     calls: dict[str, tuple[Callable[..., torch.Tensor], torch.Tensor]] = {
         "fft2": (fft.fft2, image),
@@ -331,7 +344,10 @@ def sent_bytes(group: TorchGroup, rows: int, columns: int) -> dict[str, list[int
         "irfft2": (partial(fft.irfft2, length=columns), spectrum),
     }
     found = {}
-    with patch.object(dist, "all_to_all_single", counted):
+    with (
+        patch.object(dist, "all_to_all_single", counted),
+        patch.object(SharedMemory, "exchange", counted_in_memory),
+    ):
         for name, (function, x) in calls.items():
             counts[:] = [0]
             y = function(x.requires_grad_(), group, sizes)

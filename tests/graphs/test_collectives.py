@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -19,14 +21,24 @@ pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 
 
-@RANKS
-def test_every_rank_gets_what_one_process_computes(four: DistributedContext, ranks: int) -> None:
-    assert four.run_torch(collecting.forward_faults, ranks=ranks) == [[]] * ranks
+WAYS = pytest.mark.parametrize("is_shared", [True, False], ids=["memory", "gloo"])
 
 
+@WAYS
 @RANKS
-def test_gradients_are_adjoints_and_have_gradients(four: DistributedContext, ranks: int) -> None:
-    for gaps in four.run_torch(collecting.dot_gaps, ranks=ranks):
+def test_every_rank_gets_what_one_process_computes(
+    four: DistributedContext, ranks: int, is_shared: bool
+) -> None:
+    found = four.run_torch(collecting.by_way, collecting.forward_faults, is_shared, ranks=ranks)
+    assert found == [[]] * ranks
+
+
+@WAYS
+@RANKS
+def test_gradients_are_adjoints_and_have_gradients(
+    four: DistributedContext, ranks: int, is_shared: bool
+) -> None:
+    for gaps in four.run_torch(collecting.by_way, collecting.dot_gaps, is_shared, ranks=ranks):
         assert len(gaps) == 46
         assert {name: gap for name, gap in gaps.items() if gap > 1e-12} == {}
 
@@ -53,12 +65,15 @@ def test_the_field_of_physicsnemo_is_transformed_as_by_one_process(
     assert found == [[]] * ranks
 
 
+@WAYS
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_transforms_of_real_tensors_send_the_half_spectrum_alone(
-    four: DistributedContext, ranks: int
+    four: DistributedContext, ranks: int, is_shared: bool
 ) -> None:
     rows, columns = 12, 64
-    sent = four.run_torch(collecting.sent_bytes, rows, columns, ranks=ranks)
+    sent = four.run_torch(
+        collecting.by_way, partial(collecting.sent_bytes, rows=rows, columns=columns), is_shared, ranks=ranks
+    )
     total = {name: np.sum([each[name] for each in sent], axis=0).tolist() for name in sent[0]}
     column = 8 * rows * (ranks - 1) // ranks  # bytes of a complex column that change their rank
     half = column * (columns // 2 + 1)

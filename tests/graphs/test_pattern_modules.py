@@ -59,6 +59,11 @@ class wrong(Own):
     def forward(self, numbers):
         return super().forward(numbers)[:, :, :-1]
 
+class flat(Own):
+    @property
+    def probe(self):
+        return super().probe[0]
+
 def none(scan, patterns):
     return torch.nn.Linear(2, 2)
 '''
@@ -149,7 +154,8 @@ def test_a_model_of_cdtools_is_refined(folder: Path) -> None:
             {"stages": [{"epochs": 1, "rates": {"probe": 2}}]},
             "are image, beam. Write some of them",
         ),
-        ("own:none", {}, "has no object, a complex tensor"),
+        ("own:none", {}, "the object of own:none is missing"),
+        ("own:flat", {}, "the probe of own:flat is of shape [24, 24]"),
         ("own:missing", {}, "Write a name that the module defines"),
     ],
 )

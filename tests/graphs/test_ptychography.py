@@ -13,6 +13,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import psutil
 import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
@@ -25,7 +26,7 @@ from halotile.storage.scans import convert
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography.simulated import SimulatedScan
-from tests.faults import until
+from tests.faults import members, until
 
 pytestmark = [pytest.mark.cluster]
 
@@ -186,17 +187,25 @@ def test_the_resolution_is_that_of_two_halves(folder: Path, simulated: Simulated
     assert Path(sheet).read_bytes()[1:4] == b"PNG"
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(folder: Path) -> None:
-    stages, more = [{"epochs": 120, "rate": 0.02, "batch": 6}], {"resolution": True}
+def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path) -> None:
+    stages, more = [{"epochs": 240, "rate": 0.02, "batch": 6}], {"resolution": True}
     assert run(job(folder, "whole.cxi", stages=stages, **more), "--workers", "2").exit_code == 0
     path = job(folder, "killed.cxi", stages=stages, **more)
     command = [sys.executable, "-m", "halotile", "run", str(path), "--quiet", "--workers", "2"]
-    state = folder / "killed.cxi.run" / "state"
-    with subprocess.Popen(command) as driver:
-        until(lambda: driver.poll() is not None or read_curve(state / "curve.json")[0] > 20, seconds=90)
+    curve = folder / "killed.cxi.run" / "state" / "curve.json"
+    with subprocess.Popen(command, start_new_session=True) as driver:
+
+        def reached(epoch: int) -> None:
+            until(lambda: driver.poll() is not None or read_curve(curve)[0] > epoch, seconds=90)
+            assert driver.poll() is None
+
+        reached(10)
+        others = [psutil.Process(pid) for pid in members(driver.pid) if pid != driver.pid]
+        max(others, key=lambda process: process.memory_info().rss).kill()
+        reached(read_curve(curve)[0] + 20)
         driver.send_signal(signal.SIGKILL)
     assert driver.returncode == -signal.SIGKILL
-    assert 20 < read_curve(state / "curve.json")[0] < 120
+    assert 30 < read_curve(curve)[0] < 240
     assert run(path, "--workers", "1").exit_code == 0
     assert (folder / "killed.cxi").read_bytes() == (folder / "whole.cxi").read_bytes()
 
@@ -214,6 +223,14 @@ def test_a_killed_run_goes_on_to_the_same_bits(folder: Path) -> None:
             "uses all patterns at once; leave it out",
         ),
         ({"stages": [{"epoch": 1}]}, "did you mean epochs"),
+        (
+            {"model": {"loss": "poisson_nll"}, "stages": [{"epochs": 1, "solver": "rpie"}]},
+            "is for loss: amplitude_mse, and the loss is poisson_nll",
+        ),
+        (
+            {"model": {"refine": ["object"]}, "stages": [{"epochs": 1, "rates": {"probe": 1}}]},
+            "names probe, which is not refined",
+        ),
         ({"model": {"focus": "3 mm"}}, "is for field: near"),
         ({"model": {"field": "near", "focus": "3 parsnip"}}, "such as 3.65 mm"),
         ({"model": {"refine": ["probe"]}}, "does not name the object"),

@@ -75,23 +75,21 @@ def test_ranks_meet_in_a_folder_that_is_closed_to_others(folder: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def seen_by(own: str, number: int) -> str:
-    """The GPU that a script takes on a worker that shows it some, as rank ``number`` of its machine."""
+def seen_by(own: str, number: int, size: int = 4) -> tuple[str, str]:
+    """The GPUs that a script sees on a worker that sees some, as rank ``number`` of its machine, and its number there."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("CUDA_VISIBLE_DEVICES", own)
-        variables = rank_variables(Rendezvous(number, 4, number, local_size=4))
-    visible = variables["CUDA_VISIBLE_DEVICES"].split(",")
-    assert sorted(visible) == sorted(own.split(","))
+        variables = rank_variables(Rendezvous(number, 4, number, local_size=size))
     assert int(variables["HALOTILE_LOCAL_RANK"]) == number
-    return visible[int(variables["LOCAL_RANK"])]
+    return variables["CUDA_VISIBLE_DEVICES"], variables["LOCAL_RANK"]
 
 
-def test_a_script_takes_the_gpu_of_its_worker() -> None:
+def test_a_script_sees_the_gpu_of_its_worker_alone() -> None:
     rotated = ["0,1,2,3", "1,2,3,0", "2,3,0,1", "3,0,1,2"]  # as dask-cuda has it: a worker sees its own first
-    assert [seen_by(own, number) for number, own in enumerate(rotated)] == ["0", "1", "2", "3"]
-    assert [seen_by(rotated[3 - number], number) for number in range(4)] == ["3", "2", "1", "0"]
-    # In a batch system each worker sees its own alone.
-    assert [seen_by(own, number) for number, own in enumerate("3210")] == ["3", "2", "1", "0"]
+    assert [seen_by(own, number) for number, own in enumerate(rotated)] == [(own, "0") for own in "0123"]
+    # In a batch system each worker sees its own alone, which may be several.
+    assert [seen_by(own, number) for number, own in enumerate("3210")] == [(own, "0") for own in "3210"]
+    assert seen_by("2,3", 0, size=1) == ("2,3", "0")
 
 
 def test_where_nothing_is_hidden_a_script_takes_the_gpu_of_its_number(
@@ -130,6 +128,11 @@ def test_a_rank_takes_no_gpu_where_nothing_says_which(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match=r"rank 0 sees 2 GPUs.*HALOTILE_LOCAL_RANK"), opening.opened(alone):
         pass
+
+
+def test_the_interface_of_a_name_is_that_of_its_address() -> None:
+    assert opening.interface_of("localhost") == opening.interface_of("127.0.0.1") != ""
+    assert opening.interface_of("no-such-machine.invalid") == ""
 
 
 @pytest.mark.usefixtures("folder")

@@ -66,14 +66,21 @@ def open_numbers() -> set[str]:
 def missed(memory: SharedMemory, *sizes: int) -> None:
     """An exchange that the other rank is not there for."""
     with pytest.raises(PeerLost, match=r"timed out: rank 1 did not answer within 0\.2 s"):
-        memory.exchange([torch.ones(size) for size in sizes], sizes)
+        given(memory, *map(torch.ones, sizes))
+
+
+def given(memory: SharedMemory, *parts: torch.Tensor) -> list[torch.Tensor]:
+    """Places of the lengths of parts, after an exchange of these."""
+    places = [torch.empty_like(part) for part in parts]
+    memory.exchange(parts, places)
+    return places
 
 
 def test_a_part_of_another_length_than_expected_is_refused() -> None:
     first, second = connected()
     missed(first, 3, 3)
     with pytest.raises(PeerLost, match="rank 0 sent 12 bytes, and 16 were expected"):
-        second.exchange([torch.ones(4)] * 2, [4, 4])
+        given(second, *[torch.ones(4)] * 2)
     for each in (first, second):
         each.close()
 
@@ -81,9 +88,9 @@ def test_a_part_of_another_length_than_expected_is_refused() -> None:
 def test_ranks_that_missed_each_other_do_not_exchange_any_more() -> None:
     first, second = connected()
     missed(first, 3, 3)
-    assert second.exchange([torch.zeros(3)] * 2, [3, 3])[0].tolist() == [1.0] * 3
+    assert given(second, *[torch.zeros(3)] * 2)[0].tolist() == [1.0] * 3
     with pytest.raises(PeerLost, match="rank 1 is at another exchange"):
-        first.exchange([torch.ones(3)] * 2, [3, 3])  # what waits for it is the part of the last exchange
+        given(first, *[torch.ones(3)] * 2)  # what waits for it is the part of the last exchange
     for each in (first, second):
         each.close()
 
@@ -93,7 +100,7 @@ def test_a_rank_that_has_closed_its_memory_is_lost_at_once() -> None:
     first, second = connected()
     second.close()
     with pytest.raises(PeerLost, match="rank 1 has ended"):
-        first.exchange([torch.ones(1)] * 2, [1, 1])
+        given(first, *[torch.ones(1)] * 2)
     first.close()
     assert open_numbers() == before
 

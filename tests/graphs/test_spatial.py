@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
 from halotile import DistributedContext
 from halotile.errors import RankFailed
+from halotile.tasks.denoisers.common.unet_layers import BlindUNet
+from tests.benchmarks.unets import PlainUNet
 from tests.graphs import unet_on_ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
@@ -22,6 +27,14 @@ def test_a_cut_image_gives_the_numbers_of_the_whole(
     four: DistributedContext, ranks: int, rows: int, padding_mode: str, training: bool
 ) -> None:
     for gaps in four.run_torch(unet_on_ranks.compared, rows, padding_mode, training, ranks=ranks):
+        assert {name: gap for name, gap in gaps.items() if gap > 1e-9} == {}
+
+
+@pytest.mark.parametrize("make", [partial(BlindUNet, 1, 8, 2), partial(PlainUNet, (8, 16, 32))])
+def test_networks_that_pad_their_image_and_take_that_off_again_may_be_cut(
+    four: DistributedContext, make: Callable[[], Any]
+) -> None:
+    for gaps in four.run_torch(unet_on_ranks.network_gaps, make, 42, 4, ranks=3):
         assert {name: gap for name, gap in gaps.items() if gap > 1e-9} == {}
 
 

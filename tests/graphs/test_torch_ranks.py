@@ -48,6 +48,8 @@ first = "once" in sys.argv and not os.path.exists(sys.argv[-1])
 if dist.get_rank() == 1 and (first or "fail" in sys.argv):
     first and open(sys.argv[-1], "x")
     sys.exit("no such data")
+if "die" in sys.argv and dist.get_rank() == 1:
+    os.kill(os.getpid() if "alone" in sys.argv else os.getppid(), 9)
 if "hang" in sys.argv:
     sys.exit("only this one") if dist.get_rank() == 0 else time.sleep(600)
 dist.barrier()
@@ -174,16 +176,21 @@ def test_another_attempt_goes_on_from_a_checkpoint(four: DistributedContext, tmp
     assert ends == [(4, 45.0)] * 3
 
 
+@pytest.mark.parametrize("wanted", [None, 4])
 def test_another_attempt_does_without_a_worker_that_does_not_come_back(
-    four: DistributedContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    four: DistributedContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: int | None
 ) -> None:
     monkeypatch.setattr(torch_ranks, "RETURN_SECONDS", 1.0)
     workers = present_workers(four.client)
     nannies = four.client.cluster.workers
     (lost,) = (nanny for nanny in nannies.values() if str(nanny.name) == sorted(map(str, nannies))[1])
     monkeypatch.setattr(lost, "_on_worker_exit", lambda _: lost._unregister())
-    ends = four.run_torch(ranks.once_killed, str(tmp_path), retries=1)
-    assert ends == [(4, 4 * 6.0 + 3 * 9.0)] * 3
+    if wanted is None:
+        ends = four.run_torch(ranks.once_killed, str(tmp_path), retries=1)
+        assert ends == [(4, 4 * 6.0 + 3 * 9.0)] * 3
+    else:
+        with pytest.raises(RankFailed, match="was killed"):
+            four.run_torch(ranks.once_killed, str(tmp_path), ranks=wanted, retries=1)
     monkeypatch.undo()
     four.client.cluster.sync(lost.instantiate)
     four.client.wait_for_workers(len(workers), timeout=60)
@@ -341,6 +348,9 @@ def test_a_script_that_fails_ends_those_of_all_ranks(four: DistributedContext, t
         program.run(four.client, 2, 0)
     with pytest.raises(RankFailed, match=r"rank 1 of 2 did not answer|rank 0 of 2 failed"):
         TorchProgram(partial(run_rank_of_script, str(script), ("hang",)), four.folder).run(four.client, 2, 0)
+    for words, said in ((("die", "alone"), "ended with exit code -9"), (("die",), "its worker .* died")):
+        with pytest.raises(RankFailed, match=f"rank 1 of 2 failed: .*{said}"):
+            TorchProgram(partial(run_rank_of_script, str(script), words), four.folder).run(four.client, 2, 0)
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(script) in (p.info["cmdline"] or ())]
 
 

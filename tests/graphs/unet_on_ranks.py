@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,12 +50,19 @@ class UNet(nn.Module):  # type: ignore[misc]
 
 def compared(group: TorchGroup, rows: int, padding_mode: str, training: bool) -> dict[str, float]:
     """Largest relative differences from the whole image: of the output, and of the gradients of image and weights."""
+    return network_gaps(group, partial(UNet, padding_mode), rows, stride=4, training=training)
+
+
+def network_gaps(
+    group: TorchGroup, make: Callable[[], nn.Module], rows: int, stride: int, training: bool = False
+) -> dict[str, float]:
+    """The same of any network."""
     torch.manual_seed(2)
-    whole, cut = UNet(padding_mode).double().train(training), UNet(padding_mode).double().train(training)
+    whole, cut = make().double().train(training), make().double().train(training)
     cut.load_state_dict(whole.state_dict())
     x = torch.randn(2, 1, rows, 24, dtype=torch.float64, requires_grad=True)
     v = torch.randn(2, 1, rows, 24, dtype=torch.float64)
-    sizes = torch_group.aligned_sizes(rows, group.world_size, 4)
+    sizes = torch_group.aligned_sizes(rows, group.world_size, stride)
     part = x.detach().split(sizes, -2)[group.rank].clone().requires_grad_()
     collectives.mark_shared(cut, group)
     expected, actual = whole(x), torch_group.spatial(cut, group)(part)
@@ -137,6 +145,7 @@ ACCEPTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean(input=)": lambda x: torch.mean(input=x, dim=1, keepdim=True),
     "zeros": lambda x: x + torch.zeros(1) + torch.full((1, 1, 1, 1), 2.0),
     "columns": lambda x: x * torch.arange(x.shape[-1]),
+    "columns left out": lambda x: x[..., 1:] + x[:, :, :, :-1],
     "dropout2d": nn.Dropout2d().eval(),
     "no_grad": torch.no_grad()(nn.Conv2d(2, 1, 1)),
 }

@@ -12,7 +12,9 @@ import pytest
 import zarr
 from typer.testing import CliRunner
 
+from halotile import ptychography
 from halotile.cli.main import app
+from halotile.errors import ConfigError
 from halotile.storage.scans.scan import open_scan, open_summary
 
 RASTER, EDGE = (5, 7), 8
@@ -129,7 +131,7 @@ def test_places_may_be_in_two_arrays_or_in_a_file_of_their_own(tmp_path: Path) -
 def test_a_raster_of_four_axes_is_read(tmp_path: Path, format_: str) -> None:
     raster = PATTERNS.reshape(*RASTER, EDGE, EDGE)
     source = tmp_path / f"raster.{format_}"
-    options = [*GEOMETRY, "--step", "0.2 um,0.3 um"]
+    options = [*GEOMETRY, "--step", "0.2,0.3 um" if format_ == "npy" else "0.2 um,0.3 um"]
     if format_ == "npy":
         np.save(source, raster)
     elif format_ == "zarr":
@@ -148,6 +150,11 @@ def test_electrons_have_their_wavelength_and_pixels_an_angle(tmp_path: Path) -> 
     scan, _ = open_scan(str(convert(tmp_path / "raster.npy", *options)))
     assert scan.wavelength == pytest.approx(1.9687e-12, rel=1e-4)
     assert scan.pixel[0] / scan.distance == pytest.approx(5e-4)
+    rows = CliRunner().invoke(app, ["info", str(tmp_path / "scan.zarr")]).output
+    assert "0.5 × 0.5 mrad" in rows
+    assert "to the detector" not in rows
+    with pytest.raises(ConfigError, match="angles, which tell no distance"):
+        ptychography.open(tmp_path / "scan.zarr", field="near")
     assert np.ptp(scan.positions[:, 1]) == pytest.approx(6 * 4e-11)
 
 
@@ -162,6 +169,7 @@ def test_electrons_have_their_wavelength_and_pixels_an_angle(tmp_path: Path) -> 
         (("--patterns", "raw/frames", *GEOMETRY), "nothing says where the beam was. Write --positions."),
         ((*NAMED, *GEOMETRY[:2]), "Write --distance, --pixel."),
         ((*NAMED, *GEOMETRY, "--position-axes", "a,b"), "Write y,x or x,y"),
+        ((*NAMED, *GEOMETRY, "--position-axes", "y-,x"), "Write y,x or x,y"),
         ((*NAMED, *GEOMETRY, "--position-unit", "furlong"), "--position-unit 1 furlong: no length"),
         ((*NAMED, *GEOMETRY[2:], "--energy", "12"), "such as 8.8 keV"),
         ((*NAMED, *GEOMETRY[:2], "--pixel", "1 mrad", "--distance", "1 m"), "Leave one of them out"),

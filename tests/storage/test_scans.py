@@ -130,6 +130,43 @@ def test_what_a_detector_writes_into_bad_pixels_does_not_count(
     assert np.array_equal(found[0], found[1])
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.int64, np.float32])
+@pytest.mark.parametrize("binning", [1, 2])
+def test_pixels_at_the_largest_number_of_their_type_are_left_out(
+    tmp_path: Path, kind: Any, binning: int
+) -> None:
+    counts = np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE) % 1000
+    full = counts.astype(kind)
+    full[3, 7, 8] = min(np.iinfo(kind).max if kind is not np.float32 else 2**33, 2**33)  # in one pattern
+    full[:, 0, 5] = full[3, 7, 8]  # which the mask leaves out
+    source = write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", full))
+    convert_scan(source, str(tmp_path / "scan.zarr"), Framing(binning=binning))
+    scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
+    assert scan.mask is not None
+    assert {tuple(place) for place in np.argwhere(~scan.mask).tolist()} == {
+        (0, 5 // binning),
+        (7 // binning, 8 // binning),
+    }
+    assert scan.full == 1
+    assert patterns[:].max() < 1000 * binning**2
+    done = CliRunner().invoke(app, ["info", str(tmp_path / "scan.zarr")])
+    assert "1 since they reach the largest number of their type" in done.output
+
+
+@pytest.mark.parametrize("flag", [-1.0, np.nan])
+def test_dark_frames_count_where_the_mask_says(tmp_path: Path, flag: float) -> None:
+    dark = np.full((3, EDGE, EDGE), 2.0)
+    dark[:, 0, 5] = flag
+    source = write_cxi(
+        tmp_path / "scan.cxi", lambda file: file.create_dataset(f"{DETECTOR}/data_dark", data=dark)
+    )
+    convert_scan(source, str(tmp_path / "scan.zarr"))
+    background = open_scan(str(tmp_path / "scan.zarr"))[0].background
+    assert background is not None
+    assert background[0, 5] == 0
+    assert np.delete(background.reshape(-1), 5).tolist() == [2.0] * (EDGE**2 - 1)
+
+
 def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
     source, path = write_cxi(tmp_path / "scan.cxi"), tmp_path / "scan.zarr"
     convert_scan(source, str(path))

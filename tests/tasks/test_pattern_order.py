@@ -40,7 +40,21 @@ def test_each_pattern_is_used_once_an_epoch_in_another_order(recipe: ScanRecipe,
         orders.append(np.concatenate([part for parts in steps for part in parts]).tolist())
         assert sorted(orders[-1]) == list(range(53))
     assert orders[0] == orders[2] != orders[1]
-    assert orders[0] != steps_of(replace(recipe, seed=6), 0)
+    other = steps_of(replace(recipe, seed=6), 0)
+    assert orders[0] != np.concatenate([part for parts in other for part in parts]).tolist()
+
+
+@pytest.mark.parametrize("batch", [53, 100])
+def test_a_batch_of_all_patterns_is_one_step(recipe: ScanRecipe, batch: int) -> None:
+    stages = (replace(recipe.stages[0], batch=batch),)
+    for window in (0, 4):
+        (parts,) = steps_of(replace(recipe, window=window, stages=stages), 0)
+        assert sorted(np.concatenate(parts).tolist()) == list(range(53))
+
+
+def test_no_step_of_windows_is_left_with_a_few_patterns(recipe: ScanRecipe) -> None:
+    sizes = [sum(map(len, parts)) for parts in steps_of(replace(recipe, window=4), 0)]
+    assert max(sizes) - min(sizes) <= SLOTS
 
 
 @pytest.mark.parametrize("window", [0, 4])

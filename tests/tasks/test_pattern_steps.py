@@ -13,6 +13,7 @@ import torch
 from halotile.storage.scans.convert import write_scan
 from halotile.storage.scans.scan import open_scan
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography import recipe as recipes
 from halotile.tasks.ptychography.model import PatternModel, Positions
 from halotile.tasks.ptychography.order import steps_of
@@ -21,7 +22,7 @@ from halotile.tasks.ptychography.propagators import FarField
 from halotile.tasks.ptychography.recipe import PARTS, VARYING, Optics, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.result import contents
 from halotile.tasks.ptychography.simulated import SimulatedScan
-from halotile.tasks.ptychography.solvers import PatternBatch, add_smoothness, begin_stage, lbfgs
+from halotile.tasks.ptychography.solvers import PatternBatch, adam, add_smoothness, begin_stage, lbfgs, sgd
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
 
 
@@ -57,15 +58,19 @@ def test_gradients_of_some_patterns_at_a_time_are_those_of_all(
         torch.testing.assert_close(found[1][name], whole, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
 
 
-@pytest.mark.parametrize("edge", [21, 24])
-def test_slots_that_are_computed_together_have_the_bits_of_each_by_itself(edge: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("edge", "variations", "batch"), [(21, 0, 10), (24, 0, 10), (24, 4, 4), (24, 5, 6)])
+def test_slots_that_are_computed_together_have_the_bits_of_each_by_itself(
+    edge: int, variations: int, batch: int, tmp_path: Path
+) -> None:
     """Where the end of an array is computed otherwise than its beginning, they are not computed together."""
     simulated = SimulatedScan(raster=(6, 6), pattern=edge, step=3.0)
     write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
     scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
-    stages = (SolverStage(epochs=2, rate=0.03, batch=10),)
+    stages = (SolverStage(epochs=2, rate=0.03, batch=batch),)
     optics = Optics.of(scan, (edge, edge), "far", None)
-    recipe = ScanRecipe(scan, patterns, optics, "poisson_nll", 2, PARTS[:5], stages, 4, 5, 4)
+    refined = PARTS if variations else PARTS[:5]
+    recipe = ScanRecipe(scan, patterns, optics, "poisson_nll", 2, refined, stages, 4, 5, 4)
+    recipe = replace(recipe, variations=variations)
     states = []
     for alone in (False, True):
         work = Refinement(recipe, TorchGroup())
@@ -76,10 +81,55 @@ def test_slots_that_are_computed_together_have_the_bits_of_each_by_itself(edge: 
         for epoch in (0, 1):
             state.losses.append(work.epoch(state, epoch))
         states.append(state)
-        assert work.together.keys() == sizes
+        assert work.together.keys() == {each for each in sizes if sum(size > 0 for size in each) > 1}
+        assert alone or edge == 21 or any(work.together.values())
     assert states[0].losses == states[1].losses
     for name, tensor in states[0].parameters.items():
         assert torch.equal(tensor, states[1].parameters[name]), name
+
+
+def test_adam_counts_the_steps_that_were_its_own() -> None:
+    state = ReconstructionState({"object": torch.ones(2)}, 1.0)
+    gradients, batch = {"object": torch.ones(2)}, PatternBatch([], 1.0, 0.0, 0.1)
+    for _ in range(1000):
+        sgd(state, gradients, {"object": 1e-4}, batch)
+    before = state.parameters["object"].clone()
+    adam(state, gradients, {"object": 0.1}, batch)
+    assert (before - state.parameters["object"]).tolist() == pytest.approx([0.1, 0.1], rel=1e-4)
+
+
+def test_patterns_may_have_any_unit(recipe: ScanRecipe, tmp_path: Path) -> None:
+    """A scan in parts of its sum gives the object of one in other parts, and losses in their square."""
+    simulated = SimulatedScan(raster=(6, 6), pattern=24, step=3.0)
+    found = []
+    for unit in (2.0**-16, 2.0**-26):  # whose roots are exact
+        pixels = torch.from_numpy(simulated.patterns(np.arange(36)) * unit)
+        write_scan(
+            str(tmp_path / "scan.zarr"),
+            simulated.scan,
+            _Patterns(torch.fft.ifftshift(pixels, (-2, -1))),
+            overwrite=True,
+        )
+        scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
+        stages = (SolverStage(epochs=20, rate=0.02, batch=9),)
+        given = replace(recipe, scan=scan, patterns=patterns, stages=stages, refined=PARTS[:5])
+        work = Refinement(given, TorchGroup())
+        state = work.first_state()
+        for epoch in range(20):
+            state.losses.append(work.epoch(state, epoch))
+        found.append((state.losses[-1] / unit, state.parameters["object"]))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-5)
+    torch.testing.assert_close(found[1][1], found[0][1], rtol=0, atol=1e-4)
+
+
+def test_what_was_not_said_before_a_kill_is_said_after_it(recipe: ScanRecipe) -> None:
+    stages = (SolverStage(epochs=3, rate=0.02, batch=9),)
+    work = Refinement(replace(recipe, stages=stages, refined=PARTS[:2]), TorchGroup())
+    work.run()
+    assert all(row["seconds"] > 0 for row in read_curve(recipe.curve)[1])
+    recipe.curve.unlink()  # it was killed between the checkpoint and the curve
+    work.run()
+    assert [row["iteration"] for row in read_curve(recipe.curve)[1]] == [1, 2, 3]
 
 
 def test_lbfgs_goes_down_and_faster_than_steepest_descent(recipe: ScanRecipe) -> None:

@@ -118,6 +118,7 @@ def convert(
         unit=_lengths("--position-unit", f"1 {unit}" if unit[:1].isalpha() else unit)[0],
         axes=axes,
         rotation=rotation,
+        angles=_is_angle(pixel),
     )
     with progress(path, quiet) as tick:
         convert_scan(
@@ -138,9 +139,13 @@ def _pixel(text: str | None) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[1])
 
 
+def _is_angle(pixel: str | None) -> bool:
+    return pixel is not None and pixel.rstrip().endswith("mrad")
+
+
 def _detector(distance: str | None, pixel: str | None) -> tuple[float | None, tuple[float, float] | None]:
     """The distance and the pixel size in metres; pixels that are angles are those of a detector at one metre."""
-    if pixel is not None and pixel.rstrip().endswith("mrad"):
+    if pixel is not None and _is_angle(pixel):
         if distance is not None:
             raise ConfigError(
                 "--pixel is an angle, which needs no --distance. Leave one of them out, or write the pixel as a length."
@@ -162,9 +167,12 @@ def _pair(option: str, text: str | None) -> tuple[float, float] | None:
 
 def _lengths(option: str, text: str) -> list[float]:
     """Lengths in metres, with commas between them."""
-    from halotile.graphs.jobs.ptychography.rules import metres
+    from halotile.storage.spacing import metres
 
-    found = [metres(part) for part in text.split(",")]
+    parts = [part.strip() for part in text.split(",")]
+    unit = parts[-1].lstrip("+-.0123456789eE ")
+    # A unit at the end is that of all numbers before it: 0.2,0.3 um.
+    found = [metres(part if part[-1:].isalpha() or not unit else f"{part} {unit}") for part in parts]
     known = [length for length in found if length]
     if len(known) < len(found):
         raise ConfigError(f"{option} {text}: no length above 0. Write one such as 55 um, or in metres.")

@@ -48,7 +48,7 @@ def table_cells(scaling: Scaling) -> list[list[str]]:
             f"{row.speed_up:.3g}",
             f"{100 * row.efficiency:.0f} %",
         ]
-        # Without blocks nothing is counted on the disk, and of programs of ranks only what trainings exchange.
+        # Without blocks nothing is counted on the disk, and of programs of ranks what trainings and ptychography exchange.
         moved = [bytes_text(n) if any(on_disk) else "-" for n in on_disk]
         is_known = any(on_disk) or run.exchanged_bytes or run.workers == 1
         exchanged = bytes_text(run.exchanged_bytes) if is_known else "-"

@@ -56,6 +56,7 @@ class ScanFacts:
             "wavelength": scan.wavelength,
             "distance": scan.distance,
             "pixel": list(scan.pixel),
+            "full": scan.full,
             "left_out": 0 if scan.mask is None else int((~scan.mask).sum()),
             "has": [name for name in OPTIONAL if getattr(scan, name) is not None],
         }
@@ -65,13 +66,22 @@ class ScanFacts:
         facts = self.to_json()
         (height, width), pixel = ([value * 1e6 for value in facts[key]] for key in ("scanned", "pixel"))
         has = [name for name in facts["has"] if name != "mask"]
+        full = (
+            f", {facts['full']:,} since they reach the largest number of their type" if facts["full"] else ""
+        )
         return [
             ("patterns", f"{facts['patterns']:,} of {shape_text(facts['pattern'])}, {self.dtype}"),
             ("scanned", f"{height:.4g} × {width:.4g} µm"),
             ("wavelength", f"{facts['wavelength'] * 1e9:.5g} nm"),
-            ("distance", f"{facts['distance']:.5g} m to the detector"),
-            ("pixels", f"{pixel[0]:.4g} × {pixel[1]:.4g} µm on the detector"),
-            ("mask", f"{counted(facts['left_out'], 'pixel')} of the detector left out"),
+            *(
+                [("pixels", f"{pixel[0] / 1e3:.4g} × {pixel[1] / 1e3:.4g} mrad")]
+                if self.scan.angles
+                else [
+                    ("distance", f"{facts['distance']:.5g} m to the detector"),
+                    ("pixels", f"{pixel[0]:.4g} × {pixel[1]:.4g} µm on the detector"),
+                ]
+            ),
+            ("mask", f"{counted(facts['left_out'], 'pixel')} of the detector left out{full}"),
             *([("also", ", ".join(has))] if has else []),
         ]
 

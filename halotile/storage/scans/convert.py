@@ -23,6 +23,8 @@ from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata
 
 CHUNK_BYTES, SHARD_BYTES = 2**20, 2**25
 """About the bytes of patterns that are decoded at once, and that one file has."""
+MOST_COUNTS = 2**32 - 1
+"""No detector counts as far; some write it where they have no count."""
 ORDER = 16
 """The curve has 2^16 steps along each axis."""
 
@@ -134,8 +136,12 @@ def write_scan(
     part = root.with_name(f".{root.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     order = along_curve(scan.positions)
-    _write_values(part, _in_order(framed(scan, framing, patterns.shape), order), source)
-    seen = _write_patterns(part, patterns, scan.mask, order, framing, report)
+    kept = _in_order(framed(scan, framing, patterns.shape), order)
+    seen, full = _write_patterns(part, patterns, scan.mask, order, framing, report)
+    if full.any():
+        kept = replace(kept, mask=~full if kept.mask is None else kept.mask & ~full, full=int(full.sum()))
+    kept.check((len(order), *full.shape), source or path)
+    _write_values(part, kept, source)
     _write_arrays(part, seen)
     for written in part.rglob("*"):
         if written.is_file():
@@ -195,8 +201,11 @@ def _write_values(part: Path, scan: Scan, source: str) -> None:
         "wavelength": scan.wavelength,
         "distance": scan.distance,
         "pixel": scan.pixel,
+        "angles": scan.angles,
+        "full": scan.full,
+        "source": os.path.basename(source),
     }
-    zarr.open_group(str(part), mode="w", attributes=attributes | {"source": os.path.basename(source)})
+    zarr.open_group(str(part), mode="a", attributes=attributes)
     _write_arrays(part, {name: getattr(scan, name) for name in ("positions", "numbers", *OPTIONAL)})
 
 
@@ -216,11 +225,21 @@ def _write_patterns(
     order: NDArray[np.int64],
     framing: Framing,
     report: Callable[[int, int], None],
-) -> dict[str, NDArray[Any]]:
-    """Write the patterns shard by shard, in the order of the curve, 0 for no counts that the mask leaves out; return their mean and their maximum."""
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
+    """Write the patterns shard by shard, in the order of the curve, 0 for no counts that the mask leaves out.
+
+    Returns
+    -------
+    summary : dict of str to ndarray
+        Their mean and their maximum.
+    full : ndarray of bool, (rows, columns)
+        True where a pixel that the mask does not leave out has the largest number of its type in a pattern: a gap of the detector, or saturated.
+    """
     count = len(order)
     rows, columns = framing.windows(*patterns.shape[1:])
-    first = framing.binned(np.asarray(patterns[:1, rows, columns]))
+    raw = np.asarray(patterns[:1, rows, columns])
+    largest = min(np.iinfo(raw.dtype).max if raw.dtype.kind in "iu" else MOST_COUNTS, MOST_COUNTS)
+    first = framing.binned(raw)
     dtype = _stored(first.dtype)
     shape = first.shape[1:]
     size = first[0].size * dtype.itemsize
@@ -231,11 +250,16 @@ def _write_patterns(
     )  # fmt: skip
     create_metadata(part / PATTERNS, layout)
     writer = ShardWriter(part / PATTERNS, layout)
-    total, maximum = np.zeros(shape), np.zeros(shape, np.float32)
+    total, maximum, full = np.zeros(shape), np.zeros(shape, np.float32), np.zeros(shape, bool)
     for start in range(0, count, shard):
         numbers = order[start : start + shard]
         rising = np.sort(numbers)
         read = np.asarray(patterns[rising, rows, columns])
+        at_most = read >= largest
+        if at_most.any():
+            counting = np.ones(at_most.shape[1:], bool) if mask is None else mask[rows, columns]
+            full |= framing.binned(np.logical_and(at_most.any(0), counting)) > 0
+            read = np.where(at_most, read.dtype.type(0), read)
         wrong = ~(np.isfinite(read) & (read >= 0))
         if mask is not None and wrong.any():  # detectors mark bad pixels with -1 or NaN
             read = np.where(wrong & ~mask[rows, columns], read.dtype.type(0), read)
@@ -249,7 +273,7 @@ def _write_patterns(
         total += pixels.sum(0, dtype=np.float64)
         maximum = np.maximum(maximum, pixels.max(0).astype(np.float32))
         report(start + len(numbers), count)
-    return {MEAN: (total / count).astype(np.float32), MAXIMUM: maximum}
+    return {MEAN: (total / count).astype(np.float32), MAXIMUM: maximum}, full
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:

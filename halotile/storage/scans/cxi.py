@@ -87,14 +87,17 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
     mask, named = file.get(f"{DETECTOR}/mask"), mask_of(file, file.filename, known)
     dark = file.get(f"{DETECTOR}/data_dark")
     intensities = _shot(file, "intensities")
+    if named is None and mask is not None:
+        named = np.isin(mask[()], GOOD)
     scan = Scan(
         known.wavelength or _wavelength(file),
         known.distance or float(_first(file, f"{DETECTOR}/distance")[()]),
         (float(pixel[0]), float(pixel[1])),
         positions,
         np.arange(len(positions)),
-        mask=named if named is not None or mask is None else np.isin(mask[()], GOOD),
-        background=None if dark is None else _mean_of_frames(dark[()]),
+        mask=named,
+        angles=known.angles,
+        background=None if dark is None else _mean_of_frames(dark[()], named),
         intensities=None if intensities is None else np.asarray(intensities, np.float64).reshape(-1),
     )
     scan.check(patterns.shape, file.filename)
@@ -140,5 +143,7 @@ def _basis(file: Any, known: KnownValues) -> NDArray[np.float64]:
     return np.array([[0, -width], [-height, 0], [0, 0]])
 
 
-def _mean_of_frames(dark: NDArray[Any]) -> NDArray[np.float32]:
-    return np.asarray(dark.mean(0) if dark.ndim == 3 else dark, np.float32)
+def _mean_of_frames(dark: NDArray[Any], mask: NDArray[np.bool_] | None) -> NDArray[np.float32]:
+    """The mean of dark frames; 0 in pixels that do not count, which detectors mark with -1 or NaN."""
+    mean = np.asarray(dark.mean(0) if dark.ndim == 3 else dark, np.float32)
+    return mean if mask is None or mask.shape != mean.shape else np.where(mask, mean, np.float32(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ PLANCK_TIMES_LIGHT = 1.98644586e-25
 """In joule metres: the wavelength of light is this by the energy of a photon."""
 CHARGE, ELECTRON_AT_REST = 1.602176634e-19, 8.1871057880e-14
 """Joules of an electronvolt, and of the mass of an electron."""
-AXES = ("y,x", "x,y")
+AXES = "-?y,-?x|-?x,-?y"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class KnownValues:
         Metres of a unit of the positions.
     axes : str
         Which column of the positions goes along rows (y) and which along columns (x), with a minus where it goes the other way.
+    angles : bool
+        True where the pixel is an angle, as its size at a distance of 1 m.
     rotation : float
         Degrees by which the places are turned, from rows to columns, where the detector is not parallel to the axes of the scan.
     """
@@ -52,9 +55,10 @@ class KnownValues:
     unit: float = 1.0
     axes: str = "y,x"
     rotation: float = 0.0
+    angles: bool = False
 
     def __post_init__(self) -> None:
-        if self.axes.replace("-", "").replace(" ", "") not in AXES:
+        if not re.fullmatch(AXES, self.axes.replace(" ", "")):
             raise ConfigError(
                 f"the axes are {self.axes}. Write y,x or x,y, each with a minus where it goes the other way."
             )

@@ -75,6 +75,7 @@ def read_named(container: Any, path: str, known: KnownValues) -> tuple[Scan, Sto
         _positions(container, path, known, patterns),
         np.arange(patterns.shape[0]),
         mask=mask_of(container, path, known),
+        angles=known.angles,
     )
     scan.check(patterns.shape, path)
     return scan, patterns

@@ -80,6 +80,7 @@ def read_ptyd(file: Any, known: KnownValues) -> tuple[Scan, JoinedPatterns]:
         known.placed(positions),
         np.arange(len(positions)),
         mask=_mask(file, chunks, known),
+        angles=known.angles,
     )
     scan.check(patterns.shape, file.filename)
     return scan, patterns
@@ -108,9 +109,11 @@ def _mask(file: Any, chunks: list[Any], known: KnownValues) -> NDArray[np.bool_]
         return mask_of(file, file.filename, known)
     weights = [chunk["weights"] for chunk in chunks if "weights" in chunk and chunk["weights"].ndim == 3]
     if weights:
-        return np.asarray(
-            np.logical_and.reduce([(weight[n] > 0) for weight in weights for n in range(len(weight))])
-        )
+        counts = np.ones(weights[0].shape[1:], bool)
+        for weight in weights:
+            for number in range(len(weight)):
+                counts &= weight[number] > 0
+        return counts
     for name in ("meta/weight2d", "info/weight2d"):
         if name in file and getattr(file[name], "ndim", 0) == 2:
             return np.asarray(file[name][()] > 0)

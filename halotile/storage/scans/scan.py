@@ -47,6 +47,10 @@ class Scan:
         A guess of the complex wave on the sample.
     intensities : ndarray, (positions,), optional
         Intensity of the beam at each position, relative to any.
+    angles : bool
+        True where the pixels were given as angles, so that the distance is not known: it is 1 m, and the pixels are their sizes there.
+    full : int
+        Pixels that the mask leaves out since they reach the largest number of their type in a pattern.
     """
 
     wavelength: float
@@ -58,6 +62,13 @@ class Scan:
     background: NDArray[np.float32] | None = None
     probe: NDArray[np.complex64] | None = None
     intensities: NDArray[np.float64] | None = None
+    angles: bool = False
+    full: int = 0
+
+    def without_arrays(self) -> Scan:
+        """Return the geometry alone."""
+        no_places = np.empty((0, 2)), np.empty(0, np.int64)
+        return Scan(self.wavelength, self.distance, self.pixel, *no_places, angles=self.angles)
 
     def digest(self) -> str:
         """Digest of every value."""
@@ -151,6 +162,8 @@ def open_scan(path: str) -> tuple[Scan, Source]:
         attributes["wavelength"],
         attributes["distance"],
         (attributes["pixel"][0], attributes["pixel"][1]),
+        angles=attributes.get("angles", False),
+        full=attributes.get("full", 0),
         **arrays,
     )
     patterns = open_source(f"{path.rstrip('/')}/{PATTERNS}")

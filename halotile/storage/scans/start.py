@@ -30,7 +30,7 @@ class StartValues:
     amplitude : ndarray, (positions,), optional
         Amplitude of the beam, relative.
     background : ndarray, (rows, columns), optional
-        Counts without a beam, in the order in which patterns are compared.
+        Counts without a beam.
     variations : ndarray, (variations, rows, columns), optional
         Modes that are added to the first one.
     shares : ndarray, (positions, variations), optional

@@ -182,14 +182,19 @@ class TorchGroup:
         """
         return self._exchange([x] * self.world_size, sizes)
 
+    def memory_for(self, x: torch.Tensor) -> SharedMemory | None:
+        """The memory through which the ranks exchange such a tensor; None: by torch.distributed."""
+        return self.shared if x.device.type == "cpu" else None
+
     def _exchange(self, parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
         """Give each rank its part, flat and of one type, and return theirs, whose lengths are known."""
         import torch.distributed as dist
 
         mine, group = parts[self.rank].detach(), self.process_group
-        if self.shared and mine.device.type == "cpu":
-            return self.shared.exchange(parts, sizes)
         received = [mine if rank == self.rank else mine.new_empty(size) for rank, size in enumerate(sizes)]
+        if memory := self.memory_for(mine):
+            memory.exchange(parts, received)
+            return received
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         calls = [
             dist.P2POp(dist.isend, parts[rank], group=group, group_peer=rank)

@@ -140,9 +140,12 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
 
 
 def interface_of(host: str) -> str:
-    """Name of the network interface with an address; empty if there is none."""
-    found = psutil.net_if_addrs().items()
-    return next((name for name, addresses in found if host in [address.address for address in addresses]), "")
+    """Name of the network interface with an address, or with one of those of a name; empty if there is none."""
+    wanted = {host}
+    with suppress(OSError):
+        wanted |= {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, own in interfaces if wanted.intersection(each.address for each in own)), "")
 
 
 def _beside(group: TorchGroup) -> TorchGroup:

@@ -98,9 +98,7 @@ def rank_variables(place: Rendezvous, attempt: int = 0, retries: int = 0) -> Map
     >>> variables["RANK"], variables["WORLD_SIZE"], variables["GLOO_SOCKET_IFNAME"]
     ('1', '2', 'lo')
     """
-    visible, number = os.environ.get(VISIBLE, "").split(","), place.local_rank
-    if len(visible) > number:  # a worker sees its own GPU first, and a script takes that of its number
-        visible = [*visible[len(visible) - number :], *visible[: len(visible) - number]]
+    number = place.local_rank
     variables = {
         **{"RANK": place.rank, "WORLD_SIZE": place.world_size},
         **{"LOCAL_RANK": number, "LOCAL_WORLD_SIZE": place.local_size, "GROUP_RANK": place.machine},
@@ -111,8 +109,10 @@ def rank_variables(place: Rendezvous, attempt: int = 0, retries: int = 0) -> Map
         **{"HALOTILE_LOCAL_RANK": number, "HALOTILE_LOCAL_SIZE": place.local_size},
         **{"MASTER_ADDR": place.host, "MASTER_PORT": 0, MEETING: place.meeting, HOST: place.host},
     }
-    if visible != [""]:
-        variables |= {VISIBLE: ",".join(visible)} | ({"LOCAL_RANK": 0} if len(visible) <= number else {})
+    if visible := os.environ.get(VISIBLE):
+        # A worker sees its own GPU first: whether a script takes "cuda" or the GPU of its LOCAL_RANK, it gets that one.
+        own = visible if place.local_size == 1 else visible.partition(",")[0]
+        variables |= {VISIBLE: own, "LOCAL_RANK": 0}
     interface = interface_of(place.host)
     names = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
     return {name: str(value) for name, value in variables.items()} | names

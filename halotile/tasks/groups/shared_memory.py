@@ -100,41 +100,36 @@ class SharedMemory:
         while self.given:
             os.close(self.given.popitem()[1])
 
-    def exchange(self, parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[torch.Tensor]:
-        """Give each rank its part, flat and of one type, and return theirs, whose lengths are known.
+    def exchange(self, parts: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> None:
+        """Give each other rank its part, and copy theirs into places of their shapes; all are of one type, and neither has to be contiguous.
 
         Raises
         ------
         PeerLost
             When another rank has ended, or does not answer in time.
         """
-        import torch
-
-        mine, file = parts[self.rank].detach(), self.own
+        file = self.own
         for other in self.others if self.turn else ():
             self._receive_signal(other, is_read=True)
         self.turn += 1
-        distinct = {id(part): part.detach() for rank, part in enumerate(parts) if rank != self.rank}
+        keys = {other: _identity(parts[other]) for other in self.others}
+        distinct = {key: parts[other].detach() for other, key in keys.items()}
         file.hold(sum(part.nbytes for part in distinct.values()))
         starts, end = {}, 0
         for key, part in distinct.items():
             starts[key] = end, part.nbytes
-            if part.nbytes:
-                file.tensor(torch.uint8, end, part.nbytes).copy_(part.contiguous().view(torch.uint8))
+            file.tensor(part, end).copy_(part)
             end += part.nbytes
         for other in self.others:
-            self._send_signal(other, len(file.memory), *starts[id(parts[other])])
-        found = [mine] * len(parts)
+            self._send_signal(other, len(file.memory), *starts[keys[other]])
         for other in self.others:
             length, start, count = self._receive_signal(other)
-            if count != mine.element_size() * sizes[other]:
-                raise PeerLost(
-                    f"rank {other} sent {count} bytes, and {mine.element_size() * sizes[other]} were expected of it."
-                )
+            place = places[other]
+            if count != place.nbytes:
+                raise PeerLost(f"rank {other} sent {count} bytes, and {place.nbytes} were expected of it.")
             self.theirs[other].map(length)
-            found[other] = self.theirs[other].tensor(mine.dtype, start, sizes[other]).clone()
+            place.copy_(self.theirs[other].tensor(place, start))
             self._send_signal(other)
-        return found
 
     def _send_signal(self, other: int, *what: int) -> None:
         try:  # so few bytes are written at once
@@ -170,6 +165,11 @@ class SharedMemory:
             file.close()
 
 
+def _identity(x: torch.Tensor) -> tuple[Any, ...]:
+    """Two tensors with the same one are the same numbers: what all ranks get is written once."""
+    return x.data_ptr(), x.shape, x.stride(), x.is_conj(), x.is_neg()
+
+
 class _File:
     """A file in memory, by the number under which it is open, as far as it is mapped."""
 
@@ -189,13 +189,14 @@ class _File:
         if length > len(self.memory):
             self.memory = mmap.mmap(self.number, length)
 
-    def tensor(self, dtype: torch.dtype, start: int, count: int) -> torch.Tensor:
-        """A part of it, as a tensor that shares its memory."""
+    def tensor(self, like: torch.Tensor, start: int) -> torch.Tensor:
+        """A part of it, as a tensor of the shape and the type of another one that shares its memory."""
         import torch
 
-        if not count:
-            return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=start)
+        if not like.numel():
+            return torch.empty(like.shape, dtype=like.dtype)
+        flat = torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start)
+        return flat.view(like.shape)
 
     def close(self) -> None:
         """Close the file; its memory goes when no tensor shares it any more."""

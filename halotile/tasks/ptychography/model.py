@@ -241,10 +241,12 @@ class PatternModel:
         spectra, varied = torch.fft.fft2(probe)[None], None
         if variations is not None and positions.shares is not None:
             varied = torch.fft.fft2(variations)
-            first = (
-                spectra[:, :1]
-                + torch.einsum("pv,vrc->prc", positions.shares.to(varied.dtype), varied)[:, None]
-            )
+            # A product of matrices may add in another order where there are more of them.
+            added = [
+                torch.view_as_real(more) * share[:, None, None, None]
+                for share, more in zip(positions.shares.unbind(1), varied, strict=True)
+            ]
+            first = spectra[:, :1] + torch.view_as_complex(sum(added[1:], added[0]))[:, None]
             spectra = torch.cat([first, spectra[:, 1:].expand(len(first), -1, -1, -1)], 1)
         shifted = spectra * ramp
         light, weight = torch.fft.ifft2(shifted), None

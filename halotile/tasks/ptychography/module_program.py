@@ -19,7 +19,7 @@ from halotile.tasks.ptychography.patterns import turned
 from halotile.tasks.ptychography.program import Refinement, SlotGradients
 from halotile.tasks.ptychography.recipe import ScanRecipe
 from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, as_real
-from halotile.tasks.ptychography.user_module import NEEDED, built_module, load
+from halotile.tasks.ptychography.user_module import built_module, load
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ModuleRefinement(Refinement):
     ) -> None:
         as_real(total[name]).add_(gradient)
 
-    def _scale_probe(self, state: ReconstructionState, gradients: PartTensors) -> None:
+    def _scale(self, state: ReconstructionState, gradients: PartTensors) -> None:
         """Leave them as they are."""
 
     def _keep_inside(self, state: ReconstructionState) -> None:
@@ -102,7 +102,7 @@ class ModuleRefinement(Refinement):
     def drawn(self, state: ReconstructionState) -> tuple[NDArray[Any], NDArray[Any]]:
         """The object; where it had light the module alone knows."""
         load(self.module, state.parameters)
-        image = getattr(self.module, NEEDED[0]).detach().cpu().numpy()
+        image = self.module.object.detach().cpu().numpy()
         return image, np.ones(image.shape)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.disk.durable import DISK
 from halotile.tasks.groups.training.saved import read_content, state_in, write_state
-from halotile.tasks.ptychography.patterns import Patterns
+from halotile.tasks.ptychography.patterns import Patterns, on_detector
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.resolution import RingCorrelation
 from halotile.tasks.ptychography.results.result import correlated_halves, encoded_state, shown_probe
@@ -73,8 +73,8 @@ class OpenedScan:
 
     @property
     def background(self) -> NDArray[np.float32]:
-        """Counts that are there without a beam, (rows, columns); of a far field beginning with the direction of the beam."""
-        return np.asarray(self.state.parameters["background"].square())
+        """Counts that are there without a beam, (rows, columns)."""
+        return np.asarray(on_detector(self.state.background.square(), self.recipe))
 
     @property
     def losses(self) -> list[float]:
@@ -118,6 +118,10 @@ class OpenedScan:
 
     def _set(self, name: str, values: Any) -> None:
         self._check_free(f"{name} cannot be set")
+        if self._own.halves:
+            raise ConfigError(
+                f"{name} cannot be set where a resolution is measured: its halves would begin with the same. Open the scan without resolution."
+            )
         there = self._own.parameters[name]
         given = torch.as_tensor(np.ascontiguousarray(values)).to(there.dtype)
         if given.shape != there.shape:

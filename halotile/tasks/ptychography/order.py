@@ -43,17 +43,19 @@ def _from_windows(
     chunk = recipe.chunk
     chunks = random.permutation(recipe.chunks)
     width = recipe.window // chunk
-    parts = []
-    for slot, share in enumerate(map(len, slots_of(np.arange(batch), recipe.slots))):
+    orders = []
+    for slot in range(recipe.slots):
         mine = chunks[slot :: recipe.slots]
         windows = (mine[start : start + width] for start in range(0, len(mine), width))
         drawn = [random.permutation(_patterns_in(window, chunk, used)) for window in windows]
-        order = np.concatenate([np.empty(0, np.int64), *drawn])
-        parts.append([np.sort(order[start : start + share]) for start in range(0, len(order), share)])
-    none = np.empty(0, np.int64)
-    return [
-        [part[step] if step < len(part) else none for part in parts] for step in range(max(map(len, parts)))
-    ]
+        orders.append(np.concatenate([np.empty(0, np.int64), *drawn]))
+    shares = map(len, slots_of(np.arange(batch), recipe.slots))
+    # Chunks are whole, so that a slot may have more patterns than another: no step is left with a few of them.
+    steps = max(-(-len(order) // share) for order, share in zip(orders, shares, strict=True))
+    if batch >= np.count_nonzero(used):
+        steps = 1
+    parts = [[np.sort(part) for part in np.array_split(order, steps)] for order in orders]
+    return [list(step) for step in zip(*parts, strict=True)]
 
 
 def _patterns_in(chunks: PatternNumbers, chunk: int, used: NDArray[np.bool_]) -> PatternNumbers:

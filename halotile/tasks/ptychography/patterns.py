@@ -24,6 +24,11 @@ def turned(image: torch.Tensor, recipe: ScanRecipe) -> torch.Tensor:
     return torch.fft.ifftshift(image, (-2, -1)) if recipe.optics.field == "far" else image
 
 
+def on_detector(image: torch.Tensor, recipe: ScanRecipe) -> torch.Tensor:
+    """An image in that order, as the detector has it."""
+    return torch.fft.fftshift(image, (-2, -1)) if recipe.optics.field == "far" else image
+
+
 class Patterns:
     """The patterns of a scan, as counted.
 

@@ -6,7 +6,6 @@ import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -16,10 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from halotile.errors import Diverged
-from halotile.storage.disk.durable import DISK
 from halotile.tasks.devices.device import prepare_program
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.training.curve import CurveRow, write_curve
 from halotile.tasks.groups.training.saved import shared_state, write_state
 from halotile.tasks.groups.training.traffic import count_received
 from halotile.tasks.ptychography.model import (
@@ -34,8 +31,8 @@ from halotile.tasks.ptychography.order import PatternNumbers, steps_of
 from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
-from halotile.tasks.ptychography.results.drawing import draw_object, illumination
-from halotile.tasks.ptychography.results.result import correlated_halves
+from halotile.tasks.ptychography.results.drawing import illumination
+from halotile.tasks.ptychography.results.record import record
 from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, add_smoothness, begin_stage, rate_of
 from halotile.tasks.ptychography.state import (
     PartTensors,
@@ -75,19 +72,23 @@ class Refinement:
         prepare_program(group.device)
         content = shared_state(recipe.checkpoint, group)
         state = ReconstructionState.of(content, group.device) if content else self.first_state()
-        due = time.monotonic() + CHECKPOINT_SECONDS
+        due, seconds = time.monotonic() + CHECKPOINT_SECONDS, dict[int, float]()
+        if group.rank == 0 and len(state.losses) == recipe.epochs:  # it was killed before it said so
+            record(recipe, state, partial(self.drawn, state), seconds, is_last=True)
         for epoch in range(len(state.losses), recipe.epochs):
+            began = time.monotonic()
             for half, one in zip(recipe.halves, (state, *state.halves), strict=True):
                 one.losses.append(self.epoch(one, epoch, half))
             if not all(math.isfinite(one.losses[-1]) for one in (state, *state.halves)):
                 raise Diverged(
                     f"the loss is {state.losses[-1]} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller rate, or look at the patterns."
                 )
+            seconds[epoch] = time.monotonic() - began
             is_last = epoch + 1 == recipe.epochs or self._is_stopped()
             began = time.monotonic()
             if group.rank == 0 and (is_last or began >= due):
                 write_state(recipe.checkpoint, state.content())
-                self.record(state, is_last=is_last)
+                record(recipe, state, partial(self.drawn, state), seconds, is_last=is_last)
                 took = time.monotonic() - began
                 due = time.monotonic() + max(CHECKPOINT_SECONDS, took / CHECKPOINT_SHARE)
             if is_last:
@@ -130,7 +131,7 @@ class Refinement:
         own = slice(self.slots.start, self.slots.stop)
         mine = self._found(state, parts[own], places[own])
         loss, gradients = self._added(state, self._of_all_ranks(state, mine, places), parts, places)
-        self._scale_probe(state, gradients)
+        self._scale(state, gradients)
         scale = 1 / (sum(map(len, parts)) * self.counted_pixels)
         if smoothness := stage.smoothness / scale:
             add_smoothness(state, gradients, smoothness)
@@ -185,20 +186,24 @@ class Refinement:
         Slots are computed together where that gives the bits of each by itself, which is tried once for their sizes.
         """
         sizes = tuple(map(len, parts))
-        fits = sum(sizes) <= self.recipe.at_once and sum(size > 0 for size in sizes) > 1
-        if not fits or self.together.get(sizes) is False:
-            return [self._found_alone(state, *slot) for slot in zip(parts, places, strict=True)]
-        together = self._found_together(state, parts, places)
-        if sizes not in self.together:
-            apart = [self._found_alone(state, *slot) for slot in zip(parts, places, strict=True)]
-            self.together[sizes] = all(map(_same_bits, together, apart))
-            return apart
-        return together
+        if sum(sizes) <= self.recipe.at_once and sum(size > 0 for size in sizes) > 1:
+            if sizes not in self.together:
+                self.together[sizes] = self._has_same_bits_together(state, parts)
+            if self.together[sizes]:
+                return self._found_together(state, parts, places)
+        return [self._found_alone(state, *slot) for slot in zip(parts, places, strict=True)]
 
     @cached_property
     def together(self) -> dict[tuple[int, ...], bool]:
         """True for sizes of slots that can be computed together."""
         return {}
+
+    def _has_same_bits_together(self, state: ReconstructionState, parts: Sequence[PatternNumbers]) -> bool:
+        """Compute slots in both ways, with an object and a probe of which nothing cancels or is 0."""
+        drawn = state.at_random(self.refined, self.recipe.seed)
+        places = self.positions(drawn, parts)
+        apart = [self._found_alone(drawn, *slot) for slot in zip(parts, places, strict=True)]
+        return all(map(_same_bits, self._found_together(drawn, parts, places), apart))
 
     def _found_together(
         self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Positions]
@@ -209,7 +214,7 @@ class Refinement:
             self.model.gradients(
                 state.parameters["object"],
                 state.probe,
-                state.parameters["background"],
+                state.background,
                 Positions.joined(places),
                 self.patterns.read(np.concatenate(parts), self.group.device),
                 groups,
@@ -235,7 +240,7 @@ class Refinement:
         self, state: ReconstructionState, numbers: PatternNumbers, positions: Positions
     ) -> PatternGradients:
         """Loss and gradients of a slot, some of its patterns at a time."""
-        parameters, probe = state.parameters, state.probe
+        parameters, probe, background = state.parameters, state.probe, state.background
         total: PatternGradients | None = None
         for start in range(0, len(numbers), self.recipe.at_once):
             some = slice(start, start + self.recipe.at_once)
@@ -243,7 +248,7 @@ class Refinement:
             (found,) = self.model.gradients(
                 parameters["object"],
                 probe,
-                parameters["background"],
+                background,
                 positions.some(some),
                 self.patterns.read(numbers[some], self.group.device),
                 [slice(0, self.recipe.at_once)],
@@ -306,10 +311,12 @@ class Refinement:
         else:
             as_real(total[name]).add_(gradient)
 
-    def _scale_probe(self, state: ReconstructionState, gradients: PartTensors) -> None:
-        """Turn gradients by the probe into those by its parameters, in its support."""
+    def _scale(self, state: ReconstructionState, gradients: PartTensors) -> None:
+        """Turn gradients by probe and background into those by their parameters, in the support of the probe."""
         for name in {"probe", "variations"} & gradients.keys():
             gradients[name] *= state.norm if self.support is None else state.norm * self.support
+        if "background" in gradients:
+            gradients["background"] *= state.root
 
     def _keep_inside(self, state: ReconstructionState) -> None:
         """Keep the positions on the object."""
@@ -371,18 +378,6 @@ class Refinement:
         return image, illumination(
             state.probe.cpu().numpy(), places[:: 1 + len(places) // SHOWN], image.shape
         )
-
-    def record(self, state: ReconstructionState, *, is_last: bool) -> None:
-        """Write the curve and draw the object, for the driver to show; at the end the resolution is its last figure."""
-        rows: list[CurveRow] = [{"iteration": n + 1, "loss": loss} for n, loss in enumerate(state.losses)]
-        if is_last and (rings := correlated_halves(self.recipe, state)):
-            rows[-1]["resolution"] = rings.resolution
-        write_curve(self.recipe.curve, len(rows), rows)
-        if self.recipe.drawing is None:
-            return
-        drawn = draw_object(*self.drawn(state))
-        with suppress(OSError):
-            DISK.write_file(self.recipe.drawing, drawn, sync=False)
 
 
 def _by_name(found: PatternGradients) -> SlotGradients:

@@ -43,18 +43,21 @@ class PatternSolverTraits:
         Copies of the object that it keeps.
     any_model : bool
         True: it needs gradients alone.
+    losses : tuple of str, optional
+        The only ones whose curvature it knows; None: it needs none.
     """
 
     rate: float = 0.02
     batch: int = 20
     objects: int = 2
     any_model: bool = True
+    losses: tuple[str, ...] | None = None
 
 
 SOLVER_TRAITS: Mapping[str, PatternSolverTraits] = {
     "adam": PatternSolverTraits(),
     "sgd": PatternSolverTraits(rate=0.0, objects=0),
-    "rpie": PatternSolverTraits(rate=1.0, any_model=False),
+    "rpie": PatternSolverTraits(rate=1.0, any_model=False, losses=("amplitude_mse",)),
     "lbfgs": PatternSolverTraits(rate=0.1, batch=0, objects=14),
 }
 

@@ -11,10 +11,13 @@ import torch
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
+from halotile.errors import ConfigError
 from halotile.storage.scans.scan import Scan
 from halotile.tasks.ptychography.model import PatternModel, Positions
 from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import Optics
+
+LEAST_PATTERN, MOST_MODES = 8, 4
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,10 @@ class SimulatedScan:
     step : float
         From position to position, in pixels of the object.
     modes : int
-        Modes of the probe; each further one has a tenth of the intensity of the one before.
+        Modes of the probe, 1 to 4; each further one has a tenth of the intensity of the one before.
     photons : float, optional
         Photons of a pattern, which are counted; None: exact intensities, 1e6 for each pattern.
-    wrong_by : float
+    position_error : float
         Standard deviation of the difference of the positions in the scan from the true ones, in pixels.
     seed : int
         All random numbers follow from it.
@@ -53,8 +56,25 @@ class SimulatedScan:
     step: float = 8.0
     modes: int = 1
     photons: float | None = None
-    wrong_by: float = 0.0
+    position_error: float = 0.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        rules = {
+            "field": (self.field in ("far", "near"), "far or near"),
+            "raster": (
+                len(self.raster) == 2 and min(self.raster) > 0,
+                "numbers of rows and columns, such as (8, 8)",
+            ),
+            "pattern": (self.pattern >= LEAST_PATTERN, f"{LEAST_PATTERN} or more"),
+            "step": (self.step > 0, "a number above 0"),
+            "modes": (1 <= self.modes <= MOST_MODES, f"1 to {MOST_MODES}"),
+            "photons": (self.photons is None or self.photons > 0, "a number above 0, or None"),
+            "position_error": (self.position_error >= 0, "a number of at least 0"),
+        }
+        for name, (is_valid, wanted) in rules.items():
+            if not is_valid:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}. Write {wanted}.")
 
     def _random(self, number: int) -> np.random.Generator:
         return np.random.default_rng(np.random.SeedSequence((self.seed, number)))
@@ -102,7 +122,7 @@ class SimulatedScan:
         if self.field == "near":
             distance, pixel = 2e-3, 1e-7
         scan = Scan(wavelength, distance, (pixel, pixel), self.places, np.arange(self.count))
-        wrong = self.places + self.wrong_by * self._random(3).standard_normal(self.places.shape)
+        wrong = self.places + self.position_error * self._random(3).standard_normal(self.places.shape)
         return replace(scan, positions=wrong * self._optics(scan).pixel)
 
     def _optics(self, scan: Scan) -> Optics:

@@ -60,16 +60,17 @@ def adam(
     ----------
     D. P. Kingma, J. Ba, Adam: a method for stochastic optimization, ICLR (2015).
     """
-    state.steps += 1
-    means, squares = (state.moments.setdefault(name, {}) for name in ("means", "squares"))
+    means, squares, counts = (state.moments.setdefault(name, {}) for name in ("means", "squares", "counts"))
     for name, rate in rates.items():
-        gradient, parameter = as_real(gradients[name] * batch.scale), as_real(state.parameters[name])
+        # Relative to the counts, beside which EPSILON is to be small.
+        gradient = as_real(gradients[name] * (batch.scale / state.root**2))
+        parameter = as_real(state.parameters[name])
         mean = as_real(means.setdefault(name, torch.zeros_like(gradients[name])))
         square = squares.setdefault(name, torch.zeros_like(gradient))
-        steps = torch.tensor(float(state.steps), device=parameter.device)
+        count = counts.setdefault(name, torch.zeros((), device=parameter.device)).add_(1)
         # The kernel of torch.optim.Adam(fused=True): one pass over memory in place of ten.
         torch._fused_adam_(
-            [parameter], [gradient], [mean], [square], [], [steps], lr=rate, beta1=DECAYS[0], beta2=DECAYS[1],
+            [parameter], [gradient], [mean], [square], [], [count], lr=rate, beta1=DECAYS[0], beta2=DECAYS[1],
             weight_decay=0.0, eps=EPSILON, amsgrad=False, maximize=False,
         )  # fmt: skip
 
@@ -78,7 +79,6 @@ def sgd(
     state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch
 ) -> None:
     """Steepest descent."""
-    state.steps += 1
     for name, rate in rates.items():
         state.parameters[name].add_(gradients[name], alpha=-rate * batch.scale)
 
@@ -120,7 +120,6 @@ def lbfgs(
     ----------
     J. Nocedal, S. Wright, Numerical Optimization, algorithm 7.4.
     """
-    state.steps += 1
     # A part with a factor is measured in units of it, so that its step is larger by its square.
     factors = {name: rate / batch.rate for name, rate in rates.items()}
     gradient = _joined({name: gradients[name] * factor * batch.scale for name, factor in factors.items()})

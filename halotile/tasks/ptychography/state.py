@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,13 +32,13 @@ class ReconstructionState:
     Parameters
     ----------
     parameters : dict of str to Tensor
-        By part, each of about 1: the probe is relative to ``norm``; positions are the pixels by which they were moved.
+        By part: the probe relative to ``norm``, the root of the background to ``root``; positions are the pixels by which they were moved.
     moments : dict of str to dict of str to Tensor
         What the solver keeps, by its names and by part.
     norm : float
         Greatest modulus of the first guess of the probe, in roots of counts.
-    steps : int
-        Steps with the solver.
+    root : float
+        Root of the mean count, at most 1: patterns may be relative to their sum.
     losses : list of float
         Of each epoch.
     halves : list of ReconstructionState
@@ -47,8 +47,8 @@ class ReconstructionState:
 
     parameters: PartTensors
     norm: float
+    root: float = 1.0
     moments: dict[str, PartTensors] = field(default_factory=dict)
-    steps: int = 0
     losses: list[float] = field(default_factory=list)
     halves: list[ReconstructionState] = field(default_factory=list)
 
@@ -60,7 +60,7 @@ class ReconstructionState:
     def of(cls, content: Mapping[str, Any], device: Any) -> ReconstructionState:
         """The state in a checkpoint, on a device."""
         moments = {name: _moved(tensors, device) for name, tensors in content["moments"].items()}
-        values = {key: content[key] for key in ("norm", "steps", "losses")}
+        values = {key: content[key] for key in ("norm", "root", "losses")}
         halves = [cls.of(half, device) for half in content["halves"]]
         return cls(_moved(content["parameters"], device), moments=moments, halves=halves, **values)
 
@@ -68,6 +68,21 @@ class ReconstructionState:
     def probe(self) -> torch.Tensor:
         """The modes of the probe in roots of counts."""
         return self.parameters["probe"] * self.norm
+
+    @property
+    def background(self) -> torch.Tensor:
+        """Root of the counts without a beam, in the order in which patterns are compared."""
+        return self.parameters["background"] * self.root
+
+    def at_random(self, refined: Sequence[str], seed: int) -> ReconstructionState:
+        """A state as it may be later on: what is refined, but the positions, has other values near these, none of them 0 or like another."""
+        generator = torch.Generator().manual_seed(seed)
+        drawn = {}
+        for name in (part for part in refined if part != "positions"):
+            value = self.parameters[name]
+            noise = torch.randn(value.shape, dtype=value.dtype, generator=generator)
+            drawn[name] = value + 0.1 * noise.to(value.device)
+        return ReconstructionState({**self.parameters, **drawn}, self.norm, self.root)
 
     def positions(self, recipe: ScanRecipe, numbers: np.ndarray[Any, Any]) -> Positions:
         """Some positions as they are now."""
@@ -104,14 +119,15 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     if (support := support_of(recipe)) is not None:
         probe = probe * support
     norm = float(probe.abs().max())
-    dim = DIM * math.sqrt(float(mean.mean()))
+    root = math.sqrt(float(mean.mean())) or 1.0
+    dim, root = DIM * root, min(1.0, root)
     intensities = torch.ones(len(scan.positions))
     if scan.intensities is not None:
         intensities = torch.from_numpy(np.sqrt(scan.intensities / scan.intensities.mean())).float()
     parameters = {
         "object": torch.ones(recipe.shape, dtype=torch.complex64),
         "probe": probe / norm,
-        "background": background.clamp(min=dim**2).sqrt(),
+        "background": background.clamp(min=dim**2).sqrt() / root,
         "positions": torch.zeros(len(scan.positions), 2),
         "intensities": intensities,
     }
@@ -120,13 +136,13 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
         parameters["variations"] = (more if support is None else more * support) / norm
         parameters["shares"] = torch.zeros(len(scan.positions), recipe.variations)
     if recipe.start is not None:
-        parameters |= _started(recipe, recipe.start, norm)
-    state = ReconstructionState(_moved(parameters, device), norm)
+        parameters |= _started(recipe, recipe.start, norm, root)
+    state = ReconstructionState(_moved(parameters, device), norm, root)
     state.halves = [deepcopy(state) for _ in recipe.halves[1:]]
     return state
 
 
-def _started(recipe: ScanRecipe, start: StartValues, norm: float) -> PartTensors:
+def _started(recipe: ScanRecipe, start: StartValues, norm: float, root: float) -> PartTensors:
     """The parameters that an earlier reconstruction gives; its probe is the first guess of this one."""
     found = {}
 
@@ -138,7 +154,7 @@ def _started(recipe: ScanRecipe, start: StartValues, norm: float) -> PartTensors
     if start.object is not None:
         found["object"] = torch.from_numpy(start.object).to(torch.complex64)
     if start.background is not None:
-        found["background"] = torch.from_numpy(start.background).float().sqrt()
+        found["background"] = turned(torch.from_numpy(start.background).float().sqrt(), recipe) / root
     if start.first_pixel is not None:
         found["positions"] = (in_order(start.first_pixel) - torch.from_numpy(recipe.places)).float()
     if start.amplitude is not None:

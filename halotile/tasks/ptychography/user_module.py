@@ -10,8 +10,8 @@ from halotile.errors import ConfigError
 from halotile.tasks.options import import_from, import_reference
 from halotile.tasks.ptychography.recipe import ScanRecipe
 
-NEEDED = ("object", "probe")
-"""Attributes that a module has for the result: complex tensors, (rows, columns) and (modes, rows, columns)."""
+NEEDED = {"object": "rows, columns", "probe": "modes, rows, columns"}
+"""Attributes that a module has for the result, complex tensors, and their axes."""
 
 
 def built_module(recipe: ScanRecipe) -> torch.nn.Module:
@@ -30,11 +30,12 @@ def built_module(recipe: ScanRecipe) -> torch.nn.Module:
         raise ConfigError(
             f"{recipe.module} returned {type(module).__name__}. Write one that returns a torch.nn.Module."
         )
-    for name in NEEDED:
+    for name, axes in NEEDED.items():
         found = getattr(module, name, None)
-        if not isinstance(found, torch.Tensor) or not found.is_complex():
+        if not isinstance(found, torch.Tensor) or not found.is_complex() or found.ndim != axes.count(",") + 1:
+            what = f"of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else "missing"
             raise ConfigError(
-                f"the module of {recipe.module} has no {name}, a complex tensor. Add it as an attribute or a property."
+                f"the {name} of {recipe.module} is {what}. Add it as an attribute or a property: a complex tensor, ({axes})."
             )
     if wrong := [
         name

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,17 +29,19 @@ from halotile.graphs.jobs.ptychography.job import (
     ScanInput,
     StageOptions,
 )
-from halotile.graphs.jobs.ptychography.passes import reconstruct_on
+from halotile.graphs.jobs.ptychography.passes import program_of
 from halotile.graphs.jobs.ptychography.plan import check_used, recipe_of, stage_of
 from halotile.graphs.rules.check import check_job
 from halotile.graphs.rules.paths import whole_path
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.options import Auto
+from halotile.tasks.ptychography.recipe import VARYING
 
 if TYPE_CHECKING:
     from halotile.tasks.ptychography.opened import OpenedScan
+    from halotile.tasks.ptychography.simulated import SimulatedScan
 
-__all__ = ["LBFGS", "RPIE", "SGD", "Adam", "open"]
+__all__ = ["LBFGS", "RPIE", "SGD", "Adam", "open", "simulate"]
 LOOK_SECONDS = 0.05
 
 
@@ -107,6 +108,49 @@ def open(  # noqa: A001 - as open() of other modules
         raise ConfigError("import is for a job, which `recon-cli run --allow-import` runs. Leave it out.")
     check_job(job)
     return OpenedScan(recipe_of(job))
+
+
+def simulate(path: str | Path, *, overwrite: bool = False, **options: Any) -> SimulatedScan:
+    """Write a scan whose object, probe and positions are known, to try a model and its solvers on.
+
+    Parameters
+    ----------
+    path : path
+        The Zarr to write; patterns are computed some at a time.
+    overwrite : bool
+        True: what is there is replaced.
+    **options
+        Parameters of :class:`~halotile.tasks.ptychography.simulated.SimulatedScan`: ``field``, ``raster``, ``pattern``, ``step``, ``modes``,
+        ``photons``, ``position_error``, ``seed``.
+
+    Returns
+    -------
+    SimulatedScan
+        With the true ``image``, ``probe`` and ``places``.
+
+    Raises
+    ------
+    ConfigError
+        When a value is not valid.
+    OutputRefused
+        When something is at the path.
+
+    Examples
+    --------
+    >>> import halotile
+    >>> truth = halotile.ptychography.simulate("known.zarr", raster=(8, 8), pattern=32, step=3, photons=1e4)  # doctest: +SKIP
+    """
+    from halotile.storage.scans.convert import write_scan
+    from halotile.tasks.ptychography.simulated import SimulatedScan
+
+    try:
+        simulated = SimulatedScan(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{error}. Write some of {', '.join(SimulatedScan.__dataclass_fields__)}."
+        ) from error
+    write_scan(whole_path("path", path), simulated.scan, simulated, overwrite=overwrite)
+    return simulated
 
 
 class _Solver:
@@ -202,9 +246,13 @@ class _Solver:
             smoothness=smoothness,
             subset=None if subset is None else tuple(map(int, subset)),
         )
-        check_job(replace(_JOB, stages=(options,)))
+        recipe = self.scan.recipe
+        own: dict[str, Any] = {"loss": recipe.loss, "variations": recipe.variations}
+        own["refine"] = tuple(part for part in recipe.refined if part not in VARYING)
+        model = ModelOptions(**own)
+        check_job(replace(_JOB, model=model, stages=(options,)))
         with tempfile.TemporaryDirectory(dir=self.__enter__().context.folder) as folder:
-            count = len(self.scan.recipe.scan.positions)
+            count = len(recipe.scan.positions)
             yield from self._epochs(stage_of(options, count), Path(folder))
 
     def _epochs(self, stage: Any, folder: Path) -> Iterator[float]:
@@ -216,7 +264,7 @@ class _Solver:
 
         def compute() -> None:
             try:
-                self.context.run_torch(partial(reconstruct_on, recipe))
+                self.context.run_torch(program_of(recipe))
             except BaseException as failure:
                 failures.append(failure)
 

@@ -8,9 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from halotile.errors import InputError
 from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
 from halotile.graphs.jobs.ptychography.words import result_rows
 from halotile.graphs.kinds.base import Inspection
+from halotile.storage.scans.scan import open_scan
 from halotile.tasks.ptychography.recipe import ScanRecipe
 
 
@@ -34,11 +36,11 @@ class PtychographyWork(ProgramWork):
 
     def program(self, recipe: ScanRecipe) -> Callable[[Any], None]:
         """Return the program of a rank."""
-        return partial(reconstruct_on, recipe)
+        return program_of(recipe)
 
     def encode(self, recipe: ScanRecipe) -> Callable[[], bytes]:
         """Return a function that encodes the result."""
-        return partial(_encode, recipe)
+        return partial(_encode, SentRecipe.of(recipe))
 
     def inspect(self) -> Inspection:
         """Return the last figures of the curve."""
@@ -47,15 +49,56 @@ class PtychographyWork(ProgramWork):
         return Inspection(figures, result_rows(last, drawing))
 
 
-def reconstruct_on(recipe: ScanRecipe, group: Any) -> None:
+@dataclass(frozen=True)
+class SentRecipe:
+    """A recipe on its way to a worker, which reads positions, mask and the like where the patterns are: of a long scan they are more than a message should be.
+
+    Parameters
+    ----------
+    recipe : ScanRecipe
+        With a scan that has nothing but its geometry.
+    digest : str
+        Digest of the whole scan.
+    """
+
+    recipe: ScanRecipe
+    digest: str
+
+    @classmethod
+    def of(cls, recipe: ScanRecipe) -> SentRecipe:
+        """Leave out what is read again."""
+        scan = recipe.scan
+        return cls(replace(recipe, scan=scan.without_arrays()), scan.digest())
+
+    def opened(self) -> ScanRecipe:
+        """Return the whole recipe.
+
+        Raises
+        ------
+        InputError
+            When the scan is another one by now.
+        """
+        path = str(Path(self.recipe.patterns.path).parent)
+        scan, _ = open_scan(path)
+        if scan.digest() != self.digest:
+            raise InputError(f"{path} has changed since it was opened. Run the job again.")
+        return replace(self.recipe, scan=scan)
+
+
+def program_of(recipe: ScanRecipe) -> Callable[[Any], None]:
+    """Return the program of a rank."""
+    return partial(_reconstruct, SentRecipe.of(recipe))
+
+
+def _reconstruct(sent: SentRecipe, group: Any) -> None:
     """Reconstruct on one rank; only workers load torch."""
     from halotile.tasks.ptychography.module_program import refinement_of
 
-    refinement_of(recipe, group).run()
+    refinement_of(sent.opened(), group).run()
 
 
-def _encode(recipe: ScanRecipe) -> bytes:
+def _encode(sent: SentRecipe) -> bytes:
     """Encode the result; only workers load torch."""
     from halotile.tasks.ptychography.results.result import encoded_result
 
-    return encoded_result(recipe)
+    return encoded_result(sent.opened())

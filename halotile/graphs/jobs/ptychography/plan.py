@@ -8,11 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.jobs.ptychography.job import Ptychography, StageOptions
 from halotile.graphs.jobs.ptychography.passes import PtychographyWork
-from halotile.graphs.jobs.ptychography.rules import metres
+from halotile.graphs.jobs.ptychography.words import shown_length
 from halotile.graphs.kinds.base import OutputFile, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports
@@ -26,6 +28,7 @@ from halotile.graphs.plans.stages import begin, compute_ranks_on, free_bytes, re
 from halotile.storage.scans.scan import open_scan
 from halotile.storage.scans.start import StartValues
 from halotile.storage.sharded.output import FileLayout
+from halotile.storage.spacing import metres
 from halotile.tasks.groups.training.one_file import ONE_BLOCK
 from halotile.tasks.ptychography.recipe import SOLVER_TRAITS, VARYING, WAVES, Optics, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.resolution import covered
@@ -96,6 +99,10 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
     _, rows, columns = patterns.shape
     model = job.model
     focus = None if model.focus is None else metres(model.focus)
+    if scan.angles and model.field == "near":
+        raise ConfigError(
+            "the pixels of the scan are angles, which tell no distance, and a near field needs it. Convert it again with --distance and a length for --pixel."
+        )
     optics = Optics.of(scan, (rows, columns), model.field, focus)
     margin = max(4, max(rows, columns) // 10) if model.margin == "auto" else model.margin
     stages = tuple(stage_of(stage, len(scan.positions)) for stage in job.stages)
@@ -113,9 +120,30 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
         module_options=model.options,
         import_folder=job.import_folder,
     )
+    _check_overlap(recipe)
     recipe = replace(recipe, window=_window(job, recipe), start=_start(job, recipe))
     check_used(recipe)
     return recipe
+
+
+def _check_overlap(recipe: ScanRecipe) -> None:
+    """Refuse positions whose patterns see the same of the sample, or nothing in common: as a rule they are in another unit."""
+    from scipy.spatial import KDTree
+
+    pixels = recipe.scan.positions / recipe.optics.pixel
+    if len(pixels) < 2 or recipe.module:
+        return
+    span, (rows, columns) = np.ptp(pixels, axis=0), recipe.frame
+    remedy = "Are the positions in metres? Convert the scan with --position-unit, or mend them in the file."
+    if span.max() < 1:
+        raise ConfigError(
+            f"all positions lie within {span.max():.2g} of a pixel of the object, which is {shown_length(recipe.optics.pixel[0])}. {remedy}"
+        )
+    nearest, _ = KDTree(pixels / (rows, columns)).query(pixels / (rows, columns), 2, p=np.inf)
+    if np.median(nearest[:, 1]) >= 1:
+        raise ConfigError(
+            f"a pattern sees {rows} × {columns} pixels of the object, and its nearest neighbour is {np.median(nearest[:, 1]):.3g} times as far away: they do not overlap. {remedy}"
+        )
 
 
 def _start(job: Ptychography, recipe: ScanRecipe) -> StartValues | None:
@@ -136,8 +164,12 @@ def _start(job: Ptychography, recipe: ScanRecipe) -> StartValues | None:
 
 
 def check_used(recipe: ScanRecipe) -> None:
-    """Refuse patterns that are not there, and halves without a resolution."""
+    """Refuse patterns that are not there, batches that leave a slot without one, and halves without a resolution."""
     for stage in recipe.stages:
+        if recipe.window and stage.batch < recipe.slots:
+            raise ConfigError(
+                f"a batch is {stage.batch}, and each of the {recipe.slots} slots draws from a window of its own. Write a batch of {recipe.slots} or more, or fewer slots."
+            )
         missing = set(stage.subset or ()).difference(recipe.scan.numbers.tolist())
         if missing or stage.subset == ():
             raise ConfigError(
@@ -175,11 +207,6 @@ def _window(job: Ptychography, recipe: ScanRecipe) -> int:
             return 0
         # The window of each slot and the next one, and one more chunk of each, were they all on one worker.
         window = max(1, (kept // (recipe.slots * recipe.chunk) - 1) // 2) * recipe.chunk
-    least = min(stage.batch for stage in recipe.stages)
-    if window and least < recipe.slots:
-        raise ConfigError(
-            f"a batch is {least}, and each of the {recipe.slots} slots draws from a window of its own. Write a batch of {recipe.slots} or more, or fewer slots."
-        )
     return window
 
 

@@ -8,24 +8,12 @@ from halotile.graphs.jobs.ptychography.job import ModelOptions, ScanInput, Stage
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.rules.combinations import Faults, workers_of_slots
 from halotile.graphs.rules.values import Above, AtLeast
-from halotile.storage.spacing import converted, parse_size
-from halotile.tasks.ptychography.recipe import PARTS, SOLVER_TRAITS
+from halotile.storage.spacing import metres
+from halotile.tasks.ptychography.recipe import PARTS, SOLVER_TRAITS, VARYING
 
 OURS = ("focus", "modes", "variations", "oversampling", "support", "refine")
 """Keys of halotile's own model."""
 SUFFIXES = (".cxi", ".h5", ".hdf5")
-
-
-def metres(length: float | str) -> float | None:
-    """The metres of a length such as ``3.65 mm``; None for what is none.
-
-    Examples
-    --------
-    >>> metres("3.65 mm"), metres(0.5), metres("3 s")
-    (0.00365, 0.5, None)
-    """
-    size = parse_size(length)
-    return size and (size[0] if size[1] is None else converted(size[0], size[1], "meter"))
 
 
 def _result_path(path: str) -> str | None:
@@ -106,11 +94,17 @@ def starts(input: ScanInput, model: ModelOptions, resolution: bool) -> Faults:  
 
 
 def parts_of_rates(model: ModelOptions, stages: Sequence[StageOptions]) -> Faults:
-    """Yield rates of parts that there are not; those of a user's own model are known when it is built."""
+    """Yield rates of parts that are not refined; those of a user's own model are known when it is built."""
+    refined = (*model.refine, *(VARYING if model.variations else ()))
     for number, stage in enumerate(stages if model.import_ is None else ()):
         for part in stage.rates:
             if part not in PARTS:
-                yield ("stages", number, "rates"), f"names {part}; write some of {', '.join(PARTS)}"
+                yield ("stages", number, "rates"), f"names {part}; write some of {', '.join(refined)}"
+            elif part not in refined:
+                yield (
+                    ("stages", number, "rates"),
+                    f"names {part}, which is not refined; leave it out, or add it to model.refine",
+                )
 
 
 def import_of_model(model: ModelOptions, stages: Sequence[StageOptions], resolution: bool) -> Faults:
@@ -139,11 +133,17 @@ def smooth_objects(model: ModelOptions, stages: Sequence[StageOptions]) -> Fault
             )
 
 
-def solvers(stages: Sequence[StageOptions]) -> Faults:
-    """Yield rates and batches that a solver cannot do with."""
+def solvers(model: ModelOptions, stages: Sequence[StageOptions]) -> Faults:
+    """Yield losses, rates and batches that a solver cannot do with."""
     if not stages:
         yield ("stages",), "is empty; write one such as {epochs: 50}"
     for number, stage in enumerate(stages):
+        losses = SOLVER_TRAITS[stage.solver].losses
+        if losses and model.loss not in losses:
+            yield (
+                ("stages", number, "solver"),
+                f"is {stage.solver}, which is for loss: {' or '.join(losses)}, and the loss is {model.loss}; write adam",
+            )
         if not SOLVER_TRAITS[stage.solver].rate and stage.rate == "auto":
             yield (
                 ("stages", number, "rate"),

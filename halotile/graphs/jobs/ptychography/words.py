@@ -32,7 +32,10 @@ def plan_rows(figures: Figures) -> list[Row]:
         ("input", str(figures["input"])),
         ("", f"{counted(figures['positions'], 'pattern')} of {shape_text(figures['pattern'])}"),
         ("output", str(figures["output"])),
-        ("object", f"{shape_text(figures['object'])} pixels of {_length(height)} × {_length(width)}"),
+        (
+            "object",
+            f"{shape_text(figures['object'])} pixels of {shown_length(height)} × {shown_length(width)}",
+        ),
         ("model", f"{figures['module'] or _own_model(figures)}, {figures['loss']}"),
         ("refined", ", ".join(figures["refine"])),
         *(
@@ -69,18 +72,18 @@ def result_rows(last: Mapping[str, float], drawing: Path) -> list[Row]:
         rows.append(
             (
                 "resolution",
-                f"{_length(last['resolution'])}, half a period: Fourier ring correlation at 1/2 bit",
+                f"{shown_length(last['resolution'])}, half a period: Fourier ring correlation at 1/2 bit",
             )
         )
     return [*rows, ("drawing", str(drawing))]
 
 
-def _length(metres: float) -> str:
+def shown_length(metres: float) -> str:
     """A length with a unit in which it is 1 to 1000.
 
     Examples
     --------
-    >>> _length(1.786e-7), _length(2e-11)
+    >>> shown_length(1.786e-7), shown_length(2e-11)
     ('178.6 nm', '20 pm')
     """
     for factor, unit in ((1e-6, "µm"), (1e-9, "nm")):

@@ -120,7 +120,10 @@ class TorchProgram:
                 warnings.warn(
                     f"{error} Starting again: attempt {attempt + 2} of {retries + 1}.", stacklevel=3
                 )
-                workers = _returned(client, ranks, len(workers), between)[: len(workers)]
+                try:
+                    workers = _returned(client, ranks, len(workers), between)[: len(workers)]
+                except ConfigError:  # fewer than were asked for came back
+                    raise error from None
         raise AssertionError
 
     def _attempt(self, client: Client, workers: Sequence[str], between: Callable[[], None]) -> list[Any]:

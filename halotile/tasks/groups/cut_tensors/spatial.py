@@ -74,8 +74,8 @@ def spatial(module: Callable[..., Any], group: TorchGroup) -> Callable[..., Any]
     Parameters
     ----------
     module : callable
-        A network on tensors (batch, channels, rows, columns): convolutions, pooling, upsampling, padding, group, instance and batch
-        norm, and whatever treats each number, or the channels of a pixel, by themselves.
+        A network on tensors (batch, channels, rows, columns): convolutions, pooling, upsampling, padding and taking it off again, group,
+        instance and batch norm, and whatever treats each number, or the channels of a pixel, by themselves.
     group : TorchGroup
         The ranks. Cut the rows with :func:`aligned_sizes`.
 
@@ -151,7 +151,7 @@ class _CutRows(TorchFunctionMode):  # type: ignore[misc]
                 _refuse(f"the property {property_name}")
         elif name == "__getitem__":
             _check_image(name, args[0])
-            _check_index(args[1])
+            _check_index(args[0], args[1], self.group)
         elif not {name, name.strip("_")} & (_BY_ITSELF | _OF_NO_IMAGE):
             _check_axes(name, args, options)
         return func(*args, **options)
@@ -218,13 +218,22 @@ def _check_image(name: str, value: Any) -> None:
         _refuse(f"{name} on a tensor without the axes batch, channels, rows, columns")
 
 
-def _check_index(index: Any) -> None:
-    """Refuse an index that picks rows."""
-    parts = index if isinstance(index, tuple) else (index,)
-    if len(parts) > 2 or any(
-        part is Ellipsis or part is None or isinstance(part, torch.Tensor) for part in parts
-    ):
+def _check_index(image: torch.Tensor, index: Any, group: TorchGroup) -> None:
+    """Refuse an index that picks rows, but for the last rows of the image, which may be left out: those that were padded."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if any(part is None or isinstance(part, torch.Tensor) for part in parts):
         _refuse("an index")
+    if places := [place for place, part in enumerate(parts) if part is Ellipsis]:
+        parts[places[0] : places[0] + 1] = [slice(None)] * (image.ndim - len(parts) + 1)
+    for axis, part in enumerate(parts[2:], 2):
+        if not isinstance(part, slice):
+            _refuse("an index")
+        start, stop, step = part.indices(image.shape[axis])
+        is_whole = (start, step) == (0, 1) and (
+            group.rank == group.world_size - 1 or stop == image.shape[axis]
+        )
+        if axis == 2 and not is_whole:
+            _refuse("an index")
 
 
 def _check_axes(name: str, args: Sequence[Any], options: Mapping[str, Any]) -> None:

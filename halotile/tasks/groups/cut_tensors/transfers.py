@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.groups.cut_tensors.exchange import exchange
+from halotile.tasks.groups.cut_tensors.exchange import exchange, shapes_like, transpose
 from halotile.tasks.groups.group import TorchGroup, check_rank
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -89,7 +89,7 @@ def all_to_all_v(
     """Send consecutive slices to the ranks, and join theirs: ``sizes[a][b]`` is the length that rank a sends to rank b."""
     _check_table(group, sizes)
     received = [row[group.rank] for row in sizes]
-    return torch.cat(exchange(x.split([*sizes[group.rank]], dim), shapes_like(x, dim, received), group), dim)
+    return transpose(x, group, (dim, sizes[group.rank]), (dim, received))
 
 
 def indexed_all_to_all_v(
@@ -154,8 +154,7 @@ def distributed_transpose(
     check_part(x, group, sizes, cut)
     new = even_sizes(x.shape[whole], group.world_size) if new_sizes is None else new_sizes
     _check_sizes(group, new)
-    parts = x.split([*new], whole)
-    return torch.cat(exchange(parts, shapes_like(parts[group.rank], cut, sizes), group), cut)
+    return transpose(x, group, (whole, new), (cut, sizes))
 
 
 def reduce_loss(loss: float | torch.Tensor, group: TorchGroup, *, mean: bool = True) -> float:
@@ -172,11 +171,6 @@ def wide_type(x: torch.Tensor) -> torch.dtype:
 def _cut(x: torch.Tensor, dim: int) -> torch.Tensor:
     """An empty part, which keeps its place in the graph."""
     return x.narrow(dim, 0, 0)
-
-
-def shapes_like(x: torch.Tensor, dim: int, lengths: Sequence[int]) -> list[list[int]]:
-    """Shapes like that of ``x`` with other lengths along an axis."""
-    return [[n if axis == dim % x.ndim else m for axis, m in enumerate(x.shape)] for n in lengths]
 
 
 def _check_sizes(group: TorchGroup, sizes: Sequence[int]) -> None:

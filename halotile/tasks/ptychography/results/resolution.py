@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -80,8 +81,10 @@ def covered(recipe: ScanRecipe) -> tuple[slice, slice]:
         When it is too small for a resolution.
     """
     middle = np.array(recipe.frame) / 2
-    start = np.ceil(recipe.places.min(0) + middle).astype(int).tolist()
-    stop = np.floor(recipe.places.max(0) + middle).astype(int).tolist()
+    begins = itertools.accumulate((stage.epochs for stage in recipe.stages[:-1]), initial=0)
+    places = recipe.places[np.logical_or.reduce([recipe.used(epoch) for epoch in begins])]
+    start = np.ceil(places.min(0) + middle).astype(int).tolist()
+    stop = np.floor(places.max(0) + middle).astype(int).tolist()
     rows, columns = (slice(a, b) for a, b in zip(start, stop, strict=True))
     edges = [part.stop - part.start for part in (rows, columns)]
     if min(edges) < LEAST:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from halotile.errors import DamagedData
 from halotile.storage.scans.cxi import encode_cxi
 from halotile.tasks.groups.training.saved import read_content, state_in
+from halotile.tasks.ptychography.patterns import on_detector
 from halotile.tasks.ptychography.recipe import ScanRecipe
 from halotile.tasks.ptychography.results.resolution import RingCorrelation, resolution_of
 from halotile.tasks.ptychography.state import ReconstructionState
@@ -102,7 +103,7 @@ def _of_patterns(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[
         ],
         "process_1/first_pixel": (recipe.places + moved)[order],
         "process_1/amplitude": state.parameters["intensities"].numpy()[order],
-        "instrument_1/detector_1/background": state.parameters["background"].square().numpy(),
+        "instrument_1/detector_1/background": on_detector(state.background.square(), recipe).numpy(),
         **{f"process_1/{name}": value for name, value in correlation.items()},
         **_variations(state, order),
     }

@@ -1,0 +1,190 @@
+"""Scans whose object is known, by halotile, CDTools and pty-chi: ``python known_scans.py NAME FOLDER EDGE [...]``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.benchmarks.measuring import Result, fresh, main
+
+
+def peer(folder: Path, name: str, request: Mapping[str, Any]) -> Mapping[str, NDArray[Any]]:
+    """What a program of a peer recorded."""
+    result = fresh(folder / f"{name}.npz")
+    command = [sys.executable, str(Path(__file__).with_name("ptychography_side.py")), name]
+    done = subprocess.run(
+        [*command, json.dumps({**request, "result": str(result)})],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr}")
+    return dict(np.load(result))
+
+
+def simulated(kind: str) -> Any:
+    """A far field of 32 × 32 positions and 2 modes: with exact intensities, or with few photons and wrong positions."""
+    from halotile.tasks.ptychography.simulated import SimulatedScan
+
+    if kind == "exact":
+        return SimulatedScan(modes=2)
+    return SimulatedScan(modes=2, photons=1e3, position_error=2.0 / np.sqrt(2))
+
+
+def written(folder: Path, kind: str) -> Any:
+    """The scan, as a Zarr, as a CXI file, and as arrays with the first guess of the probe."""
+    import halotile
+    from halotile.storage.scans.convert import write_scan
+    from halotile.storage.scans.cxi import encode_cxi
+    from halotile.storage.scans.known import PLANCK_TIMES_LIGHT
+
+    scan = simulated(kind)
+    if not (folder / f"{kind}.npz").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        known = scan.scan
+        patterns = scan.patterns(np.arange(scan.count))
+        write_scan(str(folder / f"{kind}.zarr"), known, scan, overwrite=True)
+        row, column = known.positions.T
+        detector = "instrument_1/detector_1"
+        content = {
+            "data_1/data": patterns,
+            "data_1/translation": np.stack([column, row, np.zeros(len(row))], 1),
+            f"{detector}/distance": known.distance,
+            f"{detector}/basis_vectors": np.array(
+                [[0.0, -known.pixel[1]], [-known.pixel[0], 0.0], [0.0, 0.0]]
+            ),
+            "instrument_1/source_1/wavelength": known.wavelength,
+            "instrument_1/source_1/energy": PLANCK_TIMES_LIGHT / known.wavelength,
+        }
+        (folder / f"{kind}.cxi").write_bytes(encode_cxi(content, {}, {}))
+        probe = halotile.ptychography.open(folder / f"{kind}.zarr").probe[0]
+        places = known.positions / (known.wavelength * known.distance / (scan.pattern * known.pixel[0]))
+        np.savez(folder / f"{kind}.npz", patterns=patterns, places=places, probe=probe)
+    return scan
+
+
+def object_error(image: NDArray[Any], places: NDArray[Any], truth: Any) -> float:
+    """Relative error of an object where it was scanned, but for a factor, a phase ramp and a shift of all positions, which no pattern tells."""
+    from halotile.tasks.ptychography.results.resolution import aligned
+
+    edge = truth.pattern // 2
+    inside = tuple(slice(edge, n - edge) for n in truth.image.shape)
+    shift = np.round(np.median(places - truth.places, axis=0)).astype(int)
+    moved = tuple(slice(part.start + n, part.stop + n) for part, n in zip(inside, shift, strict=True))
+    expected, found = truth.image[inside], image[moved]
+    window = np.outer(*(np.hanning(n + 2)[1:-1] for n in expected.shape))
+    difference = aligned(expected, found, window) - expected
+    return float(np.sqrt((window * np.abs(difference) ** 2).sum() / (window * np.abs(expected) ** 2).sum()))
+
+
+def position_error(places: NDArray[Any], truth: Any) -> float:
+    """Root mean square of the error along an axis in pixels, but for a shift of all positions."""
+    difference = places - truth.places
+    return float(np.sqrt(((difference - difference.mean(0)) ** 2).mean()))
+
+
+def ours_errors(
+    folder: Path, kind: str, seconds: float, solver: str, **options: Any
+) -> dict[str, list[float]]:
+    """Errors of the object and of the positions by the seconds that the epochs until then took."""
+    import halotile
+    from halotile.storage.scans.scan import open_scan
+
+    truth = written(folder, kind)
+    refine = ("object", "probe") if kind == "exact" else ("object", "probe", "positions")
+    scan = halotile.ptychography.open(folder / f"{kind}.zarr", modes=2, refine=refine)
+    numbers = open_scan(str(folder / f"{kind}.zarr"))[0].numbers
+    found: dict[str, list[float]] = {"seconds": [], "object": [], "positions": []}
+    with getattr(halotile.ptychography, solver)(scan, workers=2) as working:
+        list(working.optimize(1, lr=1e-9, subset=[0]))
+        began, last = time.perf_counter(), len(scan.losses)
+        for _ in working.optimize(100_000, **options):
+            spent = time.perf_counter() - began
+            if len(scan.losses) != last:
+                last = len(scan.losses)
+                places = np.empty_like(scan.positions)
+                places[numbers] = scan.positions
+                found["seconds"].append(spent)
+                found["object"].append(object_error(scan.object, places, truth))
+                found["positions"].append(position_error(places, truth))
+            if spent > seconds:
+                break
+    return found
+
+
+def peer_errors(folder: Path, kind: str, name: str, request: Mapping[str, Any]) -> dict[str, list[float]]:
+    """The same of a peer."""
+    truth = written(folder, kind)
+    files = {
+        "cxi": str(folder / f"{kind}.cxi"),
+        "data": str(folder / f"{kind}.npz"),
+        "modes": 2,
+        "positions": kind != "exact",
+    }
+    found = peer(folder, name, files | dict(request))
+    rows = list(zip(found["object"], found["places"], strict=True))
+    return {
+        "seconds": found["seconds"].tolist(),
+        "object": [object_error(image, places, truth) for image, places in rows],
+        "positions": [position_error(places, truth) for _, places in rows],
+    }
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+WANTED = 0.1
+"""Relative error of the object at which a program has reached its end."""
+SECONDS = 120
+"""Longest time of a program."""
+OURS = {"solver": "Adam", "lr": 0.01, "batch_size": 32}
+THEIRS: Mapping[str, Mapping[str, Any]] = {
+    "cdtools": {"threads": 2, "stages": [{"epochs": 1000, "lr": 0.01, "batch": 32}]},
+    "ptychi": {"threads": 2, "solver": "rpie", "epochs": 1000, "batch": 32},
+}
+"""Each with the best of the rates and batches that were tried."""
+
+
+def ours_reached(folder: Path, edge: int) -> Result:
+    """Seconds until the object was as near to the truth as asked for."""
+    return _reached(ours_errors(folder, "exact", SECONDS, **OURS))
+
+
+def reached(folder: Path, edge: int, name: str) -> Result:
+    """Those of a peer."""
+    return _reached(peer_errors(folder, "exact", name, {"seconds": SECONDS, **THEIRS[name]}))
+
+
+def _reached(found: Mapping[str, list[float]]) -> Result:
+    times = zip(found["seconds"], found["object"], strict=True)
+    if (first := next((seconds for seconds, error in times if error <= WANTED), None)) is None:
+        raise SystemExit(
+            f"after {SECONDS} s the error is {min(found['object']):.3f}, and {WANTED} was asked for"
+        )
+    return {"seconds": first}
+
+
+KNOWN_ROWS = [
+    (
+        "errors",
+        f"the same scan with exact intensities: time to an error of the object of {WANTED}, 2 workers / {title}",
+        "known_scans.ours_reached",
+        f"known_scans.reached {name}",
+        0,
+        0.5,
+    )
+    for name, title in (("cdtools", "CDTools"), ("ptychi", "pty-chi"))
+]
+
+if __name__ == "__main__":
+    main({"ours_reached": ours_reached, "reached": reached})
