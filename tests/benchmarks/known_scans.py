@@ -147,7 +147,7 @@ WANTED = 0.1
 """Relative error of the object at which a program has reached its end."""
 SECONDS = 120
 """Longest time of a program."""
-OURS = {"solver": "Adam", "lr": 0.01, "batch_size": 32}
+OURS: Mapping[str, Any] = {"solver": "Adam", "lr": 0.01, "batch_size": 32}
 THEIRS: Mapping[str, Mapping[str, Any]] = {
     "cdtools": {"threads": 2, "stages": [{"epochs": 1000, "lr": 0.01, "batch": 32}]},
     "ptychi": {"threads": 2, "solver": "rpie", "epochs": 1000, "batch": 32},
