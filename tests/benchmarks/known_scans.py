@@ -143,13 +143,13 @@ def peer_errors(folder: Path, kind: str, name: str, request: Mapping[str, Any]) 
 
 # --- programs -------------------------------------------------------------------------------------
 
-WANTED = 0.1
+WANTED = 0.05
 """Relative error of the object at which a program has reached its end."""
-SECONDS = 120
+SECONDS = 300
 """Longest time of a program."""
 OURS: Mapping[str, Any] = {"solver": "Adam", "lr": 0.01, "batch_size": 32}
 THEIRS: Mapping[str, Mapping[str, Any]] = {
-    "cdtools": {"threads": 2, "stages": [{"epochs": 1000, "lr": 0.01, "batch": 32}]},
+    "cdtools": {"threads": 2, "stages": [{"epochs": 1000, "lr": 0.005, "batch": 16}]},
     "ptychi": {"threads": 2, "solver": "rpie", "epochs": 1000, "batch": 32},
 }
 """Each with the best of the rates and batches that were tried."""
