@@ -18,11 +18,15 @@ from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import Optics
 
 LEAST_PATTERN, MOST_MODES = 8, 4
+DEFOCUS = 0.75 * np.pi
+"""Curvature of the wave in the aperture, which spreads the beam over a quarter of a pattern's edge."""
 
 
 @dataclass(frozen=True)
 class SimulatedScan:
-    """A scan of a random phase object by a beam through a round aperture, whose places are a jittered raster.
+    """A scan of a random phase object by a defocused beam through a round aperture, whose places are a jittered raster.
+
+    The beam is a quarter of a pattern wide: with a step of a sixteenth of it, neighbours share three quarters of it along each axis.
 
     Parameters
     ----------
@@ -104,7 +108,7 @@ class SimulatedScan:
         """The modes of the probe, in roots of counts."""
         n = self.pattern
         row, column = np.meshgrid(*2 * [np.fft.fftfreq(n) * n], indexing="ij")
-        aperture = (np.hypot(row, column) < n / 6) * np.exp(1e-2j * (row**2 + column**2) * 64 / n)
+        aperture = (np.hypot(row, column) < n / 6) * np.exp(DEFOCUS * 1j / n * (row**2 + column**2))
         shapes = (1.0, row, column, row * column)
         modes = [np.fft.fftshift(np.fft.ifft2(aperture * shape)) for shape in shapes[: self.modes]]
         share = [0.1**mode for mode in range(self.modes)]

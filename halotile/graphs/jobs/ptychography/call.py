@@ -251,14 +251,14 @@ class _Solver:
         own["refine"] = tuple(part for part in recipe.refined if part not in VARYING)
         model = ModelOptions(**own)
         check_job(replace(_JOB, model=model, stages=(options,)))
+        stage = stage_of(options, len(recipe.scan.positions))
+        check_used(replace(recipe, stages=(stage,)))
         with tempfile.TemporaryDirectory(dir=self.__enter__().context.folder) as folder:
-            count = len(recipe.scan.positions)
-            yield from self._epochs(stage_of(options, count), Path(folder))
+            yield from self._epochs(stage, Path(folder))
 
     def _epochs(self, stage: Any, folder: Path) -> Iterator[float]:
         checkpoint, curve, stop = (folder / name for name in ("checkpoint", "curve.json", "stop"))
         done = len(self.scan.losses)
-        check_used(replace(self.scan.recipe, stages=(stage,)))
         recipe = self.scan.hand_over(stage, checkpoint, curve, stop)
         failures: list[BaseException] = []
 

@@ -57,6 +57,8 @@ class _Transpose(torch.autograd.Function):  # type: ignore[misc]
         joined: tuple[int, Sequence[int]],
     ) -> torch.Tensor:
         ctx.group, ctx.split, ctx.joined = group, split, joined
+        if group.is_alone:  # the layout that it has on ranks, so that what follows has their bits
+            return x.clone(memory_format=torch.contiguous_format)
         parts = x.split([*split[1]], split[0])
         own, (axis, lengths) = parts[group.rank], joined
         shape = [*own.shape]
@@ -134,7 +136,5 @@ def transpose(
     >>> transpose(torch.ones(2, 3), TorchGroup(), (1, [3]), (0, [2])).shape
     torch.Size([2, 3])
     """
-    if group.is_alone:
-        return x
     result: torch.Tensor = _Transpose.apply(group, x, split, joined)
     return result
