@@ -120,6 +120,7 @@ def _rank(
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
     }
     import torch
 
