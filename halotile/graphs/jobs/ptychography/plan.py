@@ -30,7 +30,15 @@ from halotile.storage.scans.start import StartValues
 from halotile.storage.sharded.output import FileLayout
 from halotile.storage.spacing import metres
 from halotile.tasks.groups.training.one_file import ONE_BLOCK
-from halotile.tasks.ptychography.recipe import SOLVER_TRAITS, VARYING, WAVES, Optics, ScanRecipe, SolverStage
+from halotile.tasks.ptychography.recipe import (
+    PROGRAM,
+    SOLVER_TRAITS,
+    VARYING,
+    WAVES,
+    Optics,
+    ScanRecipe,
+    SolverStage,
+)
 from halotile.tasks.ptychography.results.resolution import covered
 from halotile.tasks.user_code import imported_digest
 
@@ -40,6 +48,8 @@ OBJECTS = 4
 """Copies of the object at once: itself, its gradient, and two while a step is made; a solver keeps more."""
 SLOT_OBJECTS = 3
 """The same of each slot, whose patterns may see all of it: its gradient, and two while ranks exchange it."""
+SOME_POSITIONS = 1000
+"""Positions, about, whose nearest neighbours are looked at."""
 SMALLER = "a smaller batch, fewer modes, or a larger pixel (recon-cli convert --bin 2)"
 
 
@@ -139,10 +149,12 @@ def _check_overlap(recipe: ScanRecipe) -> None:
         raise ConfigError(
             f"all positions lie within {span.max():.2g} of a pixel of the object, which is {shown_length(recipe.optics.pixel[0])}. {remedy}"
         )
-    nearest, _ = KDTree(pixels / (rows, columns)).query(pixels / (rows, columns), 2, p=np.inf)
-    if np.median(nearest[:, 1]) >= 1:
+    in_patterns = pixels / (rows, columns)
+    some = in_patterns[:: 1 + len(pixels) // SOME_POSITIONS]
+    distance = np.median(KDTree(in_patterns).query(some, 2, p=np.inf)[0][:, 1])
+    if distance >= 1:
         raise ConfigError(
-            f"a pattern sees {rows} × {columns} pixels of the object, and its nearest neighbour is {np.median(nearest[:, 1]):.3g} times as far away: they do not overlap. {remedy}"
+            f"a pattern sees {rows} × {columns} pixels of the object, and its nearest neighbour is {distance:.3g} times as far away: they do not overlap. {remedy}"
         )
 
 
@@ -283,5 +295,6 @@ def _identity(job: Ptychography, recipe: ScanRecipe, device: str) -> dict[str, A
         "seed": job.seed,
         "resolution": job.resolution,
         "device": device,
+        "program": PROGRAM,
         "code": code_versions(),
     }
