@@ -16,13 +16,13 @@ from halotile.graphs.solvers.base import State
 from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.block import BlockRunner
-from halotile.tasks.step import StepTask
+from halotile.tasks.image_task import ImageTask
 
 WORDS = PassWords("iterate")
 """Names of passes that nobody reads."""
 
 
-def inline(task: StepTask, iteration: int, journal: Journal, ledger: Ledger) -> None:
+def inline(task: ImageTask, iteration: int, journal: Journal, ledger: Ledger) -> None:
     """Do what is left of a pass, in this process."""
     receipt = BlockRunner(task).run(journal.done.complement(len(task.grid)))
     assert not receipt.bad, receipt.bad[0].traceback
@@ -58,8 +58,8 @@ class InlineIterations(Iterations):
         grid = wanted.grid if isinstance(wanted, Pass) else ONE_BLOCK
         with open_records(wanted.records, grid, self.fingerprint) as opened:
             if isinstance(wanted, Pass):
-                self.run_pass(wanted.task, self.state.iteration, opened.journal, opened.ledger)
+                self.run_pass(wanted.task, self.state.passes, opened.journal, opened.ledger)
             elif not opened.journal.done:
                 assert self.gather is not None
-                self.gather(wanted, self.state.iteration, opened.journal, opened.ledger)
+                self.gather(wanted, self.state.passes, opened.journal, opened.ledger)
             return opened.sums()

@@ -21,6 +21,7 @@ from halotile.storage.sharded.vectors import Vectors
 from halotile.storage.views import Constant
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.image_task import View
 from halotile.tasks.inner_tiles import Tiling
 from halotile.tasks.operators.base import InMemory, Operator, read_all
 from halotile.tasks.operators.blur import Blur
@@ -29,7 +30,6 @@ from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.priors.pnp import Plugged
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
-from halotile.tasks.step import View
 from halotile.tasks.terms import MISFIT, Gradient, NormalImage, Sensitivity, Term
 from tests.graphs.inline import WORDS, InlineIterations, inline
 from tests.support import work_of

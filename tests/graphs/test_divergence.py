@@ -67,7 +67,7 @@ def test_slow_growth_is_found_where_it_goes_on(tmp_path: Path) -> None:
     ratio = run.rows[-1]["misfit"] / run.rows[-2]["misfit"]
     assert 1.3 < ratio < 1.5
     assert run.aside is not None
-    assert run.aside < run.state.iteration - 5
+    assert run.aside < run.state.passes - 5
 
 
 def test_an_image_may_leave_a_perfect_start_for_what_its_denoiser_likes_better(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_what_grows_from_the_start_is_told_to_be_worse_than_that(tmp_path: Path)
     )
     with pytest.raises(Diverged, match=words):
         list(run.run(60, lambda *_: False))
-    assert run.state.iteration > 0
+    assert run.state.passes > 0
     assert np.isfinite(read_all(run.image())).all()
 
 

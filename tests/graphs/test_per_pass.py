@@ -18,13 +18,13 @@ from halotile.tasks.convolution.overlap_save import EngineName
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.exact_sums import dot
+from halotile.tasks.image_task import ImageTask
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.normal import weighted_adjoint
 from halotile.tasks.priors.base import Prior, denoised_in
 from halotile.tasks.priors.l1 import Sparse
 from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.priors.tv import Variation
-from halotile.tasks.step import StepTask
 from halotile.tasks.terms import MISFIT, Gradient, Term
 from tests.graphs.inline import InlineIterations, inline
 from tests.graphs.solving import (
@@ -199,10 +199,10 @@ def test_the_images_between_are_read_and_written_nowhere(tmp_path: Path) -> None
     terms = terms_of(IMAGE, blurs("zero"))
     stored: list[Readable] = []
 
-    def noting(task: StepTask, *books: Any) -> None:
+    def noting(task: ImageTask, *books: Any) -> None:
         stored.extend(task.stored)
         inline(task, *books)
 
     run = finished(iterations_of(SOLVERS["pgd"], problem_in(terms, 3), tmp_path / "x", run_pass=noting))
-    assert run.state.iteration == 2
+    assert run.state.passes == 2
     assert len(stored) == 1  # the first pass begins at zeros, the second at the image of the first

@@ -63,7 +63,7 @@ def cut_short(solver: str, folder: Path) -> tuple[Callable[[], InlineIterations]
 def test_a_pass_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path, solver: str) -> None:
     go_on, undisturbed = cut_short(solver, tmp_path)
     again = go_on()
-    assert again.state.iteration == 2
+    assert again.state.passes == 2
     list(again.run(4, lambda *_: False))
     assert np.array_equal(read_all(again.image()), read_all(undisturbed.image()))
     for ours, theirs in zip(again.rows, undisturbed.rows, strict=True):

@@ -26,6 +26,7 @@ from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.fidelities.poisson import Poisson
+from halotile.tasks.image_task import View
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.downsample import Downsample
 from halotile.tasks.operators.mask import Mask
@@ -33,7 +34,6 @@ from halotile.tasks.priors.base import Prior
 from halotile.tasks.priors.l1 import Sparse
 from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.priors.tv import Variation
-from halotile.tasks.step import View
 from halotile.tasks.terms import Term
 from tests.graphs.solving import (
     blurs,
@@ -166,7 +166,7 @@ def test_cg_finds_the_least_misfit(tmp_path: Path) -> None:
     for _ in run.run(200, lambda state, _: state.numbers["rr"] < 1e-24):
         pass
     assert np.allclose(read_all(run.image()).ravel(), np.linalg.solve(matrix, right), atol=1e-9)
-    assert run.state.iteration < 190
+    assert run.state.passes < 190
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
@@ -291,7 +291,7 @@ def test_iterations_end_when_the_image_is_at_rest(tmp_path: Path) -> None:
 
 def test_a_state_is_a_value() -> None:
     state = State(3, {"t": 2.0})
-    assert Fista().next(None, state, {}).iteration == 4  # type: ignore[arg-type]
+    assert Fista().next(None, state, {}).passes == 4  # type: ignore[arg-type]
     assert state.numbers == {"t": 2.0}
 
 

@@ -30,11 +30,11 @@ from halotile.storage.rim import Readable
 from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.denoisers.gaussian import Gaussian
+from halotile.tasks.image_task import ImageTask, View
 from halotile.tasks.operators.base import InMemory, OperatorKind, Shape, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.crop import Crop
 from halotile.tasks.priors.none import NoPrior
-from halotile.tasks.step import StepTask, View
 from tests.graphs.inline import inline
 from tests.graphs.solving import (
     Interrupted,
@@ -154,7 +154,7 @@ def test_what_was_stored_before_the_pass_is_not_computed_again(tmp_path: Path) -
     problem = staged(problem_of(image, terms, step=0.5), Form(terms, apart=True))
     iterated = []
 
-    def cut_short(task: StepTask, iteration: int, journal: Journal, ledger: Ledger) -> None:
+    def cut_short(task: ImageTask, iteration: int, journal: Journal, ledger: Ledger) -> None:
         iterated.append(str(task.images[0][0].path))
         if "stage" not in iterated[-1] and iteration == 1 and iterated.count(iterated[-1]) == 1:
             raise Interrupted

@@ -19,11 +19,11 @@ from halotile.graphs.runs.outputs.claim import kept_of
 from halotile.storage.grid import Grid, Region
 from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
+from halotile.tasks.image_task import View
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.options import Auto
 from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.shared import Scope, Shared
-from halotile.tasks.step import View
 from halotile.tasks.terms import Term
 from tests.graphs.solving import iterations_of_plan, kernel
 from tests.support import work_of, write_zarr

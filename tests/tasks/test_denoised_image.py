@@ -15,7 +15,7 @@ from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.devices.device import Device
 from halotile.tasks.devices.gpu import Gpu
-from halotile.tasks.step import StepTask, View
+from halotile.tasks.image_task import ImageTask, View
 from tests.graphs.solving import denoised_by, scene
 from tests.support import job_of, noisy_image, work_of, write_zarr
 
@@ -44,10 +44,10 @@ def prior(sigma: float, device: str = "cuda") -> Denoised:
     return replace(denoised_by(Gaussian(sigma=sigma), scene(), 64, 32), device=device)
 
 
-def solver_step(*parts: Denoised) -> StepTask:
+def solver_step(*parts: Denoised) -> ImageTask:
     """A step of a solver that uses these denoised images."""
     grid = parts[0].grid if parts else prior(1.0).grid
-    return StepTask(grid=grid, images=(), sums=(), stored=(), view=View(), denoised=parts, overlap=False)
+    return ImageTask(grid=grid, images=(), sums=(), stored=(), view=View(), denoised=parts, overlap=False)
 
 
 @pytest.fixture

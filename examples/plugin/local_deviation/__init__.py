@@ -57,6 +57,8 @@ def unused(input: Input, output: Output) -> Faults:  # noqa: A002 - a rule takes
     for section, key, value in (
         ("input", "range", input.range != "auto"),
         ("input", "sides", bool(input.sides)),
+        ("input", "spacing", bool(input.spacing)),
+        ("input", "nodata", input.nodata != "auto"),
         ("output", "dtype", output.dtype != "auto"),
     ):
         if value:

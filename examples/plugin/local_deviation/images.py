@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import uniform_filter
+from scipy.ndimage import correlate1d
 
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
@@ -50,11 +50,18 @@ class Deviation:
         """Return the pixels of a region."""
         window = region.grow(((self.radius, self.radius),) * 2).clip(Region.whole(self.shape))
         mean, mean_of_squares = (
-            uniform_filter(each.read(window).astype(np.float64), 2 * self.radius + 1)
-            for each in (self.image, self.squares)
+            _mean(each.read(window).astype(np.float64), self.radius) for each in (self.image, self.squares)
         )
         deviation: NDArray[Any] = np.sqrt(np.maximum(mean_of_squares - mean**2, 0.0))
         return deviation[region.relative_to(window).slices].astype(np.float32)
+
+
+def _mean(pixels: NDArray[Any], radius: int) -> NDArray[Any]:
+    """The mean over squares, each added for itself: a running sum, as of ``uniform_filter``, has bits that depend on where it begins."""
+    ones = np.ones(2 * radius + 1)
+    for axis in range(2):
+        pixels = correlate1d(pixels, ones, axis)
+    return pixels / ones.size**2
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import scipy
 
 from halotile.errors import InputError
 from halotile.graphs.kinds.base import (
@@ -16,9 +17,9 @@ from halotile.graphs.kinds.base import (
     OutputArray,
     Pass,
     PassCount,
-    Place,
     PlanRequest,
     Records,
+    RunView,
     Sums,
     Work,
 )
@@ -38,8 +39,8 @@ from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import Layout, ShardWriter
 from halotile.storage.sharded.vectors import Vectors
+from halotile.tasks.image_task import ImageTask, View
 from halotile.tasks.roles import Roles
-from halotile.tasks.step import StepTask, View
 from local_deviation import LocalDeviation
 from local_deviation.images import Deviation, Halved, Squares
 
@@ -77,7 +78,7 @@ def plan(job: LocalDeviation, request: PlanRequest) -> Plan:
         "radius": job.radius,
         "outputs": [each.layout.to_json() for each in work.outputs],
         "blocks": [list(each.grid.block) for each in work.outputs],
-        "code": code_versions(),
+        "code": code_versions() | {"scipy": scipy.__version__},
     }
     identity, earlier = relate(job, identity, begun, request)
     needed = IMPORTS_BYTES + 8 * HELD * math.prod(n + 2 * job.radius for n in deviation.grid.block)
@@ -159,7 +160,7 @@ class DeviationWork(Work):
         state = RunDirectory.beside(self.deviation.path).state_path
         return Vectors(state / "squares", layout, {"squares": 1})
 
-    def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
+    def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
         """Yield the three passes."""
         scratch = self.scratch
         scratch.create()
@@ -172,9 +173,9 @@ class DeviationWork(Work):
             yield Pass(phase, _writing(ShardWriter(output.path, output.layout), image, output.grid), output)
 
 
-def _writing(writer: ShardWriter, image: Readable, grid: Grid) -> StepTask:
+def _writing(writer: ShardWriter, image: Readable, grid: Grid) -> ImageTask:
     """Return the task that writes an image block by block."""
-    return StepTask(
+    return ImageTask(
         grid=grid,
         images=((writer, image),),
         sums=(),

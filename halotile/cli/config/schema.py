@@ -30,8 +30,8 @@ def config_schema() -> dict[str, Any]:
     Examples
     --------
     >>> schema = config_schema()
-    >>> schema["properties"]["job"]["enum"]
-    ['denoise', 'ptychography', 'reconstruct', 'simulate', 'train']
+    >>> "denoise" in schema["properties"]["job"]["enum"]
+    True
     """
     job_names = kind_names()
     kinds = [_job_schema(name, keys_of(name)) for name in job_names]

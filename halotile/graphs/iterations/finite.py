@@ -19,15 +19,15 @@ def check_finite(sums: Mapping[str, float], state: State, epoch: int = 1) -> Non
 
     Examples
     --------
-    >>> check_finite({"misfit": float("nan")}, State(iteration=1))
+    >>> check_finite({"misfit": float("nan")}, State(passes=1))
     >>> check_finite({"misfit": 2.0, "error": float("nan")}, State())  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     halotile.errors.InputError: the first pass gave error nan: some pixel of the reference is NaN or infinite. ...
     """
     wild = [name for name, value in sums.items() if not math.isfinite(value)]
-    if not wild or state.iteration >= epoch:
+    if not wild or state.passes >= epoch:
         return
-    which = f"pass {state.iteration + 1}" if state.iteration else "the first pass"
+    which = f"pass {state.passes + 1}" if state.passes else "the first pass"
     came = f"{which} gave {wild[0]} {sums[wild[0]]}"
     if wild == [ERROR]:
         raise InputError(
@@ -36,5 +36,5 @@ def check_finite(sums: Mapping[str, float], state: State, epoch: int = 1) -> Non
     raise InputError(
         f"{came}: some pixel of the data, of start, or of what an operator reads (a mask) is NaN or infinite. Replace it "
         "by a number; one that is to be left out, by 0 under a mask that is 0 there."
-        + (" Or write a smaller solver.step, if it is not auto." if state.iteration else "")
+        + (" Or write a smaller solver.step, if it is not auto." if state.passes else "")
     )

@@ -41,9 +41,9 @@ from halotile.storage.run_directory.checkpoints import Checkpoint
 from halotile.storage.sharded.vectors import Vectors
 from halotile.storage.views import Constant
 from halotile.tasks.contributions import Adding, Contributions
+from halotile.tasks.image_task import ImageTask, Sum, View, Written
 from halotile.tasks.priors.base import denoised_in
 from halotile.tasks.shared import Shared
-from halotile.tasks.step import StepTask, Sum, View, Written
 from halotile.tasks.terms import MISFIT
 
 TINY = 1e-30
@@ -132,14 +132,14 @@ class Iterations:
         self.state, self.rows, self.aside, self.digests = self._resumed()
         if not self.rows:
             self.vectors.create()
-        elif self.state.iteration:
+        elif self.state.passes:
             self._check_vectors()
             self._set_aside()
 
     @property
     def done(self) -> int:
-        """Number of iterations so far. The state counts passes: the images between them are not stored."""
-        return max(0, self._iteration_of(self.state.iteration))
+        """Number of iterations so far."""
+        return max(0, self._iteration_of(self.state.passes))
 
     def _iteration_of(self, pass_number: int) -> int:
         """Return the number of the iteration that a pass ends with; 0 and below before the first iteration."""
@@ -175,7 +175,7 @@ class Iterations:
         self.checkpoint.write(
             {
                 "fingerprint": self.fingerprint,
-                "iteration": self.state.iteration,
+                "iteration": self.state.passes,
                 "numbers": dict(self.state.numbers),
                 "rows": self.rows,
                 "aside": self.aside,
@@ -183,12 +183,12 @@ class Iterations:
             }
         )
         self._set_aside()
-        remove_records(self.vectors.folder, str(self.state.iteration - 1))
+        remove_records(self.vectors.folder, str(self.state.passes - 1))
         return row
 
     def image(self, name: str = "x") -> Shared:
         """Return an image of the current state."""
-        return Shared(self.vectors.open(name, self.state.iteration))
+        return Shared(self.vectors.open(name, self.state.passes))
 
     def _resumed(self) -> tuple[State, list[FigureRow], int | None, dict[str, list[str]]]:
         saved = self.checkpoint.read()
@@ -204,8 +204,8 @@ class Iterations:
     def _check_vectors(self) -> None:
         """Refuse to resume from images that differ from what was written: they cannot be computed again."""
         for name, copies in self.solver.vectors.items():
-            for age in range(min(copies - 1, self.state.iteration)):
-                path = self.vectors.path(name, self.state.iteration - age)
+            for age in range(min(copies - 1, self.state.passes)):
+                path = self.vectors.path(name, self.state.passes - age)
                 try:
                     if image_digest(path, self.vectors.layout, self.grid).hex() != self.digests[name][age]:
                         raise DamagedData(f"{path}: a shard of another place or time lies in it")
@@ -219,7 +219,7 @@ class Iterations:
         opened: dict[tuple[str, int], Readable] = {}
 
         def read(name: str, age: int) -> Readable:
-            iteration = self.state.iteration - age
+            iteration = self.state.passes - age
             if iteration <= 0:
                 return self.problem.start
             if (name, age) not in opened:
@@ -242,7 +242,7 @@ class Iterations:
         for stage in stages.requested:
             stored = yield self._stage_pass(stage, ahead)
             parts.append(stored.values)
-        paths = [self.vectors.path(name, self.state.iteration + 1) for name in self.vectors.copies]
+        paths = [self.vectors.path(name, self.state.passes + 1) for name in self.vectors.copies]
         done = yield self._pass(self._task(step, read), self._records("", paths))
         return _merge_sums([*parts, done.values]), dict(zip(self.vectors.copies, done.digests, strict=True))
 
@@ -266,10 +266,10 @@ class Iterations:
                 math.prod(contributions.shape) * contributions.image.dtype.itemsize,
                 self.parts,
                 records,
-                number=self.state.iteration,
-                title=self.words.title(self.state.iteration),
+                number=self.state.passes,
+                title=self.words.title(self.state.passes),
             )
-        task = StepTask(
+        task = ImageTask(
             grid=self.grid,
             images=((stage.writer, stage.wanted),),
             stored=ahead,
@@ -279,8 +279,8 @@ class Iterations:
         )
         return self._pass(task, records)
 
-    def _pass(self, task: StepTask, records: Records) -> Pass:
-        words, number = self.words, self.state.iteration
+    def _pass(self, task: ImageTask, records: Records) -> Pass:
+        words, number = self.words, self.state.passes
         return Pass(
             words.phase,
             task,
@@ -292,11 +292,9 @@ class Iterations:
         )
 
     def _records(self, stage: str, paths: Sequence[OutputPath]) -> Records:
-        return Records(
-            self.vectors.folder, f"{self.state.iteration}{stage}", tuple(paths), self.vectors.layout
-        )
+        return Records(self.vectors.folder, f"{self.state.passes}{stage}", tuple(paths), self.vectors.layout)
 
-    def _task(self, step: Step, read: Callable[[str, int], Readable]) -> StepTask:
+    def _task(self, step: Step, read: Callable[[str, int], Readable]) -> ImageTask:
         images = {name: step.images[name] for name in self.vectors.copies}
         written = {
             id(image): Written(number, self.grid.shape, np.dtype(self.vectors.layout.dtype))
@@ -311,10 +309,10 @@ class Iterations:
             sums += _usual_sums(named["x"], read("x", 0), self.target.reference)
             sums += _prior_sums(self.problem.prior.density(read("x", 0)))
         before = [read(name, 0) for name in images]
-        return StepTask(
+        return ImageTask(
             grid=self.grid,
             images=tuple(
-                (self.vectors.writer(name, self.state.iteration + 1), image) for name, image in images.items()
+                (self.vectors.writer(name, self.state.passes + 1), image) for name, image in images.items()
             ),
             sums=tuple(sums),
             stored=tuple(image for image in before if isinstance(image, Shared)),
@@ -326,7 +324,7 @@ class Iterations:
         )
 
     def _row(self, sums: Mapping[str, float], after: State) -> FigureRow:
-        row: FigureRow = {"iteration": self._iteration_of(after.iteration)}
+        row: FigureRow = {"iteration": self._iteration_of(after.passes)}
         if MISFIT in sums and not self.solver.traits.by_subsets:
             row[MISFIT] = max(sums[MISFIT] + self.problem.misfit_of_zero, 0.0)
         row |= {
@@ -351,7 +349,7 @@ class Iterations:
         """
         if self.vectors.copies.get("x", 0) < COPIES_TO_GO_BACK or not growth(self.rows, self._floor):
             return None
-        return self.aside if self.aside is not None else self.state.iteration - 2
+        return self.aside if self.aside is not None else self.state.passes - 2
 
     @property
     def _floor(self) -> float:
@@ -371,7 +369,7 @@ class Iterations:
             good = self._iteration_of(self.aside)
             return f"The image of iteration {good}, before it grew, is kept in {self.vectors.aside('x')}"
         has_one = self.done and "x" in self.vectors.copies
-        where = f" in {self.vectors.path('x', self.state.iteration)}" if has_one else ""
+        where = f" in {self.vectors.path('x', self.state.passes)}" if has_one else ""
         if self.aside == 0:
             return f"It grew from the start: the image it began with is better than that of iteration {self.done}{where}"
         return f"The image of iteration {self.done} is kept{where}"

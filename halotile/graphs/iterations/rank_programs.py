@@ -15,9 +15,9 @@ from halotile.graphs.kinds.base import (
     OutputFile,
     Pass,
     PassCount,
-    Place,
     RankProgram,
     Records,
+    RunView,
     Sums,
     Work,
 )
@@ -50,7 +50,7 @@ class ProgramFiles:
     checkpoint: Path
 
     @classmethod
-    def of(cls, at: Place) -> ProgramFiles:
+    def of(cls, at: RunView) -> ProgramFiles:
         """The files of a run."""
         folder = at.directory.state_path
         return cls(folder, folder / f"{at.fingerprint[:12]}.checkpoint")
@@ -145,7 +145,7 @@ class ProgramWork(Work):
         steps = Grid((self.steps,), (1,), ((0, 0),))
         return (PassCount(self.phase, steps), PassCount(WRITE, self.output.grid))
 
-    def run(self, at: Place) -> Generator[AnyPass, Sums, None]:
+    def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
         """Yield the program, and the pass that writes its result."""
         files = ProgramFiles.of(at)
         files.begin(self.phase)
@@ -178,7 +178,7 @@ class Curve:
 
     Parameters
     ----------
-    at : Place
+    at : RunView
         The run.
     files : ProgramFiles
         Its files.
@@ -188,7 +188,7 @@ class Curve:
         The noun for a step.
     """
 
-    at: Place
+    at: RunView
     files: ProgramFiles
     steps: int
     word: str

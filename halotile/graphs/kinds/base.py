@@ -229,6 +229,10 @@ class Pass:
     seconds_per_block: float | None = None
     blocks: int | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.records, JobOutput) and self.records.grid != self.task.grid:
+            raise ValueError(f"the task of pass {self.phase} has other blocks than its output")
+
     @property
     def grid(self) -> Grid:
         """Blocks of the pass."""
@@ -328,7 +332,7 @@ class PassCount:
     times: int = 1
 
 
-class Place(Protocol):
+class RunView(Protocol):
     """The run of a job, as its generator of passes sees it."""
 
     @property
@@ -396,5 +400,5 @@ class Work(ABC):
         return Inspection()
 
     @abstractmethod
-    def run(self, at: Place) -> Generator[AnyPass, Sums, None]:
+    def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
         """Yield passes until every output is written. Finished ones may be yielded again: journals skip them."""

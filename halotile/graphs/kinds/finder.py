@@ -15,8 +15,8 @@ def kind_names() -> list[str]:
 
     Examples
     --------
-    >>> kind_names()
-    ['denoise', 'ptychography', 'reconstruct', 'simulate', 'train']
+    >>> "denoise" in kind_names()
+    True
     """
     return names("jobs")
 

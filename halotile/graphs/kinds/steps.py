@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of a job. The kind reports a row of figures after each, or after several at once: see ``Place.report_row``.
+    """Steps of a job. The kind reports a row of figures after each, or after several at once: see ``RunView.report_row``.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Cutting of an image for a denoiser: the layout of the output, tiles, super-blocks, and their windows."""
+"""Cutting of an image: tiles, super-blocks, and their windows."""
 
 from __future__ import annotations
 

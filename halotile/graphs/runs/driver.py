@@ -81,7 +81,7 @@ def run(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _View:
     """The run as the generator of passes sees it."""
 
     directory: RunDirectory
@@ -163,7 +163,7 @@ class _Driver:
         bad = sum(map(len, self.bad.values()))
         if self.outputs.done + bad == self.plan.blocks:
             return
-        place = _Place(self.context.directory, self.plan.fingerprint, self.status)
+        place = _View(self.context.directory, self.plan.fingerprint, self.status)
         with (
             closing(self.plan.work.run(place)) as passes,
             Session(self.plan.run, self.plan.cluster, self.status, self.cluster) as session,

@@ -14,7 +14,7 @@ from halotile.graphs.kinds.base import (
     JobOutput,
     Pass,
     PassCount,
-    Place,
+    RunView,
     Sums,
     Work,
 )
@@ -119,7 +119,7 @@ class ShortWork(Work):
             (int(row[self.steps.unit]), row[key]) for key in itertools.islice(named, 1) for row in self.rows
         )
 
-    def run(self, at: Place) -> Generator[AnyPass, Sums, None]:
+    def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
         """Yield passes until enough is done.
 
         Raises
@@ -160,7 +160,7 @@ class ShortWork(Work):
 class _ListeningPlace:
     """A run as its generator of passes sees it, with somebody who listens to the figures of steps."""
 
-    def __init__(self, place: Place, listen: Callable[[IterationRows], None]) -> None:
+    def __init__(self, place: RunView, listen: Callable[[IterationRows], None]) -> None:
         self.directory, self.fingerprint, self.report = place.directory, place.fingerprint, place.report
         self._place, self._listen = place, listen
 

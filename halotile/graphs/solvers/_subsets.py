@@ -75,9 +75,9 @@ class SubsetSolver(SolverBase):
         """
         largest = max(state.numbers.get(LARGEST, 0.0), relative_change(sums))
         misfit = state.numbers.get(SO_FAR, 0.0) + sums[MISFIT]
-        if (state.iteration + 1) % self.epoch(problem):
-            return State(state.iteration + 1, {LARGEST: largest, SO_FAR: misfit})
-        return State(state.iteration + 1, {MISFIT: misfit, EPOCH: largest})
+        if (state.passes + 1) % self.epoch(problem):
+            return State(state.passes + 1, {LARGEST: largest, SO_FAR: misfit})
+        return State(state.passes + 1, {MISFIT: misfit, EPOCH: largest})
 
     def is_done(self, tol: float, row: Mapping[str, float]) -> bool:
         """Return True at the end of an epoch in which no iteration changed the image by more than ``tol``.
@@ -114,7 +114,7 @@ class SubsetNorms(Lanczos):
 
     def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return the next vector of a subset; the first one anew where nothing is left to find."""
-        number, inner = divmod(state.iteration, PASSES_EACH)
+        number, inner = divmod(state.passes, PASSES_EACH)
         subsets = self.solver.count(problem.operators)
         part = problem.of(ordered_subset(problem.operators, subsets, number))
         within = State(inner, state.numbers)
@@ -124,11 +124,11 @@ class SubsetNorms(Lanczos):
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """Return the next state, with the largest bound of the subsets that are finished."""
-        inner = state.iteration % PASSES_EACH
+        inner = state.passes % PASSES_EACH
         within = super().next(problem, State(inner, state.numbers), sums)
         if inner + 1 == PASSES_EACH:
             bound = max(largest_eigenvalue(within), state.numbers.get(LARGEST, 0.0))
-            return State(state.iteration + 1, {LARGEST: bound})
+            return State(state.passes + 1, {LARGEST: bound})
         return advanced(state, **within.numbers)
 
     def is_spent(self, state: State) -> bool:

@@ -31,8 +31,8 @@ class Admm(SolverBase):
         """Return all three updates in one pass: the x' that the prox reads around a block is computed once."""
         x, size = read("x", 0), problem.step_size
         # At first z is x, and u is 0.
-        duals = (read("u", 0),) if state.iteration else ()
-        z = read("z", 0) if state.iteration else x
+        duals = (read("u", 0),) if state.passes else ()
+        z = read("z", 0) if state.passes else x
         moved = Total((x, problem.gradient(x), z, *duals), (0.5, -size / 2, 0.5, *[-0.5 for _ in duals]))
         ahead = Shared(moved, problem.prior.reach(), computed=True)
         pulled = Total((ahead, *duals), (1.0,) * (1 + len(duals)))

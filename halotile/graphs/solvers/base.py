@@ -11,9 +11,9 @@ import numpy as np
 
 from halotile.storage.rim import Readable
 from halotile.tasks.contributions import Contributions
+from halotile.tasks.image_task import Sum
 from halotile.tasks.priors.base import Prior
 from halotile.tasks.shared import Shared
-from halotile.tasks.step import Sum
 
 CHANGE, LENGTH, ERROR = "change", "length", "error"
 """Sums of every step: ``|x' - x|²``, ``|x'|²``, and with a reference ``|x' - reference|²``."""
@@ -129,9 +129,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class State:
-    """The state between two passes, without its pixels, which are the vectors of this iteration."""
+    """The state between two passes, without its pixels, which are the vectors after these passes."""
 
-    iteration: int = 0
+    passes: int = 0
+    """Number of passes so far; one may hold several iterations."""
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -262,7 +263,7 @@ def images_read(solver: Solver) -> int:
 
 def advanced(state: State, **numbers: float) -> State:
     """Return the state one iteration later, with some numbers replaced."""
-    return State(state.iteration + 1, {**state.numbers, **numbers})
+    return State(state.passes + 1, {**state.numbers, **numbers})
 
 
 def relative_change(sums: Mapping[str, float]) -> float:

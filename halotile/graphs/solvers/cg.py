@@ -22,8 +22,8 @@ from halotile.graphs.solvers.base import (
     advanced,
 )
 from halotile.storage.rim import Readable
+from halotile.tasks.image_task import Sum
 from halotile.tasks.operators.sum import Total
-from halotile.tasks.step import Sum
 from halotile.tasks.terms import MISFIT
 
 RR, PQ, RQ, QQ = "rr", "pq", "rq", "qq"
@@ -77,7 +77,7 @@ class ConjugateGradients(SolverBase):
 
     def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return one step along the direction, and the next direction. The first pass only computes the residual."""
-        if state.iteration == 0:
+        if state.passes == 0:
             return self._restart(problem, Total((problem.start,), (1.0,)))
         alpha, beta = _coefficients(state.numbers)
         x, r, p, q = (read(name, 0) for name in ("x", "r", "p", "q"))

@@ -11,9 +11,9 @@ import numpy as np
 
 from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, SolverTraits, State, Step, advanced
 from halotile.storage.views import Constant
+from halotile.tasks.image_task import Sum
 from halotile.tasks.noise.draws import RandomImage
 from halotile.tasks.operators.sum import Total
-from halotile.tasks.step import Sum
 
 SEED = 0
 VV, VW, WW = "vv", "vw", "ww"
@@ -43,7 +43,7 @@ class Lanczos(SolverBase):
 
     def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return the next vector, and the normal operator applied to it."""
-        v = problem.computed_once(problem.start if state.iteration == 0 else self._next_vector(state, read))
+        v = problem.computed_once(problem.start if state.passes == 0 else self._next_vector(state, read))
         w = problem.normal(v)
         pairs = {VV: (v, v), VW: (v, w), WW: (w, w)}
         return Step({"v": v, "w": w}, tuple(Sum(name, "dot", *pair) for name, pair in pairs.items()))
@@ -51,7 +51,7 @@ class Lanczos(SolverBase):
     def _next_vector(self, state: State, read: ReadVector) -> Total:
         last = recurrence(state)[-1]
         parts = [("w", 0, 1.0), ("v", 0, -last.alpha), ("v", 1, -last.back)]
-        if state.iteration == 1:
+        if state.passes == 1:
             del parts[-1]  # the first vector has no predecessor
         return Total(
             tuple(read(name, age) for name, age, _ in parts), tuple(w / last.scale for *_, w in parts)
@@ -59,7 +59,7 @@ class Lanczos(SolverBase):
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """Return the next state, with the sums of all iterations before."""
-        return advanced(state, **{f"{name} {state.iteration}": sums[name] for name in (VV, VW, WW)})
+        return advanced(state, **{f"{name} {state.passes}": sums[name] for name in (VV, VW, WW)})
 
     def is_spent(self, state: State) -> bool:
         """Return True where further passes find nothing."""
@@ -88,7 +88,7 @@ class RecurrenceRow:
 def recurrence(state: State) -> list[RecurrenceRow]:
     """Return the rows so far; fewer where no new direction is left."""
     rows: list[RecurrenceRow] = []
-    for k in range(state.iteration):
+    for k in range(state.passes):
         vv, vw, ww = (state.numbers[f"{name} {k}"] for name in (VV, VW, WW))
         before = state.numbers[f"{VV} {k - 1}"] if k else 0.0
         alpha = vw / vv
@@ -102,7 +102,7 @@ def recurrence(state: State) -> list[RecurrenceRow]:
 
 def is_spent(state: State) -> bool:
     """Return True where the vectors so far span everything: another one would be rounding error."""
-    return state.iteration > len(recurrence(state)) or recurrence(state)[-1].scale < math.sqrt(TINY)
+    return state.passes > len(recurrence(state)) or recurrence(state)[-1].scale < math.sqrt(TINY)
 
 
 def largest_eigenvalue(state: State) -> float:

@@ -49,7 +49,7 @@ class OrderedSubsetsEM(SubsetSolver):
         InputError
             For a start that is 0 everywhere.
         """
-        if state.iteration == 0 and sums[CHANGE] == sums[LENGTH] == 0:
+        if state.passes == 0 and sums[CHANGE] == sums[LENGTH] == 0:
             raise InputError(
                 "the first image is 0 everywhere, and solver osem multiplies it: it would stay 0. Write a start above 0."
             )
@@ -57,7 +57,7 @@ class OrderedSubsetsEM(SubsetSolver):
 
     def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return the image times the correction of a subset."""
-        x, part = read("x", 0), self.part(problem, state.iteration)
+        x, part = read("x", 0), self.part(problem, state.passes)
         assert part.sensitivity is not None
         return Step({"x": Multiplied(x, part.gradient(x), part.sensitivity(x))})
 

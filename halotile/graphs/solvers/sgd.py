@@ -42,8 +42,8 @@ class SubsetDescent(SubsetSolver):
     def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return one proximal step down the gradient of a subset."""
         x, subsets = read("x", 0), self.count(problem.operators)
-        size = problem.step_size / (1 + self.decay * (state.iteration // subsets))
-        slope = self.part(problem, state.iteration).gradient(x)
+        size = problem.step_size / (1 + self.decay * (state.passes // subsets))
+        slope = self.part(problem, state.passes).gradient(x)
         return Step({"x": problem.prior.prox(Total((x, slope), (1.0, -size)), size / subsets)})
 
 

@@ -52,13 +52,13 @@ class ReducedVariance(SubsetSolver):
     def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return one step along the gradient of a subset, corrected by the difference of two at the anchor."""
         x, subsets, size = read("x", 0), self.count(problem.operators), problem.step_size / 3
-        anchors, since = self._place(problem, state.iteration)
+        anchors, since = self._place(problem, state.passes)
         if since == 0:
             w, g = x, problem.computed_once(problem.gradient(x))
             ahead = Total((x, g), (1.0, -size / subsets))
         else:
             w, g = read("w", 0), read("g", 0)
-            part = self.part(problem, state.iteration - anchors - 1)
+            part = self.part(problem, state.passes - anchors - 1)
             parts = (x, part.gradient(x), part.gradient(w), g)
             ahead = Total(parts, (1.0, -size, size, -size / subsets))
         return Step({"x": problem.prior.prox(ahead, size / subsets), "w": w, "g": g})
@@ -66,11 +66,11 @@ class ReducedVariance(SubsetSolver):
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """Return the next state; after an anchor with its misfit, and the largest change since the one before."""
         largest, change = state.numbers.get(LARGEST, 0.0), relative_change(sums)
-        _, since = self._place(problem, state.iteration)
+        _, since = self._place(problem, state.passes)
         if since:
-            return State(state.iteration + 1, {LARGEST: max(largest, change)})
-        before = {EPOCH: largest} if state.iteration else {}
-        return State(state.iteration + 1, {MISFIT: sums[MISFIT], LARGEST: change, **before})
+            return State(state.passes + 1, {LARGEST: max(largest, change)})
+        before = {EPOCH: largest} if state.passes else {}
+        return State(state.passes + 1, {MISFIT: sums[MISFIT], LARGEST: change, **before})
 
 
 SOLVER = ReducedVariance

@@ -40,7 +40,7 @@ class Vectors:
         return self.folder / f"{name}.{iteration % self.copies[name]}"
 
     def create(self) -> None:
-        """Create the copies that do not exist yet."""
+        """Create all copies, without pixels."""
         for path in self.paths():
             create_metadata(path, self.layout, self.disk)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import halotile.tasks.denoise_block
 import halotile.tasks.denoisers.common.layers  # torch, with it
-import halotile.tasks.step
+import halotile.tasks.image_task
 
 __all__ = ["distributed", "halotile"]
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from halotile.graphs.jobs.denoise.residual_check import inspect_residual
-from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, Place, Sums, Work
+from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, RunView, Sums, Work
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.trials.gpu_findings import Tuned
 
@@ -37,7 +37,7 @@ class DenoiseWork(Work):
         """Compare a few places of the result with the image."""
         return inspect_residual(self.task, self.output.path)
 
-    def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
+    def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
         """Yield the one pass."""
         yield Pass(
             PHASE,

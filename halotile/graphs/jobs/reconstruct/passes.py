@@ -12,14 +12,14 @@ from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.jobs.reconstruct.continuation import ITERATE, is_behind, is_gone, last_of
 from halotile.graphs.jobs.reconstruct.problem.forms import Backprojection
 from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
-from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, Place, Sums, Work
+from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, RunView, Sums, Work
 from halotile.graphs.solvers.base import SPENT, Problem, Solver
 from halotile.graphs.solvers.lanczos import begun
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import ShardWriter
 from halotile.storage.views import Constant
-from halotile.tasks.step import StepTask
+from halotile.tasks.image_task import ImageTask
 from halotile.tasks.terms import MISFIT
 
 NORM, ADJOINT, WRITE = "norm", "adjoint", "write"
@@ -64,7 +64,7 @@ class ReconstructWork(Inversion, Work):
         """Return True where the output holds the image of another iteration than the requested one."""
         return is_behind(directory, self.job.solver, self.solver)
 
-    def run(self, at: Place) -> Passes:
+    def run(self, at: RunView) -> Passes:
         """Yield all passes."""
         self._report_repair(at)
         step_size = yield from self._step_size(at)
@@ -88,7 +88,7 @@ class ReconstructWork(Inversion, Work):
         at.directory.write_output_iterations(iterations.rows)
         yield self._write_pass(iterations)
 
-    def _report_repair(self, at: Place) -> None:
+    def _report_repair(self, at: RunView) -> None:
         """Report why a few blocks need a whole run."""
         if is_gone(at.directory):
             written = counted(last_of(at.directory.read_output_iterations()), "iteration")
@@ -97,7 +97,7 @@ class ReconstructWork(Inversion, Work):
                 "the run ended (solver.keep_state: true keeps it)"
             )
 
-    def _step_size(self, at: Place) -> Generator[Pass | Gather, Sums, float]:
+    def _step_size(self, at: RunView) -> Generator[Pass | Gather, Sums, float]:
         """Return the requested step size, or the inverse of the largest curvature of the problem."""
         requested = self.job.solver.step
         if isinstance(requested, float | int):
@@ -114,7 +114,7 @@ class ReconstructWork(Inversion, Work):
         at.report(f"{which} is at most {square:.6g}: the step size is {size:.6g}")
         return size
 
-    def _problem(self, at: Place, step_size: float) -> Generator[Pass | Gather, Sums, Problem]:
+    def _problem(self, at: RunView, step_size: float) -> Generator[Pass | Gather, Sums, Problem]:
         """Return the problem; for the normal form, with the backprojection of all measurements."""
         if self.form.folded is None:
             return self.problem(step_size)
@@ -128,7 +128,7 @@ class ReconstructWork(Inversion, Work):
         return self.problem(step_size, backprojection.image("b"), backprojection.state.numbers[MISFIT])
 
     def _iterations(
-        self, at: Place, solver: Solver, phase: str, problem: Problem, halo: int = 0
+        self, at: RunView, solver: Solver, phase: str, problem: Problem, halo: int = 0
     ) -> Iterations:
         form = self.form
         if phase != ITERATE:
@@ -169,7 +169,7 @@ class ReconstructWork(Inversion, Work):
     def _write_pass(self, iterations: Iterations) -> Pass:
         """Return the pass that writes the image."""
         image = iterations.image()
-        task = StepTask(
+        task = ImageTask(
             grid=self.grid,
             images=((ShardWriter(self.output.path, self.output.layout), image),),
             stored=(image,),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, Place, Sums, Work
+from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, RunView, Sums, Work
 from halotile.storage.sharded.output import ShardWriter
+from halotile.tasks.image_task import ImageTask
 from halotile.tasks.noise.simulated import Simulated
-from halotile.tasks.step import StepTask
 
 PHASE = "simulate"
 
@@ -30,10 +30,10 @@ class SimulateWork(Work):
         """One pass for each measurement."""
         return tuple(PassCount(PHASE, output.grid) for output in self.outputs)
 
-    def run(self, at: Place) -> Generator[Pass | Gather, Sums, None]:
+    def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
         """Yield a pass for each measurement. Nothing is prefetched: an operator may read elsewhere than it writes."""
         for number, (output, simulated) in enumerate(self.measurements):
-            task = StepTask(
+            task = ImageTask(
                 grid=output.grid,
                 images=((ShardWriter(output.path, output.layout), simulated),),
                 overlap=self.overlap,

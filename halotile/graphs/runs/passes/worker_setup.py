@@ -41,12 +41,12 @@ _ready = threading.Condition()
 
 
 class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
-    """Loads a job once on each worker, also on one that replaces a lost worker.
+    """Loads the task of a pass once on each worker, also on one that replaces a lost worker.
 
     Parameters
     ----------
     token : str
-        Name of the run, by which its tasks find the job.
+        Name of the pass, by which its blocks find the task.
     task : BlockTask
         Work on a block.
     run_directory : Path

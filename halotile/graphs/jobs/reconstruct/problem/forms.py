@@ -12,10 +12,10 @@ from halotile.errors import ConfigError
 from halotile.graphs.solvers.base import Map, Problem, ReadVector, SolverBase, Staged, State, Step, advanced
 from halotile.storage.rim import Readable
 from halotile.tasks.contributions import Contributions, Wants
+from halotile.tasks.image_task import View
 from halotile.tasks.operators.base import engines_of, with_engine
 from halotile.tasks.operators.normal import Normal, can_fold
 from halotile.tasks.operators.sum import Total
-from halotile.tasks.step import View
 from halotile.tasks.terms import MISFIT, FoldedGradient, Gradient, NormalImage, Sensitivity, Term
 
 REACH_OF_CELLS = 64

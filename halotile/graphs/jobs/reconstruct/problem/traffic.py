@@ -10,9 +10,9 @@ import numpy as np
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
+from halotile.tasks.image_task import View
 from halotile.tasks.options import Auto
 from halotile.tasks.priors.base import Prior
-from halotile.tasks.step import View
 
 MOST_COMPUTED_TWICE = 0.5
 """Pixels of the gradient that may be computed twice, per pixel of the image, before it gets a pass of its own."""

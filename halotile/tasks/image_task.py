@@ -109,7 +109,7 @@ class View:
 
 
 @dataclass(frozen=True, eq=False)
-class StepTask:
+class ImageTask:
     """A step of a solver, as a worker needs it for any block; pickles to a few kilobytes.
 
     Parameters
@@ -157,7 +157,7 @@ class StepTask:
 class StepStages:
     """Read ahead, compute, write."""
 
-    def __init__(self, task: StepTask) -> None:
+    def __init__(self, task: ImageTask) -> None:
         self.task = task
         if task.denoised:
             keep_on_gpus(task.denoised)
