@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from halotile.cli import exits
+from halotile.cli.running import import_for_workers
 from halotile.cli.screens.screen import complain, print_json, print_rows
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted, first_line
@@ -52,6 +53,7 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
     from halotile.cli.screens.progress_report import make_report
     from halotile.graphs.runs.many_images import run_many
 
+    import_for_workers(job)
     many = _plan(job, fresh=fresh, same_input=same_input, quiet=quiet)
     many.check_disk()
     planned = time.perf_counter()

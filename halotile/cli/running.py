@@ -53,6 +53,7 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
 
         serve(RunDirectory.beside(job.place).path)
         return
+    import_for_workers(job)
     with _among_copies(job):
         report_line = no_report if quiet else complain
         plan = make_plan(job, fresh=fresh, same_input=same_input, report=report_line)
@@ -77,6 +78,15 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
         complain(f"quarantined: block {bad.number} ({where}): {first_line(bad.error)}")
     if outcome.quarantined:
         raise typer.Exit(exits.QUARANTINED)
+
+
+def import_for_workers(job: Job) -> None:
+    """Begin to import what workers on this machine need, in the process that they are forked from, while the job is planned."""
+    from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
+    from halotile.graphs.clusters.workers.fork_server import ensure_forks
+
+    if cluster_kind_of(job.cluster).traits.is_here:
+        ensure_forks()
 
 
 def _among_copies(job: Job) -> AbstractContextManager[None]:

@@ -351,8 +351,16 @@ def test_prometheus_is_told_while_a_run_lasts(scene: Scene, cluster: RunningClus
 
 
 @pytest.mark.cluster
-def test_a_run_keeps_dasks_report(scene: Scene) -> None:
+def test_a_run_keeps_dasks_report_unless_it_is_short(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene.run()
+    assert not (scene.directory.path / "performance.html").exists()
+    assert '"report": false' in (scene.directory.path / "page.html").read_text()
+    scene.directory.forget()
+    monkeypatch.setattr("halotile.graphs.watching.dask_report.LEAST_SECONDS", 0.0)
+    scene.run(fresh=True)
+    assert '"report": true' in (scene.directory.path / "page.html").read_text()
     kept = (scene.directory.path / "performance.html").read_text()
     assert "Dask Performance Report" in kept
     assert "denoise" in kept

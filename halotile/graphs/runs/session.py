@@ -181,12 +181,12 @@ class Session:
     def _end(self, *, report: bool = True) -> None:
         if self._used is not None and self._last is not None:
             self.status.notify_now(self._last.progress(self._last.phase))
-        if page := self.status.watch.close():
+        # A given cluster stays up, and its report belongs to its owner.
+        is_ours = self._used is not None and self._used.dashboard and self.given is None
+        has_report = bool(report and is_ours) and write_report(self._used.client, self.directory, self._began)
+        if page := self.status.watch.close(has_report=has_report):
             with suppress(OSError):  # a full disk costs the page, and nothing else
                 self.directory.write_html(PAGE, page)
-        # A given cluster stays up, and its report belongs to its owner.
-        if report and self._used is not None and self._used.dashboard and self.given is None:
-            write_report(self._used.client, self.directory, self._began)
         self._used = None
         self._held.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
 
 TASKS = 5000
 """Number of the last tasks that are in the report: some 150 bytes each."""
+LEAST_SECONDS = 10.0
+"""Age of a cluster from which it has a report, which takes half a second."""
 REPORT_SECONDS = 20.0
-"""Time that it may take. With all of its tasks it takes half a second."""
+"""Time that it may take."""
 CODE = "Run by halotile. Every task is a handful of blocks; config.json, beside this report, says what was done to them."
 
 
@@ -27,10 +30,13 @@ def keep_tasks(scheduler: Any) -> None:
             scheduler.add_plugin(TaskStreamPlugin(scheduler, maxlen=TASKS))
 
 
-def write_report(client: Client, directory: RunDirectory, began: float) -> None:
-    """Write the report of a cluster since ``began`` (Unix time). An error costs the report, and nothing else."""
-    if client.status != "running":
-        return
+def write_report(client: Client, directory: RunDirectory, began: float) -> bool:
+    """Write the report of a cluster since ``began`` (Unix time), unless that is short; return True where it is there.
+
+    An error costs the report, and nothing else.
+    """
+    if client.status != "running" or time.time() - began < LEAST_SECONDS:
+        return False
     with suppress(Exception):
         html = client.sync(
             client.scheduler.performance_report,
@@ -41,3 +47,5 @@ def write_report(client: Client, directory: RunDirectory, began: float) -> None:
             callback_timeout=REPORT_SECONDS,
         )
         directory.write_html(REPORT, html)
+        return True
+    return False
