@@ -216,7 +216,7 @@ def test_workers_that_would_share_a_gpu_are_one_or_refused(
 def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> None:
     write_zarr(tmp_path / "other.zarr", np.zeros((64, 64), np.uint8))
     pair = {"method": "noise2noise", "second": str(tmp_path / "other.zarr")}
-    with pytest.raises(InputError, match="Write images of the same"):
+    with pytest.raises(InputError, match="Write as many images"):
         make_plan(training(images, tmp_path, **pair))
     with pytest.raises(InputError, match="its noise is no other"):
         make_plan(training(images, tmp_path, **(pair | {"second": str(images / "noisy.zarr")})))
@@ -274,3 +274,25 @@ def test_another_training_is_not_resumed(images: Path, cluster: RunningCluster, 
         train(replace(job, seed=1), cluster)
     with pytest.raises(ResumeRefused, match='mode was "exact", is "fast"'):
         train(replace(job, mode="fast"), cluster)
+
+
+def test_each_channel_of_a_second_image_is_compared(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    clean = np.cumsum(np.cumsum(rng.standard_normal((3, 256, 256)), 1), 2)
+    clean /= clean.std((1, 2), keepdims=True)
+    first, second = (clean + 0.1 * rng.standard_normal(clean.shape) for _ in range(2))
+    for name, pixels in (
+        ("noisy", first),
+        ("second", second),
+        ("swapped", second[[1, 0, 2]]),
+        ("copy", 2 * first),
+    ):
+        write_zarr(tmp_path / f"{name}.zarr", pixels.astype(np.float32), axes="cyx")
+    given = {"input": Input(path=str(tmp_path / "noisy.zarr")), "method": "noise2noise"}
+    assert make_plan(training(tmp_path, tmp_path, **given, second=str(tmp_path / "second.zarr")))
+    with pytest.raises(
+        InputError, match=r"swapped\.zarr does not show the same as .*noisy\.zarr, channel 0,"
+    ):
+        make_plan(training(tmp_path, tmp_path, **given, second=str(tmp_path / "swapped.zarr")))
+    with pytest.raises(InputError, match=r"copy\.zarr has the same pixels as .*: its noise is no other"):
+        make_plan(training(tmp_path, tmp_path, **given, second=str(tmp_path / "copy.zarr")))

@@ -63,6 +63,7 @@ FLOATS, BYTES, WORDS = (0.0, 1.0), (0.0, 255.0), (0.0, 65535.0)
     [
         (waves(), FLOATS, (255 * waves()).clip(0, 255).astype(np.uint8), "[0, 255]"),
         (65535 * waves(), WORDS, waves(), "[0, 1]"),
+        (65535 * waves(), WORDS, (255 * waves()).clip(0, 255).astype(np.uint8), "[0, 255]"),
         (255 * waves(), BYTES, waves(), "[0, 1]"),
         (1000 * waves() + 100, WORDS, 1000 * waves() + 30000, "[29900, 95435]"),
     ],

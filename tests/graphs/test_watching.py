@@ -351,9 +351,7 @@ def test_prometheus_is_told_while_a_run_lasts(scene: Scene, cluster: RunningClus
 
 
 @pytest.mark.cluster
-def test_a_run_keeps_dasks_report_unless_it_is_short(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_keeps_dasks_report_unless_it_is_short(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.run()
     assert not (scene.directory.path / "performance.html").exists()
     assert '"report": false' in (scene.directory.path / "page.html").read_text()

@@ -181,9 +181,10 @@ class Session:
     def _end(self, *, report: bool = True) -> None:
         if self._used is not None and self._last is not None:
             self.status.notify_now(self._last.progress(self._last.phase))
+        has_report = False
         # A given cluster stays up, and its report belongs to its owner.
-        is_ours = self._used is not None and self._used.dashboard and self.given is None
-        has_report = bool(report and is_ours) and write_report(self._used.client, self.directory, self._began)
+        if report and self._used is not None and self._used.dashboard and self.given is None:
+            has_report = write_report(self._used.client, self.directory, self._began)
         if page := self.status.watch.close(has_report=has_report):
             with suppress(OSError):  # a full disk costs the page, and nothing else
                 self.directory.write_html(PAGE, page)

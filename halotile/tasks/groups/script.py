@@ -10,6 +10,7 @@ import atexit
 import importlib
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import threading
@@ -76,9 +77,25 @@ def run_script(
         process.wait()
     reader.join(DRAIN_SECONDS)
     if process.returncode:
-        raise RankFailed(
-            f"{script} ended with exit code {process.returncode}. Its last line: {last[0]}", place.rank
-        )
+        raise RankFailed(f"{script} {_end_text(process.returncode)}.{_last_text(last[0])}", place.rank)
+
+
+def _end_text(code: int) -> str:
+    """Return how a process ended that has this exit code.
+
+    Examples
+    --------
+    >>> _end_text(3), _end_text(-9)
+    ('ended with exit code 3', 'was ended by SIGKILL, as where memory ran out')
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    cause = ", as where memory ran out" if -code == signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-code).name}{cause}"
+
+
+def _last_text(line: str) -> str:
+    return f" Its last line: {line}" if line else ""
 
 
 def _pass_on(output: TextIO, line: Callable[[str], None], last: deque[str]) -> None:

@@ -17,6 +17,8 @@ MEASURED = 0.5
 CLEAR, APART = 10.0, 5.0
 """Peak of the phase correlation over its deviation above which it tells a shift, of noise or different images it is 4 to 8; and its height above the
 value without a shift: in noise a broad peak moves by a pixel."""
+ROUNDING = 1e-9
+"""Correlation of copies, below 1."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Pair:
         Contrast of the structure of the second, relative to that of the first.
     offset : float
         Difference of the means, in standard deviations of the first.
+    is_copy : bool
+        True where the second is the first, but for brightness and contrast.
 
     Examples
     --------
@@ -51,6 +55,7 @@ class Pair:
     shift: tuple[int, int]
     contrast: float
     offset: float
+    is_copy: bool = False
 
     @classmethod
     def of(cls, squares: Iterable[tuple[Values, Values]]) -> Pair | None:
@@ -83,6 +88,7 @@ class Pair:
             _shift(first, second),
             math.sqrt(alike[1] / alike[0]) if all(alike) else 1.0,
             offset / deviation,
+            is_copy=correlation > 1 - ROUNDING,
         )
 
 

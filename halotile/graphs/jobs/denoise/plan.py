@@ -135,7 +135,7 @@ def _open(job: Denoising, request: PlanRequest) -> _Opened:
     check_units(denoiser, values, sides)
     roles, previous = tiled.roles, begun.previous
     view = holed.view(tiled.source, sides.get("mask"), roles)
-    notes = note_of_trained_pixels(job, denoiser, view, roles, values, previous)
+    notes = note_of_trained_pixels(job, denoiser, view, roles, values, tiled.source.dtype, previous)
     tiled = tiled._replace(notes=(*tiled.notes, *notes))
     photons = choose_photon_noise(job, tiled.denoiser, view, roles, values, previous)
     leveled, levels = tiled.denoiser, None

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 
 from halotile.errors import InputError
+from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.denoise.image.holes import nodata_value
 from halotile.graphs.jobs.denoise.image.opening import value_range
 from halotile.graphs.jobs.train.job import Training
@@ -57,7 +58,8 @@ def patch_source(job: Training, first: Sequence[Source], second: Sequence[Source
     """
     if second and [*map(_form, second)] != [*map(_form, first)]:
         raise InputError(
-            f"second: {len(second)} of {_form_text(second[0])}, and input.path: {len(first)} of {_form_text(first[0])}. Write images of the same."
+            f"second: {counted(len(second), 'image')} of {_form_text(second[0])}, and input.path: {counted(len(first), 'image')} of "
+            f"{_form_text(first[0])}. Write as many images, of the same shape, type and axes."
         )
     if same := {os.path.realpath(source.path) for source in first} & {
         os.path.realpath(source.path) for source in second

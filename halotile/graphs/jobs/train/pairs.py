@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from halotile.errors import InputError
 from halotile.storage.arrays import Source
+from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.views import readable_parts
 from halotile.tasks.noise.details import Values
@@ -36,24 +37,37 @@ def notes_of_pairs(
     Raises
     ------
     InputError
-        When a second image shows something else, or has another contrast.
+        When a second image is a copy, shows something else, or has another contrast.
     """
     count = min(len(second), PAIRS)
     notes: list[str] = []
     for number in (n * len(second) // count for n in range(count)):
-        pair = _compared(images[number], max(1, SQUARES // count))
-        if pair is not None:
-            notes += _judged(pair, first[number].path, second[number].path)
+        for where, pair in _compared(images[number], max(1, SQUARES // count)):
+            notes += _judged(pair, f"{first[number].path}{where}", second[number].path)
     return tuple(notes[:1])
 
 
-def _compared(image: TrainingImage, squares: int) -> Pair | None:
+def _compared(image: TrainingImage, squares: int) -> Iterator[tuple[str, Pair]]:
+    """Yield the statistics of each channel, after words that name it."""
     assert image.second is not None
+    axis = image.channel
+    channels = 1 if axis is None else image.source.shape[axis]
     regions = sample_regions(image.source.shape, squares, image.spatial)
-    parts = readable_parts(image.source, regions)
-    return Pair.of(
-        (_square(image, part), _square(image, image.second.read(region))) for region, part in parts
-    )
+    for channel in range(channels):
+        own = regions if axis is None else [_with_index(region, axis, channel) for region in regions]
+        parts = readable_parts(image.source, own)
+        pair = Pair.of(
+            (_square(image, part), _square(image, image.second.read(region))) for region, part in parts
+        )
+        if pair is not None:
+            yield (f", channel {channel}," if channels > 1 else ""), pair
+
+
+def _with_index(region: Region, axis: int, index: int) -> Region:
+    """Return the same region at another index of an axis."""
+    start, stop = [*region.start], [*region.stop]
+    start[axis], stop[axis] = index, index + 1
+    return Region(tuple(start), tuple(stop))
 
 
 def _square(image: TrainingImage, pixels: Pixels) -> Values:
@@ -62,6 +76,10 @@ def _square(image: TrainingImage, pixels: Pixels) -> Values:
 
 def _judged(pair: Pair, first: str, second: str) -> list[str]:
     """Return what differs between two images besides noise, as a note."""
+    if pair.is_copy:
+        raise InputError(
+            f"second: {second} has the same pixels as {first}: its noise is no other. Write the path of another image of the same."
+        )
     if pair.structure < STRUCTURE:
         return []
     if any(pair.shift):

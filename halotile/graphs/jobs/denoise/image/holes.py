@@ -103,7 +103,7 @@ def note_of_far_value(ends: Ends, job: Denoising, *, by_samples: bool) -> tuple[
     )
     return (
         f"{there} are {far.value:.10g}, far from all others ({far.low:,.5g} to {far.high:,.5g}): if they are no measurements, write "
-        f"input.nodata: {far.value:.10g}",
+        f"input.nodata: {far.value:.10g}, or they may spoil the pixels around them",
     )
 
 

@@ -61,6 +61,7 @@ def note_of_trained_pixels(
     view: Readable,
     roles: Roles,
     values: tuple[float, float] | None,
+    dtype: np.dtype[Any],
     previous: Mapping[str, Any] | None,
 ) -> tuple[str, ...]:
     """Return a note on an image whose pixels are unlike those that the weights learned from.
@@ -71,6 +72,8 @@ def note_of_trained_pixels(
         The image, with NaN in its holes.
     values : (float, float) or None
         Values that count as 0 and 1.
+    dtype : dtype
+        Type of the image in its file.
 
     Raises
     ------
@@ -90,7 +93,9 @@ def note_of_trained_pixels(
         where = f" of channel {channel}" if len(trained.mean) > 1 else ""
         found = f"the pixels{where} have {seen.outside(low, high)}, and the weights expect {learned.outside(low, high)}"
         instead = f"if it is the same in other units, write input.range: {_range_text(learned, middle)}"
-        if job.input.range == "auto" and _is_in_other_units(seen, learned, high - low):
+        # No type of fewer numbers than those that were learned from has the same unit.
+        is_narrower = dtype.kind in "iu" and np.iinfo(dtype).max < high
+        if job.input.range == "auto" and (is_narrower or _is_in_other_units(seen, learned, high - low)):
             raise ConfigError(
                 f"input.range is auto, which takes the numbers as they were in the training: {found}. For this image, {instead}; if it is not, train on "
                 f"images like it, or write input.range: [{low:g}, {high:g}] to go on."
