@@ -229,10 +229,6 @@ class Pass:
     seconds_per_block: float | None = None
     blocks: int | None = None
 
-    def __post_init__(self) -> None:
-        if isinstance(self.records, JobOutput) and self.records.grid != self.task.grid:
-            raise ValueError(f"the task of pass {self.phase} has other blocks than its output")
-
     @property
     def grid(self) -> Grid:
         """Blocks of the pass."""

@@ -179,6 +179,8 @@ class _Driver:
         return self._fill_records(next_pass, next_pass.records, session)
 
     def _write_output(self, next_pass: Pass, output: JobOutput, session: Session) -> Sums:
+        if next_pass.grid != output.grid:
+            raise ValueError(f"the task of pass {next_pass.phase} has other blocks than its output")
         journal = self.outputs.journal_of(output)
         given_up = self.bad.setdefault(str(output.path), {})
         blocks = BlockPass(
