@@ -302,11 +302,13 @@ def test_a_second_run_is_refused_at_once_and_the_first_goes_on(
     scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
     with running(scene) as driver:
+        scene.set_pace(1.0)  # the first has to be there still
         with pytest.raises(OutputRefused, match=rf"in use: process {driver.pid} on .*, started 2"):
             scene.run(cluster)
         with pytest.raises(OutputRefused, match=f"in use: process {driver.pid} on"):
             scene.run(cluster, fresh=True)
         assert RunDirectory(scene.directory.path).is_running() is not None
+        scene.set_pace(PACE)
         said, _ = driver.communicate(timeout=60)
     assert driver.returncode == 0, said
     assert sorted(scene.seen()) == list(range(BLOCKS))
