@@ -1,4 +1,4 @@
-"""A block of a solver step: the new images on the core of the block, and sums over it."""
+"""A block of lazy images: their pixels on the core of the block, which are written, and sums over it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The window that a step reads around a core, inside the image.
+    """The window that is read around a core, inside the image.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class ImageTask:
-    """A step of a solver, as a worker needs it for any block; pickles to a few kilobytes.
+    """Lazy images to compute and write, as a worker needs them for any block; pickles to a few kilobytes.
 
     Parameters
     ----------
@@ -149,12 +149,12 @@ class ImageTask:
         """Tiles that are denoised at once at first; 0 without a denoiser."""
         return self.denoised[0].tiling.batch if self.denoised else 0
 
-    def stages(self) -> StepStages:
+    def stages(self) -> ImageStages:
         """The stages, with the models loaded."""
-        return StepStages(self)
+        return ImageStages(self)
 
 
-class StepStages:
+class ImageStages:
     """Read ahead, compute, write."""
 
     def __init__(self, task: ImageTask) -> None:

@@ -163,9 +163,9 @@ class _Driver:
         bad = sum(map(len, self.bad.values()))
         if self.outputs.done + bad == self.plan.blocks:
             return
-        place = _View(self.context.directory, self.plan.fingerprint, self.status)
+        view = _View(self.context.directory, self.plan.fingerprint, self.status)
         with (
-            closing(self.plan.work.run(place)) as passes,
+            closing(self.plan.work.run(view)) as passes,
             Session(self.plan.run, self.plan.cluster, self.status, self.cluster) as session,
         ):
             sums = None

@@ -127,7 +127,7 @@ class ShortWork(Work):
         Enough
             At the end.
         """
-        with closing(self.work.run(_ListeningPlace(at, self._take))) as passes:
+        with closing(self.work.run(_ListeningView(at, self._take))) as passes:
             sums = None
             while (wanted := next_of(passes, sums)) is not None:
                 if self.steps is None and isinstance(wanted, Pass) and len(wanted.grid) > 1:
@@ -157,14 +157,14 @@ class ShortWork(Work):
         self.rows = list(rows)
 
 
-class _ListeningPlace:
+class _ListeningView:
     """A run as its generator of passes sees it, with somebody who listens to the figures of steps."""
 
-    def __init__(self, place: RunView, listen: Callable[[IterationRows], None]) -> None:
-        self.directory, self.fingerprint, self.report = place.directory, place.fingerprint, place.report
-        self._place, self._listen = place, listen
+    def __init__(self, view: RunView, listen: Callable[[IterationRows], None]) -> None:
+        self.directory, self.fingerprint, self.report = view.directory, view.fingerprint, view.report
+        self._view, self._listen = view, listen
 
     def report_row(self, rows: IterationRows, total: int) -> None:
         """Report the figures of all steps so far."""
-        self._place.report_row(rows, total)
+        self._view.report_row(rows, total)
         self._listen(rows)

@@ -262,7 +262,7 @@ def images_read(solver: Solver) -> int:
 
 
 def advanced(state: State, **numbers: float) -> State:
-    """Return the state one iteration later, with some numbers replaced."""
+    """Return the state one pass later, with some numbers replaced."""
     return State(state.passes + 1, {**state.numbers, **numbers})
 
 

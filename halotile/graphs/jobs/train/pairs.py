@@ -14,8 +14,8 @@ from halotile.tasks.noise.estimate import as_square, sample_regions
 from halotile.tasks.training.pairs import Pair
 from halotile.tasks.training.patches import TrainingImage
 
-PAIRS, SQUARES = 8, 16
-"""Pairs of images that are compared, and squares of all of them together."""
+PAIRS, CHANNELS, SQUARES = 8, 8, 16
+"""Pairs of images that are compared, channels of each, and squares of a channel in all pairs together."""
 STRUCTURE = 0.05
 """Share of structure in the pixels from which it can be compared: else there is too much noise."""
 SHARED, LIKELY_SHARED = 0.3, 0.6
@@ -48,12 +48,13 @@ def notes_of_pairs(
 
 
 def _compared(image: TrainingImage, squares: int) -> Iterator[tuple[str, Pair]]:
-    """Yield the statistics of each channel, after words that name it."""
+    """Yield the statistics of each channel, or of some where there are many, after words that name it."""
     assert image.second is not None
     axis = image.channel
     channels = 1 if axis is None else image.source.shape[axis]
     regions = sample_regions(image.source.shape, squares, image.spatial)
-    for channel in range(channels):
+    compared = min(channels, CHANNELS)
+    for channel in (n * channels // compared for n in range(compared)):
         own = regions if axis is None else [_with_index(region, axis, channel) for region in regions]
         parts = readable_parts(image.source, own)
         pair = Pair.of(
