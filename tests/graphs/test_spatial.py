@@ -31,10 +31,11 @@ def test_a_cut_image_gives_the_numbers_of_the_whole(
 
 
 @pytest.mark.parametrize("make", [partial(BlindUNet, 1, 8, 2), partial(PlainUNet, (8, 16, 32))])
+@pytest.mark.parametrize("training", [False, True])
 def test_networks_that_pad_their_image_and_take_that_off_again_may_be_cut(
-    four: DistributedContext, make: Callable[[], Any]
+    four: DistributedContext, make: Callable[[], Any], training: bool
 ) -> None:
-    for gaps in four.run_torch(unet_on_ranks.network_gaps, make, 42, 4, ranks=3):
+    for gaps in four.run_torch(unet_on_ranks.network_gaps, make, 42, 4, training, ranks=3):
         assert {name: gap for name, gap in gaps.items() if gap > 1e-9} == {}
 
 

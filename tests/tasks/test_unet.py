@@ -70,6 +70,20 @@ def test_tiles_have_the_bits_of_the_whole_image(
         assert np.array_equal(results[0], expected)
 
 
+@pytest.mark.parametrize("levels", [1, 2, 3])
+def test_training_has_the_numbers_of_its_use(levels: int) -> None:
+    network = BlindUNet(2, 4, levels).double()
+    image, weights = torch.randn(2, 3, 2, 21, 18, dtype=torch.float64)
+    results = []
+    for training in (True, False):
+        network.train(training)
+        part = image.clone().requires_grad_()
+        result = network(part)
+        results.append([result, *torch.autograd.grad(result, [part, *network.parameters()], weights)])
+    for trained, used in zip(*results, strict=True):
+        assert torch.allclose(trained, used, rtol=0, atol=1e-12 * float(used.detach().abs().max()))
+
+
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     save_file({"conv.weight": torch.zeros(3, 1, 3, 3)}, tmp_path / "a.safetensors")
     with pytest.raises(WeightsError, match=r"it has no 'last\.weight'"):

@@ -54,7 +54,13 @@ def _steady_layer(
 
 
 def steadily(forward: Callable[..., Any], image: torch.Tensor, *more: Any, **options: Any) -> Any:
-    """``forward(image)``, computed on two copies of a small single image."""
+    """``forward(image, *more)``, computed on two copies of a small single image and of other images."""
     if not is_few(image) or image.is_cuda:
         return forward(image, *more, **options)
-    return forward(image.repeat(2, *[1] * (image.dim() - 1)), *more, **options)[:1]
+    from torch import Tensor
+
+    twice = [
+        part.repeat(2, *[1] * (part.dim() - 1)) if isinstance(part, Tensor) else part
+        for part in (image, *more)
+    ]
+    return forward(*twice, **options)[:1]

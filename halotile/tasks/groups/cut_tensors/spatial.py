@@ -40,8 +40,18 @@ _BY_ITSELF = {
     "zeros_like",
 }  # fmt: skip
 """Functions of single numbers, or of a row and the channels of its pixels; in place too."""
-_OF_NO_IMAGE = {"_set_grad_enabled", "arange", "empty", "full", "linspace", "ones", "tensor", "zeros"}
-"""Functions that make a tensor of one value, or of one axis, which is that of the columns beside an image; and no_grad."""
+_OF_NO_IMAGE = {
+    "_set_grad_enabled",
+    "arange",
+    "empty",
+    "full",
+    "linspace",
+    "ones",
+    "tensor",
+    "transposed_kernel",
+    "zeros",
+}
+"""Functions that make a tensor of one value, of weights, or of one axis, which is that of the columns beside an image; and no_grad."""
 
 
 _PROPERTIES = {
