@@ -253,15 +253,19 @@ class Size:
         )
         memory = [
             self._row(
-                "memory",
-                f"peak memory of training on {self.large}² / CAREamics, {where}",
+                "memory" if edge == self.large else "memory-large",
+                f"peak memory of training on {edge}² / CAREamics, {where}",
                 ("ours_memory", f"careamics_memory {kind}"),
-                self.large,
-                0.5,
+                edge,
+                bar,
                 repeats=1,
                 figure="peak_bytes",
             )
-            for kind, where in (("array", "image in memory"), ("zarr", "patches from Zarr"))
+            for edge, kind, where, bar in (
+                (self.large, "array", "image in memory", 0.5),
+                (self.large, "zarr", "patches from Zarr", 0.5),
+                (2 * self.large, "array", "image in memory", None),
+            )
         ]
         return [step, predict, *memory]
 
