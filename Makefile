@@ -13,6 +13,8 @@ INSTALL := $(PY) -m pip install --quiet --constraint constraints.txt
 GPU_PY = $(if $(filter command,$(firstword $(origin PYTHON))),$(PYTHON),$(if $(wildcard $(PY)),$(PY),$(PYTHON)))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# With it, each of the many processes of the tests would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

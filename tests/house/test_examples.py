@@ -111,8 +111,9 @@ def test_a_scan_becomes_a_picture_with_one_command(tmp_path: Path) -> None:
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr
-        losses = [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+), resolution", done.stdout)]
-        assert len(losses) == 6
+        lines = re.findall(r"epoch (\d+): loss ([\d.]+), resolution", done.stdout)
+        assert [int(epoch) for epoch, _ in lines] == [1, 2, 3, 4, 5, 6]
+        losses = [float(loss) for _, loss in lines]
         assert losses[-1] < 0.7 * losses[0]
         assert (tmp_path / "star.png").stat().st_size > 20_000
 

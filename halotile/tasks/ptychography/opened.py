@@ -36,6 +36,8 @@ class OpenedScan:
     recipe: ScanRecipe
     _checkpoint: Path | None = field(default=None, init=False, repr=False)
     """File in which ranks that are at work keep the state."""
+    _known: list[float] = field(default_factory=list, init=False, repr=False)
+    """Losses that a loop over their epochs has had, while ranks are at work; these may be ahead of it."""
 
     @cached_property
     def _own(self) -> ReconstructionState:
@@ -78,11 +80,11 @@ class OpenedScan:
 
     @property
     def losses(self) -> list[float]:
-        """The mean loss of a pixel in each epoch so far."""
-        return list(self.state.losses)
+        """The mean loss of a pixel in each epoch so far; within a loop over epochs up to that of the loop."""
+        return list(self._known if self._checkpoint else self.state.losses)
 
     def report(self) -> str:
-        """Describe the last epoch in a line."""
+        """Describe the last epoch, or that of a loop over epochs, in a line; the resolution is that of the object as it is now."""
         losses, rings = self.losses, self.rings
         resolution = f", resolution {rings.resolution:.3g} m" if rings else ""
         return f"epoch {len(losses)}: loss {losses[-1]:.4g}{resolution}" if losses else "no epoch yet"
@@ -105,11 +107,16 @@ class OpenedScan:
             When others have it.
         """
         self._check_free("the next ones cannot begin")
-        done = len(self.losses)
+        self._known = self.losses
+        done = len(self._known)
         past = (SolverStage(epochs=done, rate=stage.rate, batch=stage.batch),) if done else ()
         write_state(checkpoint, self.state.content())
         self._checkpoint = checkpoint
         return replace(self.recipe, stages=(*past, stage), checkpoint=checkpoint, curve=curve, stop=stop)
+
+    def hand_out(self, loss: float) -> None:
+        """Take note of an epoch that a loop has now."""
+        self._known.append(loss)
 
     def take_back(self) -> None:
         """Take the state of ranks that have ended."""

@@ -275,6 +275,7 @@ class _Solver:
                 step, rows = read_curve(curve)
                 for row in rows[done:step]:
                     done += 1
+                    self.scan.hand_out(row["loss"])
                     yield row["loss"]
                 time.sleep(LOOK_SECONDS)
         finally:
