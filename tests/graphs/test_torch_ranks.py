@@ -138,7 +138,11 @@ def test_nothing_is_left_in_the_folder_in_which_ranks_meet(four: DistributedCont
     [
         ("raises", r"rank 2 of 4 failed: Traceback(?s:.)*ValueError: the seventh patch is empty\n"),
         ("killed", r"rank 2 of 4 failed: its worker tls://127\.0\.0\.1:\d+ died"),
-        ("hangs", r"rank 2 of 4 did not answer the others in time, and its worker was started anew"),
+        (
+            "hangs",
+            r"rank 2 of 4 did not answer the others in time, and its worker was started anew\. It was here:\n"
+            r"Stack(?s:.)* in fail\n +time\.sleep(?s:.)*The first that waited for it:\n",
+        ),
         ("returns", r"another rank ended, or did not answer in time"),
     ],
 )
@@ -149,6 +153,28 @@ def test_a_rank_that_fails_ends_all_others(four: DistributedContext, way: str, m
     assert time.monotonic() - began < 25
     four.client.wait_for_workers(4, timeout=60)
     assert len(four.run_torch(ranks.everything)) == 4
+
+
+def test_ranks_meet_in_another_attempt_after_they_waited_in_vain(
+    four: DistributedContext, tmp_path: Path
+) -> None:
+    call = partial(ranks.late_to_meet, tmp_path / "marker")
+    program = TorchProgram(call, four.folder, device_mode="cpu", timeout_seconds=3.0)
+    with pytest.warns(
+        UserWarning, match=r"rank 1 of 3 did not answer(?s:.)*time\.sleep(?s:.)*waiting for 3 ranks"
+    ):
+        assert program.run(four.client, 3, retries=1) == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [{"ranks": n} for n in (0, -1, True, 1.5)]
+    + [{"retries": -1}, {"timeout_seconds": 0}, {"end_seconds": -1}],
+)
+def test_numbers_that_mean_nothing_are_refused(four: DistributedContext, numbers: dict[str, Any]) -> None:
+    (name,) = numbers
+    with pytest.raises(ConfigError, match=f"{name} is {numbers[name]}: "):
+        four.run_torch(ranks.everything, **numbers)
 
 
 def test_ranks_that_are_done_wait_for_one_that_hangs_as_long_as_they_are_asked_to(

@@ -42,6 +42,7 @@ from halotile.tasks.distributed.transport.calls import Call
 from halotile.tasks.distributed.transport.stored import Stored, store
 from halotile.tasks.distributed.transport.work import CallBatch, PartialSums
 from halotile.tasks.groups.opening import END_SECONDS
+from halotile.tasks.options import check_above_zero, check_whole
 
 RESULTS = "results"
 """Folder of temporary results, in the private folder."""
@@ -333,7 +334,7 @@ class DistributedContext(SingleRank):
         WorkerDied
             When no worker is left.
         ConfigError
-            When there are fewer workers than ranks.
+            When there are fewer workers than ranks, or a number is out of range.
 
         Examples
         --------
@@ -342,6 +343,11 @@ class DistributedContext(SingleRank):
         ...     ctx.run_torch(lambda group: float(group.all_reduce(torch.tensor(group.rank + 1.0))))
         [3.0, 3.0]
         """
+        if ranks is not None:
+            check_whole("ranks", ranks, 1)
+        check_whole("retries", retries, 0)
+        check_above_zero("timeout_seconds", timeout_seconds)
+        check_above_zero("end_seconds", end_seconds)
         call = partial(call_with_group, function, args)
         program = TorchProgram(call, self.folder, backend, self.device_mode, timeout_seconds, end_seconds)
         return program.run(self.client, ranks, retries, self.world_size)

@@ -12,6 +12,7 @@ LOST_PEER = (
     "Connection refused",
     "Broken pipe",
     "Connect timeout",
+    "Wait timeout",
     "imed out",
     "monitoredBarrier",
     "Application timeout",

@@ -169,7 +169,12 @@ def _connect(place: Rendezvous, backend: str) -> None:
     if backend == "gloo":
         ranks["pg_options"] = gloo_options(place.host, place.timeout_seconds)
     store = dist.PrefixStore(f"turn-{place.turn}", _store(place, patience))
-    dist.init_process_group(backend, store=store, **ranks)
+    try:
+        dist.init_process_group(backend, store=store, **ranks)
+    except BaseException:
+        # torch numbers groups in their store, and goes on counting after one that failed: this rank would never meet new ones.
+        dist.distributed_c10d._world.group_count = 0
+        raise
 
 
 def _store(place: Rendezvous, patience: timedelta) -> Any:

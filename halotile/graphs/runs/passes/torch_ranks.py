@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import sys
+import threading
 import time
 import traceback
 import warnings
@@ -35,6 +37,8 @@ QUICK_SECONDS = 5.0
 RETURN_SECONDS = 60.0
 """Time in which workers come back before another attempt."""
 RESTART_SECONDS = 30.0
+LOOK_SECONDS = 2.0
+"""Time in which a worker tells where its rank hangs; one that was stopped does not."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +151,10 @@ class TorchProgram:
             for place, worker in zip(places, workers, strict=True)
         ]  # fmt: skip
         ends: dict[int, RankEnd] = {}
+        hanging = ""
         try:
             self._await(client, futures, workers, ends, between)
+            hanging = _where(client, [worker for rank, worker in enumerate(workers) if rank not in ends])
         finally:
             hung = [worker for rank, worker in enumerate(workers) if rank not in ends]
             client.cancel(futures, force=True)
@@ -158,7 +164,7 @@ class TorchProgram:
         if failed or hung:
             causes = (end.cause for end in failed if end.cause)
             left = [rank for rank in range(len(workers)) if rank not in ends]
-            raise _failure(failed, left, len(workers), is_restarted) from next(causes, None)
+            raise _failure(failed, left, len(workers), is_restarted, hanging) from next(causes, None)
         return [ends[rank].result for rank in range(len(workers))]
 
     def _await(
@@ -235,7 +241,35 @@ def _end_of(future: Future, rank: int) -> RankEnd:
     return end
 
 
-def _failure(failed: Sequence[RankEnd], hung: Sequence[int], count: int, is_restarted: bool) -> RankFailed:
+def _where(client: Client, workers: Sequence[str]) -> str:
+    """Where the ranks of workers hang, as tracebacks of those workers that answer."""
+    stacks: dict[str, str] = {}
+
+    def ask() -> None:
+        with suppress(Exception):  # a worker may end just now
+            stacks.update(client.run(_stack_of_rank, workers=list(workers)))
+
+    if workers:
+        thread = threading.Thread(target=ask, daemon=True)  # one that does not answer is not waited for
+        thread.start()
+        thread.join(LOOK_SECONDS)
+    return "".join(stacks.get(worker) or "" for worker in workers)
+
+
+def _stack_of_rank() -> str:
+    """The traceback of the rank that is at work in this process; empty if there is none."""
+    for top in sys._current_frames().values():
+        frames = [*traceback.walk_stack(top)]
+        own = [place for place, (frame, _) in enumerate(frames) if frame.f_code is run_rank.__code__]
+        if own:
+            lines = traceback.StackSummary.extract(reversed(frames[: own[0]])).format()
+            return "".join(["Stack (most recent call last):\n", *lines])
+    return ""
+
+
+def _failure(
+    failed: Sequence[RankEnd], hung: Sequence[int], count: int, is_restarted: bool, hanging: str = ""
+) -> RankFailed:
     """The error of a program: first that of the rank that failed by itself, or waited in vain, then the others in a line."""
     causes = sorted(
         failed, key=lambda end: (end.by_others, end.by_others and "imed out" not in end.trace, end.rank)
@@ -243,9 +277,10 @@ def _failure(failed: Sequence[RankEnd], hung: Sequence[int], count: int, is_rest
     first = causes[0]
     if first.by_others and hung:
         listed = ", ".join(map(str, hung))
+        where = f" It was here:\n{hanging}\n" if hanging else ""
         then = "was started anew" if is_restarted else "could not be started anew: it may still be at work"
         return RankFailed(
-            f"rank {listed} of {count} did not answer the others in time, and its worker {then}. The first that waited for it:\n"
+            f"rank {listed} of {count} did not answer the others in time, and its worker {then}.{where} The first that waited for it:\n"
             f"{first.trace}",
             hung[0],
         )
