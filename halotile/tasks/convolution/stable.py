@@ -54,7 +54,7 @@ def _steady_layer(
 
 
 def steadily(forward: Callable[..., Any], image: torch.Tensor, *more: Any, **options: Any) -> Any:
-    """``forward(image, *more)``, computed on two copies of a small single image and of other images."""
+    """``forward(image, *more)``, computed on two copies of each image where the first is small and single."""
     if not is_few(image) or image.is_cuda:
         return forward(image, *more, **options)
     from torch import Tensor

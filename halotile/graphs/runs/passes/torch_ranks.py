@@ -242,7 +242,7 @@ def _end_of(future: Future, rank: int) -> RankEnd:
 
 
 def _where(client: Client, workers: Sequence[str]) -> str:
-    """Where the ranks of workers hang, as tracebacks of those workers that answer."""
+    """Tracebacks of the ranks that hang on some workers; empty if one of these does not answer."""
     stacks: dict[str, str] = {}
 
     def ask() -> None:

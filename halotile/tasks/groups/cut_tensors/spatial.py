@@ -41,17 +41,10 @@ _BY_ITSELF = {
 }  # fmt: skip
 """Functions of single numbers, or of a row and the channels of its pixels; in place too."""
 _OF_NO_IMAGE = {
-    "_set_grad_enabled",
-    "arange",
-    "empty",
-    "full",
-    "linspace",
-    "ones",
-    "tensor",
-    "transposed_kernel",
-    "zeros",
-}
-"""Functions that make a tensor of one value, of weights, or of one axis, which is that of the columns beside an image; and no_grad."""
+    "_set_grad_enabled", "arange", "empty", "full", "linspace", "ones", "tensor", "transposed_kernel", "zeros",
+}  # fmt: skip
+"""Functions that make a tensor of one value, or of one axis, which is that of the columns beside an image; no_grad; and that of halotile's
+own U-Net which makes weights of weights."""
 
 
 _PROPERTIES = {
