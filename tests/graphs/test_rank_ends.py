@@ -64,23 +64,38 @@ def test_a_peer_that_does_not_connect_is_lost() -> None:
 BACKGROUND = """
 import subprocess, sys
 subprocess.Popen(["sleep", "20"])
-print("done")
-sys.exit(int(sys.argv[1]))
+log = open(sys.argv[2], "w")
+log.write("epoch 1")
+def main():
+    print("done", file=sys.stderr if log.closed else sys.stdout)
+    sys.exit(int(sys.argv[1]))
+main()
 """
 
 
-@pytest.mark.parametrize("code", ["0", "3"])
-def test_a_script_ends_before_what_it_leaves_running(tmp_path: Path, code: str) -> None:
-    path, lines = tmp_path / "leaves.py", list[str]()
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("0", ""),
+        ("3", "ended with exit code 3. Its last line: done"),
+        ("x", "ended with exit code 1. Its last line: ValueError"),
+    ],
+)
+def test_a_script_ends_before_what_it_leaves_running_and_its_files_are_written(
+    tmp_path: Path, code: str, words: str
+) -> None:
+    path, log, lines = tmp_path / "leaves.py", tmp_path / "log", list[str]()
     path.write_text(BACKGROUND)
     began, failure = time.monotonic(), ""
     try:
-        script.run_script(str(path), (code,), opening.Rendezvous(), lines.append)
+        script.run_script(str(path), (code, str(log)), opening.Rendezvous(), lines.append)
     except RankFailed as error:
         failure = str(error)
     assert time.monotonic() - began < 15
-    assert lines == ["done"]
-    assert ("exit code 3. Its last line: done" in failure) == (code == "3")
+    assert lines[0] == "done"
+    assert words in failure
+    assert bool(words) == bool(failure)
+    assert log.read_text() == "epoch 1"
 
 
 TURNS = """

@@ -141,9 +141,9 @@ class ProgramWork(Work):
 
     @property
     def passes(self) -> tuple[PassCount, ...]:
-        """The steps, and the writing of the result."""
+        """The steps; the writing of the result takes no time beside them."""
         steps = Grid((self.steps,), (1,), ((0, 0),))
-        return (PassCount(self.phase, steps), PassCount(WRITE, self.output.grid))
+        return (PassCount(self.phase, steps), PassCount(WRITE, self.output.grid, times=0))
 
     def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
         """Yield the program, and the pass that writes its result."""

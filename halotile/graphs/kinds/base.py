@@ -321,7 +321,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class PassCount:
-    """A phase of a job: at most this number of passes over a grid."""
+    """A phase of a job: at most this number of passes over a grid, or 0 for one that the progress leaves out."""
 
     phase: str
     grid: Grid

@@ -194,7 +194,7 @@ class Status:
         """Return the sums as a value; ``done`` counts blocks of the current pass."""
         return Progress(
             phase=phase,
-            done=max(self._before + done, self._resumed),
+            done=min(max(self._before + done, self._resumed), self._counts.total),
             resumed=self._resumed,
             total=self._counts.total,
             pixels_done=self._pixels,

@@ -7,9 +7,9 @@ through the open port of torch's own store; and it ends with the process that st
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -19,7 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from types import ModuleType
+from typing import Any, TextIO
 
 from halotile.errors import RankFailed
 from halotile.tasks.groups.opening import Rendezvous, interface_of
@@ -157,19 +158,43 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _fail(failure: BaseException) -> NoReturn:
-    """End with the words of the script: the threads of its process group can abort a process that ends as usual, and hide them."""
-    code = 1
-    if not isinstance(failure, SystemExit):
-        traceback.print_exception(failure)
-    elif isinstance(failure.code, int):
-        code = failure.code
-    else:
-        print(failure.code, file=sys.stderr)
+def _code_of(end: SystemExit) -> int:
+    """Return the exit code of a script that ends itself, and print its last words."""
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _leave(code: int) -> None:
+    """End with the words of a script that failed: the threads of its process group can abort a process that ends as usual, and hide them."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
+
+
+def _let_go(module: ModuleType) -> None:
+    """Free what a script has left: files are written, and threads of process groups end that could abort a Python that is ending."""
+    vars(module).clear()
+    gc.collect()
+
+
+def _run_as_main(script: str) -> int:
+    """Run a script as the main module and return its exit code, with the traceback of its error printed."""
+    module = ModuleType("__main__")
+    module.__file__ = script
+    sys.modules["__main__"] = module  # runpy's is forgotten before its files are written
+    atexit.register(_let_go, module)  # the first in is the last that is called
+    try:
+        exec(compile(Path(script).read_bytes(), script, "exec"), vars(module))
+    except SystemExit as end:
+        return _code_of(end)
+    except BaseException as failure:
+        failure.__traceback__ = failure.__traceback__ and failure.__traceback__.tb_next  # without this function
+        traceback.print_exception(failure)
+        return 1
+    return 0
 
 
 def main(script: str, *arguments: str) -> None:
@@ -180,12 +205,8 @@ def main(script: str, *arguments: str) -> None:
     _shorten_waits()
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except BaseException as failure:
-        if isinstance(failure, SystemExit) and not failure.code:
-            raise
-        _fail(failure)
+    if code := _run_as_main(script):
+        _leave(code)
 
 
 if __name__ == "__main__":

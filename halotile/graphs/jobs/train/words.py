@@ -61,17 +61,17 @@ def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples
     loss 0.25, on held-out patches 0.3
     examples examples.png
     denoise with denoiser: {name: unet, weights: unet.safetensors}
-    compare a short training may be worse than tv, in a job with that denoiser: recon-cli try job.yaml --set "denoiser={name: unet, weights: unet.safetensors},{name: tv, strength: 1.0, sigma: auto}"
+    compare a short training may be worse than tv. With a job file denoise.yaml of that denoiser: recon-cli try denoise.yaml --set "denoiser={name: unet, weights: unet.safetensors},{name: tv, strength: 1.0, sigma: auto}"
     """
     held_out = f", on held-out patches {last['validation']:.4g}" if "validation" in last else ""
     keys = ", ".join(f"{key}: {value}" for key, value in denoiser.items())
     rows = [("loss", f"{last['loss']:.4g}{held_out}")] if "loss" in last else []
-    compare = f'recon-cli try job.yaml --set "denoiser={{{keys}}},{OTHER}"'
+    compare = f'recon-cli try denoise.yaml --set "denoiser={{{keys}}},{OTHER}"'
     return [
         *rows,
         ("examples", str(examples)),
         ("denoise with", f"denoiser: {{{keys}}}"),
-        ("compare", f"a short training may be worse than tv, in a job with that denoiser: {compare}"),
+        ("compare", f"a short training may be worse than tv. With a job file denoise.yaml of that denoiser: {compare}"),
     ]
 
 
