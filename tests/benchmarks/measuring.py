@@ -52,8 +52,10 @@ def _import_everything() -> None:
 
 
 @contextmanager
-def watched_memory(kind: str = "rss", *, largest: bool = False) -> Iterator[Callable[[], int]]:
-    """The highest sum of the memory of this process and all its children, or that of the largest child.
+def watched_memory(
+    kind: str = "rss", *, largest: bool = False, with_this: bool = True
+) -> Iterator[Callable[[], int]]:
+    """The highest sum of the memory of this process and all its children, or of the children alone, or that of the largest child.
 
     ``rss``, or ``pss``, in which what they share counts once.
     """
@@ -69,7 +71,7 @@ def watched_memory(kind: str = "rss", *, largest: bool = False) -> Iterator[Call
         nonlocal peak
         while not stop.wait(0.05):
             found = [0]
-            for process in [*([] if largest else [this]), *this.children(recursive=True)]:
+            for process in [*([this] if with_this and not largest else []), *this.children(recursive=True)]:
                 try:
                     info = process.memory_info() if kind == "rss" else process.memory_full_info()
                     found.append(getattr(info, kind))

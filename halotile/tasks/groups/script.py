@@ -191,7 +191,9 @@ def _run_as_main(script: str) -> int:
     except SystemExit as end:
         return _code_of(end)
     except BaseException as failure:
-        failure.__traceback__ = failure.__traceback__ and failure.__traceback__.tb_next  # without this function
+        failure.__traceback__ = (
+            failure.__traceback__ and failure.__traceback__.tb_next
+        )  # without this function
         traceback.print_exception(failure)
         return 1
     return 0

@@ -101,7 +101,9 @@ METHODS: Mapping[str, Callable[[PatchBatch], BlindTask]] = {
 }
 
 
-def mean_loss(module: torch.nn.Module, trial: BlindTask, deviation: torch.Tensor) -> torch.Tensor:
+def mean_loss(
+    module: Callable[[torch.Tensor], torch.Tensor], trial: BlindTask, deviation: torch.Tensor
+) -> torch.Tensor:
     """Mean squared error of the pixels that count, in units of the deviation of each channel."""
     wrong = (module(trial.given) - trial.wanted) / deviation.view(-1, 1, 1)
     return (wrong.square() * trial.counted).sum() / trial.counted.sum().clamp(min=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,7 +90,7 @@ class Trainer:
         """The patches of a slot."""
         return self.tensors(self.recipe.patches.draw(step, slot, self.recipe.batch // self.recipe.slots))
 
-    def loss(self, module: torch.nn.Module, batch: PatchBatch) -> torch.Tensor:
+    def loss(self, module: Callable[[torch.Tensor], torch.Tensor], batch: PatchBatch) -> torch.Tensor:
         """The loss of a slot, by the method."""
         return mean_loss(module, METHODS[self.recipe.method](batch), self.deviation)
 
@@ -204,8 +204,15 @@ class _Recorder:
 
     def _validate(self, held_out: PatchBatch) -> float:
         """The loss on patches that are held out, always with the same masks."""
+        part = self.recipe.batch // self.recipe.slots
+
+        def in_parts(
+            pixels: torch.Tensor,
+        ) -> torch.Tensor:  # all at once would take several times the memory of a step
+            return torch.cat([self.module(patches) for patches in pixels.split(part)])
+
         with self._apart():
-            return float(self.trainer.loss(self.module, held_out))
+            return float(self.trainer.loss(in_parts, held_out))
 
     @contextmanager
     def _apart(self) -> Iterator[None]:

@@ -71,7 +71,10 @@ def result_rows(last: Mapping[str, float], denoiser: Mapping[str, Any], examples
         *rows,
         ("examples", str(examples)),
         ("denoise with", f"denoiser: {{{keys}}}"),
-        ("compare", f"a short training may be worse than tv. With a job file denoise.yaml of that denoiser: {compare}"),
+        (
+            "compare",
+            f"a short training may be worse than tv. With a job file denoise.yaml of that denoiser: {compare}",
+        ),
     ]
 
 
