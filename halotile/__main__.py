@@ -3,22 +3,50 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from halotile.errors import ConfigError
 
 
 def main() -> None:
-    """Entry point: trials of user code import torch in another process, which is started before anything else is imported."""
-    if sys.argv[1:2] == ["plan"] and "--allow-import" in sys.argv:
-        from contextlib import suppress
-
-        from halotile.errors import ConfigError
-        from halotile.graphs.clusters.workers.fork_server import ensure_forks, expect_no_workers
-
-        expect_no_workers()
-        with suppress(ConfigError):  # reported where a trial is made
-            ensure_forks()
+    """Entry point: processes that import torch for workers or trials are started before anything else is imported."""
+    _begin_early(sys.argv[1:])
     from halotile.cli.main import main as run_command
 
     run_command()
+
+
+def _begin_early(words: Sequence[str]) -> None:
+    """Start the process that imports torch where the words of a command leave no doubt that it is needed."""
+    is_trial = words[:1] == ["plan"] and "--allow-import" in words
+    if not is_trial and not (words[:1] == ["run"] and _has_workers_here(words[1:])):
+        return
+    from halotile.graphs.clusters.workers.fork_server import ensure_forks, expect_no_workers
+
+    if is_trial:
+        expect_no_workers()
+    with suppress(ConfigError):  # reported where it is needed
+        ensure_forks()
+
+
+def _has_workers_here(words: Sequence[str]) -> bool:
+    """True for a run with workers on this machine: neither the words of the command nor its job file mention a cluster."""
+    from pathlib import Path
+
+    if {"--dry-run", "-h", "--help"} & set(words):
+        return False
+    texts: list[str] = []
+    with suppress(OSError, UnicodeDecodeError):
+        texts = [path.read_text() for path in map(Path, words) if path.suffix and path.is_file()]
+    if not texts or any("cluster" in text for text in (*words, *texts)):
+        return False
+    from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
+    from halotile.graphs.kinds.sections import Cluster
+
+    with suppress(ConfigError):
+        return cluster_kind_of(Cluster()).traits.is_here
+    return False
 
 
 if __name__ == "__main__":

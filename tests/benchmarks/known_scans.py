@@ -147,10 +147,10 @@ WANTED = 0.05
 """Relative error of the object at which a program has reached its end."""
 SECONDS = 300
 """Longest time of a program."""
-OURS: Mapping[str, Any] = {"solver": "Adam", "lr": 0.01, "batch_size": 32}
+OURS: Mapping[str, Any] = {"solver": "Adam", "lr": 0.02, "batch_size": 16}
 THEIRS: Mapping[str, Mapping[str, Any]] = {
-    "cdtools": {"threads": 2, "stages": [{"epochs": 1000, "lr": 0.005, "batch": 16}]},
-    "ptychi": {"threads": 2, "solver": "rpie", "epochs": 1000, "batch": 32},
+    "cdtools": {"threads": 2, "stages": [{"epochs": 1000, "lr": 0.02, "batch": 32}]},
+    "ptychi": {"threads": 2, "solver": "rpie", "epochs": 1000, "batch": 8},
 }
 """Each with the best of the rates and batches that were tried."""
 

@@ -47,6 +47,7 @@ def test_a_simulated_scan_is_that_of_its_truth(tmp_path: Path, field: Any) -> No
         ({"modes": 5}, "1 to 4"),
         ({"photons": 0}, "or None"),
         ({"position_error": -1.0}, "at least 0"),
+        ({"phase": -1.0}, "in radians"),
         ({"fotons": 3}, "Write some of field, raster"),
     ],
 )

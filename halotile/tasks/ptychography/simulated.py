@@ -40,6 +40,8 @@ class SimulatedScan:
         From position to position, in pixels of the object.
     modes : int
         Modes of the probe, 1 to 4; each further one has a tenth of the intensity of the one before.
+    phase : float
+        Largest phase of the object, in radians: patterns of an object of small phases tell little of their positions.
     photons : float, optional
         Photons of a pattern, which are counted; None: exact intensities, 1e6 for each pattern.
     position_error : float
@@ -59,6 +61,7 @@ class SimulatedScan:
     pattern: int = 128
     step: float = 8.0
     modes: int = 1
+    phase: float = 1.0
     photons: float | None = None
     position_error: float = 0.0
     seed: int = 0
@@ -73,6 +76,7 @@ class SimulatedScan:
             "pattern": (self.pattern >= LEAST_PATTERN, f"{LEAST_PATTERN} or more"),
             "step": (self.step > 0, "a number above 0"),
             "modes": (1 <= self.modes <= MOST_MODES, f"1 to {MOST_MODES}"),
+            "phase": (self.phase >= 0, "a number of at least 0, in radians"),
             "photons": (self.photons is None or self.photons > 0, "a number above 0, or None"),
             "position_error": (self.position_error >= 0, "a number of at least 0"),
         }
@@ -97,11 +101,11 @@ class SimulatedScan:
 
     @cached_property
     def image(self) -> NDArray[np.complex64]:
-        """The object, of about 1: smooth in its absorption, and in phase between -1 and 1."""
+        """The object, of about 1, smooth in absorption and phase."""
         rows, columns = (int(n) + self.pattern + 4 for n in self.places.max(0))
         phase, loss = (gaussian_filter(self._random(n).standard_normal((rows, columns)), 2.5) for n in (1, 2))
         modulus = 1 - 0.2 * loss / np.abs(loss).max()
-        return np.asarray(modulus * np.exp(1j * phase / np.abs(phase).max()), np.complex64)
+        return np.asarray(modulus * np.exp(1j * self.phase * phase / np.abs(phase).max()), np.complex64)
 
     @cached_property
     def probe(self) -> NDArray[np.complex64]:

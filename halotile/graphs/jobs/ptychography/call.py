@@ -121,7 +121,7 @@ def simulate(path: str | Path, *, overwrite: bool = False, **options: Any) -> Si
         True: what is there is replaced.
     **options
         Parameters of :class:`~halotile.tasks.ptychography.simulated.SimulatedScan`: ``field``, ``raster``, ``pattern``, ``step``, ``modes``,
-        ``photons``, ``position_error``, ``seed``.
+        ``phase``, ``photons``, ``position_error``, ``seed``.
 
     Returns
     -------
