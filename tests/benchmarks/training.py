@@ -154,11 +154,11 @@ def ours_predict(folder: Path, edge: int) -> Result:
     return run_job(image(folder, edge), fresh(folder / "predicted.zarr"), choice)
 
 
-def ours_memory(folder: Path, edge: int) -> Result:
-    """Peak memory of a training."""
+def ours_memory(folder: Path, edge: int, workers: str) -> Result:
+    """Peak memory of a training by some workers."""
     source = image(folder, edge)
     with watched_memory("pss", with_this=False) as peak:  # the job is a command of its own
-        train(source, folder / "memory.safetensors")
+        train(source, folder / "memory.safetensors", run={"workers": int(workers)})
     return {"peak_bytes": peak()}
 
 
@@ -254,17 +254,19 @@ class Size:
         memory = [
             self._row(
                 "memory" if edge == self.large else "memory-large",
-                f"peak memory of training on {edge}² / CAREamics, {where}",
-                ("ours_memory", f"careamics_memory {kind}"),
+                f"peak memory of training on {edge}², {workers} / CAREamics, {where}",
+                (f"ours_memory {workers[0]}", f"careamics_memory {kind}"),
                 edge,
                 bar,
                 repeats=1,
                 figure="peak_bytes",
             )
-            for edge, kind, where, bar in (
-                (self.large, "array", "image in memory", 0.5),
-                (self.large, "zarr", "patches from Zarr", 0.5),
-                (2 * self.large, "array", "image in memory", None),
+            for edge, kind, where, workers, bar in (
+                (self.large, "array", "image in memory", "1 worker", 0.5),
+                (self.large, "array", "image in memory", "2 workers", 0.5),
+                (self.large, "zarr", "patches from Zarr", "1 worker", 0.5),
+                (self.large, "zarr", "patches from Zarr", "2 workers", 0.5),
+                (2 * self.large, "array", "image in memory", "2 workers", None),
             )
         ]
         return [step, predict, *memory]
