@@ -38,7 +38,11 @@ def _has_workers_here(words: Sequence[str]) -> bool:
         return False
     texts: list[str] = []
     with suppress(OSError, UnicodeDecodeError):
-        texts = [path.read_text() for path in map(Path, words) if path.suffix and path.is_file()]
+        texts = [
+            path.read_text()
+            for path in map(Path, words)
+            if path.suffix in (".yaml", ".yml") and path.is_file()
+        ]
     if not texts or any("cluster" in text for text in (*words, *texts)):
         return False
     from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
