@@ -176,7 +176,7 @@ def test_a_training_is_shown_with_its_examples_then_and_later(
     for address in (page_of(cluster), kept.as_uri()):
         browser.get(address)
         follows(browser, lambda: text(browser, "word") == "the run is over")
-        assert (text(browser, "counted"), text(browser, "done")) == ("Steps done", "13")
+        assert (text(browser, "counted"), text(browser, "done")) == ("Steps done", "12")
         buttons = browser.find_elements("css selector", "#choices button")
         assert [button.text for button in buttons] == ["loss", "loss on held-out patches", "learning rate"]
         for button in buttons:
