@@ -62,11 +62,16 @@ def test_a_peer_that_does_not_connect_is_lost() -> None:
 
 
 BACKGROUND = """
-import subprocess, sys
+import subprocess, sys, threading, time
 subprocess.Popen(["sleep", "20"])
 log = open(sys.argv[2], "w")
 log.write("epoch 1")
-def main():
+def wait():
+    while True:
+        time.sleep(0.001)
+threading.Thread(target=wait, daemon=True).start()
+def main(code: str = "") -> None:
+    assert main.__annotations__["code"] is str
     print("done", file=sys.stderr if log.closed else sys.stdout)
     sys.exit(int(sys.argv[1]))
 main()

@@ -176,6 +176,7 @@ def _leave(code: int) -> None:
 
 def _let_go(module: ModuleType) -> None:
     """Free what a script has left: files are written, and threads of process groups end that could abort a Python that is ending."""
+    threading.excepthook = lambda _: None  # threads of the script that go on miss what is freed
     vars(module).clear()
     gc.collect()
 
@@ -187,14 +188,15 @@ def _run_as_main(script: str) -> int:
     sys.modules["__main__"] = module  # runpy's is forgotten before its files are written
     atexit.register(_let_go, module)  # the first in is the last that is called
     try:
-        exec(compile(Path(script).read_bytes(), script, "exec"), vars(module))
+        # It has the future imports that it writes itself, not those of this file.
+        exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), vars(module))
     except SystemExit as end:
         return _code_of(end)
     except BaseException as failure:
-        failure.__traceback__ = (
-            failure.__traceback__ and failure.__traceback__.tb_next
-        )  # without this function
-        traceback.print_exception(failure)
+        frames = failure.__traceback__
+        traceback.print_exception(
+            failure.with_traceback(frames.tb_next if frames else None)
+        )  # without this one
         return 1
     return 0
 

@@ -206,9 +206,8 @@ class _Recorder:
         """The loss on patches that are held out, always with the same masks."""
         part = self.recipe.batch // self.recipe.slots
 
-        def in_parts(
-            pixels: torch.Tensor,
-        ) -> torch.Tensor:  # all at once would take several times the memory of a step
+        # All at once would take several times the memory of a step.
+        def in_parts(pixels: torch.Tensor) -> torch.Tensor:
             return torch.cat([self.module(patches) for patches in pixels.split(part)])
 
         with self._apart():
