@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from http.client import HTTPConnection
 from types import SimpleNamespace
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
+from distributed.http.routing import RoutingApplication
+from tornado.httputil import HTTPHeaders, HTTPServerRequest, RequestStartLine
+from tornado.web import RequestHandler
 
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.clusters.connection.allowed_hosts import LEFT_OUT, answer_allowed_only
+from halotile.graphs.clusters.connection.allowed_hosts import LEFT_OUT, LatePages, answer_allowed_only
 from halotile.graphs.watching.page import ADDRESS
 from halotile.graphs.watching.page_feed import Watch
 
@@ -61,6 +65,27 @@ def test_pages_that_name_folders_or_fail_are_left_out(cluster: RunningCluster, p
     assert status_of(cluster, f"/{page}", {}) == 404
     assert status_of(cluster, f"/{page}/ws", WEBSOCKET) == 404
     assert status_of(cluster, "/json/identity.json", {}) == 404
+
+
+def test_dasks_pages_are_added_at_the_first_request_that_nothing_else_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    added: list[object] = []
+    monkeypatch.setattr("distributed.dashboard.scheduler.connect", lambda *given: added.append(given))
+    application = RoutingApplication([("/halotile", RequestHandler)])
+    pages = LatePages(SimpleNamespace(http_application=application, http_server=None))
+
+    def ask(path: str) -> None:
+        line = RequestStartLine("GET", path, "HTTP/1.1")
+        pages.find_handler(
+            HTTPServerRequest(headers=HTTPHeaders(Host="here"), connection=Mock(), start_line=line)
+        )
+
+    ask("/halotile")
+    assert not added
+    ask("/status")
+    ask("/status")
+    assert len(added) == 1
 
 
 def test_what_dasks_configuration_links_to_was_told_too() -> None:

@@ -193,7 +193,7 @@ class Order:
     def scheduler_options(self) -> dict[str, Any]:
         """Options of the scheduler that follow from the order."""
         return {
-            "dashboard": self.choice.dashboard,
+            "dashboard": False,  # its pages come when they are asked for
             "allowed_failures": self.deaths,
             "worker_ttl": max(self.stall_seconds, LEAST_SILENCE_SECONDS),
         }

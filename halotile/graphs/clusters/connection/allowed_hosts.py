@@ -1,4 +1,7 @@
-"""A filter for requests to a dashboard: it answers those under the name in its link, and under the names of loopback."""
+"""Requests to a dashboard: those under the name in its link, and under the names of loopback, are answered.
+
+Dask's pages are imported for the first of them: that takes half a second and 18 MB, and most runs are watched on halotile's page alone.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tornado.httputil import HTTPServerRequest, split_host_and_port
-from tornado.routing import Matcher, Rule, RuleRouter
+from tornado.routing import Matcher, Router, Rule, RuleRouter
+from tornado.web import ErrorHandler
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 LEFT_OUT = {"sitemap.json", "exceptions", "individual-exceptions", "hardware"}
@@ -27,7 +31,8 @@ def answer_allowed_only(scheduler: Any, link: str | None) -> None:
         The address of the dashboard as it is reported to the user.
     """
     allowed = AllowedHosts((*LOOPBACK_NAMES, urlsplit(link or "").hostname))
-    scheduler.http_server.request_callback = RuleRouter([Rule(allowed, scheduler.http_application)])
+    pages = LatePages(scheduler) if link else scheduler.http_application
+    scheduler.http_server.request_callback = RuleRouter([Rule(allowed, pages)])
 
 
 class AllowedHosts(Matcher):
@@ -48,3 +53,29 @@ class AllowedHosts(Matcher):
         hosts = {request.host_name, split_host_and_port(origin.lower())[0]}
         answered = hosts.issubset(self.names) and LEFT_OUT.isdisjoint(request.path.split("/"))
         return {} if answered else None
+
+
+class LatePages(Router):
+    """A scheduler's addresses; Dask's own pages are added at the first request that nothing else answers.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+        A scheduler that was started without them.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.are_there = False
+
+    def find_handler(self, request: HTTPServerRequest, **options: Any) -> Any:
+        """Return what answers a request."""
+        application = self.scheduler.http_application
+        handler = application.find_handler(request, **options)
+        if self.are_there or (handler and not issubclass(handler.handler_class, ErrorHandler)):
+            return handler
+        from distributed.dashboard.scheduler import connect
+
+        self.are_there = True
+        connect(application, self.scheduler.http_server, self.scheduler)
+        return application.find_handler(request, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distributed import Nanny, Worker
+from distributed import utils as dask_utils
 
 from halotile.graphs.clusters.detection.gpus import gpus_here
 from halotile.graphs.clusters.workers.fork_server import ensure_forks, script_not_imported
@@ -42,4 +43,6 @@ class OwnNanny(Nanny):  # type: ignore[misc]
         keep_off_path()  # processes that start inherit it
         with script_not_imported():
             ensure_forks()
+            # Dask would import pandas here, and replace what is imported before the fork: half a second that everybody waits for.
+            dask_utils._forkserver_preload_set = True
             return await super().instantiate()
