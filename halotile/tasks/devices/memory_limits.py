@@ -5,9 +5,10 @@ All writable memory counts, in use or not; mapped files do not count, nor inacce
 
 from __future__ import annotations
 
+import ctypes
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -45,6 +46,12 @@ def size_limited(total_bytes: int | None) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def release_memory() -> None:
+    """Return memory that is not in use to the system; workers keep it otherwise, for their next blocks."""
+    with suppress(OSError, AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _memory_bytes(column: int) -> int:

@@ -27,6 +27,7 @@ from halotile.errors import (
 )
 from halotile.graphs.clusters.connection.addresses import host_of
 from halotile.graphs.clusters.connection.present import present_workers
+from halotile.tasks.devices.memory_limits import release_memory
 from halotile.tasks.groups.opening import END_SECONDS, Rendezvous, opened
 
 GRACE_SECONDS = 3.0
@@ -222,6 +223,8 @@ def run_rank(call: Callable[[Rendezvous], Any], place: Rendezvous) -> RankEnd:
         by_others = _is_by_others(error)
         cause = error if isinstance(error, HalotileError) and not by_others else None
         return RankEnd(place.rank, trace=trace, by_others=by_others, cause=cause)
+    finally:
+        release_memory()
 
 
 def _is_by_others(error: BaseException | None) -> bool:
