@@ -51,7 +51,9 @@ class StoredArray:
         self._opener = opener
         self._options = options
         reader = _open(opener, self.path, options)
-        self._reader: tuple[int, Reader] | None = (os.getpid(), reader)
+        self._reader: tuple[int, Any] | None = (os.getpid(), reader)
+        self._portable: Any = getattr(reader, "portable", None)
+        """Reads in other processes, while the file is the one that was opened."""
         self._keeps_reader = True
         self._header = header = reader.header
         self.shape, self.ndim, self.dtype = header.shape, len(header.shape), header.dtype
@@ -149,11 +151,14 @@ class StoredArray:
         pixels = self.read(Region(tuple(a for a, _ in ranges), tuple(b for _, b in ranges)))
         return pixels[tuple(slice(None) if isinstance(entry, slice) else 0 for entry in entries)]
 
-    def reader(self) -> Reader:
+    def reader(self) -> Any:
         """The reader of this process, opened on first use."""
         pid = os.getpid()
         # A forked child shares file offsets with its parent, so it must not use the parent's reader.
         if self._reader is not None and self._reader[0] == pid:
+            return self._reader[1]
+        if self._portable is not None and self._portable.is_current:
+            self._reader = (pid, self._portable)
             return self._reader[1]
         options = tuple(sorted(self._options.items()))
         fingerprint = json.dumps(self.fingerprint(), sort_keys=True)

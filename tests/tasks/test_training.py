@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
@@ -30,6 +30,7 @@ from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.unet import UNet
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import read_curve
+from halotile.tasks.groups.training.fit import fit
 from halotile.tasks.groups.training.one_file import WriteFile
 from halotile.tasks.groups.training.saved import read_content, state_in
 from halotile.tasks.networks.base import Network
@@ -322,20 +323,33 @@ def test_patches_are_drawn_above_the_same_ones_denoised(channels: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_only_exact_gradients_are_added_in_the_order_of_the_slots(
+def test_gradients_are_added_as_the_job_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Literal["exact", "fast"]
 ) -> None:
-    counts: list[int] = []
-    ordered = TorchGroup.sum_slots
+    modes: list[str] = []
 
-    def counted(group: TorchGroup, parts: Mapping[int, torch.Tensor], count: int) -> torch.Tensor:
-        counts.append(count)
-        return ordered(group, parts, count)
+    def seen(*given: Any, **options: Any) -> list[float]:
+        modes.append(options["mode"])
+        return fit(*given, **options)
 
-    monkeypatch.setattr(TorchGroup, "sum_slots", counted)
+    monkeypatch.setattr("halotile.tasks.training.trainer.fit", seen)
     recipe = recipe_of(tmp_path, UNetNetwork(width=2, levels=1), noisy_waves()[1], steps=2, mode=mode)
     Trainer(recipe, "cpu").train(TorchGroup())
-    assert counts == ([2, 2] if mode == "exact" else [])
+    assert modes == [mode]
+
+
+def test_one_rank_alone_adds_the_slots_in_their_order() -> None:
+    """As several ranks do, whose sum is that of :meth:`TorchGroup.sum_slots`."""
+    weight = torch.nn.Parameter(torch.zeros(1000))
+    module = torch.nn.ParameterList([weight])
+    drawn = torch.randn(5, 1000, generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    fit(
+        TorchGroup(), module, lambda step, slot: drawn[slot], lambda module, data: (module[0] * data).sum(), optimizer,
+        steps=1, slots=5,
+    )  # fmt: skip
+    mean = TorchGroup().sum_slots(dict(enumerate(drawn)), 5) / 5
+    assert torch.equal(weight.detach(), -mean)
 
 
 @pytest.mark.parametrize("name", registry.names("networks"))

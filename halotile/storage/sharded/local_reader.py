@@ -21,8 +21,8 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,10 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
     fill = native.type(0) if fill is None else fill
     for name, parse in (("zarr.json", _parse_v3), (".zarray", _parse_v2)):
         if (folder / name).is_file():
+            modified = (folder / name).stat().st_mtime_ns
             metadata = json.loads((folder / name).read_text())
             try:
-                return parse(folder / name, metadata, native, fill)
+                array = parse(folder / name, metadata, native, fill)
             except (
                 AttributeError,
                 KeyError,
@@ -81,6 +82,7 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
                 ValueError,
             ):  # odd values, which zarr may take or refuse
                 return None
+            return array and replace(array, modified_ns=modified)
     return None
 
 
@@ -110,15 +112,25 @@ class Sharding:
 
 @dataclass(frozen=True)
 class LocalArray:
-    """A Zarr array whose chunk files can be read directly."""
+    """A Zarr array whose chunk files can be read directly, in any process that it is sent to."""
 
     document: Path
     native: np.dtype[np.generic]
     fill: Any
     chain: Chain
-    key: Callable[[tuple[int, ...]], str]
+    key: ChunkNames
     """File name of a chunk or shard, by its index."""
     sharding: Sharding | None = None
+    modified_ns: int = 0
+    """Time at which the document was written."""
+
+    @property
+    def is_current(self) -> bool:
+        """True while the document is the one that was read."""
+        try:
+            return self.document.stat().st_mtime_ns == self.modified_ns
+        except OSError:
+            return False
 
     def read(self, region: Region) -> Pixels:
         """The pixels of a region inside the array.
@@ -287,10 +299,26 @@ def _parse_v2(
     return LocalArray(document, native, fill, chain, key) if key else None
 
 
-def _key_of(encoding: str, separator: str | None) -> Callable[[tuple[int, ...]], str] | None:
+@dataclass(frozen=True)
+class ChunkNames:
+    """Names of chunk files: the numbers of a chunk with a separator in between.
+
+    Examples
+    --------
+    >>> ChunkNames("c/", "/")((0, 1))
+    'c/0/1'
+    """
+
+    start: str
+    separator: str
+
+    def __call__(self, index: tuple[int, ...]) -> str:
+        return self.start + self.separator.join(map(str, index))
+
+
+def _key_of(encoding: str, separator: str | None) -> ChunkNames | None:
     """The naming of chunk files, by default ``c/0/1`` in v3 and ``0.1`` in v2; None when it is unknown."""
     if encoding not in ("default", "v2"):
         return None
     joint = separator or ("/" if encoding == "default" else ".")
-    start = f"c{joint}" if encoding == "default" else ""
-    return lambda index: start + joint.join(map(str, index))
+    return ChunkNames(f"c{joint}" if encoding == "default" else "", joint)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import zarr.storage
 
 from halotile.errors import InputUnreadable
 from halotile.storage.disk.object_path import first_words, is_of_store, store_at
@@ -28,7 +27,9 @@ def open_url(url: str) -> Any:
     MissingPackage
         Without obstore.
     """
-    return zarr.storage.ObjectStore(store_at(url), read_only=True)
+    from zarr.storage import ObjectStore
+
+    return ObjectStore(store_at(url), read_only=True)
 
 
 def object_tags(array: Any, url: str) -> list[list[Any]]:

@@ -207,18 +207,22 @@ class _Training:
     def step(self, batch: SlotData, loss: LossFunction, step: int) -> float:
         """Do one step; return the mean loss of its slots."""
         before = [buffer.clone() for buffer in self.buffers]
-        parts = {}
+        parts: dict[int, torch.Tensor] = {}
         for slot in self.group.slots(self.slots):
             self._restore(before)
+            self.optimizer.zero_grad(set_to_none=True)
             with _random(self.seed, step, slot, self.group.device):
                 value = loss(self.module, batch(step, slot))
             check_loss(value)
-            self.optimizer.zero_grad(set_to_none=True)
             value.backward()
             changes = [
                 _real(b) - _origin(a) for a, b in zip(before, self.buffers, strict=True) if _has_mean(b)
             ]
-            parts[slot] = self._flat(value.detach(), changes)
+            part = self._flat(value.detach(), changes)
+            if self.group.is_alone and parts:
+                parts[0] += part  # as they are summed anyway, without a copy of the gradients for each slot
+            else:
+                parts[slot] = part
         mean = self._average(parts)
         self._take(mean, before)
         self._take_last()
@@ -239,7 +243,9 @@ class _Training:
         return torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
 
     def _average(self, parts: dict[int, torch.Tensor]) -> torch.Tensor:
-        """The mean over all slots of all ranks."""
+        """The mean over all slots of all ranks; one rank alone has their sum already."""
+        if self.group.is_alone:
+            return parts[0] / self.slots
         one = next(iter(parts.values()))
         count_received(self._received_numbers(one.numel(), len(parts)) * one.itemsize)
         if self.mode == "exact":
