@@ -61,8 +61,9 @@ def cdtools(request: dict[str, Any]) -> list[dict[str, Any]]:
     def epochs() -> Iterator[float]:
         for stage in request["stages"]:
             yield from reconstructor.optimize(
-                stage["epochs"], lr=stage["lr"], batch_size=stage["batch"], thread=False
-            )
+                stage["epochs"], lr=stage["lr"], batch_size=stage["batch"],
+                schedule=stage.get("schedule", False), thread=False,
+            )  # fmt: skip
 
     def state() -> dict[str, Any]:
         if request.get("only_times"):
