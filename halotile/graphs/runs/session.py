@@ -21,6 +21,7 @@ from halotile.graphs.watching.dask_report import write_report
 from halotile.graphs.watching.progress import Progress
 from halotile.registry import find
 from halotile.storage.run_directory.names import PAGE, WORKERS
+from halotile.tasks.devices.memory_limits import release_memory
 
 RESTARTS = 3
 """Restarts of a cluster without a finished block in between after which a run gives up."""
@@ -173,6 +174,7 @@ class Session:
     def _cluster(self) -> RunningCluster:
         if self._used is None:
             self._used = self._held.enter_context(self._start())
+            release_memory()  # what planning needed
             self._began = time.time()
             if address := self.status.watch.open(self._used):
                 self.status.dashboard_at(address)

@@ -139,7 +139,8 @@ class Refinement:
         SOLVERS[stage.solver](
             state, gradients, rates, PatternBatch(places, scale, stage.alpha, rate, smoothness)
         )
-        self._keep_inside(state)
+        if "positions" in rates:
+            self._keep_inside(state)
         return loss
 
     @property

@@ -270,11 +270,19 @@ class ScanRecipe:
             (end - stage.epochs, stage) for end, stage in zip(ends, self.stages, strict=True) if epoch < end
         )
 
-    @cached_property
+    @property
     def places(self) -> NDArray[np.float64]:
-        """First pixel of the object that each pattern sees, with fractions, (positions, 2)."""
-        pixels = self.scan.positions / self.optics.pixel
-        return np.asarray(pixels - pixels.min(0) + self.margin)
+        """First pixel of the object that each pattern sees, with fractions, (positions, 2); not kept, since there may be many."""
+        return self.places_of(slice(None))
+
+    def places_of(self, numbers: NDArray[np.int64] | slice) -> NDArray[np.float64]:
+        """Those of some patterns."""
+        return np.asarray(self.scan.positions[numbers] / self.optics.pixel - self._least + self.margin)
+
+    @cached_property
+    def _least(self) -> NDArray[np.float64]:
+        """The smallest position along each axis, in pixels of the object."""
+        return np.asarray((self.scan.positions / self.optics.pixel).min(0))
 
     @cached_property
     def shape(self) -> tuple[int, int]:
