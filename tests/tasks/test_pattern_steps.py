@@ -46,7 +46,7 @@ def test_gradients_of_some_patterns_at_a_time_are_those_of_all(
         monkeypatch.setattr(recipes, "WAVES_BYTES", most)
         work = Refinement(recipe, TorchGroup())
         state = first_state(recipe, work.patterns, "cpu")
-        numbers = steps_of(recipe, 0)[0][1]
+        numbers = next(iter(steps_of(recipe, 0)))[1]
         found.append(work._found_alone(state, numbers, state.positions(recipe, numbers)))
     assert recipe.at_once == 5 < len(numbers) == 12
     losses = [each.pop("loss") for each in found]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +13,41 @@ from halotile.tasks.ptychography.recipe import ScanRecipe
 PatternNumbers = NDArray[np.int64]
 
 
-def steps_of(recipe: ScanRecipe, epoch: int, half: int | None = None) -> list[list[PatternNumbers]]:
+@dataclass(frozen=True)
+class Steps:
+    """The patterns of each slot in each step, in one array: there may be millions.
+
+    Parameters
+    ----------
+    numbers : ndarray
+        Those of the first step, slot by slot, then those of the next.
+    ends : ndarray
+        Ends of the slots in it, (steps, slots).
+    """
+
+    numbers: NDArray[np.int32]
+    ends: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, steps: Iterable[list[PatternNumbers]], count: int) -> Steps:
+        """Keep steps that have so many patterns together."""
+        numbers, ends, end = np.empty(count, np.int32), [], 0
+        for step in steps:
+            ends.append([end := end + len(part) for part in step])
+            numbers[end - sum(map(len, step)) : end] = np.concatenate(step)
+        return cls(numbers, np.array(ends))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __iter__(self) -> Iterator[list[PatternNumbers]]:
+        start = 0
+        for ends in self.ends.tolist():
+            yield [self.numbers[a:b].astype(np.int64) for a, b in zip([start, *ends], ends, strict=False)]
+            start = ends[-1]
+
+
+def steps_of(recipe: ScanRecipe, epoch: int, half: int | None = None) -> Steps:
     """The patterns of each slot in each step of an epoch of all positions or of a half, some of which may be none.
 
     With all patterns in memory a step has any of them, and a slot has neighbours among those. Otherwise a slot draws from a window of some
@@ -23,7 +60,7 @@ def steps_of(recipe: ScanRecipe, epoch: int, half: int | None = None) -> list[li
         return _from_windows(recipe, stage.batch, random, used)
     order = random.permutation(np.flatnonzero(used))
     batches = (np.sort(order[start : start + stage.batch]) for start in range(0, len(order), stage.batch))
-    return [slots_of(batch, recipe.slots) for batch in batches]
+    return Steps.of((slots_of(batch, recipe.slots) for batch in batches), len(order))
 
 
 def slots_of(batch: PatternNumbers, slots: int) -> list[PatternNumbers]:
@@ -39,7 +76,7 @@ def slots_of(batch: PatternNumbers, slots: int) -> list[PatternNumbers]:
 
 def _from_windows(
     recipe: ScanRecipe, batch: int, random: np.random.Generator, used: NDArray[np.bool_]
-) -> list[list[PatternNumbers]]:
+) -> Steps:
     chunk = recipe.chunk
     chunks = random.permutation(recipe.chunks)
     width = recipe.window // chunk
@@ -54,8 +91,15 @@ def _from_windows(
     steps = max(-(-len(order) // share) for order, share in zip(orders, shares, strict=True))
     if batch >= np.count_nonzero(used):
         steps = 1
-    parts = [[np.sort(part) for part in np.array_split(order, steps)] for order in orders]
-    return [list(step) for step in zip(*parts, strict=True)]
+    parts = ([np.sort(_part(order, steps, step)) for order in orders] for step in range(steps))
+    return Steps.of(parts, sum(map(len, orders)))
+
+
+def _part(order: PatternNumbers, parts: int, number: int) -> PatternNumbers:
+    """One of some parts of nearly the same length, as those of ``np.array_split``."""
+    least, more = divmod(len(order), parts)
+    start = number * least + min(number, more)
+    return order[start : start + least + (number < more)]
 
 
 def _patterns_in(chunks: PatternNumbers, chunk: int, used: NDArray[np.bool_]) -> PatternNumbers:

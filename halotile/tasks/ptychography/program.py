@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -103,16 +103,16 @@ class Refinement:
         rate = rate_of(stage, state.losses[first:])
         total = 0.0
         steps = steps_of(self.recipe, epoch, half)
-        coming = steps + self._steps_after(epoch, half)
         ahead = max(1, self.recipe.window * self.recipe.slots // stage.batch)
-        for number, parts in enumerate(steps):
-            for later in coming[number + ahead : number + ahead + 1]:
+        coming = itertools.islice(itertools.chain(steps, self._steps_after(epoch, half)), ahead, None)
+        for parts in steps:
+            if later := next(coming, None):
                 first_ones = [later[slot][: self.recipe.at_once] for slot in self.slots]
                 self.patterns.expect(np.concatenate(first_ones))
             total += self.step(state, stage, rate, parts)
         return total / (int(self.recipe.used(epoch, half).sum()) * self.counted_pixels)
 
-    def _steps_after(self, epoch: int, half: int | None) -> list[list[PatternNumbers]]:
+    def _steps_after(self, epoch: int, half: int | None) -> Iterable[list[PatternNumbers]]:
         """The steps that follow those of an epoch."""
         halves = self.recipe.halves
         if half != halves[-1]:
