@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, InputError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.jobs.ptychography.job import Ptychography, StageOptions
 from halotile.graphs.jobs.ptychography.passes import PtychographyWork
@@ -25,7 +26,7 @@ from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plans.stages import begin, compute_ranks_on, free_bytes, relate
-from halotile.storage.scans.scan import open_scan
+from halotile.storage.scans.scan import open_scan, open_summary
 from halotile.storage.scans.start import StartValues
 from halotile.storage.sharded.output import FileLayout
 from halotile.storage.spacing import metres
@@ -48,6 +49,8 @@ OBJECTS = 4
 """Copies of the object at once: itself, its gradient, and two while a step is made; a solver keeps more."""
 SLOT_OBJECTS = 3
 """The same of each slot, whose patterns may see all of it: its gradient, and two while ranks exchange it."""
+FEW_COUNTS = 0.5
+"""Mean of a pixel below which most have no count."""
 SOME_POSITIONS = 1000
 """Positions, about, whose nearest neighbours are looked at."""
 SMALLER = "a smaller batch, fewer modes, or a larger pixel (recon-cli convert --bin 2)"
@@ -96,7 +99,11 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
         ),
         documents=documents_of(job, computing.requested, resolved={"window": recipe.window}),
         figures=_figures(job, recipe),
-        notes=(*computing.ignored, *note_of_cluster(job, computing.cluster, computing.device)),
+        notes=(
+            *computing.ignored,
+            *note_of_cluster(job, computing.cluster, computing.device),
+            *_note_of_counts(recipe, job.input.path),
+        ),
         earlier=earlier,
     )
 
@@ -274,6 +281,20 @@ def _figures(job: Ptychography, recipe: ScanRecipe) -> dict[str, Any]:
         "resolution": recipe.resolution,
         "stages": [_stage_text(stage) for stage in recipe.stages],
     }
+
+
+def _note_of_counts(recipe: ScanRecipe, path: str) -> tuple[str, ...]:
+    """Advise the likelihood of counts where most pixels counted none: there the roots of counts tell less."""
+    fits_any = all(SOLVER_TRAITS[stage.solver].losses is None for stage in recipe.stages)
+    if recipe.module or recipe.loss == "poisson_nll" or not fits_any:
+        return ()
+    with suppress(InputError):  # a scan of an earlier halotile, without a mean
+        mean, most = open_summary(path)
+        if mean.mean() < FEW_COUNTS and np.array_equal(most, np.rint(most)):
+            return (
+                f"a pixel of a pattern has {mean.mean():.2g} counts on average: model.loss: poisson_nll may give a better object and positions.",
+            )
+    return ()
 
 
 def _stage_text(stage: SolverStage) -> str:
