@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.benchmarks.data import image
+from tests.benchmarks.measuring import fresh
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -36,8 +37,32 @@ def start_up(*arguments: str) -> Callable[[Path], float]:
     return measure
 
 
-def planned(build: str, **options: int) -> Callable[[Path], float]:
-    """Seconds that `recon-cli plan` takes with a network that it has not seen yet."""
+def beyond_torch(measure: Callable[[Path], float]) -> Callable[[Path], float]:
+    """Seconds that a command takes longer than a process that imports torch, just before it."""
+
+    def measured(folder: Path) -> float:
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        importing = time.perf_counter() - began
+        return measure(folder) - importing
+
+    return measured
+
+
+def gaussian_run(folder: Path) -> float:
+    """Seconds of `recon-cli run` with a gaussian on 2048², as a whole process."""
+    job = folder / "gaussian.yaml"
+    job.write_text(
+        f"version: 1\njob: denoise\ninput: {{path: {image(folder, 2048)}}}\noutput: {{path: {fresh(folder / 'gaussian.zarr')}}}\n"
+        "denoiser: {name: gaussian, sigma: 1.5}\nrun: {workers: 2}\n"
+    )
+    began = time.perf_counter()
+    subprocess.run([Path(sys.executable).with_name("recon-cli"), "run", job, "--quiet"], check=True)
+    return time.perf_counter() - began
+
+
+def planned(build: str, *, again: bool = False, **options: int) -> Callable[[Path], float]:
+    """Seconds that `recon-cli plan` takes with a network that it has not seen yet, or for a second time."""
 
     def measure(folder: Path) -> float:
         job = folder / "network.yaml"
@@ -45,14 +70,16 @@ def planned(build: str, **options: int) -> Callable[[Path], float]:
             f"version: 1\njob: denoise\ninput: {{path: {image(folder, 1024)}}}\noutput: {{path: {folder / 'no.zarr'}}}\n"
             f"denoiser: {{name: torch, import: '{build}', options: {json.dumps(options)}}}\n"
         )
-        with tempfile.TemporaryDirectory() as nothing_kept:
-            began = time.perf_counter()
-            subprocess.run(
-                [Path(sys.executable).with_name("recon-cli"), "plan", job, "--allow-import"],
-                stdout=subprocess.DEVNULL,  # not a pipe, which would end with the process that trials were forked from
-                check=True,
-                env=os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": nothing_kept},
-            )
-            return time.perf_counter() - began
+        with tempfile.TemporaryDirectory() as cache:
+            for _ in range(1 + again):
+                began = time.perf_counter()
+                subprocess.run(
+                    [Path(sys.executable).with_name("recon-cli"), "plan", job, "--allow-import"],
+                    stdout=subprocess.DEVNULL,  # not a pipe, which would end with the process that trials were forked from
+                    check=True,
+                    env=os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": cache},
+                )
+                seconds = time.perf_counter() - began
+        return seconds
 
     return measure

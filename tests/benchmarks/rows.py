@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.commands import planned, start_up
+from tests.benchmarks.commands import beyond_torch, gaussian_run, planned, start_up
 from tests.benchmarks.known_scans import KNOWN_ROWS
 from tests.benchmarks.photons import PHOTON_ROWS
 from tests.benchmarks.ptychography import PTYCHOGRAPHY_ROWS
@@ -343,6 +343,30 @@ FIGURES = [
         "s",
         10,
         5,
+    ),
+    Figure(
+        "start",
+        "`recon-cli run`, a gaussian on 2048², 2 workers: more than `import torch`",
+        beyond_torch(gaussian_run),
+        "s",
+        1.5,
+        7,
+    ),
+    Figure(
+        "start",
+        "`recon-cli plan` of a network not seen before, 5 layers of 8 channels: more than `import torch`",
+        beyond_torch(planned("tests.networks:convolutions", layers=5, width=8)),
+        "s",
+        1,
+        7,
+    ),
+    Figure(
+        "start",
+        "`recon-cli plan` of the same again",
+        planned("tests.networks:convolutions", again=True, layers=5, width=8),
+        "s",
+        1,
+        7,
     ),
     Figure("start", "`recon-cli --help`", start_up("--help"), "s", 0.5, 7),
     Figure("start", "`recon-cli validate`", start_up("validate", "JOB"), "s", 0.5, 7),
