@@ -147,7 +147,7 @@ def peer_errors(folder: Path, kind: str, name: str, request: Mapping[str, Any]) 
 WANTED = 0.05
 """Relative error of the object at which a program has reached its end."""
 SECONDS: Mapping[str, float] = {"halotile": 30, "cdtools": 90, "ptychi": 150}
-"""Time that each runs for: twice what it takes."""
+"""Time that each runs for: twice what it takes, or more."""
 OURS: Mapping[str, Any] = {"solver": "Adam", "lr": 0.02, "batch_size": 16}
 THEIRS: Mapping[str, Mapping[str, Any]] = {
     "cdtools": {"threads": 2, "stages": [{"epochs": 1000, "lr": 0.02, "batch": 32}]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -26,8 +27,10 @@ from tests.storage.saving import (
     every_format,
     make_image,
     save_npy,
+    save_ome,
     save_tiff,
     save_tiled_tiff,
+    save_zarr,
 )
 
 
@@ -134,12 +137,33 @@ def test_a_source_reads_in_another_process(tmp_path: Path) -> None:
         assert shown.stderr == b""
 
 
-def test_an_input_that_changed_since_it_was_opened_is_refused(tmp_path: Path) -> None:
-    source = open_source(save_npy(tmp_path, make_image((40, 40), "uint16")))
-    sent = pickle.dumps(source)
-    save_npy(tmp_path, make_image((40, 41), "uint16"))
+@pytest.mark.parametrize("save", [save_npy, save_zarr, save_ome])
+def test_an_input_that_changed_since_it_was_opened_is_refused(tmp_path: Path, save: Save) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    path = save(tmp_path / "old", make_image((40, 40), "uint16"))
+    sent = pickle.dumps(open_source(path))
+    os.replace(path, tmp_path / "away")
+    os.replace(save(tmp_path / "new", make_image((40, 41), "uint16")), path)
     with pytest.raises(InputError, match=r"was uint16 of shape \(40, 40\).*now uint16 of shape \(40, 41\)"):
         pickle.loads(sent).read(Region((0, 0), (2, 2)))
+
+
+@pytest.mark.parametrize(("save", "document"), [(save_zarr, "zarr.json"), (save_ome, "0/zarr.json")])
+def test_a_local_zarr_is_read_elsewhere_without_its_library(
+    tmp_path: Path, save: Save, document: str
+) -> None:
+    image = make_image((40, 40), "uint16")
+    path = save(tmp_path, image)
+    sent = pickle.dumps(open_source(path))
+    code = (
+        "import pickle, sys; from halotile.storage.grid import Region;"
+        "s = pickle.load(sys.stdin.buffer); print(int(s.read(Region((3, 4), (30, 31))).sum()), 'zarr' in sys.modules)"
+    )
+    for loaded in (False, True):
+        shown = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
+        assert shown.stdout.split() == [b"%d" % image[3:30, 4:31].sum(), str(loaded).encode()]
+        (path / document).touch()  # opened anew, then
 
 
 @every_format

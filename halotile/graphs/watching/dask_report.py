@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TASKS = 5000
 """Number of the last tasks that are in the report: some 150 bytes each."""
 LEAST_SECONDS = 10.0
-"""Age of a cluster from which it has a report, which takes half a second."""
+"""Age of a cluster from which it has a report, which takes a second: most of it to import Dask's pages."""
 REPORT_SECONDS = 20.0
 """Time that it may take."""
 CODE = "Run by halotile. Every task is a handful of blocks; config.json, beside this report, says what was done to them."

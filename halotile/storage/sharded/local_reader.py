@@ -71,7 +71,7 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
     fill = native.type(0) if fill is None else fill
     for name, parse in (("zarr.json", _parse_v3), (".zarray", _parse_v2)):
         if (folder / name).is_file():
-            modified = (folder / name).stat().st_mtime_ns
+            state = _state_of(folder / name)
             metadata = json.loads((folder / name).read_text())
             try:
                 array = parse(folder / name, metadata, native, fill)
@@ -82,7 +82,7 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
                 ValueError,
             ):  # odd values, which zarr may take or refuse
                 return None
-            return array and replace(array, modified_ns=modified)
+            return array and replace(array, state=state)
     return None
 
 
@@ -121,14 +121,14 @@ class LocalArray:
     key: ChunkNames
     """File name of a chunk or shard, by its index."""
     sharding: Sharding | None = None
-    modified_ns: int = 0
-    """Time at which the document was written."""
+    state: tuple[int, ...] = ()
+    """State of the document's file before it was read."""
 
     @property
     def is_current(self) -> bool:
-        """True while the document is the one that was read."""
+        """True while the document's file is the one that was read, and was not written to."""
         try:
-            return self.document.stat().st_mtime_ns == self.modified_ns
+            return _state_of(self.document) == self.state
         except OSError:
             return False
 
@@ -194,6 +194,12 @@ class LocalArray:
                 out[target] = self.chain.decode(_pread(file, nbytes, offset))[inner_part.slices]
             except DamagedData as error:
                 raise DamagedData(f"inner chunk {inner}: {error}") from error
+
+
+def _state_of(file: Path) -> tuple[int, ...]:
+    """Modification time, size and number of a file."""
+    status = file.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def refuse_lost_array(document: Path) -> None:

@@ -1,10 +1,12 @@
 """Requests to a dashboard: those under the name in its link, and under the names of loopback, are answered.
 
-Dask's pages are imported for the first of them: that takes half a second and 18 MB, and most runs are watched on halotile's page alone.
+Dask's pages are imported for the first that nothing else answers: that takes half a second and 18 MB, and most runs are watched on
+halotile's page alone.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -74,8 +76,9 @@ class LatePages(Router):
         handler = application.find_handler(request, **options)
         if self.are_there or (handler and not issubclass(handler.handler_class, ErrorHandler)):
             return handler
-        from distributed.dashboard.scheduler import connect
-
         self.are_there = True
-        connect(application, self.scheduler.http_server, self.scheduler)
+        with suppress(ImportError):  # without a fitting bokeh, it has no such pages
+            from distributed.dashboard.scheduler import connect
+
+            connect(application, self.scheduler.http_server, self.scheduler)
         return application.find_handler(request, **options)

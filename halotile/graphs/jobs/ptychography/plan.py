@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from halotile.errors import ConfigError, InputError
+from halotile.errors import ConfigError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.jobs.ptychography.job import Ptychography, StageOptions
 from halotile.graphs.jobs.ptychography.passes import PtychographyWork
@@ -288,8 +288,11 @@ def _note_of_counts(recipe: ScanRecipe, path: str) -> tuple[str, ...]:
     fits_any = all(SOLVER_TRAITS[stage.solver].losses is None for stage in recipe.stages)
     if recipe.module or recipe.loss == "poisson_nll" or not fits_any:
         return ()
-    with suppress(InputError):  # a scan of an earlier halotile, without a mean
-        mean, most = open_summary(path)
+    scan_mask = recipe.scan.mask
+    with suppress(
+        Exception
+    ):  # it is only advice: an earlier halotile kept no mean, and what is damaged is read later
+        mean, most = (pattern[... if scan_mask is None else scan_mask] for pattern in open_summary(path))
         if mean.mean() < FEW_COUNTS and np.array_equal(most, np.rint(most)):
             return (
                 f"a pixel of a pattern has {mean.mean():.2g} counts on average: model.loss: poisson_nll may give a better object and positions.",

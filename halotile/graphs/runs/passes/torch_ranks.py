@@ -221,7 +221,8 @@ def run_rank(call: Callable[[Rendezvous], Any], place: Rendezvous) -> RankEnd:
         own = error.__traceback__ and error.__traceback__.tb_next  # without this function
         trace = "".join(traceback.format_exception(error.with_traceback(own)))
         by_others = _is_by_others(error)
-        cause = error if isinstance(error, HalotileError) and not by_others else None
+        cause = error.with_traceback(None) if isinstance(error, HalotileError) and not by_others else None
+        del own  # with the rank's tensors
         return RankEnd(place.rank, trace=trace, by_others=by_others, cause=cause)
     finally:
         release_memory()

@@ -223,6 +223,7 @@ class _Training:
                 parts[0] += part  # as they are summed anyway, without a copy of the gradients for each slot
             else:
                 parts[slot] = part
+            del part
         mean = self._average(parts)
         self._take(mean, before)
         self._take_last()
