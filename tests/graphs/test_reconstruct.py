@@ -142,7 +142,7 @@ def undisturbed(cluster: RunningCluster, tmp_path_factory: pytest.TempPathFactor
 @contextmanager
 def running(scene: Scene, iteration: int) -> Iterator[subprocess.Popen[str]]:
     """A run that is in the middle of the pass after an iteration."""
-    scene.set_pace(0.1)
+    scene.set_pace(0.2)
     driver = scene.start()
     try:
         until(lambda: driver.poll() is not None or scene.is_within(iteration, 3), seconds=150)

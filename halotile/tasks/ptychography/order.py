@@ -14,7 +14,7 @@ PatternNumbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Steps:
+class EpochOrder:
     """The patterns of each slot in each step, in one array: there may be millions.
 
     Parameters
@@ -29,7 +29,7 @@ class Steps:
     ends: NDArray[np.int64]
 
     @classmethod
-    def of(cls, steps: Iterable[list[PatternNumbers]], count: int) -> Steps:
+    def of(cls, steps: Iterable[list[PatternNumbers]], count: int) -> EpochOrder:
         """Keep steps that have so many patterns together."""
         numbers, ends, end = np.empty(count, np.int32), [], 0
         for step in steps:
@@ -47,7 +47,7 @@ class Steps:
             start = ends[-1]
 
 
-def steps_of(recipe: ScanRecipe, epoch: int, half: int | None = None) -> Steps:
+def steps_of(recipe: ScanRecipe, epoch: int, half: int | None = None) -> EpochOrder:
     """The patterns of each slot in each step of an epoch of all positions or of a half, some of which may be none.
 
     With all patterns in memory a step has any of them, and a slot has neighbours among those. Otherwise a slot draws from a window of some
@@ -60,7 +60,7 @@ def steps_of(recipe: ScanRecipe, epoch: int, half: int | None = None) -> Steps:
         return _from_windows(recipe, stage.batch, random, used)
     order = random.permutation(np.flatnonzero(used))
     batches = (np.sort(order[start : start + stage.batch]) for start in range(0, len(order), stage.batch))
-    return Steps.of((slots_of(batch, recipe.slots) for batch in batches), len(order))
+    return EpochOrder.of((slots_of(batch, recipe.slots) for batch in batches), len(order))
 
 
 def slots_of(batch: PatternNumbers, slots: int) -> list[PatternNumbers]:
@@ -76,7 +76,7 @@ def slots_of(batch: PatternNumbers, slots: int) -> list[PatternNumbers]:
 
 def _from_windows(
     recipe: ScanRecipe, batch: int, random: np.random.Generator, used: NDArray[np.bool_]
-) -> Steps:
+) -> EpochOrder:
     chunk = recipe.chunk
     chunks = random.permutation(recipe.chunks)
     width = recipe.window // chunk
@@ -92,7 +92,7 @@ def _from_windows(
     if batch >= np.count_nonzero(used):
         steps = 1
     parts = ([np.sort(_part(order, steps, step)) for order in orders] for step in range(steps))
-    return Steps.of(parts, sum(map(len, orders)))
+    return EpochOrder.of(parts, sum(map(len, orders)))
 
 
 def _part(order: PatternNumbers, parts: int, number: int) -> PatternNumbers:
