@@ -219,6 +219,21 @@ KNOWN_ROWS = [
     )
     for name, title in (("cdtools", "CDTools"), ("ptychi", "pty-chi"))
 ]
+FEW_ROWS = [
+    (
+        "few",
+        f"{SCAN}, 1e3 photons a pattern, positions wrong by 2 pixels: error of the object after {FEW_SECONDS} s, 2 workers / CDTools"
+        if name == "cdtools"
+        else f"the same / {title}",
+        "known_scans.ours_few",
+        f"known_scans.few {name}",
+        0,
+        1.0,
+        1,
+        "object",
+    )
+    for name, title in (("cdtools", "CDTools"), ("ptychi", "pty-chi"))
+]
 
 if __name__ == "__main__":
     main({"ours_reached": ours_reached, "reached": reached, "ours_few": ours_few, "few": few})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks.commands import beyond_torch, gaussian_run, planned, start_up
-from tests.benchmarks.known_scans import KNOWN_ROWS
+from tests.benchmarks.known_scans import FEW_ROWS, KNOWN_ROWS
 from tests.benchmarks.photons import PHOTON_ROWS
 from tests.benchmarks.ptychography import PTYCHOGRAPHY_ROWS
 from tests.benchmarks.ranks import RANK_ROWS
@@ -295,6 +295,7 @@ RATIOS = [
         figure="iteration_bytes",
     ),
     *(Ratio(*row) for row in FFT_ROWS + RANK_ROWS + PTYCHOGRAPHY_ROWS + KNOWN_ROWS),
+    *(Ratio(*row) for row in FEW_ROWS),
     *(Ratio(*row) for size in (FULL, LONG, QUICK) for row in size.rows()),
 ]
 
@@ -397,6 +398,14 @@ FIGURES = [
         1,
     ),
     Figure(
+        "few",
+        "the same: error of the positions",
+        lambda folder: program("known_scans.ours_few", folder, 0)["positions"],
+        "pixels",
+        0.2,
+        1,
+    ),
+    Figure(
         "streamed",
         "a scan: peak memory of the largest process of a job in its first 90 s, growth from 2 GB to 16 GB of patterns",
         streamed_growth("largest"),
@@ -418,7 +427,7 @@ GROUPS = {
     "denoise": ("box", "cnn", "scaling", "memory", "noop", "checks", "trials", "start"),
     "images": ("levels", "photons"),
     "torch": ("fft", "ranks"),
-    "ptychography": ("petra", "errors", "slots", "windows", "streamed"),
+    "ptychography": ("petra", "errors", "few", "slots", "windows", "streamed"),
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
 """The tables of the page, and the cases of each."""

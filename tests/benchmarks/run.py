@@ -67,9 +67,11 @@ def _compared(ours: float, peer: float, figure: str) -> float:
 def _amount(values: list[float], figure: str) -> str:
     """The median in its unit."""
     middle = statistics.median(values)
-    if figure == "decibels":
-        return f"{middle:.2f} dB"
-    return f"{middle:.2f} s" if figure == "seconds" else f"{middle / 1e6:.0f} MB"
+    if figure.endswith("bytes"):
+        return f"{middle / 1e6:.0f} MB"
+    units = {"decibels": ".2f dB", "seconds": ".2f s"}
+    form, _, unit = units.get(figure, ".3f").partition(" ")
+    return f"{middle:{form}} {unit}".rstrip()
 
 
 def _verdict(value: float, bar: float) -> str:
