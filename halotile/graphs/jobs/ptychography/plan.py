@@ -288,11 +288,10 @@ def _note_of_counts(recipe: ScanRecipe, path: str) -> tuple[str, ...]:
     fits_any = all(SOLVER_TRAITS[stage.solver].losses is None for stage in recipe.stages)
     if recipe.module or recipe.loss == "poisson_nll" or not fits_any:
         return ()
-    scan_mask = recipe.scan.mask
-    with suppress(
-        Exception
-    ):  # it is only advice: an earlier halotile kept no mean, and what is damaged is read later
-        mean, most = (pattern[... if scan_mask is None else scan_mask] for pattern in open_summary(path))
+    counted_pixels = ... if recipe.scan.mask is None else recipe.scan.mask
+    # It is only advice: an earlier halotile kept no mean, and what is damaged is found when it is needed.
+    with suppress(Exception):
+        mean, most = (pattern[counted_pixels] for pattern in open_summary(path))
         if mean.mean() < FEW_COUNTS and np.array_equal(most, np.rint(most)):
             return (
                 f"a pixel of a pattern has {mean.mean():.2g} counts on average: model.loss: poisson_nll may give a better object and positions.",
