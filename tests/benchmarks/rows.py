@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-
+from tests.benchmarks.bars import (
+    Figure,
+    Ratio,
+    checks,
+    differing,
+    memory_growth,
+    most_alive,
+    noop,
+    program,
+    streamed_growth,
+)
 from tests.benchmarks.commands import beyond_torch, gaussian_run, planned, start_up
 from tests.benchmarks.known_scans import FEW_ROWS, KNOWN_ROWS
 from tests.benchmarks.photons import PHOTON_ROWS
@@ -17,112 +20,6 @@ from tests.benchmarks.ptychography import PTYCHOGRAPHY_ROWS
 from tests.benchmarks.ranks import RANK_ROWS
 from tests.benchmarks.training import FULL, LONG, QUICK
 from tests.benchmarks.transforms import FFT_ROWS
-
-HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """One bar, if any: a program of ours over a peer's, by a figure that both give; with decibels the peer's less ours."""
-
-    case: str
-    title: str
-    ours: str
-    peer: str
-    edge: int
-    bar: float | None
-    repeats: int = 3
-    figure: str = "seconds"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One bar on a figure of one program."""
-
-    case: str
-    title: str
-    measure: Callable[[Path], float]
-    unit: str
-    bar: float
-    repeats: int = 3
-
-
-LIMIT_SECONDS = 1800
-
-
-def program(name: str, folder: Path, edge: int, *more: str) -> dict[str, float]:
-    """One run of one program, ``MODULE.FUNCTION [ARGUMENT ...]`` of this folder."""
-    module, _, call = name.partition(".")
-    function, *arguments = call.split()
-    try:
-        done = subprocess.run(
-            [sys.executable, str(HERE / f"{module}.py"), function, str(folder), str(edge), *arguments, *more],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise SystemExit(f"{name} did not end within {LIMIT_SECONDS} s") from None
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stdout}\n{done.stderr}")
-    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
-
-
-def memory_growth(name: str) -> Callable[[Path], float]:
-    """MB that the peak of a program grows by when the image has 16 times the pixels."""
-
-    def measure(folder: Path) -> float:
-        small, large = (program(name, folder, edge)["peak_bytes"] for edge in (4096, 16384))
-        return (large - small) / 1e6
-
-    return measure
-
-
-def streamed_growth(whose: str) -> Callable[[Path], float]:
-    """MB that the peak of a ptychography job grows by when there are 8 times as many patterns: of its ``largest`` process, or ``total``."""
-
-    def measure(folder: Path) -> float:
-        small, large = (
-            program("ptychography.ours_streamed", folder, size)[f"{whose}_bytes"] for size in (2, 16)
-        )
-        return (large - small) / 1e6
-
-    return measure
-
-
-def most_alive(folder: Path) -> float:
-    """Partial images that a tree over 256 operators has at once."""
-    return program("stacks.ours_many", folder, 512)["alive"]
-
-
-def differing(folder: Path) -> float:
-    """Pixels whose bits depend on how a reconstruction is run."""
-    return program("reconstructions.same_bits", folder, 4096)["differing"]
-
-
-def checks(folder: Path) -> float:
-    """Per cent of a copy's time that its own checks take."""
-    return program("safeguards.share", folder, 16384)["percent"]
-
-
-def noop(blocks: int, figure: str) -> Callable[[Path], float]:
-    """A figure of a run of blocks that do nothing; runs of one number of blocks serve all figures."""
-    requested = itertools.count()
-
-    def measure(folder: Path) -> float:
-        runs = _noop_runs.setdefault(blocks, [])
-        number = next(requested)
-        while len(runs) <= number:
-            runs.append(program("denoising.ours_noop", folder, blocks))
-        return runs[number][figure]
-
-    return measure
-
-
-_noop_runs: dict[int, list[dict[str, float]]] = {}
-
 
 RATIOS = [
     Ratio(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import run
-from tests.benchmarks.rows import GROUPS, LONG_GROUPS, RATIOS, Ratio
+from tests.benchmarks.bars import Ratio
+from tests.benchmarks.rows import GROUPS, LONG_GROUPS, RATIOS
 from tests.benchmarks.training_picture import curves_in
 
 HERE = Path(__file__).parent

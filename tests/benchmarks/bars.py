@@ -1,0 +1,121 @@
+"""What a bar is on, and how a figure is measured."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One bar, if any: a program of ours over a peer's, by a figure that both give; with decibels the peer's less ours."""
+
+    case: str
+    title: str
+    ours: str
+    peer: str
+    edge: int
+    bar: float | None
+    repeats: int = 3
+    figure: str = "seconds"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One bar on a figure of one program."""
+
+    case: str
+    title: str
+    measure: Callable[[Path], float]
+    unit: str
+    bar: float
+    repeats: int = 3
+
+
+LIMIT_SECONDS = 1800
+
+
+def program(name: str, folder: Path, edge: int, *more: str) -> dict[str, float]:
+    """One run of one program, ``MODULE.FUNCTION [ARGUMENT ...]`` of this folder."""
+    module, _, call = name.partition(".")
+    function, *arguments = call.split()
+    try:
+        done = subprocess.run(
+            [sys.executable, str(HERE / f"{module}.py"), function, str(folder), str(edge), *arguments, *more],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"{name} did not end within {LIMIT_SECONDS} s") from None
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stdout}\n{done.stderr}")
+    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def shared_run(name: str, edge: int) -> Callable[[Path], dict[str, float]]:
+    """The next run of a program, of which each run serves all figures that are read from it."""
+    runs = _shared_runs.setdefault((name, edge), [])
+    requested = itertools.count()
+
+    def run(folder: Path) -> dict[str, float]:
+        number = next(requested)
+        while len(runs) <= number:
+            runs.append(program(name, folder, edge))
+        return runs[number]
+
+    return run
+
+
+_shared_runs: dict[tuple[str, int], list[dict[str, float]]] = {}
+
+
+def memory_growth(name: str) -> Callable[[Path], float]:
+    """MB that the peak of a program grows by when the image has 16 times the pixels."""
+
+    def measure(folder: Path) -> float:
+        small, large = (program(name, folder, edge)["peak_bytes"] for edge in (4096, 16384))
+        return (large - small) / 1e6
+
+    return measure
+
+
+def streamed_growth(whose: str) -> Callable[[Path], float]:
+    """MB that the peak of a ptychography job grows by when there are 8 times as many patterns: of its ``largest`` process, or ``total``."""
+    runs = [shared_run("ptychography.ours_streamed", size) for size in (2, 16)]
+
+    def measure(folder: Path) -> float:
+        small, large = (run(folder)[f"{whose}_bytes"] for run in runs)
+        return (large - small) / 1e6
+
+    return measure
+
+
+def most_alive(folder: Path) -> float:
+    """Partial images that a tree over 256 operators has at once."""
+    return program("stacks.ours_many", folder, 512)["alive"]
+
+
+def differing(folder: Path) -> float:
+    """Pixels whose bits depend on how a reconstruction is run."""
+    return program("reconstructions.same_bits", folder, 4096)["differing"]
+
+
+def checks(folder: Path) -> float:
+    """Per cent of a copy's time that its own checks take."""
+    return program("safeguards.share", folder, 16384)["percent"]
+
+
+def noop(blocks: int, figure: str) -> Callable[[Path], float]:
+    """A figure of a run of blocks that do nothing."""
+    run = shared_run("denoising.ours_noop", blocks)
+    return lambda folder: run(folder)[figure]
