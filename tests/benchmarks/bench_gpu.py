@@ -19,8 +19,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks.gpu_ranks import COLLECTIVES
 from tests.benchmarks.bars import program
+from tests.benchmarks.gpu_ranks import COLLECTIVES
 from tests.benchmarks.turns import machine, take_turns, versions
 
 DOCS = Path(__file__).parents[2] / "docs"
