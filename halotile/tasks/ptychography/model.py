@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -168,20 +168,21 @@ class PatternModel:
         loss, slope = LOSSES[self.loss](intensity, patterns)
         if self.mask is not None:
             loss, slope = loss * self.mask, slope * self.mask
-        # From here on all are conjugates: see Propagator.
-        gradient = _conjugate_product(wave, 2 * _repeated(slope, self.oversampling))
+        # From here on all are conjugates: see Propagator. Waves that are no longer needed are overwritten: memory is what the cores share.
+        gradient = _conjugate_product_(wave, 2 * _repeated(slope, self.oversampling))
         back, back_spectrum = self.propagator.adjoint(gradient, waves.factor)
         on_object = _summed(waves.light * back) if "object" in wanted else None
         unmoved = turned = None
-        on_light = waves.seen * back
+        on_light = back.mul_(waves.seen)
         if not {"probe", "positions", *VARYING}.isdisjoint(wanted):
             weighted = on_light if waves.weight is None else on_light * waves.weight
             on_spectrum = torch.fft.ifft2(weighted, norm="forward")
-            unmoved = waves.ramp * on_spectrum
-            product = on_spectrum * waves.shifted
-            if waves.spectrum is not None:
-                product -= back_spectrum * waves.spectrum
-            turned = _summed(product).imag
+            if "positions" in wanted:
+                product = on_spectrum * waves.shifted
+                if waves.spectrum is not None:
+                    product -= back_spectrum * waves.spectrum
+                turned = _summed(product).imag
+            unmoved = on_spectrum.mul_(waves.ramp)
         found = []
         for some in groups:
             own = positions.some(some)
@@ -192,9 +193,10 @@ class PatternModel:
                 parts["background"] = 2 * background * slope[some].sum(0)
             if "intensities" in wanted:
                 parts["intensities"] = _real_product(waves.light[some], on_light[some]) / own.weight
-            if unmoved is not None and turned is not None:
-                parts["probe"] = torch.fft.ifft2(unmoved[some].sum(0).conj())
+            if turned is not None:
                 parts["positions"] = _moments(turned[some]) / turned[0].numel()
+            if unmoved is not None:
+                parts["probe"] = torch.fft.ifft2(unmoved[some].sum(0).conj())
                 if own.shares is not None and waves.variations is not None:
                     parts |= _of_variations(
                         unmoved[some, 0].conj().resolve_conj(), own.shares, waves.variations
@@ -218,7 +220,8 @@ class PatternModel:
 
     def _counted(self, wave: torch.Tensor) -> torch.Tensor:
         """Intensity of all modes in each pixel of the detector."""
-        intensity = torch.view_as_real(wave).square().sum((1, -1))
+        squares = torch.view_as_real(wave).square()
+        intensity = _summed(squares[..., 0] + squares[..., 1])
         if self.oversampling == 1:
             return intensity
         rows, columns = (n // self.oversampling for n in intensity.shape[1:])
@@ -320,15 +323,14 @@ def frequencies(count: int, device: Any) -> torch.Tensor:
     return 2 * math.pi * torch.fft.fftfreq(count, dtype=torch.float64, device=device)
 
 
-def _conjugate_product(wave: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """The conjugate of a wave, (positions, modes, rows, columns), times real factors, (positions, rows, columns)."""
-    both = torch.stack([factor, -factor], -1)[:, None]
-    return torch.view_as_complex(torch.view_as_real(wave) * both)
+def _conjugate_product_(wave: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """The conjugate of a wave, (positions, modes, rows, columns), times real factors, (positions, rows, columns), in its place."""
+    return wave.conj_physical_().mul_(factor[:, None])
 
 
 def _summed(waves: torch.Tensor) -> torch.Tensor:
-    """The sum over modes."""
-    return waves[:, 0] if waves.shape[1] == 1 else waves.sum(1)
+    """The sum over modes, several times as fast as ``sum``."""
+    return reduce(torch.add, waves.unbind(1))
 
 
 def _real_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
