@@ -175,7 +175,7 @@ def ours_streamed(folder: Path, gigabytes: int) -> Result:
 # --- rows -----------------------------------------------------------------------------------------
 
 
-PETRA_EPOCHS, FAR_EPOCHS = 60, 6
+PETRA_EPOCHS, FAR_EPOCHS = 60, 16
 PTYCHOGRAPHY_ROWS = [
     (
         "petra",
