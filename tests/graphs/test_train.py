@@ -106,6 +106,7 @@ def test_the_page_shows_curve_learning_rate_and_examples_and_is_kept(
     assert (message["progress"]["done"], message["job"]["counted"]) == (30, "step")
     examples = (directory.path / EXAMPLES).read_bytes()
     assert b64decode(message["examples"]) == examples
+    assert message["job"]["drawing"].startswith("Patches")
     held_out = recipe_of(job).patches.held_out(16)
     assert held_out is not None
     with PIL.Image.open(BytesIO(examples)) as image:

@@ -205,3 +205,29 @@ def test_info_tells_a_scan_from_an_image(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, ["convert", source, path, "--center", "4"])
     assert wrong.exit_code == 2
     assert "such as 128,131" in wrong.output
+
+
+def test_a_link_that_leads_nowhere_is_no_value(tmp_path: Path) -> None:
+    def linked(file: Any) -> None:
+        file[f"{DETECTOR}/translation"] = h5py.SoftLink("/entry_1/sample_1/geometry_1/translation")
+
+    convert_scan(write_cxi(tmp_path / "scan.cxi", linked), str(tmp_path / "scan.zarr"))
+
+    def alone(file: Any) -> None:
+        linked(file)
+        del file["entry_1/data_1/translation"]
+
+    done = CliRunner().invoke(
+        app, ["convert", write_cxi(tmp_path / "none.cxi", alone), str(tmp_path / "b.zarr")]
+    )
+    assert done.exit_code == 4, done.output
+
+
+def test_what_a_file_lacks_can_be_given(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Write it as --energy"):
+        convert_scan(
+            write_cxi(
+                tmp_path / "scan.cxi", lambda file: file.__delitem__("entry_1/instrument_1/source_1/energy")
+            ),
+            str(tmp_path / "scan.zarr"),
+        )

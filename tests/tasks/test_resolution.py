@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
+from halotile.storage.scans.lengths import BOUND_NUMBERS, shown_resolution
 from halotile.tasks.ptychography.results.resolution import FIRST, aligned, ring_correlation
 
 PIXEL = (2e-8, 2e-8)
@@ -34,6 +35,7 @@ def test_the_resolution_is_where_the_noise_begins(edge: float) -> None:
     widths = np.where(radius < edge, 1e-3, 1.0)
     rings = ring_correlation(with_noise(image, 1, widths), with_noise(image, 2, widths), PIXEL)
     assert rings.resolution == pytest.approx(0.5 * PIXEL[0] / edge, rel=0.05)
+    assert not rings.bound
     below = rings.frequency < 0.9 * edge / PIXEL[0]
     assert (rings.correlation[below][FIRST:] > 0.96).all()
     assert abs(rings.correlation[rings.frequency > 1.1 * edge / PIXEL[0]].mean()) < 0.1
@@ -43,7 +45,10 @@ def test_noise_alone_has_no_resolution_and_equal_images_that_of_a_pixel() -> Non
     flat, ones = np.ones((150, 180), complex), np.ones((150, 180))
     rings = ring_correlation(with_noise(flat, 1, ones), with_noise(flat, 2, ones), PIXEL)
     assert rings.resolution > 10 * PIXEL[0]
-    assert ring_correlation(truth(), truth(), PIXEL).resolution == pytest.approx(PIXEL[0], rel=0.03)
+    equal = ring_correlation(truth(), truth(), PIXEL)
+    assert equal.resolution == pytest.approx(PIXEL[0], rel=0.03)
+    assert (rings.bound, equal.bound) == ("worst", "best")
+    assert shown_resolution(rings.resolution, BOUND_NUMBERS[rings.bound]).startswith("worse than")
 
 
 @pytest.mark.parametrize("shift", [(0.0, 0.0), (2.3, -1.6)])

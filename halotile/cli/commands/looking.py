@@ -215,6 +215,10 @@ def export(
         raise ConfigError(
             f"--unwrap: {file} is not to be a .zarr, or {path} is no result of a ptychography job. Leave it out."
         )
+    if dataset is None and is_result(path):
+        raise ConfigError(
+            f"{file}: {path} is the result of a ptychography job, a CXI file as it is. Write a name that ends in .zarr, for images, or in .png, for a sheet."
+        )
     request = ExportRequest(path, file, region, plane, level, dataset, cog, overwrite)
     description = write_export(request, quiet=quiet)
     if not quiet:

@@ -13,6 +13,7 @@ from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.base import Row
 from halotile.graphs.units import shape_text
 from halotile.storage.scans.formats import knows_scan, opened_scan
+from halotile.storage.scans.lengths import shown_length
 from halotile.storage.scans.scan import OPTIONAL, Scan, is_scan, open_scan
 
 JOB = """version: 1
@@ -64,14 +65,14 @@ class ScanFacts:
     def rows(self) -> list[Row]:
         """The facts as a table."""
         facts = self.to_json()
-        (height, width), pixel = ([value * 1e6 for value in facts[key]] for key in ("scanned", "pixel"))
+        (height, width), pixel = facts["scanned"], [value * 1e6 for value in facts["pixel"]]
         has = [name for name in facts["has"] if name != "mask"]
         full = (
             f", {facts['full']:,} since they reach the largest number of their type" if facts["full"] else ""
         )
         return [
             ("patterns", f"{facts['patterns']:,} of {shape_text(facts['pattern'])}, {self.dtype}"),
-            ("scanned", f"{height:.4g} × {width:.4g} µm"),
+            ("scanned", f"{shown_length(height)} × {shown_length(width)}"),
             ("wavelength", f"{facts['wavelength'] * 1e9:.5g} nm"),
             *(
                 [("pixels", f"{pixel[0] / 1e3:.4g} × {pixel[1] / 1e3:.4g} mrad")]
@@ -81,7 +82,11 @@ class ScanFacts:
                     ("pixels", f"{pixel[0]:.4g} × {pixel[1]:.4g} µm on the detector"),
                 ]
             ),
-            ("mask", f"{counted(facts['left_out'], 'pixel')} of the detector left out{full}"),
+            *(
+                [("mask", f"{counted(facts['left_out'], 'pixel')} of the detector left out{full}")]
+                if "mask" in facts["has"] or full
+                else []
+            ),
             *([("also", ", ".join(has))] if has else []),
         ]
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from halotile.errors import MissingPackage
 from halotile.storage.disk.durable import DISK
 from halotile.storage.scans.export import ScanResult
+from halotile.storage.scans.lengths import shown_resolution
 from halotile.storage.scans.scan import Scan
 
 Panels = Mapping[str, Callable[..., None]]
@@ -105,26 +106,26 @@ def _with_red() -> Any:
 
 def _modulus(axes: Any, result: ScanResult) -> None:
     modulus = np.abs(result.image)
-    _draw(axes, modulus, result, "gray", np.percentile(modulus[result.scanned], (0.5, 99.5)))
+    _draw(axes, modulus, result, np.percentile(modulus[result.scanned], (0.5, 99.5)))
 
 
 def _phase(axes: Any, result: ScanResult) -> None:
     """The phase, with that of the mean as 0: it is known but for a constant."""
     phase = np.angle(result.image * np.conj(result.image[result.scanned].mean()))
-    _draw(axes, phase, result, "twilight", np.percentile(phase[result.scanned], (0.5, 99.5)))
+    _draw(axes, phase, result, np.percentile(phase[result.scanned], (0.5, 99.5)), label="radians")
 
 
-def _draw(axes: Any, pixels: Any, result: ScanResult, colors: str, limits: Any) -> None:
+def _draw(axes: Any, pixels: Any, result: ScanResult, limits: Any, label: str = "") -> None:
     height, width = result.extent
     drawn = axes.imshow(
         pixels,
-        cmap=colors,
+        cmap="gray",
         vmin=limits[0],
         vmax=limits[1],
         extent=(0, width, height, 0),
         interpolation="none",
     )
-    axes.figure.colorbar(drawn, ax=axes, shrink=0.8)
+    axes.figure.colorbar(drawn, ax=axes, shrink=0.8, label=label)
     axes.set_xlabel("µm")
 
 
@@ -133,7 +134,7 @@ def _probe(axes: Any, result: ScanResult) -> None:
     drawn = axes.imshow(np.concatenate([mode / (mode.max() or 1) for mode in modes], 1), cmap="gray")
     power = (np.abs(result.probe) ** 2).sum((1, 2))
     shares = ", ".join(f"{100 * share:.3g} %" for share in power[:MODES] / power.sum())
-    axes.set_xlabel(f"shares of the intensity: {shares}")
+    axes.set_xlabel(f"each by its own brightest pixel; shares of the intensity: {shares}")
     axes.set_xticks([])
     axes.set_yticks([])
     drawn.set_interpolation("none")
@@ -159,7 +160,9 @@ def _rings(axes: Any, result: ScanResult) -> None:
     frequency = result.rings["ring_frequency"] * MICRON
     axes.plot(frequency, result.rings["ring_correlation"], label="two halves of the positions")
     axes.plot(frequency, result.rings["ring_threshold"], color="0.5", label="1/2 bit")
-    axes.axvline(0.5 * MICRON / result.rings["resolution"], color="C1", linewidth=1)
-    axes.set_ylim(-0.1, 1.05)
-    axes.set_xlabel(f"periods per µm; resolution {1e9 * result.rings['resolution']:.4g} nm")
+    if not result.rings.get("resolution_bound", 0):
+        axes.axvline(0.5 * MICRON / result.rings["resolution"], color="C1", linewidth=1, label="resolution")
+    axes.set_ylim(min(-0.1, 1.1 * result.rings["ring_correlation"].min()), 1.05)
+    resolution = shown_resolution(result.rings["resolution"], result.rings.get("resolution_bound", 0))
+    axes.set_xlabel(f"periods per µm; resolution {resolution}")
     axes.legend()

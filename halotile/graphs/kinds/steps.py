@@ -23,6 +23,8 @@ class Steps:
         The unit that progress counts.
     per_epoch : callable, optional
         Returns the number of steps that go through all data once, on average, from the figures of the plan.
+    drawing : str
+        What its drawing shows, if it makes one.
     """
 
     unit: str
@@ -30,3 +32,4 @@ class Steps:
     shortened: Callable[[Any, int], Any]
     counted: str = "block"
     per_epoch: Callable[[Mapping[str, Any]], float] | None = None
+    drawing: str = ""

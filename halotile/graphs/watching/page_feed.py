@@ -155,7 +155,7 @@ class Watch:
             "progress": _finite({name: status[name] for name in PROGRESS}),
             "curve": curve(rows),
         }
-        with suppress(OSError):  # only a training has some
+        with suppress(OSError):  # some kinds have none
             shown["examples"] = base64.b64encode((plan.run_directory / EXAMPLES).read_bytes()).decode()
         if self.board is not None:
             extent = [self.grid.shape[axis] for axis in self.board.axes]
@@ -176,6 +176,7 @@ def facts(plan: Plan) -> dict[str, Any]:
         "shape": list(plan.grid.shape),
         "block": list(plan.grid.block),
         "counted": plan.counted,
+        "drawing": plan.kind.steps.drawing if plan.kind.steps else "",
         "workers": plan.run.workers,
         "planned_memory_bytes": plan.summary().get("peak_memory_per_worker_bytes"),
         "allowed_memory_bytes": parse_bytes(plan.run.memory_per_worker),

@@ -21,6 +21,10 @@ GOOD = (0, 0x1000)
 """Flags of a mask that a pixel may have and count: none, and that it has a signal."""
 
 
+OPTIONS = {"energy": "--energy", "distance": "--distance", "_pixel_size": "--pixel"}
+"""Options with which a value is given that a file lacks, by the end of its name there."""
+
+
 def encode_cxi(
     contents: Mapping[str, Any], attributes: Mapping[str, Mapping[str, Any]], links: Mapping[str, str]
 ) -> bytes:
@@ -106,16 +110,19 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
 
 def _first(file: Any, *names: str) -> Any:
     for name in names:
-        if name in file:
+        if file.get(name) is not None:
             return file[name]
-    raise InputError(f"{file.filename} has no {names[0]}, which a scan in a CXI file has.")
+    option = next((flag for end, flag in OPTIONS.items() if names[0].endswith(end)), None)
+    remedy = f" Write it as {option}." if option else ""
+    raise InputError(f"{file.filename} has no {names[0]}, which a scan in a CXI file has.{remedy}")
 
 
 def _shot(file: Any, name: str) -> NDArray[Any] | None:
     """Values of each pattern, which files have in one of three places."""
     for group in (f"{ENTRY}/data_1", f"{ENTRY}/sample_1/geometry_1", DETECTOR):
-        if f"{group}/{name}" in file:
-            return np.asarray(file[f"{group}/{name}"][()], np.float64)
+        found = file.get(f"{group}/{name}")  # None also for a link that leads nowhere
+        if found is not None:
+            return np.asarray(found[()], np.float64)
     return None
 
 

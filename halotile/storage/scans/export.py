@@ -20,7 +20,7 @@ from halotile.storage.sharded.output import Layout, ShardWriter, create_output
 
 IMAGES = {"object": "yx", "probe": "cyx"}
 """The images of a result and their axes: modes are channels."""
-RINGS = ("ring_frequency", "ring_correlation", "ring_threshold", "resolution")
+RINGS = ("ring_frequency", "ring_correlation", "ring_threshold", "resolution", "resolution_bound")
 """Values of the Fourier ring correlation, where a result has it."""
 CHUNK = 256
 
@@ -52,7 +52,7 @@ class ScanResult:
     scanned : tuple of slice
         The rectangle of the object that the middle of the beam covered.
     rings : mapping of str to ndarray, optional
-        Frequency, correlation and threshold of each ring, and the resolution in metres.
+        Frequency, correlation and threshold of each ring, the resolution in metres, and which bound it is if it is one.
     """
 
     image: NDArray[Any]

@@ -150,7 +150,11 @@ def open_scan(path: str) -> tuple[Scan, Source]:
     import zarr
 
     if not is_scan(path):
-        raise InputError(f"{path} is no scan. Make one of a file: recon-cli convert scan.cxi {path}")
+        target = Path(path).with_suffix(".zarr").name
+        source, target = (path, target) if Path(path).is_file() else ("scan.cxi", path)
+        raise InputError(
+            f"{path} is no scan in a Zarr. Make one of a file: recon-cli convert {source} {target}"
+        )
     group = zarr.open_group(path, mode="r")
     attributes: dict[str, Any] = dict(group.attrs)
     if attributes[MARK] != VERSION:

@@ -17,5 +17,5 @@ KIND = JobKind(
     checks=CHECKS,
     rules=RULES,
     inputs=("patterns", "scan"),
-    steps=Steps("iteration", ("loss",), shortened, "epoch"),
+    steps=Steps("iteration", ("loss",), shortened, "epoch", drawing="Object: modulus and phase"),
 )

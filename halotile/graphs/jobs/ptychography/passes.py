@@ -45,7 +45,9 @@ class PtychographyWork(ProgramWork):
     def inspect(self) -> Inspection:
         """Return the last figures of the curve."""
         last, drawing = self.last_row()
-        figures = {name: value for name, value in last.items() if name in ("loss", "resolution")}
+        figures = {
+            name: value for name, value in last.items() if name in ("loss", "resolution", "resolution_bound")
+        }
         return Inspection(figures, result_rows(last, drawing))
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.jobs.ptychography.job import Ptychography, StageOptions
 from halotile.graphs.jobs.ptychography.passes import PtychographyWork
-from halotile.graphs.jobs.ptychography.words import shown_length
 from halotile.graphs.kinds.base import OutputFile, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports
@@ -26,6 +26,7 @@ from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plans.stages import begin, compute_ranks_on, free_bytes, relate
+from halotile.storage.scans.lengths import shown_length
 from halotile.storage.scans.scan import open_scan, open_summary
 from halotile.storage.scans.start import StartValues
 from halotile.storage.sharded.output import FileLayout
@@ -162,6 +163,23 @@ def _check_overlap(recipe: ScanRecipe) -> None:
     if distance >= 1:
         raise ConfigError(
             f"a pattern sees {rows} × {columns} pixels of the object, and its nearest neighbour is {distance:.3g} times as far away: they do not overlap. {remedy}"
+        )
+    _check_strays(recipe, in_patterns)
+
+
+def _check_strays(recipe: ScanRecipe, in_patterns: NDArray[np.float64]) -> None:
+    """Refuse a position, in sizes of a pattern, far from all others, which would make the object as large as the way to it."""
+    from scipy.spatial import KDTree
+
+    cells, which, counts = np.unique(np.floor(in_patterns), axis=0, return_inverse=True, return_counts=True)
+    if len(cells) == 1:
+        return
+    alone = (counts == 1) & (KDTree(cells).query(cells, 2, p=np.inf)[0][:, 1] > 1)
+    for stray in np.flatnonzero(alone[which.reshape(-1)])[:1]:
+        away = recipe.scan.positions[stray] - np.median(recipe.scan.positions, axis=0)
+        place = " and ".join(shown_length(abs(length)) for length in away)
+        raise ConfigError(
+            f"pattern {recipe.scan.numbers[stray]} overlaps no other: along rows and columns it lies {place} from the middle of the scan. Mend its position in the file, or leave it out there."
         )
 
 

@@ -10,6 +10,7 @@ from halotile.graphs.jobs.ptychography.job import Ptychography
 from halotile.graphs.kinds.base import Figures, Row
 from halotile.graphs.plans.rows import cost_rows
 from halotile.graphs.units import shape_text
+from halotile.storage.scans.lengths import shown_length, shown_resolution
 
 
 def title(job: Ptychography) -> str:
@@ -72,21 +73,7 @@ def result_rows(last: Mapping[str, float], drawing: Path) -> list[Row]:
         rows.append(
             (
                 "resolution",
-                f"{shown_length(last['resolution'])}, half a period: Fourier ring correlation at 1/2 bit",
+                f"{shown_resolution(last['resolution'], last.get('resolution_bound', 0))} (half a period: Fourier ring correlation at 1/2 bit)",
             )
         )
     return [*rows, ("drawing", str(drawing))]
-
-
-def shown_length(metres: float) -> str:
-    """A length with a unit in which it is 1 to 1000.
-
-    Examples
-    --------
-    >>> shown_length(1.786e-7), shown_length(2e-11)
-    ('178.6 nm', '20 pm')
-    """
-    for factor, unit in ((1e-6, "µm"), (1e-9, "nm")):
-        if metres >= factor:
-            return f"{metres / factor:.4g} {unit}"
-    return f"{metres / 1e-12:.4g} pm"

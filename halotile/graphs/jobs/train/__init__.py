@@ -18,6 +18,11 @@ KIND = JobKind(
     rules=RULES,
     inputs=("input", "second"),
     steps=Steps(
-        "iteration", ("loss",), shortened, "step", lambda figures: figures["steps"] / figures["epochs"]
+        "iteration",
+        ("loss",),
+        shortened,
+        "step",
+        lambda figures: figures["steps"] / figures["epochs"],
+        "Patches as they are, above the same ones denoised",
     ),
 )

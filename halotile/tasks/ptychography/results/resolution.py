@@ -13,6 +13,7 @@ from scipy import fft
 
 from halotile.errors import ConfigError
 from halotile.storage.scans.export import RINGS
+from halotile.storage.scans.lengths import BOUND_NUMBERS, ResolutionBound
 from halotile.tasks.ptychography.recipe import ScanRecipe
 
 Waves = NDArray[np.complexfloating]
@@ -46,7 +47,7 @@ class RingCorrelation:
 
     @property
     def resolution(self) -> float:
-        """Half of the period, in metres, of the first frequency whose correlation is below the threshold; about a pixel where there is none.
+        """Half of the period, in metres, of the first frequency whose correlation is below the threshold; see ``bound``.
 
         Examples
         --------
@@ -54,8 +55,7 @@ class RingCorrelation:
         >>> round(1 / falling.resolution / 2, 3)
         3.5
         """
-        above = self.correlation - self.threshold
-        below = np.flatnonzero(above[FIRST:] < 0) + FIRST
+        above, below = self.correlation - self.threshold, self._below
         if not len(below):
             return float(0.5 / (2 * self.frequency[-1] - self.frequency[-2]))
         last = int(below[0])
@@ -65,10 +65,38 @@ class RingCorrelation:
         crossing = self.frequency[last - 1] + share * (self.frequency[last] - self.frequency[last - 1])
         return float(0.5 / crossing)
 
+    @property
+    def bound(self) -> ResolutionBound:
+        """Empty for a resolution that was measured; ``best`` where no ring is below the threshold, so that it is about a pixel, and ``worst`` where the first one is.
+
+        Examples
+        --------
+        >>> RingCorrelation(np.arange(8.0), np.zeros(8), np.full(8, 0.5)).bound
+        'worst'
+        """
+        if not len(self._below):
+            return "best"
+        return "worst" if self._below[0] == FIRST else ""
+
+    @property
+    def _below(self) -> NDArray[np.intp]:
+        """Numbers of the rings below the threshold."""
+        return np.flatnonzero((self.correlation - self.threshold)[FIRST:] < 0) + FIRST
+
     def values(self) -> dict[str, Any]:
         """Everything by its name in a file."""
         return dict(
-            zip(RINGS, (self.frequency, self.correlation, self.threshold, self.resolution), strict=True)
+            zip(
+                RINGS,
+                (
+                    self.frequency,
+                    self.correlation,
+                    self.threshold,
+                    self.resolution,
+                    BOUND_NUMBERS[self.bound],
+                ),
+                strict=True,
+            )
         )
 
 
