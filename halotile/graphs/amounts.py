@@ -47,15 +47,24 @@ def counted(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+TRACEBACK = "Traceback (most recent call last):"
+
+
 def first_line(text: str) -> str:
-    """The first line of an error's text, with the next one where the first ends with a colon.
+    """The first line of an error's text, with the next one where the first ends with a colon, or its error where a traceback follows.
 
     Examples
     --------
     >>> first_line("ValueError: out of range\\n  row 3\\n  row 7"), first_line("RuntimeError: \\nno weights\\n")
     ('ValueError: out of range', 'RuntimeError: no weights')
+    >>> first_line("rank 0 failed: Traceback (most recent call last):\\n  File ...\\nValueError: out of range\\nThen ended: rank 1.")
+    'rank 0 failed: ValueError: out of range'
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    text, _, trace = text.partition(TRACEBACK)
+    errors = [
+        line for line in trace.splitlines() if line.strip() and not line.startswith((" ", "Then ended:"))
+    ]
+    lines = [line.strip() for line in [*text.splitlines(), *errors[-1:]] if line.strip()]
     return " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
 
 

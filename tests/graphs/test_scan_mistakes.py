@@ -68,3 +68,23 @@ def test_a_file_in_place_of_a_zarr_is_named_as_the_source(result: Path, tmp_path
     done = CliRunner().invoke(app, ["plan", str(tmp_path / "job.yaml")])
     assert done.exit_code == 4
     assert f"recon-cli convert {result} star.zarr" in " ".join(done.output.split()).replace("- ", "-")
+
+
+def test_steps_that_are_too_long_end_with_words(tmp_path: Path) -> None:
+    simulated = SimulatedScan(raster=(6, 6), pattern=32, step=3.0)
+    write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
+    for rate, refined in ((30.0, ["object", "probe"]), (30.0, ["object", "probe", "positions"])):
+        job = {
+            "input": {"path": str(tmp_path / "scan.zarr")},
+            "output": {"path": str(tmp_path / f"{len(refined)}.cxi")},
+            "model": {"refine": refined},
+            "stages": [{"solver": "rpie", "epochs": 20, "batch": 6, "rate": rate}],
+            "run": {"workers": 1},
+            "cluster": {"dashboard": False},
+        }
+        (tmp_path / "job.yaml").write_text(json.dumps({"version": 1, "job": "ptychography", **job}))
+        done = CliRunner().invoke(app, ["run", str(tmp_path / "job.yaml"), "--quiet"])
+        assert done.exit_code != 0
+        said = " ".join(done.output.split())
+        assert "Write a smaller rate" in said
+        assert "Traceback" not in said

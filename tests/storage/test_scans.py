@@ -231,3 +231,28 @@ def test_what_a_file_lacks_can_be_given(tmp_path: Path) -> None:
             ),
             str(tmp_path / "scan.zarr"),
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("energy", 8800.0, "whose energy in joules"),
+        ("wavelength", 2e-10, "and by the energy it is 1e-10 m"),
+    ],
+)
+def test_an_energy_that_cannot_be_is_told(tmp_path: Path, name: str, value: float, said: str) -> None:
+    def change(file: Any) -> None:
+        place = f"entry_1/instrument_1/source_1/{name}"
+        if place in file:
+            del file[place]
+        file[place] = value
+
+    with pytest.raises(InputError, match=said):
+        convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(tmp_path / "scan.zarr"))
+
+
+def test_an_odd_detector_keeps_its_pixels() -> None:
+    assert Framing().windows(61, 65) == (slice(0, 61), slice(0, 65))
+    assert Framing(center=(30, 20)).windows(61, 65) == (slice(0, 60), slice(0, 40))
+    with pytest.raises(ConfigError, match="Write 1 or more"):
+        Framing(binning=0).windows(8, 8)

@@ -41,7 +41,7 @@ from halotile.tasks.training import trainer
 from halotile.tasks.training.adam import AdamOptimizer
 from halotile.tasks.training.examples import GAP_PIXELS, draw_examples
 from halotile.tasks.training.methods import METHODS, PatchBatch, mean_loss
-from halotile.tasks.training.patches import HELD_EVERY, HELD_FIRST, PatchSource, TrainingImage
+from halotile.tasks.training.patches import HELD_EVERY, HELD_FIRST, HELD_PATCHES, PatchSource, TrainingImage
 from halotile.tasks.training.recipe import Recipe
 from halotile.tasks.training.trainer import Trainer
 from halotile.tasks.training.writing import encoded_weights
@@ -108,7 +108,10 @@ def test_cells_that_are_held_out_are_in_no_patch_of_a_step() -> None:
     assert not np.isin(held_out.pixels, drawn).any()
     cells = [cell.pixels.size for number in range(source.cells) if (cell := source._cell(number))]
     assert sum(cells) == 320 * 320
-    assert len(held_out.pixels) == len(range(HELD_FIRST, source.cells, HELD_EVERY))
+    assert len(held_out.pixels) == HELD_PATCHES * len(range(HELD_FIRST, source.cells, HELD_EVERY))
+    few = source.held_out(5)
+    assert few is not None
+    assert len(few.pixels) == 5
 
 
 def test_a_tiny_image_has_nothing_held_out() -> None:

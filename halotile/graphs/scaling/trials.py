@@ -30,7 +30,7 @@ from halotile.graphs.runs.passes.stream import workers_of
 from halotile.graphs.runs.session import SharedCluster
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.scaling.scaling import Scaling, TimedRun
-from halotile.graphs.scaling.short_work import Enough, Portion, ShortWork
+from halotile.graphs.scaling.short_work import LEAST, Enough, Portion, ShortWork
 from halotile.graphs.units import precise_seconds_text
 from halotile.graphs.waiting import Report, no_report
 from halotile.graphs.watching.progress import Progress
@@ -117,9 +117,7 @@ def measure(job: Job, request: ScalingRequest, report: Report = no_report) -> Sc
             )
     runs.sort(key=lambda one: one.workers)
     blocks, of_blocks = (None, None) if steps else (portion.measured_of(total), total)
-    scaling = Scaling(
-        job.kind, unit, blocks, of_blocks, request.trials, runs, tuple(_notes(plan, blocks or most))
-    )
+    scaling = Scaling(job.kind, unit, blocks, of_blocks, request.trials, runs, tuple(_notes(plan, blocks)))
     if steps and steps.per_epoch:
         epoch = _epoch_text(steps.per_epoch(plan.figures), scaling)
         scaling = replace(scaling, notes=(*scaling.notes, epoch))
@@ -207,12 +205,15 @@ def _with_workers(plan: Plan, workers: int) -> Plan:
     return replace(plan, job=job, cluster=choice)
 
 
-def _notes(plan: Plan, blocks: int) -> Iterator[str]:
+def _notes(plan: Plan, blocks: int | None) -> Iterator[str]:
+    """Notes on the workers; ``blocks`` are those that were measured, None of a job with steps."""
     most, cores = plan.run.count, cores_here()
     if cluster_kind_of(plan.cluster).traits.is_here and most > cores:
         yield f"{counted(most, 'worker')} share {counted(cores, 'core')} here: more workers than cores gain nothing"
-    if blocks < most:
+    if blocks is not None and blocks < most:
         yield f"{counted(most, 'worker')} share {counted(blocks, 'block')}: the others are idle; a smaller output.shard makes more blocks"
+    elif blocks is not None and blocks < LEAST * most:
+        yield f"{counted(most, 'worker')} had {counted(blocks, 'block')}, too few to tell what they gain: {LEAST * most} or more are needed; a smaller output.shard makes more blocks"
 
 
 def _epoch_text(steps: float, scaling: Scaling) -> str:

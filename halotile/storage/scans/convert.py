@@ -69,12 +69,15 @@ class Framing:
         center = self.center or (rows // 2, columns // 2)
         kept = []
         for length, middle in zip((rows, columns), center, strict=True):
-            edge = self.crop or 2 * min(middle, length - middle) or length
+            around = 2 * min(middle, length - middle) if self.center else length
+            edge = self.crop or around or length
             start = middle - edge // 2
             if not (edge > 0 and start >= 0 and start + edge <= length):
                 raise ConfigError(
                     f"a crop of {edge} around pixel {middle} leaves the pattern of {length}. Write a smaller --crop."
                 )
+            if self.binning < 1:
+                raise ConfigError(f"--bin is {self.binning}. Write 1 or more.")
             if edge % self.binning:
                 raise ConfigError(
                     f"--bin is {self.binning}, which does not divide the {edge} pixels that are kept. Write --crop {edge // self.binning * self.binning}."

@@ -21,6 +21,10 @@ GOOD = (0, 0x1000)
 """Flags of a mask that a pixel may have and count: none, and that it has a signal."""
 
 
+SHORTEST = 1e-13
+"""Wavelength in metres of photons and electrons that no scan is made with."""
+ALIKE = 1.02
+"""Largest ratio of two values that stand for one."""
 OPTIONS = {"energy": "--energy", "distance": "--distance", "_pixel_size": "--pixel"}
 """Options with which a value is given that a file lacks, by the end of its name there."""
 
@@ -127,13 +131,20 @@ def _shot(file: Any, name: str) -> NDArray[Any] | None:
 
 
 def _wavelength(file: Any) -> float:
+    said = []
     if f"{SOURCE}/wavelength" in file:
-        wavelength = float(file[f"{SOURCE}/wavelength"][()])
-    else:
-        wavelength = PLANCK_TIMES_LIGHT / float(_first(file, f"{SOURCE}/energy")[()])
-    if not 0 < wavelength < np.inf:
-        raise InputError(f"{file.filename}: the wavelength is {wavelength:g} m, and has to be above 0.")
-    return wavelength
+        said.append(float(file[f"{SOURCE}/wavelength"][()]))
+    if not said or f"{SOURCE}/energy" in file:
+        said.append(PLANCK_TIMES_LIGHT / float(_first(file, f"{SOURCE}/energy")[()]))
+    if not all(SHORTEST < length < np.inf for length in said):
+        raise InputError(
+            f"{file.filename}: the wavelength is {min(said):g} m by {SOURCE}, whose wavelength is in metres and whose energy in joules. Write it as --energy."
+        )
+    if max(said) > ALIKE * min(said):
+        raise InputError(
+            f"{file.filename}: the wavelength is {said[0]:g} m, and by the energy it is {said[1]:g} m. Write the one that is right as --energy."
+        )
+    return said[0]
 
 
 def _basis(file: Any, known: KnownValues) -> NDArray[np.float64]:

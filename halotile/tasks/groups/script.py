@@ -7,6 +7,7 @@ through the open port of torch's own store; and it ends with the process that st
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import importlib
 import os
@@ -30,6 +31,8 @@ WAIT = timedelta(minutes=5)
 DRAIN_SECONDS = 1.0
 """Longest wait for the end of its output after its own end: processes that it leaves behind may hold it open."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ASKED = signal.SIGUSR2
+"""Signal at which a script prints where it is, unless it has another use for it."""
 
 
 def run_script(
@@ -71,14 +74,26 @@ def run_script(
         errors="replace",
     )
     assert process.stdin is not None
+    _running.append(process)
     last: deque[str] = deque([""], maxlen=1)
     reader = threading.Thread(target=_pass_on, args=(process.stdout, line, last), daemon=True)
     reader.start()
     with process.stdin:  # which ends with this process, whatever ends this one
         process.wait()
+    _running.remove(process)
     reader.join(DRAIN_SECONDS)
     if process.returncode:
         raise RankFailed(f"{script} {_end_text(process.returncode)}.{_last_text(last[0])}", place.rank)
+
+
+_running: list[subprocess.Popen[str]] = []
+
+
+def print_place() -> str:
+    """Let the script of this process print the lines of code where it is; return where to look for them, nothing if there is none."""
+    for process in _running:
+        process.send_signal(ASKED)
+    return "see the lines that it printed last" if _running else ""
 
 
 def _end_text(code: int) -> str:
@@ -203,6 +218,7 @@ def _run_as_main(script: str) -> int:
 
 def main(script: str, *arguments: str) -> None:
     """Run a script as the rank that the environment describes."""
+    faulthandler.register(ASKED)
     rendezvous = importlib.import_module("torch.distributed.rendezvous")
     threading.Thread(target=_end_with_parent, daemon=True).start()
     rendezvous._rendezvous_handlers["env"] = _meet

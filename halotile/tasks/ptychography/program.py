@@ -39,6 +39,8 @@ from halotile.tasks.ptychography.state import (
     ReconstructionState,
     as_real,
     first_state,
+    has_diverged,
+    keep_between,
     support_of,
 )
 
@@ -79,9 +81,9 @@ class Refinement:
             began = time.monotonic()
             for half, one in zip(recipe.halves, (state, *state.halves), strict=True):
                 one.losses.append(self.epoch(one, epoch, half))
-            if not all(math.isfinite(one.losses[-1]) for one in (state, *state.halves)):
+            if any(map(has_diverged, (state.losses, *(half.losses for half in state.halves)))):
                 raise Diverged(
-                    f"the loss is {state.losses[-1]} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller rate, or look at the patterns."
+                    f"the loss is {state.losses[-1]:.4g} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller rate, or look at the patterns."
                 )
             seconds[epoch] = time.monotonic() - began
             is_last = epoch + 1 == recipe.epochs or self._is_stopped()
@@ -321,8 +323,7 @@ class Refinement:
 
     def _keep_inside(self, state: ReconstructionState) -> None:
         """Keep the positions on the object."""
-        least, most = self.limits
-        state.parameters["positions"].clamp_(least, most)
+        keep_between(state.parameters["positions"], *self.limits)
 
     @cached_property
     def limits(self) -> tuple[torch.Tensor, torch.Tensor]:

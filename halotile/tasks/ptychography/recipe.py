@@ -59,7 +59,7 @@ class PatternSolverTraits:
 SOLVER_TRAITS: Mapping[str, PatternSolverTraits] = {
     "adam": PatternSolverTraits(),
     "sgd": PatternSolverTraits(rate=0.0, objects=0),
-    "rpie": PatternSolverTraits(rate=1.0, any_model=False, losses=("amplitude_mse",)),
+    "rpie": PatternSolverTraits(rate=0.5, any_model=False, losses=("amplitude_mse",)),
     "lbfgs": PatternSolverTraits(rate=0.1, batch=0, objects=14),
 }
 

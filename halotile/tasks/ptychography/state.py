@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from halotile.errors import Diverged
 from halotile.storage.scans.start import StartValues
 from halotile.tasks.ptychography.model import Positions
 from halotile.tasks.ptychography.patterns import Patterns, turned
@@ -21,6 +22,8 @@ FAINT = 0.1
 """Amplitude of the further modes of the first guess, relative to the first one."""
 DIM = 1e-3
 """Root of the first guess of the background, relative to that of the mean count."""
+MOST_RISE = 1e4
+"""Most of the loss relative to those of the first epochs: with more, a reconstruction has diverged."""
 
 PartTensors = dict[str, torch.Tensor]
 
@@ -192,3 +195,26 @@ def support_of(recipe: ScanRecipe) -> torch.Tensor | None:
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
     """A view with real and imaginary parts, of a complex tensor."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def has_diverged(losses: Sequence[float]) -> bool:
+    """Return True for a last loss that is not finite, or beyond all that steps can make good.
+
+    Examples
+    --------
+    >>> has_diverged([9.6, 8.2, 3e7]), has_diverged([9.6, 0.5, 60.0])
+    (True, False)
+    """
+    return not math.isfinite(losses[-1]) or abs(losses[-1]) > MOST_RISE * max(map(abs, losses[:2]))
+
+
+def keep_between(values: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> None:
+    """Limit values in place.
+
+    Raises
+    ------
+    Diverged
+        Where they are not finite.
+    """
+    if not bool(values.clamp_(least, most).isfinite().all()):
+        raise Diverged("positions are no longer finite. Write a smaller rate, or refine them in a later run.")

@@ -24,6 +24,8 @@ POOL_STEPS = 16
 """Steps whose patches come from the same cells, which are read once."""
 CELL_PATCHES, SMALL = 4, 16
 """Edge of a cell in patches, half as many in an image with an edge of less than so many."""
+HELD_PATCHES = 8
+"""Most patches of a cell that is held out; they may overlap."""
 LEAST_VALID = 0.5
 """Share of valid pixels of a cell that is used."""
 ALONE_EDGE, ALONE = 5, 2
@@ -201,7 +203,7 @@ class PatchSource:
         return list(itertools.islice(itertools.cycle(found), count))
 
     def held_out(self, count: int) -> Patches | None:
-        """Patches of so many cells at most that are held out, spread evenly; None where there are none."""
+        """So many patches at most of cells that are held out, spread evenly, several of each where these are few; None where there are none."""
         numbers = range(HELD_FIRST, self.cells, HELD_EVERY)
         step = max(1, len(numbers) // count)
         found = list(itertools.islice(self._usable(iter(numbers[::step])), count))
@@ -210,7 +212,9 @@ class PatchSource:
         return _stacked(
             [
                 self._patch(cell, np.random.default_rng((self.seed, VALIDATION, number)))
-                for number, cell in enumerate(found)
+                for number, cell in enumerate(
+                    itertools.islice(itertools.cycle(found), min(count, HELD_PATCHES * len(found)))
+                )
             ]
         )
 

@@ -26,7 +26,7 @@ from halotile.tasks.options import Auto
 def denoise(
     source: str | Path,
     output: str | Path,
-    denoiser: str | Callable[..., Any],
+    denoiser: str | Mapping[str, Any] | Callable[..., Any],
     *,
     workers: int | Auto = "auto",
     memory_per_worker: str | int = "4GiB",
@@ -55,9 +55,10 @@ def denoise(
     output : path
         Zarr to write: shape of the source (times the denoiser's scale), and its dtype (float32 for bool,
         and for integers where rounding would cost more than a denoiser leaves).
-    denoiser : str or callable
-        Name of a denoiser, with ``options``; or a function from ndarray to ndarray of the same shape, which
-        then needs ``depth``: its receptive field in pixels.
+    denoiser : str, mapping or callable
+        Name of a denoiser, with ``options``; or the denoiser section of a job file, as for an option that is named like an argument
+        here: ``{"name": "dncnn", "weights": "dncnn.safetensors", "depth": 9}``; or a function from ndarray to ndarray of the same
+        shape, which then needs ``depth``: its receptive field in pixels.
     workers : int or "auto"
         Number of worker processes; by default as the cores and the memory of this machine permit, or all of
         an allocation.
@@ -67,7 +68,7 @@ def denoise(
         Kind of cluster, such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` chooses as the
         environment indicates, else this machine.
     depth : int, optional
-        Halo width in pixels; by default the denoiser's receptive field.
+        Halo width in pixels, not a number of layers; by default the denoiser's receptive field.
     boundary : str
         ``reflect``, ``nearest``, ``periodic``, ``constant`` or ``cut``; by default the denoiser's own.
     overwrite : bool
@@ -107,6 +108,9 @@ def denoise(
     >>> halotile.denoise("noisy.zarr", "clean.zarr", "tv", strength=1.0, sigma="auto")  # doctest: +SKIP
     """
     choice: DenoiserChoice | GivenFunction
+    if isinstance(denoiser, Mapping):
+        options = {**denoiser, **options}
+        denoiser = options.pop("name", None)
     if isinstance(denoiser, str):
         if isinstance(options.get("weights"), str | os.PathLike):
             options["weights"] = _path("weights", options["weights"])

@@ -83,7 +83,7 @@ class StageOptions:
     epochs: int
     """Number of times that each pattern is used."""
     rate: float | Auto = "auto"
-    """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels. auto: 0.02, of rpie 1, of lbfgs 0.1; sgd needs one."""
+    """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels. auto: 0.02, of rpie 0.5, of lbfgs 0.1; sgd needs one."""
     batch: int | Auto = "auto"
     """Patterns of a step. auto: 20, of lbfgs all."""
     rates: Mapping[str, float] = field(default_factory=dict)

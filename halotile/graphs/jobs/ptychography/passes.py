@@ -48,7 +48,7 @@ class PtychographyWork(ProgramWork):
         figures = {
             name: value for name, value in last.items() if name in ("loss", "resolution", "resolution_bound")
         }
-        return Inspection(figures, result_rows(last, drawing))
+        return Inspection(figures, result_rows(last, drawing, self.recipe.loss))
 
 
 @dataclass(frozen=True)

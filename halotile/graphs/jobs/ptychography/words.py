@@ -12,6 +12,9 @@ from halotile.graphs.plans.rows import cost_rows
 from halotile.graphs.units import shape_text
 from halotile.storage.scans.lengths import shown_length, shown_resolution
 
+PHOTON_LOSS = 0.25
+"""Variance of the root of a number of photons, where there are many."""
+
 
 def title(job: Ptychography) -> str:
     """Describe a job in a few words."""
@@ -60,15 +63,18 @@ def _own_model(figures: Figures) -> str:
     return f"{figures['field']} field, {counted(figures['modes'], 'mode')}"
 
 
-def result_rows(last: Mapping[str, float], drawing: Path) -> list[Row]:
-    """Return the end of a reconstruction as a table.
+def result_rows(last: Mapping[str, float], drawing: Path, loss: str = "") -> list[Row]:
+    """Return the end of a reconstruction as a table; ``loss`` is the name of what was minimised.
 
     Examples
     --------
     >>> result_rows({"loss": 0.25}, Path("scan.png"))
     [('loss', '0.25'), ('drawing', 'scan.png')]
     """
-    rows = [("loss", f"{last['loss']:.4g}")] if "loss" in last else []
+    floor = (
+        f"; of counted photons the noise alone gives {PHOTON_LOSS} at most" if loss == "amplitude_mse" else ""
+    )
+    rows = [("loss", f"{last['loss']:.4g}{floor}")] if "loss" in last else []
     if "resolution" in last:
         rows.append(
             (

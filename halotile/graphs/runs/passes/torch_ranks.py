@@ -29,6 +29,7 @@ from halotile.graphs.clusters.connection.addresses import host_of
 from halotile.graphs.clusters.connection.present import present_workers
 from halotile.tasks.devices.memory_limits import release_memory
 from halotile.tasks.groups.opening import END_SECONDS, Rendezvous, opened
+from halotile.tasks.groups.script import print_place
 
 GRACE_SECONDS = 3.0
 """Time that ranks have to end by themselves once one has failed; connections to it break at once."""
@@ -261,7 +262,9 @@ def _where(client: Client, workers: Sequence[str]) -> str:
 
 
 def _stack_of_rank() -> str:
-    """The traceback of the rank that is at work in this process; empty if there is none."""
+    """The traceback of the rank that is at work in this process; empty if there is none. A script prints it itself."""
+    if said := print_place():
+        return said
     for top in sys._current_frames().values():
         frames = [*traceback.walk_stack(top)]
         own = [place for place, (frame, _) in enumerate(frames) if frame.f_code is run_rank.__code__]
