@@ -134,7 +134,7 @@ def _probe(axes: Any, result: ScanResult) -> None:
     drawn = axes.imshow(np.concatenate([mode / (mode.max() or 1) for mode in modes], 1), cmap="gray")
     power = (np.abs(result.probe) ** 2).sum((1, 2))
     shares = ", ".join(f"{100 * share:.3g} %" for share in power[:MODES] / power.sum())
-    axes.set_xlabel(f"each by its own brightest pixel; shares of the intensity: {shares}")
+    axes.set_xlabel(f"shares of the intensity: {shares}\neach by its own brightest pixel")
     axes.set_xticks([])
     axes.set_yticks([])
     drawn.set_interpolation("none")

@@ -76,7 +76,6 @@ _FIGURES = {
     "change": "change {:.3g}",
     "psnr": "PSNR {:.2f} dB",
     "loss": "loss {:.4g}",
-    "resolution": "resolution {:.3g} m",
     "validation": "{:.4g} on held-out patches",
 }
 
@@ -94,4 +93,9 @@ def describe_figures(figures: Mapping[str, float]) -> str:
     # A gradient records the misfit of the image that the iteration began with; cg knows that of the new image.
     was = ("misfit", "objective") if "residual" not in figures else ()
     texts = _FIGURES | {name: f"{name} was {{:.4g}}" for name in was}
-    return ", ".join(text.format(figures[name]) for name, text in texts.items() if name in figures)
+    shown = [text.format(figures[name]) for name, text in texts.items() if name in figures]
+    if "resolution" in figures:
+        shown.append(
+            f"resolution {shown_resolution(figures['resolution'], figures.get('resolution_bound', 0))}"
+        )
+    return ", ".join(shown)
