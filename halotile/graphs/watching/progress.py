@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from halotile.storage.scans.lengths import shown_resolution
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
