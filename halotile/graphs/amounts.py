@@ -57,14 +57,13 @@ def first_line(text: str) -> str:
     --------
     >>> first_line("ValueError: out of range\\n  row 3\\n  row 7"), first_line("RuntimeError: \\nno weights\\n")
     ('ValueError: out of range', 'RuntimeError: no weights')
-    >>> first_line("rank 0 failed: Traceback (most recent call last):\\n  File ...\\nValueError: out of range\\nThen ended: rank 1.")
+    >>> first_line('rank 0 failed: Traceback (most recent call last):\\n  File "a.py"\\n    f()\\nValueError: out of range\\nThen ended: rank 1.')
     'rank 0 failed: ValueError: out of range'
     """
     text, _, trace = text.partition(TRACEBACK)
-    errors = [
-        line for line in trace.splitlines() if line.strip() and not line.startswith((" ", "Then ended:"))
-    ]
-    lines = [line.strip() for line in [*text.splitlines(), *errors[-1:]] if line.strip()]
+    _, _, after = trace.rpartition('\n  File "')
+    errors = [line for line in after.splitlines()[1:] if line.strip() and not line.startswith(" ")]
+    lines = [line.strip() for line in [*text.splitlines(), *errors[:1]] if line.strip()]
     return " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
 
 

@@ -73,12 +73,16 @@ def test_a_file_in_place_of_a_zarr_is_named_as_the_source(result: Path, tmp_path
 def test_steps_that_are_too_long_end_with_words(tmp_path: Path) -> None:
     simulated = SimulatedScan(raster=(6, 6), pattern=32, step=3.0)
     write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
-    for rate, refined in ((30.0, ["object", "probe"]), (30.0, ["object", "probe", "positions"])):
+    for solver, rate, refined in (
+        ("rpie", 30.0, ["object", "probe"]),
+        ("rpie", 30.0, ["object", "probe", "positions"]),
+        ("adam", 100.0, ["object", "probe"]),  # from the first step on, and no worse later
+    ):
         job = {
             "input": {"path": str(tmp_path / "scan.zarr")},
-            "output": {"path": str(tmp_path / f"{len(refined)}.cxi")},
+            "output": {"path": str(tmp_path / f"{solver}-{len(refined)}.cxi")},
             "model": {"refine": refined},
-            "stages": [{"solver": "rpie", "epochs": 20, "batch": 6, "rate": rate}],
+            "stages": [{"solver": solver, "epochs": 2, "batch": 6, "rate": rate}],
             "run": {"workers": 1},
             "cluster": {"dashboard": False},
         }

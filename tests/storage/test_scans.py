@@ -223,7 +223,7 @@ def test_a_link_that_leads_nowhere_is_no_value(tmp_path: Path) -> None:
     assert done.exit_code == 4, done.output
 
 
-def test_what_a_file_lacks_can_be_given(tmp_path: Path) -> None:
+def test_what_a_file_lacks_is_told_with_its_option(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Write it as --energy"):
         convert_scan(
             write_cxi(
@@ -256,3 +256,27 @@ def test_an_odd_detector_keeps_its_pixels() -> None:
     assert Framing(center=(30, 20)).windows(61, 65) == (slice(0, 60), slice(0, 40))
     with pytest.raises(ConfigError, match="Write 1 or more"):
         Framing(binning=0).windows(8, 8)
+
+
+@pytest.mark.parametrize(
+    ("energy", "wavelength", "found"),
+    [
+        (0.0, 2e-10, 2e-10),
+        (300e3 * 1.602176634e-19, 1.9687e-12, 1.9687e-12),
+        ([1.98644586e-15] * 3, None, 1e-10),
+    ],
+)
+def test_energies_as_files_have_them_are_taken(
+    tmp_path: Path, energy: Any, wavelength: float | None, found: float
+) -> None:
+    """Nothing known as 0, electrons, and the energy of each pattern."""
+
+    def change(file: Any) -> None:
+        source = file["entry_1/instrument_1/source_1"]
+        del source["energy"]
+        source["energy"] = energy
+        if wavelength is not None:
+            source["wavelength"] = wavelength
+
+    convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(tmp_path / "scan.zarr"))
+    assert open_scan(str(tmp_path / "scan.zarr"))[0].wavelength == pytest.approx(found)

@@ -30,7 +30,7 @@ def test_a_script_prints_where_it_is(tmp_path: Path) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     await_line(lines, lambda line: line == "begun")
-    assert scripts.print_place() == "see the lines that it printed last"
+    assert scripts.print_place() == "see the lines that it printed last\n"
     await_line(lines, lambda line: f'"{path}", line 3' in line)
     (process,) = scripts._running
     process.kill()

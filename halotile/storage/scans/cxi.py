@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.scans.hdf5 import load_h5py
-from halotile.storage.scans.known import PLANCK_TIMES_LIGHT, KnownValues
+from halotile.storage.scans.known import CHARGE, KnownValues, wavelength_of
 from halotile.storage.scans.named import mask_of
 from halotile.storage.scans.scan import Scan
 
@@ -131,20 +131,23 @@ def _shot(file: Any, name: str) -> NDArray[Any] | None:
 
 
 def _wavelength(file: Any) -> float:
-    said = []
-    if f"{SOURCE}/wavelength" in file:
-        said.append(float(file[f"{SOURCE}/wavelength"][()]))
-    if not said or f"{SOURCE}/energy" in file:
-        said.append(PLANCK_TIMES_LIGHT / float(_first(file, f"{SOURCE}/energy")[()]))
-    if not all(SHORTEST < length < np.inf for length in said):
+    said = file.get(f"{SOURCE}/wavelength")
+    energy = (
+        float(np.mean(file[f"{SOURCE}/energy"][()])) if f"{SOURCE}/energy" in file else 0.0
+    )  # 0: not known
+    by_energy = [wavelength_of(energy / CHARGE, electrons=each) for each in (False, True) if energy > 0]
+    if said is None and not by_energy:
+        _first(file, f"{SOURCE}/wavelength or {SOURCE}/energy")
+    wavelength = by_energy[0] if said is None else float(np.mean(said[()]))
+    if not SHORTEST < wavelength < np.inf:
         raise InputError(
-            f"{file.filename}: the wavelength is {min(said):g} m by {SOURCE}, whose wavelength is in metres and whose energy in joules. Write it as --energy."
+            f"{file.filename}: the wavelength is {wavelength:g} m by {SOURCE}, whose wavelength is in metres and whose energy in joules. Write it as --energy."
         )
-    if max(said) > ALIKE * min(said):
+    if by_energy and not any(wavelength / ALIKE < length < wavelength * ALIKE for length in by_energy):
         raise InputError(
-            f"{file.filename}: the wavelength is {said[0]:g} m, and by the energy it is {said[1]:g} m. Write the one that is right as --energy."
+            f"{file.filename}: the wavelength is {wavelength:g} m, and by the energy it is {by_energy[0]:g} m. Write the one that is right as --energy."
         )
-    return said[0]
+    return wavelength
 
 
 def _basis(file: Any, known: KnownValues) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ def shown_length(metres: float) -> str:
     >>> shown_length(1.786e-7), shown_length(2e-11)
     ('178.6 nm', '20 pm')
     """
-    for factor, unit in ((1e-6, "µm"), (1e-9, "nm")):
+    for factor, unit in ((1.0, "m"), (1e-3, "mm"), (1e-6, "µm"), (1e-9, "nm")):
         if metres >= factor:
             return f"{metres / factor:.4g} {unit}"
     return f"{metres / 1e-12:.4g} pm"

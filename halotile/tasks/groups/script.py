@@ -78,9 +78,11 @@ def run_script(
     last: deque[str] = deque([""], maxlen=1)
     reader = threading.Thread(target=_pass_on, args=(process.stdout, line, last), daemon=True)
     reader.start()
-    with process.stdin:  # which ends with this process, whatever ends this one
-        process.wait()
-    _running.remove(process)
+    try:
+        with process.stdin:  # which ends with this process, whatever ends this one
+            process.wait()
+    finally:
+        _running.remove(process)
     reader.join(DRAIN_SECONDS)
     if process.returncode:
         raise RankFailed(f"{script} {_end_text(process.returncode)}.{_last_text(last[0])}", place.rank)
@@ -93,7 +95,7 @@ def print_place() -> str:
     """Let the script of this process print the lines of code where it is; return where to look for them, nothing if there is none."""
     for process in _running:
         process.send_signal(ASKED)
-    return "see the lines that it printed last" if _running else ""
+    return "see the lines that it printed last\n" if _running else ""
 
 
 def _end_text(code: int) -> str:

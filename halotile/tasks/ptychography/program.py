@@ -39,7 +39,6 @@ from halotile.tasks.ptychography.state import (
     ReconstructionState,
     as_real,
     first_state,
-    has_diverged,
     keep_between,
     support_of,
 )
@@ -81,9 +80,9 @@ class Refinement:
             began = time.monotonic()
             for half, one in zip(recipe.halves, (state, *state.halves), strict=True):
                 one.losses.append(self.epoch(one, epoch, half))
-            if any(map(has_diverged, (state.losses, *(half.losses for half in state.halves)))):
+            for one in (one for one in (state, *state.halves) if one.has_diverged):
                 raise Diverged(
-                    f"the loss is {state.losses[-1]:.4g} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller rate, or look at the patterns."
+                    f"the loss is {one.losses[-1]:.4g} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller rate, or look at the patterns."
                 )
             seconds[epoch] = time.monotonic() - began
             is_last = epoch + 1 == recipe.epochs or self._is_stopped()
@@ -111,7 +110,9 @@ class Refinement:
             if later := next(coming, None):
                 first_ones = [later[slot][: self.recipe.at_once] for slot in self.slots]
                 self.patterns.expect(np.concatenate(first_ones))
-            total += self.step(state, stage, rate, parts)
+            loss = self.step(state, stage, rate, parts)
+            state.begun = state.begun or loss / (sum(map(len, parts)) * self.counted_pixels)
+            total += loss
         return total / (int(self.recipe.used(epoch, half).sum()) * self.counted_pixels)
 
     def _steps_after(self, epoch: int, half: int | None) -> Iterable[list[PatternNumbers]]:

@@ -22,8 +22,8 @@ FAINT = 0.1
 """Amplitude of the further modes of the first guess, relative to the first one."""
 DIM = 1e-3
 """Root of the first guess of the background, relative to that of the mean count."""
-MOST_RISE = 1e4
-"""Most of the loss relative to those of the first epochs: with more, a reconstruction has diverged."""
+MOST_RISE = 1e3
+"""Most of the loss relative to that before the first step: with more, a reconstruction has diverged."""
 
 PartTensors = dict[str, torch.Tensor]
 
@@ -44,6 +44,8 @@ class ReconstructionState:
         Root of the mean count, at most 1: patterns may be relative to their sum.
     losses : list of float
         Of each epoch.
+    begun : float
+        The loss of a pixel before the first step, once that was done.
     halves : list of ReconstructionState
         Those of each half of the positions by itself, or none.
     """
@@ -53,6 +55,7 @@ class ReconstructionState:
     root: float = 1.0
     moments: dict[str, PartTensors] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
+    begun: float = 0.0
     halves: list[ReconstructionState] = field(default_factory=list)
 
     def content(self) -> dict[str, Any]:
@@ -63,9 +66,14 @@ class ReconstructionState:
     def of(cls, content: Mapping[str, Any], device: Any) -> ReconstructionState:
         """The state in a checkpoint, on a device."""
         moments = {name: _moved(tensors, device) for name, tensors in content["moments"].items()}
-        values = {key: content[key] for key in ("norm", "root", "losses")}
+        values = {key: content[key] for key in ("norm", "root", "losses", "begun")}
         halves = [cls.of(half, device) for half in content["halves"]]
         return cls(_moved(content["parameters"], device), moments=moments, halves=halves, **values)
+
+    @property
+    def has_diverged(self) -> bool:
+        """True where the last loss is not finite, or beyond all that further steps can make good."""
+        return not math.isfinite(self.losses[-1]) or abs(self.losses[-1]) > MOST_RISE * abs(self.begun)
 
     @property
     def probe(self) -> torch.Tensor:
@@ -195,17 +203,6 @@ def support_of(recipe: ScanRecipe) -> torch.Tensor | None:
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
     """A view with real and imaginary parts, of a complex tensor."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def has_diverged(losses: Sequence[float]) -> bool:
-    """Return True for a last loss that is not finite, or beyond all that steps can make good.
-
-    Examples
-    --------
-    >>> has_diverged([9.6, 8.2, 3e7]), has_diverged([9.6, 0.5, 60.0])
-    (True, False)
-    """
-    return not math.isfinite(losses[-1]) or abs(losses[-1]) > MOST_RISE * max(map(abs, losses[:2]))
 
 
 def keep_between(values: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> None:

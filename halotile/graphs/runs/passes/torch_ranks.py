@@ -284,7 +284,7 @@ def _failure(
     first = causes[0]
     if first.by_others and hung:
         listed = ", ".join(map(str, hung))
-        where = f" It was here:\n{hanging}\n" if hanging else ""
+        where = f" It was here:\n{hanging.rstrip()}\n" if hanging else ""
         then = "was started anew" if is_restarted else "could not be started anew: it may still be at work"
         return RankFailed(
             f"rank {listed} of {count} did not answer the others in time, and its worker {then}.{where} The first that waited for it:\n"
