@@ -238,9 +238,10 @@ def test_what_a_file_lacks_is_told_with_its_option(tmp_path: Path) -> None:
     [
         ("energy", 8800.0, "whose energy in joules"),
         ("wavelength", 2e-10, "and by the energy it is 1e-10 m"),
+        ("energy", [1.9e-15, 2.1e-15], "all patterns of a scan have one wavelength"),
     ],
 )
-def test_an_energy_that_cannot_be_is_told(tmp_path: Path, name: str, value: float, said: str) -> None:
+def test_an_energy_that_cannot_be_is_told(tmp_path: Path, name: str, value: Any, said: str) -> None:
     def change(file: Any) -> None:
         place = f"entry_1/instrument_1/source_1/{name}"
         if place in file:

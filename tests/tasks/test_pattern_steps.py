@@ -303,3 +303,14 @@ def test_rpie_stays_finite_with_any_smoothness(recipe: ScanRecipe) -> None:
             state.losses.append(work.epoch(state, epoch))
         assert state.losses[-1] <= state.losses[0]
         assert float(state.parameters["object"].abs().max()) < 10
+
+
+def test_a_loss_far_beyond_the_first_one_has_diverged() -> None:
+    for begun, last, diverged in (
+        (36.0, 60.0, False),
+        (36.0, 1e6, True),
+        (36.0, float("nan"), True),
+        (1e-9, 0.1, False),  # it began with what is right
+        (-5.0, 1e5, True),
+    ):
+        assert ReconstructionState({}, 1.0, losses=[last], begun=begun).has_diverged == diverged, begun

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from halotile.storage.scans.lengths import BOUND_NUMBERS, shown_resolution
+from halotile.storage.scans.lengths import AT_BEST, AT_WORST, shown_resolution
 from halotile.tasks.ptychography.results.resolution import FIRST, aligned, ring_correlation
 
 PIXEL = (2e-8, 2e-8)
@@ -47,8 +47,8 @@ def test_noise_alone_has_no_resolution_and_equal_images_that_of_a_pixel() -> Non
     assert rings.resolution > 10 * PIXEL[0]
     equal = ring_correlation(truth(), truth(), PIXEL)
     assert equal.resolution == pytest.approx(PIXEL[0], rel=0.03)
-    assert (rings.bound, equal.bound) == ("worst", "best")
-    assert shown_resolution(rings.resolution, BOUND_NUMBERS[rings.bound]).startswith("worse than")
+    assert (rings.bound, equal.bound) == (AT_BEST, AT_WORST)
+    assert shown_resolution(rings.resolution, rings.bound).startswith("worse than")
 
 
 @pytest.mark.parametrize("shift", [(0.0, 0.0), (2.3, -1.6)])

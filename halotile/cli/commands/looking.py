@@ -93,6 +93,17 @@ def verify(
         raise typer.Exit(exits.QUARANTINED if verdict.sound else exits.BAD_DATA)
 
 
+def _check_no_result(path: str, dataset: str | None) -> None:
+    """Refuse the result of a ptychography job as an image."""
+    from halotile.storage.scans.export import is_result
+
+    if dataset is None and is_result(path):
+        raise ConfigError(
+            f"{path} is the result of a ptychography job, a CXI file as it is. To look at it, write: recon-cli export {path} FILE, "
+            "with a name that ends in .zarr, for images, or in .png, for a sheet."
+        )
+
+
 @command()
 def info(
     path: Annotated[
@@ -119,6 +130,7 @@ def info(
             echo(f"\n{scan.next_step()}")
         return
 
+    _check_no_result(path, dataset)
     facts = describe(path, level=level, dataset=dataset)
     if as_json:
         print_json(facts)
@@ -160,6 +172,7 @@ def preview(
     from halotile.cli.preview import PreviewRequest
     from halotile.cli.preview import preview as write_preview
 
+    _check_no_result(path, dataset)
     request = PreviewRequest(path, file, size, region, plane, against, values, level, dataset, overwrite)
     description = write_preview(request, quiet=quiet)
     if not quiet:
@@ -215,10 +228,7 @@ def export(
         raise ConfigError(
             f"--unwrap: {file} is not to be a .zarr, or {path} is no result of a ptychography job. Leave it out."
         )
-    if dataset is None and is_result(path):
-        raise ConfigError(
-            f"{file}: {path} is the result of a ptychography job, a CXI file as it is. Write a name that ends in .zarr, for images, or in .png, for a sheet."
-        )
+    _check_no_result(path, dataset)
     request = ExportRequest(path, file, region, plane, level, dataset, cog, overwrite)
     description = write_export(request, quiet=quiet)
     if not quiet:

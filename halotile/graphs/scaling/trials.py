@@ -210,9 +210,11 @@ def _notes(plan: Plan, blocks: int | None) -> Iterator[str]:
     most, cores = plan.run.count, cores_here()
     if cluster_kind_of(plan.cluster).traits.is_here and most > cores:
         yield f"{counted(most, 'worker')} share {counted(cores, 'core')} here: more workers than cores gain nothing"
-    if blocks is not None and blocks < most:
+    if blocks is None:
+        return
+    if blocks < most:
         yield f"{counted(most, 'worker')} share {counted(blocks, 'block')}: the others are idle; a smaller output.shard makes more blocks"
-    elif blocks is not None and blocks < LEAST * most:
+    elif blocks < LEAST * most:
         yield f"{counted(most, 'worker')} had {counted(blocks, 'block')}, too few to tell what they gain: {LEAST * most} or more are needed; a smaller output.shard makes more blocks"
 
 

@@ -89,11 +89,6 @@ def _choose(h5py: Any, file: Any, dataset: str | None) -> tuple[str, Any]:
             return next(iter(images.items()))
         if images:
             break
-    if all(name in file for name in ("object", "probe", "entry_1/process_1")):
-        raise InputError(
-            "it is the result of a ptychography job. To look at it, write: recon-cli export RESULT.cxi sheet.png; for images of the object "
-            "and the probe, export it to a name that ends in .zarr."
-        )
     raise InputError(
         f"no dataset was chosen, but the file holds {len(images)} datasets with two or more axes. "
         + _list_datasets(h5py, file)

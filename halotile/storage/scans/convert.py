@@ -66,6 +66,8 @@ class Framing:
         ConfigError
             When they are not inside the pattern, or the binning does not divide them.
         """
+        if self.binning < 1:
+            raise ConfigError(f"--bin is {self.binning}. Write 1 or more.")
         center = self.center or (rows // 2, columns // 2)
         kept = []
         for length, middle in zip((rows, columns), center, strict=True):
@@ -76,8 +78,6 @@ class Framing:
                 raise ConfigError(
                     f"a crop of {edge} around pixel {middle} leaves the pattern of {length}. Write a smaller --crop."
                 )
-            if self.binning < 1:
-                raise ConfigError(f"--bin is {self.binning}. Write 1 or more.")
             if edge % self.binning:
                 raise ConfigError(
                     f"--bin is {self.binning}, which does not divide the {edge} pixels that are kept. Write --crop {edge // self.binning * self.binning}."

@@ -116,9 +116,13 @@ def _first(file: Any, *names: str) -> Any:
     for name in names:
         if file.get(name) is not None:
             return file[name]
-    option = next((flag for end, flag in OPTIONS.items() if names[0].endswith(end)), None)
+    raise _missing(file, names[0])
+
+
+def _missing(file: Any, name: str) -> InputError:
+    option = next((flag for end, flag in OPTIONS.items() if name.endswith(end)), None)
     remedy = f" Write it as {option}." if option else ""
-    raise InputError(f"{file.filename} has no {names[0]}, which a scan in a CXI file has.{remedy}")
+    return InputError(f"{file.filename} has no {name}, which a scan in a CXI file has.{remedy}")
 
 
 def _shot(file: Any, name: str) -> NDArray[Any] | None:
@@ -130,15 +134,26 @@ def _shot(file: Any, name: str) -> NDArray[Any] | None:
     return None
 
 
+def _of_source(file: Any, name: str) -> float:
+    """A value of the source, which may be there for each pattern; 0 where it is not known."""
+    found = file.get(f"{SOURCE}/{name}")
+    if found is None:
+        return 0.0
+    values = np.asarray(found[()], np.float64)
+    if abs(values).max() > ALIKE * abs(values).min():
+        raise InputError(
+            f"{file.filename}: {SOURCE}/{name} is from {values.min():g} to {values.max():g}, and all patterns of a scan have one wavelength. "
+            "Write the one that is right as --energy, or leave out the others in the file."
+        )
+    return float(values.mean())
+
+
 def _wavelength(file: Any) -> float:
-    said = file.get(f"{SOURCE}/wavelength")
-    energy = (
-        float(np.mean(file[f"{SOURCE}/energy"][()])) if f"{SOURCE}/energy" in file else 0.0
-    )  # 0: not known
+    said, energy = (_of_source(file, name) for name in ("wavelength", "energy"))
     by_energy = [wavelength_of(energy / CHARGE, electrons=each) for each in (False, True) if energy > 0]
-    if said is None and not by_energy:
-        _first(file, f"{SOURCE}/wavelength or {SOURCE}/energy")
-    wavelength = by_energy[0] if said is None else float(np.mean(said[()]))
+    if not said and not by_energy:
+        raise _missing(file, f"{SOURCE}/wavelength or {SOURCE}/energy")
+    wavelength = said or by_energy[0]
     if not SHORTEST < wavelength < np.inf:
         raise InputError(
             f"{file.filename}: the wavelength is {wavelength:g} m by {SOURCE}, whose wavelength is in metres and whose energy in joules. Write it as --energy."
@@ -152,8 +167,8 @@ def _wavelength(file: Any) -> float:
 
 def _basis(file: Any, known: KnownValues) -> NDArray[np.float64]:
     """The steps between pixels, (3, 2) in metres; where only sizes are known, rows go down and columns to the left, as cxidb.org draws them."""
-    if f"{DETECTOR}/basis_vectors" in file:
-        basis = np.asarray(file[f"{DETECTOR}/basis_vectors"][()], np.float64)
+    if (found := file.get(f"{DETECTOR}/basis_vectors")) is not None:
+        basis = np.asarray(found[()], np.float64)
         basis = basis.T if basis.shape == (2, 3) else basis
         if not (np.linalg.norm(basis, axis=0) > 0).all():
             raise InputError(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-ResolutionBound = Literal["", "best", "worst"]
-"""Empty for a resolution that was measured; best: it is that or better; worst: worse than that."""
-BOUND_NUMBERS: dict[ResolutionBound, float] = {"": 0.0, "best": 1.0, "worst": -1.0}
-"""The bounds among the figures of a curve."""
+MEASURED, AT_WORST, AT_BEST = 0.0, 1.0, -1.0
+"""A resolution is as measured; that or better; or worse than that."""
 
 
 def shown_length(metres: float) -> str:
@@ -24,17 +20,17 @@ def shown_length(metres: float) -> str:
     return f"{metres / 1e-12:.4g} pm"
 
 
-def shown_resolution(metres: float, bound: float = 0.0) -> str:
-    """Half of a period and what it is, by its number in :data:`BOUND_NUMBERS`.
+def shown_resolution(metres: float, bound: float = MEASURED) -> str:
+    """Half of a period, and what it is: one of the three numbers above.
 
     Examples
     --------
-    >>> shown_resolution(1.786e-7, 1.0)
+    >>> shown_resolution(1.786e-7, AT_WORST)
     '178.6 nm or better: the pixel is its limit'
     """
     length = shown_length(metres)
-    if bound == BOUND_NUMBERS["best"]:
+    if bound == AT_WORST:
         return f"{length} or better: the pixel is its limit"
-    if bound == BOUND_NUMBERS["worst"]:
-        return f"worse than {length}: the two halves have nothing in common"
+    if bound == AT_BEST:
+        return f"worse than {length}: even there the two halves do not agree"
     return length

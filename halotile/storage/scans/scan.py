@@ -150,8 +150,8 @@ def open_scan(path: str) -> tuple[Scan, Source]:
     import zarr
 
     if not is_scan(path):
-        target = Path(path).with_suffix(".zarr").name
-        source, target = (path, target) if Path(path).is_file() else ("scan.cxi", path)
+        is_file = Path(path).is_file()
+        source, target = (path, f"{Path(path).stem}.zarr") if is_file else ("scan.cxi", path)
         raise InputError(
             f"{path} is no scan in a Zarr. Make one of a file: recon-cli convert {source} {target}"
         )

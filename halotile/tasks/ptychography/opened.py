@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.disk.durable import DISK
-from halotile.storage.scans.lengths import BOUND_NUMBERS, shown_resolution
+from halotile.storage.scans.lengths import shown_resolution
 from halotile.tasks.groups.training.saved import read_content, state_in, write_state
 from halotile.tasks.ptychography.patterns import Patterns, on_detector
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
@@ -87,9 +87,7 @@ class OpenedScan:
     def report(self) -> str:
         """Describe the last epoch, or that of a loop over epochs, in a line; the resolution is that of the object as it is now."""
         losses, rings = self.losses, self.rings
-        resolution = ""
-        if rings:
-            resolution = f", resolution {shown_resolution(rings.resolution, BOUND_NUMBERS[rings.bound])}"
+        resolution = f", resolution {shown_resolution(rings.resolution, rings.bound)}" if rings else ""
         return f"epoch {len(losses)}: loss {losses[-1]:.4g}{resolution}" if losses else "no epoch yet"
 
     @property

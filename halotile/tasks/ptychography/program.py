@@ -80,9 +80,9 @@ class Refinement:
             began = time.monotonic()
             for half, one in zip(recipe.halves, (state, *state.halves), strict=True):
                 one.losses.append(self.epoch(one, epoch, half))
-            for one in (one for one in (state, *state.halves) if one.has_diverged):
+            if diverged := [one for one in (state, *state.halves) if one.has_diverged]:
                 raise Diverged(
-                    f"the loss is {one.losses[-1]:.4g} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller rate, or look at the patterns."
+                    f"the loss is {diverged[0].losses[-1]:.4g} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller rate, or look at the patterns."
                 )
             seconds[epoch] = time.monotonic() - began
             is_last = epoch + 1 == recipe.epochs or self._is_stopped()

@@ -23,7 +23,7 @@ FAINT = 0.1
 DIM = 1e-3
 """Root of the first guess of the background, relative to that of the mean count."""
 MOST_RISE = 1e3
-"""Most of the loss relative to that before the first step: with more, a reconstruction has diverged."""
+"""Most of the loss relative to that before the first step, or to the mean count: with more, a reconstruction has diverged."""
 
 PartTensors = dict[str, torch.Tensor]
 
@@ -73,7 +73,8 @@ class ReconstructionState:
     @property
     def has_diverged(self) -> bool:
         """True where the last loss is not finite, or beyond all that further steps can make good."""
-        return not math.isfinite(self.losses[-1]) or abs(self.losses[-1]) > MOST_RISE * abs(self.begun)
+        usual = max(abs(self.begun), self.root**2)  # a start that is nearly right has next to no loss
+        return not math.isfinite(self.losses[-1]) or abs(self.losses[-1]) > MOST_RISE * usual
 
     @property
     def probe(self) -> torch.Tensor:

@@ -175,7 +175,8 @@ def _check_strays(recipe: ScanRecipe, in_patterns: NDArray[np.float64]) -> None:
     if len(cells) == 1:
         return
     alone = (counts == 1) & (KDTree(cells).query(cells, 2, p=np.inf)[0][:, 1] > 1)
-    for stray in np.flatnonzero(alone[which.reshape(-1)])[:1]:
+    if alone.any():
+        stray = int(alone[which.reshape(-1)].argmax())
         away = recipe.scan.positions[stray] - np.median(recipe.scan.positions, axis=0)
         place = " and ".join(shown_length(abs(length)) for length in away)
         raise ConfigError(

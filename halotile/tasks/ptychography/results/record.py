@@ -9,7 +9,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from halotile.storage.disk.durable import DISK
-from halotile.storage.scans.lengths import BOUND_NUMBERS
 from halotile.tasks.groups.training.curve import CurveRow, write_curve
 from halotile.tasks.ptychography.recipe import ScanRecipe
 from halotile.tasks.ptychography.results.drawing import draw_object
@@ -34,7 +33,7 @@ def record(
         for n, loss in enumerate(state.losses)
     ]
     if is_last and (rings := correlated_halves(recipe, state)):
-        rows[-1] |= {"resolution": rings.resolution, "resolution_bound": BOUND_NUMBERS[rings.bound]}
+        rows[-1] |= {"resolution": rings.resolution, "resolution_bound": rings.bound}
     write_curve(recipe.curve, len(rows), rows)
     if recipe.drawing is not None:
         with suppress(OSError):

@@ -13,7 +13,7 @@ from scipy import fft
 
 from halotile.errors import ConfigError
 from halotile.storage.scans.export import RINGS
-from halotile.storage.scans.lengths import BOUND_NUMBERS, ResolutionBound
+from halotile.storage.scans.lengths import AT_BEST, AT_WORST, MEASURED
 from halotile.tasks.ptychography.recipe import ScanRecipe
 
 Waves = NDArray[np.complexfloating]
@@ -66,17 +66,17 @@ class RingCorrelation:
         return float(0.5 / crossing)
 
     @property
-    def bound(self) -> ResolutionBound:
-        """Empty for a resolution that was measured; ``best`` where no ring is below the threshold, so that it is about a pixel, and ``worst`` where the first one is.
+    def bound(self) -> float:
+        """``AT_WORST`` where no ring is below the threshold, so that the resolution is about a pixel; ``AT_BEST`` where the first one is; else ``MEASURED``.
 
         Examples
         --------
-        >>> RingCorrelation(np.arange(8.0), np.zeros(8), np.full(8, 0.5)).bound
-        'worst'
+        >>> RingCorrelation(np.arange(8.0), np.zeros(8), np.full(8, 0.5)).bound == AT_BEST
+        True
         """
         if not len(self._below):
-            return "best"
-        return "worst" if self._below[0] == FIRST else ""
+            return AT_WORST
+        return AT_BEST if self._below[0] == FIRST else MEASURED
 
     @property
     def _below(self) -> NDArray[np.intp]:
@@ -85,19 +85,8 @@ class RingCorrelation:
 
     def values(self) -> dict[str, Any]:
         """Everything by its name in a file."""
-        return dict(
-            zip(
-                RINGS,
-                (
-                    self.frequency,
-                    self.correlation,
-                    self.threshold,
-                    self.resolution,
-                    BOUND_NUMBERS[self.bound],
-                ),
-                strict=True,
-            )
-        )
+        rings = (self.frequency, self.correlation, self.threshold, self.resolution, self.bound)
+        return dict(zip(RINGS, rings, strict=True))
 
 
 def covered(recipe: ScanRecipe) -> tuple[slice, slice]:
