@@ -76,7 +76,9 @@ $(VENV)/stamp-created:
 	  echo "$(PYTHON) -m venv failed. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/stamp-%: $(VENV)/stamp-created pyproject.toml constraints.txt
+KERNELS := hatch_build.py halotile/tasks/convolution/median_networks.py $(wildcard halotile/tasks/denoisers/compiled/*.[ch])
+
+$(VENV)/stamp-%: $(VENV)/stamp-created pyproject.toml constraints.txt $(KERNELS)
 	@echo "Installing halotile[$*] into $(VENV): some minutes the first time ..."
 	@$(INSTALL) --editable ".[$*]"
 	@touch $@

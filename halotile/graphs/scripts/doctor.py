@@ -31,6 +31,7 @@ from halotile.graphs.plans.plan import existing_parent
 from halotile.graphs.plans.resources.memory import machine_bytes
 from halotile.registry import find
 from halotile.storage.disk.mounts import local_lock_reason
+from halotile.tasks.denoisers.compiled.library import library
 
 CheckLevel = Literal["ok", "note", "missing"]
 Result = tuple[CheckLevel, str]
@@ -85,6 +86,7 @@ def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
     yield Finding("platform", *_platform())
     yield Finding("machine", "ok", _machine())
     yield Finding("packages", "ok", _packages())
+    yield Finding("filters", *_filters())
     yield Finding("GPU", *_gpus(kind))
     yield Finding("batch system", *_batch_system(kind.name))
     yield Finding("encryption", *_encryption(choice, kind))
@@ -136,6 +138,15 @@ def _machine() -> str:
 def _packages() -> str:
     others = (f"{name} {package_version(name)}" for name in _PACKAGES)
     return ", ".join((f"halotile {halotile.__version__}", *others))
+
+
+def _filters() -> Result:
+    """Look for the filters in C."""
+    if library() is not None:
+        return "ok", "gaussian, median and tv are compiled"
+    return "note", (
+        "gaussian, median and tv were not compiled, and give the same results more slowly: with a C compiler, cc, install halotile again"
+    )
 
 
 def _gpus(kind: ChosenCluster) -> Result:

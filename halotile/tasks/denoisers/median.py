@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from halotile.tasks.convolution.median_networks import MedianNetwork, median_network
 from halotile.tasks.convolution.shifted_sums import box_sum, rows_around, strips
 from halotile.tasks.denoisers.base import Model, Pixelwise, holed
+from halotile.tasks.denoisers.compiled.library import Kernel, kernel_for, planes
+from halotile.tasks.denoisers.compiled.network_program import STRETCH, network_program
 from halotile.tasks.options import STRICT, check_odd
 
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 NETWORK_PIXELS = 49
 """Windows of up to this many pixels are sorted by exchanges, larger ones by selection."""
+WRITTEN_OUT = (3, 5)
+"""Windows whose network is compiled; those of larger ones, up to COMPILED_SIZE, are followed by compiled code."""
+COMPILED_SIZE = 15
 SELECTION_BYTES = 1 << 22
 """Memory for the windows that are copied out at once for selection."""
 
@@ -66,12 +71,19 @@ def filter_median(batch: torch.Tensor, valid: torch.Tensor | None = None, *, siz
     import torch
 
     axes = batch.dim() - 2
+    measured = holed(valid)
+    if measured is None and size <= COMPILED_SIZE:
+        name = f"median_{size}" if size in WRITTEN_OUT else "median_of"
+        kernel = kernel_for(name, batch)
+        if kernel is not None and not bool(
+            batch.isnan().any()
+        ):  # the lesser of NaN and a number is another in C
+            return _medians_of_planes(batch, size, kernel)
     count = size**axes
     network = median_network(size, axes) if count <= NETWORK_PIXELS else None
     # A network keeps about as many arrays as the window has pixels; half a strip keeps them in cache.
     pixels = 1 << 15 if network else max(1, SELECTION_BYTES // (count * batch.element_size()))
     out = torch.empty_like(batch, memory_format=torch.contiguous_format)
-    measured = holed(valid)
     for start, stop in strips(batch, pixels):
         source = _padded(rows_around(batch, start, stop, size // 2), size // 2)
         strip = out.narrow(2, start, stop - start)
@@ -79,6 +91,24 @@ def filter_median(batch: torch.Tensor, valid: torch.Tensor | None = None, *, siz
         if measured is not None:
             known = _padded(rows_around(measured, start, stop, size // 2), size // 2)
             _replace_near_holes(strip, source, known, size)
+    return out
+
+
+def _medians_of_planes(batch: torch.Tensor, size: int, kernel: Kernel) -> torch.Tensor:
+    """The same bits by compiled code."""
+    import torch
+
+    depth = size // 2
+    out = torch.empty_like(batch, memory_format=torch.contiguous_format)
+    padded = torch.nn.functional.pad(batch, (depth,) * 4, mode="replicate") + 0.0
+    for image, result in zip(planes(padded), planes(out), strict=True):
+        if size in WRITTEN_OUT:
+            kernel(image, *result.shape, result)
+            continue
+        program = network_program(size)
+        steps = torch.from_numpy(program.array())
+        counts = (program.of_columns, len(steps), program.registers, program.pitch, STRETCH, program.result)
+        kernel(size, image, *result.shape, steps, *counts, result)
     return out
 
 

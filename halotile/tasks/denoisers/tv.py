@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 
+import numpy as np
+
 from halotile.tasks.denoisers.base import TINY, LeveledFilter, number_like
+from halotile.tasks.denoisers.compiled.library import kernel_for, planes
 from halotile.tasks.options import STRICT, check_whole
 
 if TYPE_CHECKING:
@@ -121,6 +124,11 @@ class _Gradient(NamedTuple):
         return cls(weights, [valid.narrow(axis, 1, n) * valid.narrow(axis, 0, n) for axis, n in lengths])
 
     @property
+    def is_plain(self) -> bool:
+        """True where all distances are 1 and all pixels are measured."""
+        return self.links is None and all(weight == 1 for weight in self.weights)
+
+    @property
     def square(self) -> float:
         """Sum of the squared weights, which bounds the step."""
         return math.fsum(w * w for w in self.weights)
@@ -152,6 +160,13 @@ def _minimise(
     axes = range(2, image.dim())
     step = 1.0 / (2 * gradient.square)
     ratio = number_like(weight, image).clamp_min(TINY).reciprocal() * step
+    kernel = kernel_for("total_variation", image)
+    least, most = ratio.aminmax()
+    if kernel is not None and least == most and gradient.is_plain:
+        out = torch.empty_like(image, memory_format=torch.contiguous_format)
+        for plane, result in zip(planes(image), planes(out), strict=True):
+            kernel(plane, *plane.shape, float(least), step, iterations, result)
+        return out
     dual = [torch.zeros_like(image) for _ in axes]
     slope = [torch.zeros_like(image) for _ in axes]
     current, damping, scratch = image.clone(), torch.empty_like(image), torch.empty_like(image)
@@ -210,7 +225,15 @@ def _norm(slope: list[torch.Tensor], out: torch.Tensor, scratch: torch.Tensor) -
     torch.mul(slope[0], slope[0], out=out)
     for gradient in slope[1:]:
         out += torch.mul(gradient, gradient, out=scratch)
-    return out.sqrt_()
+    return exact_root_(out)
+
+
+def exact_root_(values: torch.Tensor) -> torch.Tensor:
+    """The root, rounded to the nearest number, in place: on a CPU that of torch may be the one beside it, and another on another CPU."""
+    if values.device.type != "cpu":
+        return values.sqrt_()
+    np.sqrt(values.numpy(), out=values.numpy())
+    return values
 
 
 def _outflow(dual: list[torch.Tensor], out: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,73 @@
+"""The compiled filters, called with tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+KERNELS = Path(__file__).with_name("kernels.so")
+"""Made by hatch_build.py; not there where the package was installed without a C compiler."""
+DIGEST = "kernels_digest"
+"""Name of the digest of the sources in it."""
+Kernel = Callable[..., None]
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Load the compiled filters; None where there are none of these sources for this machine."""
+    try:
+        loaded = ctypes.CDLL(str(KERNELS))
+        digest = (ctypes.c_char * 64).in_dll(loaded, DIGEST).value.decode()
+    except (OSError, ValueError):
+        return None
+    return loaded if digest == digest_of_sources() else None
+
+
+def digest_of_sources() -> str:
+    """A digest of everything that they are compiled from."""
+    networks = Path(__file__).parents[2] / "convolution/median_networks.py"
+    sources = [*sorted(KERNELS.parent.glob("*.[ch]")), networks]
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+
+
+def kernel_for(name: str, image: torch.Tensor) -> Kernel | None:
+    """A compiled filter, if it takes an image: planes of single-precision pixels in the memory of the processor.
+
+    Returns
+    -------
+    callable or None
+        Takes contiguous tensors, whole numbers and real numbers. It raises MemoryError where there is not enough memory.
+    """
+    import torch
+
+    if image.device.type != "cpu" or image.dtype != torch.float32 or image.dim() != 4 or not image.numel():
+        return None
+    if image.requires_grad and torch.is_grad_enabled():
+        return None
+    if (loaded := library()) is None:
+        return None
+    function = getattr(loaded, name)
+
+    def call(*arguments: Any) -> None:
+        if function(*map(_argument, arguments)):
+            raise MemoryError(f"the filter {name} could not get its memory")
+
+    return call
+
+
+def planes(batch: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The planes of a batch, each without gaps."""
+    return iter(batch.contiguous().flatten(0, 1).unbind(0))
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, int):
+        return ctypes.c_ssize_t(value)
+    return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_void_p(value.data_ptr())

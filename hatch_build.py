@@ -1,0 +1,135 @@
+"""Compiles the filters in C while the package is installed. Without a C compiler it is installed without them: results are the same, slower."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # python hatch_build.py compiles as well, where hatchling is not installed
+    BuildHookInterface = object
+
+ROOT = Path(__file__).parent
+FOLDER = ROOT / "halotile/tasks/denoisers/compiled"
+NETWORKS = ROOT / "halotile/tasks/convolution/median_networks.py"
+SIZES = (3, 5)
+"""Windows whose networks are written out; those of larger ones are followed step by step."""
+FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+    "-shared",
+    "-lm",
+)
+
+
+class CompileKernels(BuildHookInterface):  # type: ignore[misc]
+    """Adds kernels.so to the package, which is then one for this kind of machine."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, unless there is no compiler."""
+        if self.target_name != "wheel" or not compile_kernels():
+            return
+        build_data["artifacts"].append("halotile/tasks/denoisers/compiled/kernels.so")
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data |= {"pure_python": False, "tag": f"py3-none-{platform}"}
+
+
+def compile_kernels() -> bool:
+    """Compile the filters; return False where that is not possible."""
+    library = _module("library", FOLDER / "library.py")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "networks.h").write_text("".join(map(network_in_c, SIZES)))
+        digest = f'const char {library.DIGEST}[] = "{library.digest_of_sources()}";\n'
+        Path(folder, "digest.c").write_text(digest)
+        sources = sorted(map(str, FOLDER.glob("*.c")))
+        compiler = shlex.split(os.environ.get("CC", "cc"))
+        try:
+            subprocess.run(
+                [
+                    *compiler,
+                    *sources,
+                    f"{folder}/digest.c",
+                    f"-I{folder}",
+                    *FLAGS,
+                    "-o",
+                    f"{folder}/kernels.so",
+                ],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            _put_in_place(Path(folder, "kernels.so"), library.KERNELS)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(
+                f"installed without compiled filters: {error}\n{getattr(error, 'stderr', '')}",
+                file=sys.stderr,
+            )
+            return False
+    return True
+
+
+def _put_in_place(file: Path, place: Path) -> None:
+    """Move a file to a folder on which another installation, or a process that has loaded the old one, may be at work."""
+    with tempfile.NamedTemporaryFile(dir=place.parent, prefix="kernels.so.", delete=False) as new:
+        new.write(file.read_bytes())
+    Path(new.name).chmod(0o755)
+    Path(new.name).replace(place)
+
+
+def network_in_c(size: int) -> str:
+    """The network for a window as two functions: one sorts the pixels of each column, the other finds the middle of those of neighbours."""
+    network = _module("median_networks", NETWORKS).median_network(size, 2)
+    columns: dict[int, int] = {}
+    first, second, shifted = [], [], set()
+    for number, (kind, one, other) in network.used.items():
+        axis, shift = divmod(other, size)
+        if kind == "shift" and axis == 0:
+            first.append(f"float v{number} = at[{shift}][i];")
+        elif kind == "shift":
+            column = columns.setdefault(one, len(columns))
+            second.append(f"float v{number} = sorted[{column}][i + {shift}];")
+            shifted.add(number)
+        else:
+            text = f"float v{number} = {'LESSER' if kind == 'min' else 'GREATER'}(v{one}, v{other});"
+            is_second = bool({one, other} & shifted)
+            (second if is_second else first).append(text)
+            shifted |= {number} if is_second else set()
+    first += [f"sorted[{column}][i] = v{number};" for number, column in columns.items()]
+    second.append(f"out[i] = v{network.result};")
+    return _function(
+        f"sort_columns_{size}(const float *const *at, ptrdiff_t n, float *const *sorted)", first
+    ) + _function(f"middle_{size}(float *const *sorted, ptrdiff_t n, float *out)", second)
+
+
+def _function(head: str, lines: list[str]) -> str:
+    body = "\n    ".join(lines)
+    return (
+        f"INLINE {head} {{\n#pragma GCC ivdep\n  for (ptrdiff_t i = 0; i < n; i++) {{\n    {body}\n  }}\n}}\n"
+    )
+
+
+def _module(name: str, path: Path) -> Any:
+    """A module of the package, by itself: what others import is not there yet."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    sys.exit(not compile_kernels())

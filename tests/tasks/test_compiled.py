@@ -1,0 +1,124 @@
+"""Filters in C have the bits of those on tensors, at all sizes and in all positions."""
+
+from __future__ import annotations
+
+import shutil
+from typing import ClassVar
+
+import pytest
+import torch
+
+from halotile.tasks.denoisers.base import Denoiser
+from halotile.tasks.denoisers.compiled import library as compiled
+from halotile.tasks.denoisers.gaussian import Gaussian
+from halotile.tasks.denoisers.median import Median
+from halotile.tasks.denoisers.tv import TotalVariation
+
+FILTERS = [
+    *(Gaussian(sigma=sigma) for sigma in (0.1, 0.3, 0.6, 1.5, 4.0)),
+    Gaussian(sigma=1.0, spacing=(1.0, 3.0)),
+    *(Median(size=size) for size in (3, 5, 7, 9, 15)),
+    *(TotalVariation(strength=0.2, iterations=steps) for steps in (1, 2, 20)),
+    TotalVariation(strength=2.0, sigma=0.1),
+]
+SHAPES = [(2, 1, 67, 131), (1, 2, 40, 1100), (1, 1, 1, 17), (1, 1, 18, 1), (3, 1, 2, 2), (1, 1, 1, 1)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def there() -> None:
+    """Where there is a compiler, the filters were compiled when the package was installed."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    assert compiled.library() is not None
+
+
+def on_tensors(denoiser: Denoiser, image: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The result without compiled code."""
+    with monkeypatch.context() as context:
+        context.setattr(compiled, "library", lambda: None)
+        return denoiser.build()(image)
+
+
+class FailingLibrary:
+    """In place of the compiled filters: none of them gets its memory."""
+
+    called: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> object:
+        self.called.append(name)
+        return lambda *_: 1
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two images are the same, zeros of another sign and NaN too."""
+    return bool(torch.equal(one.contiguous().view(torch.int32), other.contiguous().view(torch.int32)))
+
+
+@pytest.mark.parametrize("denoiser", FILTERS, ids=str)
+def test_compiled_filters_have_the_bits_of_those_on_tensors(
+    denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shape in SHAPES:
+        image = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+        image[..., 0] = -0.0
+        for given in (image, image.transpose(2, 3), (image * 3).round()):
+            before = given.clone()
+            assert same_bits(denoiser.build()(given), on_tensors(denoiser, given, monkeypatch)), shape
+            assert same_bits(given, before)
+
+
+@pytest.mark.parametrize("denoiser", FILTERS, ids=str)
+def test_values_that_are_not_finite_spread_alike(denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in (float("nan"), float("inf"), -float("inf"), 3e38, 1e-42):
+        image = torch.randn(1, 1, 50, 60, generator=torch.Generator().manual_seed(1))
+        image[0, 0, 20, 30] = image[0, 0, -1, -1] = value
+        found, expected = denoiser.build()(image), on_tensors(denoiser, image, monkeypatch)
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert same_bits(found.nan_to_num(1.5), expected.nan_to_num(1.5)), value
+
+
+def test_the_code_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = FailingLibrary.called
+    called.clear()
+    monkeypatch.setattr(compiled, "library", FailingLibrary)
+    for denoiser in (Gaussian(sigma=1), Median(size=3), Median(size=9), TotalVariation(strength=1)):
+        with pytest.raises(MemoryError, match="could not get its memory"):
+            denoiser.build()(torch.ones(1, 1, 8, 8))
+    assert called == ["smooth", "median_3", "median_of", "total_variation"]
+
+
+@pytest.mark.parametrize(
+    ("denoiser", "image"),
+    [
+        (Gaussian(sigma=1), torch.ones(1, 1, 8, 8, dtype=torch.float64)),
+        (Gaussian(sigma=1), torch.ones(1, 1, 4, 8, 8)),
+        (Median(size=3), torch.ones(1, 1, 8, 8, requires_grad=True)),
+        (Median(size=17), torch.ones(1, 1, 20, 20)),
+        (TotalVariation(strength=1, spacing=(1.0, 2.0)), torch.ones(1, 1, 8, 8)),
+    ],
+    ids=str,
+)
+def test_what_they_do_not_take_is_done_on_tensors(
+    denoiser: Denoiser, image: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "library", FailingLibrary)
+    result = denoiser.build()(image)
+    assert result.requires_grad == image.requires_grad
+    assert torch.allclose(result, image)
+
+
+def test_one_noise_level_in_a_map_is_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = torch.randn(2, 1, 30, 40, generator=torch.Generator().manual_seed(1))
+    known, by_map = TotalVariation(strength=1.0, sigma=0.25), TotalVariation(strength=1.0, sigma="auto")
+    levels = torch.full_like(image, 0.25)
+    assert same_bits(known.build()(image), by_map.build()(image, sigma=levels))
+    monkeypatch.setattr(compiled, "library", FailingLibrary)
+    with pytest.raises(MemoryError):
+        by_map.build()(image, sigma=levels)
+    levels[0, 0, 3, 4] = 0.5
+    assert by_map.build()(image[:1], sigma=levels[:1]).isfinite().all()
+
+
+def test_a_library_of_other_sources_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "digest_of_sources", lambda: "0" * 64)
+    assert compiled.library.__wrapped__() is None
