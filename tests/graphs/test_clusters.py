@@ -89,6 +89,48 @@ with local.start(Order(workers=1, memory_bytes=2**31, choice=sections.Cluster(da
 """
 
 
+KILLED = """
+import multiprocessing, os, signal, threading, time
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
+from halotile.graphs.clusters.workers.fork_server import PRELOADED, ensure_forks
+
+def start():
+    ensure_forks()
+    process = context.Process(target=time.sleep, args=(5,), daemon=True)
+    process.start()
+    return process
+
+def start_in_place_of(process):
+    wait([process.sentinel])
+    start().kill()
+    print("started\\n", end="")  # in one write
+
+if __name__ == "__main__":
+    PRELOADED[:] = ["numpy"]  # to be quick
+    context = multiprocessing.get_context("forkserver")
+    for _ in range(15):
+        processes = [start(), start()]
+        threads = [threading.Thread(target=start_in_place_of, args=(process,)) for process in processes]
+        for thread in threads:
+            thread.start()
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+"""
+
+
+@pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="workers are forked on Linux only")
+def test_workers_come_back_when_the_process_that_they_are_forked_from_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KILLED)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("started\n" * 30, "", 0)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="workers are forked on Linux only")
 def test_what_lies_in_the_working_directory_is_not_imported_by_workers(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from halotile.storage.scans import convert
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography.simulated import SimulatedScan
-from tests.faults import members, until
+from tests.faults import until
 
 pytestmark = [pytest.mark.cluster]
 
@@ -199,11 +199,13 @@ def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path) -> 
             until(lambda: driver.poll() is not None or read_curve(curve)[0] > epoch, seconds=90)
             assert driver.poll() is None
 
-        reached(10)
-        others = [psutil.Process(pid) for pid in members(driver.pid) if pid != driver.pid]
-        max(others, key=lambda process: process.memory_info().rss).kill()
-        reached(read_curve(curve)[0] + 20)
-        driver.send_signal(signal.SIGKILL)
+        try:
+            reached(10)
+            server = max(psutil.Process(driver.pid).children(), key=lambda child: len(child.children()))
+            server.children()[0].kill()
+            reached(read_curve(curve)[0] + 20)
+        finally:
+            driver.kill()
     assert driver.returncode == -signal.SIGKILL
     assert 30 < read_curve(curve)[0] < 240
     assert run(path, "--workers", "1").exit_code == 0

@@ -12,10 +12,12 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
@@ -35,6 +37,10 @@ FORK_SETTINGS = {
 NOT_IMPORTED = "__main__"
 """A main module of this name is left alone by processes that multiprocessing starts."""
 
+PF_EXITING = 0x4
+"""Flag of a process in Linux (include/linux/sched.h)."""
+DYING_SECONDS = 10.0
+
 _lock = threading.Lock()
 _specs: list[Any] = []
 """The spec of the main module, once for each thread that is in :func:`script_not_imported`."""
@@ -45,6 +51,7 @@ def ensure_forks() -> None:
     if METHOD != "forkserver":
         return
     multiprocessing.get_context(METHOD).set_forkserver_preload(PRELOADED)
+    _await_dying()
     with children_spared_from_ctrl_c(), own_environment():
         # It imports the same modules as this process, and nothing that happens to lie in the working directory.
         path = os.pathsep.join(filter(None, sys.path))
@@ -57,6 +64,26 @@ def ensure_forks() -> None:
             raise ConfigError(
                 f"$TMPDIR is {tempfile.gettempdir()}: its name is too long for a socket in it. Set a shorter one, such as /tmp."
             ) from None
+
+
+def _await_dying() -> None:
+    """Wait while that process is being killed: to multiprocessing it runs until it has ended, and what is asked of it is lost.
+
+    Its workers are seen to die before, and others are to take their places at once.
+    """
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    end = time.monotonic() + DYING_SECONDS
+    while pid is not None and _is_dying(pid) and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _is_dying(pid: int) -> bool:
+    """Return True for a child that is exiting, and False once it has ended."""
+    try:
+        status, _, _, _, _, _, flags = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[:7]
+    except OSError:
+        return False
+    return status != "Z" and bool(int(flags) & PF_EXITING)
 
 
 def expect_no_workers() -> None:
