@@ -14,6 +14,7 @@ from tests.benchmarks.bars import (
     streamed_growth,
 )
 from tests.benchmarks.commands import beyond_torch, gaussian_run, planned, start_up
+from tests.benchmarks.filters import FILTER_ROWS
 from tests.benchmarks.known_scans import FEW_ROWS, KNOWN_ROWS
 from tests.benchmarks.photons import PHOTON_ROWS
 from tests.benchmarks.ptychography import PTYCHOGRAPHY_ROWS
@@ -36,7 +37,7 @@ RATIOS = [
         "denoising.ours_box",
         "denoising.copy",
         8192,
-        1.2,
+        0.6,
     ),
     Ratio(
         "cnn",
@@ -52,7 +53,7 @@ RATIOS = [
         "denoising.ours_cnn",
         "denoising.bare_cnn",
         4096,
-        1.08,
+        1.0,
     ),
     Ratio(
         "cnn",
@@ -191,6 +192,7 @@ RATIOS = [
         0.75,
         figure="iteration_bytes",
     ),
+    *(Ratio(*row) for row in FILTER_ROWS),
     *(Ratio(*row) for row in FFT_ROWS + RANK_ROWS + PTYCHOGRAPHY_ROWS + KNOWN_ROWS),
     *(Ratio(*row) for row in FEW_ROWS),
     *(Ratio(*row) for size in (FULL, LONG, QUICK) for row in size.rows()),
@@ -321,13 +323,14 @@ FIGURES = [
 ]
 
 GROUPS = {
-    "denoise": ("box", "cnn", "scaling", "memory", "noop", "checks", "trials", "start"),
+    "denoise": ("box", "cnn", "scaling", "memory", "noop", "checks", "trials"),
+    "filters": ("start", "gaussian", "kernels", "large-medians", "filters"),
     "images": ("levels", "photons"),
     "torch": ("fft", "ranks"),
     "ptychography": ("petra", "errors", "few", "slots", "windows", "streamed"),
     "reconstruct": ("stack", "many", "pnp", "fusing", "bits", "growth"),
 }
-"""The tables of the page, and the cases of each."""
+"""The tables, and the cases of each."""
 LONG_GROUPS = {
     f"training{size.suffix}": tuple(dict.fromkeys(case for case, *_ in size.rows()))
     for size in (FULL, LONG, QUICK)

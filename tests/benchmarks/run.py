@@ -21,7 +21,7 @@ from tests.benchmarks.turns import machine, take_turns, versions
 
 LONGER = 1.03
 """Most of the time of a peer's training that ours may take."""
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+PAGES = Path(__file__).parents[2] / "docs"
 
 
 def measure_ratios(case: str, folder: Path, repeats: int | None) -> list[str]:
@@ -91,7 +91,7 @@ def _with_times(verdict: str, ours: list[dict[str, float]], peer: list[dict[str,
 
 
 def write_table(group: str, rows: list[str]) -> None:
-    """Put a table into docs/benchmarks.md, between the two marks of its group, if there are such."""
+    """Put a table between the two marks of its group, on the page that has them, if any."""
     table = "\n".join(
         [
             f"Measured {date.today().isoformat()}, {machine()}, {versions('dask', 'zarr', 'torch', 'numpy', 'deepinv', 'monai')}.",
@@ -102,10 +102,11 @@ def write_table(group: str, rows: list[str]) -> None:
         ]
     )
     begin, end = f"<!-- {group} -->", f"<!-- /{group} -->"
-    head, mark, rest = PAGE.read_text().partition(begin)
-    _, _, tail = rest.partition(end)
-    if mark:
-        PAGE.write_text(f"{head}{begin}\n{table}\n{end}{tail}")
+    for page in PAGES.glob("*benchmarks.md"):
+        head, mark, rest = page.read_text().partition(begin)
+        _, _, tail = rest.partition(end)
+        if mark:
+            page.write_text(f"{head}{begin}\n{table}\n{end}{tail}")
 
 
 def main() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks.run import PAGE
+from tests.benchmarks.run import PAGES
 
-PICTURE = PAGE.with_name("images") / "training.png"
+PICTURE = PAGES / "images" / "training.png"
 ROW = re.compile(
     r"\| (?P<case>\w+, [^|]*), (?P<minutes>[\d.]+) min of training: PSNR of (?P<other>\S+)[^|]* less ours \|"
     r".*\| (?P<ours>[\d.]+) dB / (?P<theirs>[\d.]+) dB \|"
@@ -58,4 +58,4 @@ def draw(found: dict[str, Curves], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(curves_in(PAGE.read_text()), PICTURE)
+    draw(curves_in((PAGES / "benchmarks.md").read_text()), PICTURE)

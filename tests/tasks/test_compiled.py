@@ -12,6 +12,7 @@ from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.compiled import library as compiled
 from halotile.tasks.denoisers.gaussian import Gaussian
 from halotile.tasks.denoisers.median import Median
+from halotile.tasks.denoisers.nlm import NonLocalMeans, exponential_
 from halotile.tasks.denoisers.tv import TotalVariation
 
 FILTERS = [
@@ -20,6 +21,9 @@ FILTERS = [
     *(Median(size=size) for size in (3, 5, 7, 9, 15)),
     *(TotalVariation(strength=0.2, iterations=steps) for steps in (1, 2, 20)),
     TotalVariation(strength=2.0, sigma=0.1),
+    NonLocalMeans(strength=0.8, sigma=0.3),
+    *(NonLocalMeans(strength=0.5, patch=edge, distance=2) for edge in range(1, 16, 2)),
+    NonLocalMeans(strength=0.5, distance=9, spacing=(1.0, 2.0)),
 ]
 SHAPES = [(2, 1, 67, 131), (1, 2, 40, 1100), (1, 1, 1, 17), (1, 1, 18, 1), (3, 1, 2, 2), (1, 1, 1, 1)]
 
@@ -81,10 +85,17 @@ def test_the_code_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     called = FailingLibrary.called
     called.clear()
     monkeypatch.setattr(compiled, "library", FailingLibrary)
-    for denoiser in (Gaussian(sigma=1), Median(size=3), Median(size=9), TotalVariation(strength=1)):
+    called_for = (
+        Gaussian(sigma=1),
+        Median(size=3),
+        Median(size=9),
+        TotalVariation(strength=1),
+        NonLocalMeans(strength=1),
+    )
+    for denoiser in called_for:
         with pytest.raises(MemoryError, match="could not get its memory"):
             denoiser.build()(torch.ones(1, 1, 8, 8))
-    assert called == ["smooth", "median_3", "median_of", "total_variation"]
+    assert called == ["smooth", "median_3", "median_of", "total_variation", "nonlocal_means"]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +106,7 @@ def test_the_code_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
         (Median(size=3), torch.ones(1, 1, 8, 8, requires_grad=True)),
         (Median(size=17), torch.ones(1, 1, 20, 20)),
         (TotalVariation(strength=1, spacing=(1.0, 2.0)), torch.ones(1, 1, 8, 8)),
+        (NonLocalMeans(strength=1), torch.ones(1, 1, 8, 8, requires_grad=True)),
     ],
     ids=str,
 )
@@ -117,6 +129,29 @@ def test_one_noise_level_in_a_map_is_one_number(monkeypatch: pytest.MonkeyPatch)
         by_map.build()(image, sigma=levels)
     levels[0, 0, 3, 4] = 0.5
     assert by_map.build()(image[:1], sigma=levels[:1]).isfinite().all()
+
+
+def test_exponentials_have_the_same_bits_in_all_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = -90 * torch.rand(3, 1, 5, 999, generator=torch.Generator().manual_seed(1))
+    values[0, 0, 0, :4] = torch.tensor([0.0, -0.0, -torch.inf, torch.nan])
+    found = exponential_(values.clone())
+    exact = values.double().exp().masked_fill(values < -87, 0)
+    assert torch.allclose(found.double(), exact, rtol=1.5e-7, atol=0, equal_nan=True)
+    assert same_bits(found, exponential_(values.clone().transpose(2, 3)).transpose(2, 3))
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    assert same_bits(found, exponential_(values.clone()))
+
+
+def test_means_of_images_with_holes_and_of_volumes_have_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    denoiser = NonLocalMeans(strength=0.8, sigma=0.3, distance=2)
+    image = torch.randn(1, 1, 12, 31, 29, generator=torch.Generator().manual_seed(1))
+    assert same_bits(denoiser.build()(image), on_tensors(denoiser, image, monkeypatch))
+    holed, valid = image[:, :, 0], (image[:, :, 1] > -1).float()
+    found = denoiser.build()(holed, valid=valid)
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    assert same_bits(found, denoiser.build()(holed, valid=valid))
 
 
 def test_a_library_of_other_sources_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,23 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from halotile.tasks.convolution.shifted_sums import box_sum
 from halotile.tasks.denoisers.base import TINY, LeveledFilter, number_like
+from halotile.tasks.denoisers.compiled.library import kernel_for, planes
 from halotile.tasks.options import STRICT, check_odd, check_whole
 
 if TYPE_CHECKING:
     import torch
+
+COMPILED_PATCH = 15
+"""Largest patch that compiled code compares."""
+SERIES = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
+"""Of (exp(x) - 1 - x) / x² for small x, beginning with the fifth power."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +90,12 @@ class NonLocalMeans(LeveledFilter):
         import torch
 
         allowance, steepness = self._terms(image, sigma)
+        if valid is None and (averaged := self._compiled(image, allowance, steepness)) is not None:
+            return averaged
         total, weights = image.clone(memory_format=torch.contiguous_format), torch.ones_like(image)
         spacing = self.spacing_along(image.dim() - 2)
         patch = self._patch(spacing)
-        for shift in half_of_shifts([int(self.distance / size) for size in spacing]):
+        for shift in half_of_shifts(self._distances(spacing)):
             here, there = overlap(tuple(image.shape), shift)
             both = None if valid is None else valid[here] * valid[there]
             difference = _compared(image[here] - image[there], patch, both)
@@ -93,6 +108,24 @@ class NonLocalMeans(LeveledFilter):
             weights[there] += weight
         return total.div_(weights)
 
+    def _compiled(
+        self, image: torch.Tensor, allowance: torch.Tensor, steepness: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The same bits by compiled code; None where there is none for the image, or the noise level differs within it."""
+        import torch
+
+        kernel = kernel_for("nonlocal_means", image)
+        if kernel is None or self.patch > COMPILED_PATCH:
+            return None
+        terms = [*allowance.aminmax(), *steepness.aminmax()]
+        if terms[0] != terms[1] or terms[2] != terms[3]:
+            return None
+        spacing = self.spacing_along(image.dim() - 2)
+        out = torch.empty_like(image, memory_format=torch.contiguous_format)
+        for plane, result in zip(planes(image), planes(out), strict=True):
+            kernel(plane, *plane.shape, *self._patch(spacing), *self._distances(spacing), float(terms[0]), float(terms[2]), result)  # fmt: skip
+        return out
+
     def _terms(self, image: torch.Tensor, sigma: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """The contribution of noise to a patch sum, and the factor from patch sum to exponent."""
         pixels = math.prod(self._patch(self.spacing_along(image.dim() - 2)))
@@ -101,6 +134,10 @@ class NonLocalMeans(LeveledFilter):
         noise = sigma if sigma is not None else self.sigma or 0.0
         level = number_like(noise, image)
         return level * level * (2.0 * pixels), (h * h).clamp_min(TINY).reciprocal() * (-1.0 / pixels)
+
+    def _distances(self, spacing: Sequence[float]) -> list[int]:
+        """The largest shifts, in pixels."""
+        return [int(self.distance / size) for size in spacing]
 
     def _patch(self, spacing: Sequence[float]) -> list[int]:
         """The edges of a patch, in pixels."""
@@ -153,8 +190,35 @@ def _weight(
     difference: torch.Tensor, allowance: torch.Tensor, steepness: torch.Tensor, both: torch.Tensor | None
 ) -> torch.Tensor:
     """Weights of pairs of pixels, 0 where one is in a hole."""
-    weight = (difference - allowance).clamp_min_(0.0).mul_(steepness).exp_()
+    weight = exponential_((difference - allowance).clamp_min_(0.0).mul_(steepness))
     return weight if both is None else weight.mul_(both)
+
+
+def exponential_(values: torch.Tensor) -> torch.Tensor:
+    """The exponential of numbers that are not positive, in place, to 1.5e-7 of itself; 0 below that of -87.
+
+    That of torch on a CPU rounds as the vectors of the CPU have it. This one is the same sequence of single operations for each number.
+
+    References
+    ----------
+    S. L. Moshier, Methods and Programs for Mathematical Functions, Ellis Horwood 1989 (Cephes, expf).
+    """
+    import torch
+
+    if values.device.type != "cpu" or values.dtype != torch.float32 or values.requires_grad:
+        return values.exp_()
+    if values.is_contiguous() and (kernel := kernel_for("exponential", values.view(1, 1, 1, -1))) is not None:
+        kernel(values, values.numel())
+        return values
+    shifted = (values * 1.44269504).add_(12582912.0)  # which leaves a whole number, in the last bits
+    power = shifted - 12582912.0
+    rest = (values - power * 0.693359375).sub_(power * -2.12194440e-4)
+    series = torch.full_like(rest, SERIES[0])
+    for term in SERIES[1:]:
+        series.mul_(rest).add_(term)
+    scale = (shifted.view(torch.int32) - (0x4B400000 - 127)).bitwise_left_shift_(23).view(torch.float32)
+    result = series.mul_(rest * rest).add_(rest).add_(1.0).mul_(scale)
+    return values.copy_(result.masked_fill_(values < -87.0, 0.0))
 
 
 DENOISER = NonLocalMeans

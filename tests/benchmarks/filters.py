@@ -1,0 +1,147 @@
+"""Filters of halotile and of the libraries that people use for them: thread for thread in memory, and as whole jobs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.benchmarks.data import image
+from tests.benchmarks.denoising import run_job
+from tests.benchmarks.measuring import Result, fresh, in_two_processes, main
+
+Plane = NDArray[np.float32]
+SIGMA = 1.5
+STEPS = 20
+NOISE = 0.1
+OPTIONS: dict[str, dict[str, Any]] = {
+    "gaussian": {"sigma": SIGMA},
+    "tv": {"strength": 0.1, "iterations": STEPS},
+    "nlm": {"strength": 0.8, "sigma": NOISE, "patch": 5, "distance": 6},
+}
+MEDIANS = (3, 5, 7, 9, 11, 13, 15)
+OPTIONS |= {f"median{size}": {"size": size} for size in MEDIANS}
+
+
+def _pixels(folder: Path, edge: int) -> Plane:
+    import zarr
+
+    pixels: Plane = zarr.open_array(image(folder, edge), mode="r")[...]
+    return pixels
+
+
+def _fastest(call: Callable[[], Any]) -> Result:
+    """The fastest of three calls after one that is not counted."""
+    call()
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - began)
+    return {"seconds": min(seconds)}
+
+
+def ours_alone(folder: Path, edge: int, name: str) -> Result:
+    """One of our filters on an image in memory, one thread."""
+    import torch
+
+    from halotile.tasks.denoisers import gaussian, median, nlm, tv
+
+    torch.set_num_threads(1)
+    batch = torch.from_numpy(_pixels(folder, edge))[None, None]
+    modules = {"gaussian": gaussian, "tv": tv, "nlm": nlm}
+    filtered: Any = modules.get(name, median).DENOISER(**OPTIONS[name]).build()
+    with torch.inference_mode():
+        return _fastest(lambda: filtered(batch))
+
+
+def opencv_alone(folder: Path, edge: int, name: str) -> Result:
+    """OpenCV's, one thread."""
+    import cv2
+
+    cv2.setNumThreads(1)
+    pixels = _pixels(folder, edge)
+    out = np.empty_like(pixels)
+    if name == "gaussian":
+        return _fastest(lambda: cv2.GaussianBlur(pixels, (0, 0), SIGMA, dst=out))
+    return _fastest(lambda: cv2.medianBlur(pixels, OPTIONS[name]["size"], dst=out))
+
+
+def scipy_alone(folder: Path, edge: int, name: str) -> Result:
+    """scipy's median, one thread."""
+    from scipy.ndimage import median_filter
+
+    pixels = _pixels(folder, edge)
+    return _fastest(lambda: median_filter(pixels, OPTIONS[name]["size"]))
+
+
+def ours(folder: Path, edge: int, name: str) -> Result:
+    """One of our filters as a job of two workers, from Zarr to Zarr."""
+    from halotile.graphs.kinds.sections import DenoiserChoice
+
+    choice = DenoiserChoice(name=name, options=OPTIONS[name])
+    return run_job(image(folder, edge), fresh(folder / f"ours-{name}.zarr"), choice)
+
+
+def skimage(folder: Path, edge: int, name: str) -> Result:
+    """skimage's filter in two processes of one thread, half of an image in memory each."""
+    image(folder, edge)
+    return in_two_processes(folder, _skimage_half, folder, edge, name)
+
+
+def _skimage_half(folder: Path, edge: int, name: str) -> Result:
+    from skimage.restoration import denoise_nl_means, denoise_tv_chambolle
+
+    half = np.array_split(_pixels(folder, edge), 2)[int(os.environ["RANK"])]
+    began = time.perf_counter()
+    if name == "tv":
+        denoise_tv_chambolle(half, weight=OPTIONS["tv"]["strength"], eps=0, max_num_iter=STEPS + 1)
+    else:
+        given = OPTIONS["nlm"]
+        h, patch, distance = given["strength"] * NOISE, given["patch"], given["distance"]
+        denoise_nl_means(half, patch, distance, h, fast_mode=True, sigma=NOISE)
+    return {"seconds": time.perf_counter() - began}
+
+
+def raw_copy(folder: Path, edge: int) -> Result:
+    """The array's bytes, copied from one file to another and synced."""
+    plain = folder / f"bytes-{edge}.raw"
+    if not plain.exists():
+        _pixels(folder, edge).tofile(plain)
+    copied = fresh(folder / "bytes-copied.raw")
+    began = time.perf_counter()
+    shutil.copyfile(plain, copied)
+    with copied.open("rb+") as file:
+        os.fsync(file.fileno())
+    return {"seconds": time.perf_counter() - began}
+
+
+FILTER_ROWS = [
+    ("kernels", "gaussian σ 1.5, one thread: kernel / OpenCV's", "filters.ours_alone gaussian", "filters.opencv_alone gaussian", 6144, 2.5),
+    *(
+        ("kernels", f"median {size} × {size}, one thread: kernel / OpenCV's", f"filters.ours_alone median{size}", f"filters.opencv_alone median{size}", 6144, 1.43)
+        for size in (3, 5)
+    ),
+    *(
+        ("large-medians", f"median {size} × {size}, one thread: kernel / scipy's", f"filters.ours_alone median{size}", f"filters.scipy_alone median{size}", 2048, 0.2)
+        for size in MEDIANS[2:]
+    ),
+    ("gaussian", "gaussian σ 1.5 of 16384², job of two workers / copying the bytes to a synced file", "filters.ours gaussian", "filters.raw_copy", 16384, 2.5),
+    *(
+        ("filters", f"{name} of 6144², job of two workers / skimage in two processes", f"filters.ours {name}", f"filters.skimage {name}", 6144, 0.25)
+        for name in ("tv", "nlm")
+    ),
+]  # fmt: skip
+"""Case, title, ours, the peer's, edge and bar, as for :class:`~tests.benchmarks.bars.Ratio`."""
+
+if __name__ == "__main__":
+    main(globals())
