@@ -1,0 +1,103 @@
+"""Where the time of a block goes: ``python tests/benchmarks/budget.py [FOLDER] [EDGE]`` prints a table of milliseconds for each shard of 1024².
+
+The functions of a worker are timed while a job runs. Reads and writes run beside the computation, so that the rows add up to more than
+what a block takes.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.benchmarks.data import image
+from tests.benchmarks.denoising import run_job
+from tests.benchmarks.filters import OPTIONS
+from tests.benchmarks.measuring import fresh
+
+SHARD = 1024
+spent: dict[str, float] = {}
+"""Seconds that this process has spent, by what for."""
+ROWS = ("read and decode", "compute", "encode", "write", "fsync", "whole block")
+
+
+def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call, its seconds added to those of a name."""
+
+    @wraps(call)
+    def of_which_the_time_is_kept(*args: Any, **kwargs: Any) -> Any:
+        from tests.benchmarks import budget  # not __main__, which workers have another of
+
+        began = time.perf_counter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            budget.spent[name] = budget.spent.get(name, 0.0) + time.perf_counter() - began
+
+    return of_which_the_time_is_kept
+
+
+def time_stages(compiled: bool) -> None:
+    """Time what a worker does for a block from now on."""
+    from halotile.storage.disk.durable import Disk
+    from halotile.storage.sharded import output
+    from halotile.tasks.block import BlockRunner
+    from halotile.tasks.denoise_block import DenoiseStages
+    from halotile.tasks.denoisers.compiled import library
+
+    if not compiled:
+        library.library = lambda: None  # type: ignore[assignment]
+    DenoiseStages.read = timed("read and decode", DenoiseStages.read)  # type: ignore[method-assign]
+    DenoiseStages.compute = timed("compute", DenoiseStages.compute)  # type: ignore[method-assign]
+    setattr(output, "encode_shard", timed("encode", output.encode_shard))  # noqa: B010
+    Disk._write = timed("write", Disk._write)  # type: ignore[method-assign]
+    Disk._fsync = timed("fsync", Disk._fsync)  # type: ignore[method-assign]
+    BlockRunner.run = timed("whole block", BlockRunner.run)  # type: ignore[method-assign]
+
+
+def seconds_spent() -> dict[str, float]:
+    """What this process has spent."""
+    from tests.benchmarks import budget
+
+    return budget.spent
+
+
+def budget_of(folder: Path, edge: int, name: str, *, compiled: bool = True) -> dict[str, float]:
+    """Milliseconds of a worker for each shard, by what for."""
+    from halotile.graphs.kinds.sections import DenoiserChoice
+
+    found: list[dict[str, float]] = []
+    run_job(
+        image(folder, edge),
+        fresh(folder / "budget.zarr"),
+        DenoiserChoice(name=name, options=OPTIONS.get(name, {})),
+        before=lambda client: client.run(partial(time_stages, compiled)),
+        after=lambda client: found.extend(client.run(seconds_spent).values()),
+    )
+    return {row: 1e3 * sum(one.get(row, 0.0) for one in found) / (edge / SHARD) ** 2 for row in ROWS}
+
+
+def main() -> None:
+    """Print the table."""
+    folder = Path(sys.argv[1]) if sys.argv[1:] else Path(tempfile.mkdtemp())
+    edge = int(sys.argv[2]) if sys.argv[2:] else 16384
+    cases = {
+        "copy": partial(budget_of, folder, edge, "none"),
+        "gaussian σ 1.5, on tensors": partial(budget_of, folder, edge, "gaussian", compiled=False),
+        "gaussian σ 1.5": partial(budget_of, folder, edge, "gaussian"),
+    }
+    measured = {title: case() for title, case in cases.items()}
+    print("| ms for each 1024² | " + " | ".join(measured) + " |")
+    print("|---|" + "---|" * len(measured))
+    for row in ROWS:
+        print(f"| {row} | " + " | ".join(f"{values[row]:.1f}" for values in measured.values()) + " |")
+
+
+if __name__ == "__main__":
+    main()
