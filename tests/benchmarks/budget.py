@@ -1,13 +1,15 @@
 """Where the time of a block goes: ``python tests/benchmarks/budget.py [FOLDER] [EDGE]`` prints a table of milliseconds for each shard of 1024².
 
-The functions of a worker are timed while a job runs. Reads and writes run beside the computation, so that the rows add up to more than
-what a block takes.
+The functions of a worker are timed while a job runs, the median of three jobs. Reads and writes run beside the computation, and several
+shards are encoded at once, so that the rows add up to more than what a block takes.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from functools import partial, wraps
@@ -20,10 +22,12 @@ from tests.benchmarks.data import image
 from tests.benchmarks.denoising import run_job
 from tests.benchmarks.filters import OPTIONS
 from tests.benchmarks.measuring import fresh
+from tests.benchmarks.turns import take_turns
 
 SHARD = 1024
 spent: dict[str, float] = {}
 """Seconds that this process has spent, by what for."""
+lock = threading.Lock()
 ROWS = ("read and decode", "compute", "encode", "write", "fsync", "whole block")
 
 
@@ -38,7 +42,8 @@ def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return call(*args, **kwargs)
         finally:
-            budget.spent[name] = budget.spent.get(name, 0.0) + time.perf_counter() - began
+            with budget.lock:
+                budget.spent[name] = budget.spent.get(name, 0.0) + time.perf_counter() - began
 
     return of_which_the_time_is_kept
 
@@ -83,20 +88,26 @@ def budget_of(folder: Path, edge: int, name: str, *, compiled: bool = True) -> d
     return {row: 1e3 * sum(one.get(row, 0.0) for one in found) / (edge / SHARD) ** 2 for row in ROWS}
 
 
-def main() -> None:
-    """Print the table."""
-    folder = Path(sys.argv[1]) if sys.argv[1:] else Path(tempfile.mkdtemp())
-    edge = int(sys.argv[2]) if sys.argv[2:] else 16384
+def table(folder: Path, edge: int) -> str:
+    """The table, in Markdown."""
     cases = {
         "copy": partial(budget_of, folder, edge, "none"),
         "gaussian σ 1.5, on tensors": partial(budget_of, folder, edge, "gaussian", compiled=False),
         "gaussian σ 1.5": partial(budget_of, folder, edge, "gaussian"),
     }
-    measured = {title: case() for title, case in cases.items()}
-    print("| ms for each 1024² | " + " | ".join(measured) + " |")
-    print("|---|" + "---|" * len(measured))
+    measured = take_turns(cases, lambda title: cases[title](), 3)
+    lines = ["| ms for each 1024² | " + " | ".join(measured) + " |", "|---|" + "---|" * len(measured)]
     for row in ROWS:
-        print(f"| {row} | " + " | ".join(f"{values[row]:.1f}" for values in measured.values()) + " |")
+        middles = [statistics.median(result[row] for result in results) for results in measured.values()]
+        lines.append(f"| {row} | " + " | ".join(f"{value:.1f}" for value in middles) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the table."""
+    edge = int(sys.argv[2]) if sys.argv[2:] else 16384
+    with tempfile.TemporaryDirectory() as temporary:
+        print(table(Path(sys.argv[1] if sys.argv[1:] else temporary), edge))
 
 
 if __name__ == "__main__":

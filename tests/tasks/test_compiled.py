@@ -23,7 +23,7 @@ FILTERS = [
     TotalVariation(strength=2.0, sigma=0.1),
     NonLocalMeans(strength=0.8, sigma=0.3),
     *(NonLocalMeans(strength=0.5, patch=edge, distance=2) for edge in range(1, 16, 2)),
-    NonLocalMeans(strength=0.5, distance=9, spacing=(1.0, 2.0)),
+    *(NonLocalMeans(strength=0.5, distance=9, spacing=spacing) for spacing in ((1.0, 2.0), (2.0, 1.0))),
 ]
 SHAPES = [(2, 1, 67, 131), (1, 2, 40, 1100), (1, 1, 1, 17), (1, 1, 18, 1), (3, 1, 2, 2), (1, 1, 1, 1)]
 
@@ -119,16 +119,46 @@ def test_what_they_do_not_take_is_done_on_tensors(
     assert torch.allclose(result, image)
 
 
-def test_one_noise_level_in_a_map_is_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("filter_of", [TotalVariation, NonLocalMeans])
+def test_one_noise_level_in_a_map_is_one_number(
+    filter_of: type[TotalVariation | NonLocalMeans], monkeypatch: pytest.MonkeyPatch
+) -> None:
     image = torch.randn(2, 1, 30, 40, generator=torch.Generator().manual_seed(1))
-    known, by_map = TotalVariation(strength=1.0, sigma=0.25), TotalVariation(strength=1.0, sigma="auto")
+    known, by_map = filter_of(strength=1.0, sigma=0.25), filter_of(strength=1.0, sigma="auto")
     levels = torch.full_like(image, 0.25)
     assert same_bits(known.build()(image), by_map.build()(image, sigma=levels))
     monkeypatch.setattr(compiled, "library", FailingLibrary)
     with pytest.raises(MemoryError):
         by_map.build()(image, sigma=levels)
     levels[0, 0, 3, 4] = 0.5
+    monkeypatch.setattr(compiled, "library", lambda: None)
     assert by_map.build()(image[:1], sigma=levels[:1]).isfinite().all()
+
+
+def test_gradients_of_means_are_those_of_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    means = NonLocalMeans(strength=1.0, sigma="auto", patch=3, distance=2).build()
+    drawn = torch.randn(3, 1, 1, 9, 8, generator=torch.Generator().manual_seed(1))
+    image, levels, valid = drawn[0], drawn[1].abs() + 0.5, (drawn[2] > -1).float()
+    image.requires_grad_()
+    levels.requires_grad_()
+    step = 1e-3 * torch.randn(image.shape, generator=torch.Generator().manual_seed(2))
+    for more in ({}, {"valid": valid}):
+        for along in ((step, 0 * step), (0 * step, step)):
+            gradients = torch.autograd.grad(
+                means(image, sigma=levels, **more).square().sum(), [image, levels]
+            )
+            with torch.no_grad():
+                ends = [
+                    means(image + sign * along[0], sigma=levels + sign * along[1], **more)
+                    .double()
+                    .square()
+                    .sum()
+                    for sign in (1, -1)
+                ]
+                slope = sum(float((g * a).sum()) for g, a in zip(gradients, along, strict=True))
+            assert slope == pytest.approx(float(ends[0] - ends[1]) / 2, rel=0.02)
+    uniform = torch.full_like(image, 0.5, requires_grad=True)
+    assert means(image.detach(), sigma=uniform).requires_grad
 
 
 def test_exponentials_have_the_same_bits_in_all_forms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +166,7 @@ def test_exponentials_have_the_same_bits_in_all_forms(monkeypatch: pytest.Monkey
     values[0, 0, 0, :4] = torch.tensor([0.0, -0.0, -torch.inf, torch.nan])
     found = exponential_(values.clone())
     exact = values.double().exp().masked_fill(values < -87, 0)
-    assert torch.allclose(found.double(), exact, rtol=1.5e-7, atol=0, equal_nan=True)
+    assert torch.allclose(found.double(), exact, rtol=1e-7, atol=0, equal_nan=True)
     assert same_bits(found, exponential_(values.clone().transpose(2, 3)).transpose(2, 3))
     monkeypatch.setattr(compiled, "library", lambda: None)
     assert same_bits(found, exponential_(values.clone()))

@@ -312,7 +312,7 @@ def _unit_of(strength: float | torch.Tensor, image: torch.Tensor) -> Any:
     import torch
 
     if isinstance(strength, torch.Tensor):
-        low, high = strength.aminmax()
+        low, high = strength.detach().aminmax()
         if strength.device.type != "cpu":
             exponent, most = (
                 v.double().abs().clamp_min(TINY).log2().round() for v in (high, image.abs().max())
@@ -325,7 +325,7 @@ def _unit_of(strength: float | torch.Tensor, image: torch.Tensor) -> Any:
     exponent = math.frexp(strength)[1]
     if abs(exponent) <= MODERATE:
         return None
-    exponent = max(exponent, math.frexp(float(image.abs().max()))[1] - LARGEST_SQUARED)
+    exponent = max(exponent, math.frexp(float(image.detach().abs().max()))[1] - LARGEST_SQUARED)
     return 2.0 ** max(-LARGEST_SHIFT, min(exponent, LARGEST_SHIFT))
 
 

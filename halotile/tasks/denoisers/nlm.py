@@ -89,13 +89,13 @@ class NonLocalMeans(LeveledFilter):
         """Average similar patches; each pair of pixels is compared once, its weight used both ways."""
         import torch
 
-        allowance, steepness = self._terms(image, sigma)
-        if valid is None and (averaged := self._compiled(image, allowance, steepness)) is not None:
+        spacing = self.spacing_along(image.dim() - 2)
+        shifts, patch = [int(self.distance / size) for size in spacing], self._patch(spacing)
+        allowance, steepness = self._terms(image, sigma, math.prod(patch))
+        if valid is None and (averaged := _compiled(image, shifts, patch, allowance, steepness)) is not None:
             return averaged
         total, weights = image.clone(memory_format=torch.contiguous_format), torch.ones_like(image)
-        spacing = self.spacing_along(image.dim() - 2)
-        patch = self._patch(spacing)
-        for shift in half_of_shifts(self._distances(spacing)):
+        for shift in half_of_shifts(shifts):
             here, there = overlap(tuple(image.shape), shift)
             both = None if valid is None else valid[here] * valid[there]
             difference = _compared(image[here] - image[there], patch, both)
@@ -108,40 +108,41 @@ class NonLocalMeans(LeveledFilter):
             weights[there] += weight
         return total.div_(weights)
 
-    def _compiled(
-        self, image: torch.Tensor, allowance: torch.Tensor, steepness: torch.Tensor
-    ) -> torch.Tensor | None:
-        """The same bits by compiled code; None where there is none for the image, or the noise level differs within it."""
-        import torch
-
-        kernel = kernel_for("nonlocal_means", image)
-        if kernel is None or self.patch > COMPILED_PATCH:
-            return None
-        terms = [*allowance.aminmax(), *steepness.aminmax()]
-        if terms[0] != terms[1] or terms[2] != terms[3]:
-            return None
-        spacing = self.spacing_along(image.dim() - 2)
-        out = torch.empty_like(image, memory_format=torch.contiguous_format)
-        for plane, result in zip(planes(image), planes(out), strict=True):
-            kernel(plane, *plane.shape, *self._patch(spacing), *self._distances(spacing), float(terms[0]), float(terms[2]), result)  # fmt: skip
-        return out
-
-    def _terms(self, image: torch.Tensor, sigma: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The contribution of noise to a patch sum, and the factor from patch sum to exponent."""
-        pixels = math.prod(self._patch(self.spacing_along(image.dim() - 2)))
+    def _terms(
+        self, image: torch.Tensor, sigma: torch.Tensor | None, pixels: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The contribution of noise to the sum over a patch of so many pixels, and the factor from this sum to the exponent."""
         strength = self.strength_at(self.strength, sigma, image.dtype)
         h = number_like(strength, image)
         noise = sigma if sigma is not None else self.sigma or 0.0
         level = number_like(noise, image)
         return level * level * (2.0 * pixels), (h * h).clamp_min(TINY).reciprocal() * (-1.0 / pixels)
 
-    def _distances(self, spacing: Sequence[float]) -> list[int]:
-        """The largest shifts, in pixels."""
-        return [int(self.distance / size) for size in spacing]
-
     def _patch(self, spacing: Sequence[float]) -> list[int]:
         """The edges of a patch, in pixels."""
         return [2 * int(self.patch // 2 / size) + 1 for size in spacing]
+
+
+def _compiled(
+    image: torch.Tensor,
+    shifts: Sequence[int],
+    patch: Sequence[int],
+    allowance: torch.Tensor,
+    steepness: torch.Tensor,
+) -> torch.Tensor | None:
+    """The same bits by compiled code; None where the image, its patches or a noise level that differs within it are not for that."""
+    import torch
+
+    kernel = kernel_for("nonlocal_means", image)
+    if kernel is None or max(patch) > COMPILED_PATCH or allowance.requires_grad or steepness.requires_grad:
+        return None
+    (least, most), (steepest, flattest) = allowance.aminmax(), steepness.aminmax()
+    if least != most or steepest != flattest:
+        return None
+    out = torch.empty_like(image, memory_format=torch.contiguous_format)
+    for plane, result in zip(planes(image), planes(out), strict=True):
+        kernel(plane, *plane.shape, *patch, *shifts, float(least), float(steepest), result)
+    return out
 
 
 def half_of_shifts(distances: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -164,7 +165,7 @@ def patch_difference(difference: torch.Tensor, patch: Sequence[int]) -> torch.Te
     import torch.nn.functional
 
     around = [edge // 2 for edge in reversed(patch) for _ in range(2)]
-    total = torch.nn.functional.pad(difference.mul_(difference), around)
+    total = torch.nn.functional.pad(difference.square(), around)
     for axis, edge in enumerate(patch, start=2):
         total = box_sum(total, axis, edge)
     return total
@@ -191,13 +192,14 @@ def _weight(
 ) -> torch.Tensor:
     """Weights of pairs of pixels, 0 where one is in a hole."""
     weight = exponential_((difference - allowance).clamp_min_(0.0).mul_(steepness))
-    return weight if both is None else weight.mul_(both)
+    return weight if both is None else weight * both
 
 
 def exponential_(values: torch.Tensor) -> torch.Tensor:
-    """The exponential of numbers that are not positive, in place, to 1.5e-7 of itself; 0 below that of -87.
+    """The exponential of numbers that are not positive, in place, to 1e-7 of itself; 0 below that of -87.
 
-    That of torch on a CPU rounds as the vectors of the CPU have it. This one is the same sequence of single operations for each number.
+    That of torch on a CPU rounds as the vectors of the CPU have it. This one is the same sequence of single operations for each number;
+    where gradients go through, and on a GPU, it is torch's.
 
     References
     ----------

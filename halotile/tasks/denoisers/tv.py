@@ -162,7 +162,7 @@ def _minimise(
     ratio = number_like(weight, image).clamp_min(TINY).reciprocal() * step
     kernel = kernel_for("total_variation", image)
     least, most = ratio.aminmax()
-    if kernel is not None and least == most and gradient.is_plain:
+    if kernel is not None and least == most and gradient.is_plain and not ratio.requires_grad:
         out = torch.empty_like(image, memory_format=torch.contiguous_format)
         for plane, result in zip(planes(image), planes(out), strict=True):
             kernel(plane, *plane.shape, float(least), step, iterations, result)

@@ -68,13 +68,15 @@ struct part {
 INLINE square_differences(struct plane plane, ptrdiff_t y, ptrdiff_t dy, ptrdiff_t dx, ptrdiff_t from, ptrdiff_t to,
                           float *restrict out) {
   ptrdiff_t left = dx < 0 ? -dx : 0, right = plane.columns - (dx > 0 ? dx : 0), a = from > left ? from : left, b = to < right ? to : right;
-  if (y < 0 || y + dy >= plane.rows)
-    a = b = to;
+  if (y < 0 || y + dy >= plane.rows) { /* no pairs in this row */
+    memset(out, 0, (to - from) * sizeof *out);
+    return;
+  }
   for (ptrdiff_t x = from; x < a; x++)
     out[x - from] = 0.0f;
-  const float *here = plane.pixels + y * plane.columns, *there = here + dy * plane.columns + dx;
+  const float *here = plane.pixels + y * plane.columns, *there = here + dy * plane.columns;
   for (ptrdiff_t x = a; x < b; x++) {
-    float difference = here[x] - there[x];
+    float difference = here[x] - there[x + dx];
     out[x - from] = difference * difference;
   }
   for (ptrdiff_t x = b; x < to; x++)
@@ -86,15 +88,17 @@ INLINE add(struct plane plane, struct part part, ptrdiff_t y, ptrdiff_t dy, ptrd
            ptrdiff_t from, ptrdiff_t to) {
   if (y < part.y0 || y >= part.y1)
     return;
-  ptrdiff_t a = from > part.x0 ? from : part.x0, b = to < part.x1 ? to : part.x1, at = (y - part.y0) * WIDTH - part.x0;
-  const float *pixels = plane.pixels + (y + dy) * plane.columns + dx;
+  ptrdiff_t a = from > part.x0 ? from : part.x0, b = to < part.x1 ? to : part.x1, row = (y - part.y0) * WIDTH - part.x0;
+  const float *pixels = plane.pixels + (y + dy) * plane.columns;
   float *restrict total = part.total, *restrict weights = part.weights;
   for (ptrdiff_t x = a; x < b; x++) {
-    total[at + x] += weight[x - from] * pixels[x];
-    weights[at + x] += weight[x - from];
+    total[row + x] += weight[x - from] * pixels[x + dx];
+    weights[row + x] += weight[x - from];
   }
 }
 
+/* Adds all pairs of pixels (dy, dx) apart of which one is in the part: those whose upper pixel is in rows `first` to `last` and columns
+   `from` to `to`. `squares` holds the rows that a patch covers, each in the place of the one `high` rows below it. */
 INLINE compare(struct plane plane, struct part part, ptrdiff_t dy, ptrdiff_t dx, ptrdiff_t high, ptrdiff_t wide, float allowance,
                float steepness, float *scratch, ptrdiff_t room) {
   ptrdiff_t left = dx < 0 ? -dx : 0, right = plane.columns - (dx > 0 ? dx : 0);
@@ -130,6 +134,7 @@ INLINE compare(struct plane plane, struct part part, ptrdiff_t dy, ptrdiff_t dx,
 KERNEL nonlocal_means(const float *image, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t high, ptrdiff_t wide, ptrdiff_t down,
                       ptrdiff_t across, float allowance, float steepness, float *out) {
   struct plane plane = {image, rows, columns};
+  down = down < rows ? down : rows - 1, across = across < columns ? across : columns - 1;
   ptrdiff_t room = WIDTH + across + wide;
   float *scratch = malloc((2 * HEIGHT * WIDTH + (high + 2) * room) * sizeof *scratch);
   if (!scratch)
