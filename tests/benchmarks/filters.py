@@ -132,7 +132,7 @@ FILTER_ROWS = [
         for size in (3, 5)
     ),
     *(
-        ("large-medians", f"median {size} × {size}, one thread: kernel / scipy's", f"filters.ours_alone median{size}", f"filters.scipy_alone median{size}", 2048, 0.2)
+        ("large-medians", f"median {size} × {size}, one thread: kernel / scipy's", f"filters.ours_alone median{size}", f"filters.scipy_alone median{size}", 1024, 0.2)
         for size in MEDIANS[2:]
     ),
     ("gaussian", "gaussian σ 1.5 of 16384², job of two workers / copying the bytes to a synced file", "filters.ours gaussian", "filters.raw_copy", 16384, 2.5),

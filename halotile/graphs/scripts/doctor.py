@@ -143,9 +143,9 @@ def _packages() -> str:
 def _filters() -> Result:
     """Look for the filters in C."""
     if library() is not None:
-        return "ok", "gaussian, median and tv are compiled"
+        return "ok", "gaussian, median, tv and nlm are compiled"
     return "note", (
-        "gaussian, median and tv were not compiled, and give the same results more slowly: with a C compiler, cc, install halotile again"
+        "gaussian, median, tv and nlm were not compiled, and give the same results more slowly: with a C compiler, cc, install halotile again"
     )
 
 
