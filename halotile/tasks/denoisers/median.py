@@ -75,10 +75,8 @@ def filter_median(batch: torch.Tensor, valid: torch.Tensor | None = None, *, siz
     if measured is None and size <= COMPILED_SIZE:
         name = f"median_{size}" if size in WRITTEN_OUT else "median_of"
         kernel = kernel_for(name, batch)
-        if kernel is not None and not bool(
-            batch.isnan().any()
-        ):  # the lesser of NaN and a number is another in C
-            return _medians_of_planes(batch, size, kernel)
+        if kernel is not None and (medians := _medians_of_planes(batch, size, kernel)) is not None:
+            return medians
     count = size**axes
     network = median_network(size, axes) if count <= NETWORK_PIXELS else None
     # A network keeps about as many arrays as the window has pixels; half a strip keeps them in cache.
@@ -94,22 +92,21 @@ def filter_median(batch: torch.Tensor, valid: torch.Tensor | None = None, *, siz
     return out
 
 
-def _medians_of_planes(batch: torch.Tensor, size: int, kernel: Kernel) -> torch.Tensor:
-    """The same bits by compiled code."""
+def _medians_of_planes(batch: torch.Tensor, size: int, kernel: Kernel) -> torch.Tensor | None:
+    """The same bits by compiled code; None where there are NaN: the lesser of NaN and a number is another in C."""
     import torch
 
-    depth = size // 2
     out = torch.empty_like(batch, memory_format=torch.contiguous_format)
-    padded = torch.nn.functional.pad(batch, (depth,) * 4, mode="replicate") + 0.0
-    for image, result in zip(planes(padded), planes(out), strict=True):
+    has_nan = torch.zeros(1, dtype=torch.int32)
+    for image, result in zip(planes(batch), planes(out), strict=True):
         if size in WRITTEN_OUT:
-            kernel(image, *result.shape, result)
+            kernel(image, *result.shape, result, has_nan)
             continue
         program = network_program(size)
         steps = torch.from_numpy(program.array())
         counts = (program.of_columns, len(steps), program.registers, program.pitch, STRETCH, program.result)
-        kernel(size, image, *result.shape, steps, *counts, result)
-    return out
+        kernel(size, image, *result.shape, steps, *counts, result, has_nan)
+    return None if bool(has_nan) else out
 
 
 def _replace_near_holes(strip: torch.Tensor, source: torch.Tensor, known: torch.Tensor, size: int) -> None:

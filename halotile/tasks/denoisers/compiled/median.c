@@ -1,27 +1,49 @@
-/* Medians by sorting networks. The image has the margin of the window on all sides, and no negative zeros and NaN are told apart. */
+/* Medians by sorting networks. Of NaN they only tell that there are some: the lesser of NaN and a number depends on their order. */
 #include "kernels.h"
 
 #define LESSER(a, b) ((a) < (b) ? (a) : (b))
 #define GREATER(a, b) ((a) < (b) ? (b) : (a))
 #include "networks.h" /* written by hatch_build.py: sort_columns_N and middle_N for small windows */
 
-#define MEDIAN(size)                                                                                                     \
-  KERNEL median_##size(const float *image, ptrdiff_t rows, ptrdiff_t columns, float *out) {                              \
-    ptrdiff_t wide = columns + size - 1;                                                                                 \
-    float *room = malloc(size * wide * sizeof *room), *sorted[size];                                                     \
-    if (!room)                                                                                                           \
-      return 1;                                                                                                          \
-    for (ptrdiff_t k = 0; k < size; k++)                                                                                 \
-      sorted[k] = room + k * wide;                                                                                       \
-    for (ptrdiff_t y = 0; y < rows; y++) {                                                                               \
-      const float *at[size];                                                                                             \
-      for (ptrdiff_t k = 0; k < size; k++)                                                                               \
-        at[k] = image + (y + k) * wide;                                                                                  \
-      sort_columns_##size(at, wide, sorted);                                                                             \
-      middle_##size(sorted, columns, out + y * columns);                                                                 \
-    }                                                                                                                    \
-    free(room);                                                                                                          \
-    return 0;                                                                                                            \
+/* `count` pixels of a row beginning with `from`, the outermost ones repeated beyond its ends, without negative zeros. */
+INLINE widen(const float *row, ptrdiff_t columns, ptrdiff_t from, ptrdiff_t count, float *restrict out, int32_t *has_nan) {
+  ptrdiff_t i = 0, inside = columns - from < count ? columns - from : count;
+  int32_t found = 0;
+  for (; from + i < 0; i++)
+    out[i] = row[0] + 0.0f;
+  for (; i < inside; i++) {
+    float value = row[from + i] + 0.0f;
+    found |= value != value;
+    out[i] = value;
+  }
+  for (; i < count; i++)
+    out[i] = row[columns - 1] + 0.0f;
+  *has_nan |= found;
+}
+
+static inline ptrdiff_t nearest(ptrdiff_t y, ptrdiff_t rows) { return y < 0 ? 0 : y < rows ? y : rows - 1; }
+
+/* A ring of `size` widened rows; row y is in the place y + size / 2, modulo size. */
+#define MEDIAN(size)                                                                                                           \
+  KERNEL median_##size(const float *image, ptrdiff_t rows, ptrdiff_t columns, float *out, int32_t *has_nan) {                  \
+    ptrdiff_t depth = size / 2, wide = columns + size - 1;                                                                     \
+    float *room = malloc(2 * size * wide * sizeof *room), *sorted[size];                                                       \
+    if (!room)                                                                                                                 \
+      return 1;                                                                                                                \
+    for (ptrdiff_t k = 0; k < size; k++)                                                                                       \
+      sorted[k] = room + (size + k) * wide;                                                                                    \
+    for (ptrdiff_t y = -depth; y < rows + depth; y++) {                                                                        \
+      widen(image + nearest(y, rows) * columns, columns, -depth, wide, room + (y + depth) % size * wide, has_nan);             \
+      if (y < depth)                                                                                                           \
+        continue;                                                                                                              \
+      const float *at[size];                                                                                                   \
+      for (ptrdiff_t k = 0; k < size; k++)                                                                                     \
+        at[k] = room + (y - depth + k) % size * wide;                                                                          \
+      sort_columns_##size(at, wide, sorted);                                                                                   \
+      middle_##size(sorted, columns, out + (y - depth) * columns);                                                             \
+    }                                                                                                                          \
+    free(room);                                                                                                                \
+    return 0;                                                                                                                  \
   }
 MEDIAN(3)
 MEDIAN(5)
@@ -57,8 +79,9 @@ INLINE follow(const Step *steps, ptrdiff_t count, float *room, ptrdiff_t length)
 
 /* `stretch` pixels of a row at a time, whose registers, `pitch` apart, stay in the cache. */
 KERNEL median_of(ptrdiff_t size, const float *image, ptrdiff_t rows, ptrdiff_t columns, const Step *steps, ptrdiff_t of_columns,
-                 ptrdiff_t count, ptrdiff_t registers, ptrdiff_t pitch, ptrdiff_t stretch, ptrdiff_t result, float *out) {
-  ptrdiff_t wide = columns + size - 1;
+                 ptrdiff_t count, ptrdiff_t registers, ptrdiff_t pitch, ptrdiff_t stretch, ptrdiff_t result, float *out,
+                 int32_t *has_nan) {
+  ptrdiff_t depth = size / 2;
   float *room = malloc(registers * pitch * sizeof *room);
   if (!room)
     return 1;
@@ -66,8 +89,7 @@ KERNEL median_of(ptrdiff_t size, const float *image, ptrdiff_t rows, ptrdiff_t c
     for (ptrdiff_t x = 0; x < columns; x += stretch) {
       ptrdiff_t length = columns - x < stretch ? columns - x : stretch;
       for (ptrdiff_t k = 0; k < size; k++)
-        for (ptrdiff_t i = 0; i < length + size - 1; i++)
-          room[k * pitch + i] = image[(y + k) * wide + x + i];
+        widen(image + nearest(y + k - depth, rows) * columns, columns, x - depth, length + size - 1, room + k * pitch, has_nan);
       follow(steps, of_columns, room, length + size - 1);
       follow(steps + of_columns, count - of_columns, room, length);
       memcpy(out + y * columns + x, room + result, length * sizeof *out);
