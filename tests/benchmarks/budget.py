@@ -9,43 +9,19 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.data import image
 from tests.benchmarks.denoising import run_job
 from tests.benchmarks.filters import OPTIONS
-from tests.benchmarks.measuring import fresh
+from tests.benchmarks.measuring import fresh, seconds_spent, timed
 from tests.benchmarks.turns import take_turns
 
 SHARD = 1024
-spent: dict[str, float] = {}
-"""Seconds that this process has spent, by what for."""
-lock = threading.Lock()
 ROWS = ("read and decode", "compute", "encode", "write", "fsync", "whole block")
-
-
-def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """The same call, its seconds added to those of a name."""
-
-    @wraps(call)
-    def of_which_the_time_is_kept(*args: Any, **kwargs: Any) -> Any:
-        from tests.benchmarks import budget  # not __main__, which workers have another of
-
-        began = time.perf_counter()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            with budget.lock:
-                budget.spent[name] = budget.spent.get(name, 0.0) + time.perf_counter() - began
-
-    return of_which_the_time_is_kept
 
 
 def time_stages(compiled: bool) -> None:
@@ -64,13 +40,6 @@ def time_stages(compiled: bool) -> None:
     Disk._write = timed("write", Disk._write)  # type: ignore[method-assign]
     Disk._fsync = timed("fsync", Disk._fsync)  # type: ignore[method-assign]
     BlockRunner.run = timed("whole block", BlockRunner.run)  # type: ignore[method-assign]
-
-
-def seconds_spent() -> dict[str, float]:
-    """What this process has spent."""
-    from tests.benchmarks import budget
-
-    return budget.spent
 
 
 def budget_of(folder: Path, edge: int, name: str, *, compiled: bool = True) -> dict[str, float]:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,30 @@ def main(programs: Mapping[str, Any]) -> None:
     name, folder, edge, *more = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
     folder.mkdir(parents=True, exist_ok=True)
     print(json.dumps(programs[name](folder, edge, *more)), flush=True)
+
+
+spent: list[tuple[str, float]] = []
+"""What each call that is timed was for, and its seconds, in this process."""
+
+
+def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call, its seconds kept."""
+
+    @wraps(call)
+    def of_which_the_time_is_kept(*args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            spent.append((name, time.perf_counter() - began))
+
+    return of_which_the_time_is_kept
+
+
+def seconds_spent() -> dict[str, float]:
+    """What this process has spent in timed calls, by what for."""
+    names = dict(spent)
+    return {name: sum(seconds for each, seconds in spent if each == name) for name in names}
 
 
 def fresh(path: Path) -> Path:

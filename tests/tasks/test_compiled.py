@@ -135,7 +135,7 @@ def test_one_noise_level_in_a_map_is_one_number(
     assert by_map.build()(image[:1], sigma=levels[:1]).isfinite().all()
 
 
-def test_gradients_of_means_are_those_of_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_means_are_those_of_differences() -> None:
     means = NonLocalMeans(strength=1.0, sigma="auto", patch=3, distance=2).build()
     drawn = torch.randn(3, 1, 1, 9, 8, generator=torch.Generator().manual_seed(1))
     image, levels, valid = drawn[0], drawn[1].abs() + 0.5, (drawn[2] > -1).float()

@@ -16,7 +16,7 @@ from halotile.tasks.convolution.shifted_sums import (
     widened,
 )
 from halotile.tasks.denoisers.base import Model, Spaced, holed
-from halotile.tasks.denoisers.compiled.library import Kernel, kernel_for, planes
+from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for
 from halotile.tasks.options import STRICT, check_above_zero
 
 if TYPE_CHECKING:
@@ -107,8 +107,9 @@ def smooth(
 def _smoothed(batch: torch.Tensor, taps: Sequence[tuple[float, ...]]) -> torch.Tensor:
     import torch
 
-    if (smooth_plane := kernel_for("smooth", batch)) is not None:
-        return _smoothed_planes(batch, taps, smooth_plane)
+    if (kernel := kernel_for("smooth", batch)) is not None:
+        down, across = (torch.tensor(weights, dtype=torch.float32) for weights in taps)
+        return by_plane(kernel, batch, down, len(down) - 1, across, len(across) - 1)
     axes = range(2, batch.dim())
     along = dict(zip(axes, taps, strict=True))
     depths = {axis: len(weights) - 1 for axis, weights in along.items()}
@@ -122,19 +123,6 @@ def _smoothed(batch: torch.Tensor, taps: Sequence[tuple[float, ...]]) -> torch.T
             repeat_edges(room, axis + 1, depths[axis + 1])
             source = room
         weigh_symmetric(source, axes[-1], along[axes[-1]], strip)
-    return out
-
-
-def _smoothed_planes(
-    batch: torch.Tensor, taps: Sequence[tuple[float, ...]], smooth_plane: Kernel
-) -> torch.Tensor:
-    """The same bits by compiled code."""
-    import torch
-
-    out = torch.empty_like(batch, memory_format=torch.contiguous_format)
-    down, across = (torch.tensor(weights, dtype=torch.float32) for weights in taps)
-    for image, result in zip(planes(batch), planes(out), strict=True):
-        smooth_plane(image, *image.shape, down, len(down) - 1, across, len(across) - 1, result)
     return out
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from halotile.tasks.convolution.median_networks import MedianNetwork, median_network
 from halotile.tasks.convolution.shifted_sums import box_sum, rows_around, strips
 from halotile.tasks.denoisers.base import Model, Pixelwise, holed
-from halotile.tasks.denoisers.compiled.library import Kernel, kernel_for, planes
+from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for
 from halotile.tasks.denoisers.compiled.network_program import STRETCH, network_program
 from halotile.tasks.options import STRICT, check_odd
 
@@ -72,11 +72,8 @@ def filter_median(batch: torch.Tensor, valid: torch.Tensor | None = None, *, siz
 
     axes = batch.dim() - 2
     measured = holed(valid)
-    if measured is None and size <= COMPILED_SIZE:
-        name = f"median_{size}" if size in WRITTEN_OUT else "median_of"
-        kernel = kernel_for(name, batch)
-        if kernel is not None and (medians := _medians_of_planes(batch, size, kernel)) is not None:
-            return medians
+    if measured is None and size <= COMPILED_SIZE and (medians := _compiled(batch, size)) is not None:
+        return medians
     count = size**axes
     network = median_network(size, axes) if count <= NETWORK_PIXELS else None
     # A network keeps about as many arrays as the window has pixels; half a strip keeps them in cache.
@@ -92,21 +89,23 @@ def filter_median(batch: torch.Tensor, valid: torch.Tensor | None = None, *, siz
     return out
 
 
-def _medians_of_planes(batch: torch.Tensor, size: int, kernel: Kernel) -> torch.Tensor | None:
-    """The same bits by compiled code; None where there are NaN: the lesser of NaN and a number is another in C."""
+def _compiled(batch: torch.Tensor, size: int) -> torch.Tensor | None:
+    """The same bits by compiled code; None where it does not take the batch, or there are NaN: the lesser of NaN and a number is another in C."""
     import torch
 
-    out = torch.empty_like(batch, memory_format=torch.contiguous_format)
+    kernel = kernel_for(f"median_{size}" if size in WRITTEN_OUT else "median_of", batch)
+    if kernel is None:
+        return None
     has_nan = torch.zeros(1, dtype=torch.int32)
-    for image, result in zip(planes(batch), planes(out), strict=True):
-        if size in WRITTEN_OUT:
-            kernel(image, *result.shape, result, has_nan)
-            continue
+    arguments: tuple[Any, ...] = ()
+    if size not in WRITTEN_OUT:
         program = network_program(size)
         steps = torch.from_numpy(program.array())
-        counts = (program.of_columns, len(steps), program.registers, program.pitch, STRETCH, program.result)
-        kernel(size, image, *result.shape, steps, *counts, result, has_nan)
-    return None if bool(has_nan) else out
+        arguments = (
+            size, steps, program.of_columns, len(steps), program.registers, program.pitch, STRETCH, program.result,
+        )  # fmt: skip
+    medians = by_plane(kernel, batch, *arguments, has_nan)
+    return None if bool(has_nan) else medians
 
 
 def _replace_near_holes(strip: torch.Tensor, source: torch.Tensor, known: torch.Tensor, size: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from halotile.tasks.convolution.shifted_sums import box_sum
 from halotile.tasks.denoisers.base import TINY, LeveledFilter, number_like
-from halotile.tasks.denoisers.compiled.library import kernel_for, planes
+from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for, one_number
 from halotile.tasks.options import STRICT, check_odd, check_whole
 
 if TYPE_CHECKING:
@@ -131,18 +131,11 @@ def _compiled(
     steepness: torch.Tensor,
 ) -> torch.Tensor | None:
     """The same bits by compiled code; None where the image, its patches or a noise level that differs within it are not for that."""
-    import torch
-
     kernel = kernel_for("nonlocal_means", image)
-    if kernel is None or max(patch) > COMPILED_PATCH or allowance.requires_grad or steepness.requires_grad:
+    if kernel is None or max(patch) > COMPILED_PATCH:
         return None
-    (least, most), (steepest, flattest) = allowance.aminmax(), steepness.aminmax()
-    if least != most or steepest != flattest:
-        return None
-    out = torch.empty_like(image, memory_format=torch.contiguous_format)
-    for plane, result in zip(planes(image), planes(out), strict=True):
-        kernel(plane, *plane.shape, *patch, *shifts, float(least), float(steepest), result)
-    return out
+    terms = [one_number(allowance), one_number(steepness)]
+    return None if None in terms else by_plane(kernel, image, *patch, *shifts, *terms)
 
 
 def half_of_shifts(distances: Sequence[int]) -> Iterator[tuple[int, ...]]:

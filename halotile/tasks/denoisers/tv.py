@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 
 from halotile.tasks.denoisers.base import TINY, LeveledFilter, number_like
-from halotile.tasks.denoisers.compiled.library import kernel_for, planes
+from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for, one_number
 from halotile.tasks.options import STRICT, check_whole
 
 if TYPE_CHECKING:
@@ -160,13 +160,10 @@ def _minimise(
     axes = range(2, image.dim())
     step = 1.0 / (2 * gradient.square)
     ratio = number_like(weight, image).clamp_min(TINY).reciprocal() * step
-    kernel = kernel_for("total_variation", image)
-    least, most = ratio.aminmax()
-    if kernel is not None and least == most and gradient.is_plain and not ratio.requires_grad:
-        out = torch.empty_like(image, memory_format=torch.contiguous_format)
-        for plane, result in zip(planes(image), planes(out), strict=True):
-            kernel(plane, *plane.shape, float(least), step, iterations, result)
-        return out
+    if gradient.is_plain and (kernel := kernel_for("total_variation", image)) is not None:
+        number = one_number(ratio)
+        if number is not None:
+            return by_plane(kernel, image, number, step, iterations)
     dual = [torch.zeros_like(image) for _ in axes]
     slope = [torch.zeros_like(image) for _ in axes]
     current, damping, scratch = image.clone(), torch.empty_like(image), torch.empty_like(image)

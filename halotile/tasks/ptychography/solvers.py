@@ -63,7 +63,7 @@ def adam(
     means, squares, counts = (state.moments.setdefault(name, {}) for name in ("means", "squares", "counts"))
     for name, rate in rates.items():
         # Relative to the counts, beside which EPSILON is to be small.
-        gradient = as_real(gradients[name].mul_(batch.scale / state.root**2))
+        gradient = as_real(gradients[name] * (batch.scale / state.root**2))
         parameter = as_real(state.parameters[name])
         mean = as_real(means.setdefault(name, torch.zeros_like(gradients[name])))
         square = squares.setdefault(name, torch.zeros_like(gradient))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,9 +62,24 @@ def kernel_for(name: str, image: torch.Tensor) -> Kernel | None:
     return call
 
 
-def planes(batch: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The planes of a batch, each without gaps."""
-    return iter(batch.contiguous().flatten(0, 1).unbind(0))
+def by_plane(kernel: Kernel, batch: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    """Filter each plane of a batch: the kernel takes its pixels, rows and columns, the arguments, and the place for its result."""
+    import torch
+
+    out = torch.empty_like(batch, memory_format=torch.contiguous_format)
+    for plane, result in zip(
+        *(each.flatten(0, 1).unbind(0) for each in (batch.contiguous(), out)), strict=True
+    ):
+        kernel(plane, *plane.shape, *arguments, result)
+    return out
+
+
+def one_number(values: torch.Tensor) -> float | None:
+    """The number that all values are; None where they differ, or gradients go through them."""
+    if values.requires_grad:
+        return None
+    least, most = values.aminmax()
+    return float(least) if least == most else None
 
 
 def _argument(value: Any) -> Any:

@@ -25,7 +25,7 @@ static inline ptrdiff_t nearest(ptrdiff_t y, ptrdiff_t rows) { return y < 0 ? 0 
 
 /* A ring of `size` widened rows; row y is in the place y + size / 2, modulo size. */
 #define MEDIAN(size)                                                                                                           \
-  KERNEL median_##size(const float *image, ptrdiff_t rows, ptrdiff_t columns, float *out, int32_t *has_nan) {                  \
+  KERNEL median_##size(const float *image, ptrdiff_t rows, ptrdiff_t columns, int32_t *has_nan, float *out) {                  \
     ptrdiff_t depth = size / 2, wide = columns + size - 1;                                                                     \
     float *room = malloc(2 * size * wide * sizeof *room), *sorted[size];                                                       \
     if (!room)                                                                                                                 \
@@ -78,9 +78,9 @@ INLINE follow(const Step *steps, ptrdiff_t count, float *room, ptrdiff_t length)
 }
 
 /* `stretch` pixels of a row at a time, whose registers, `pitch` apart, stay in the cache. */
-KERNEL median_of(ptrdiff_t size, const float *image, ptrdiff_t rows, ptrdiff_t columns, const Step *steps, ptrdiff_t of_columns,
-                 ptrdiff_t count, ptrdiff_t registers, ptrdiff_t pitch, ptrdiff_t stretch, ptrdiff_t result, float *out,
-                 int32_t *has_nan) {
+KERNEL median_of(const float *image, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t size, const Step *steps, ptrdiff_t of_columns,
+                 ptrdiff_t count, ptrdiff_t registers, ptrdiff_t pitch, ptrdiff_t stretch, ptrdiff_t result,
+                 int32_t *has_nan, float *out) {
   ptrdiff_t depth = size / 2;
   float *room = malloc(registers * pitch * sizeof *room);
   if (!room)
