@@ -130,11 +130,43 @@ def read_window(source: Readable, window: Region, rim: Rim) -> Pixels:
         source_positions(a, b, n, rule)
         for a, b, n, rule in zip(window.start, window.stop, source.shape, rim.rules, strict=True)
     ]
+    inside = window.clip(whole)
+    if all(map(_holds, inside.start, inside.stop, positions)):
+        reach = rim.reach(window, source.shape)
+        return _surrounded(source.read(inside), inside.relative_to(reach), inside, positions, rim.values)
     needed = [_distinct(position) for position in positions]
     pixels = _read_slabs(source, needed)
     for axis, (position, need) in enumerate(zip(positions, needed, strict=True)):
         pixels = _spread(pixels, axis, position, need, rim.values[axis])
     return pixels
+
+
+def _holds(start: int, stop: int, position: NDArray[np.intp]) -> bool:
+    """Return True where what lies inside the array is all that the positions of an axis need."""
+    return start < stop and bool(((position < 0) | ((position >= start) & (position < stop))).all())
+
+
+def _surrounded(
+    pixels: Pixels,
+    place: Region,
+    inside: Region,
+    positions: list[NDArray[np.intp]],
+    values: tuple[float, ...],
+) -> Pixels:
+    """Put the pixels of ``inside`` in their place of a window, and fill what lies around it from them, one axis after the other."""
+    window = np.empty([len(position) for position in positions], pixels.dtype)
+    filled: list[Any] = list(place.slices)
+    window[tuple(filled)] = pixels
+    for axis, (position, value) in enumerate(zip(positions, values, strict=True)):
+        outside = np.delete(np.arange(len(position)), filled[axis])
+        around = (*filled[:axis], outside, *filled[axis + 1 :])
+        if len(outside) and position[outside[0]] < 0:
+            window[around] = value
+        elif len(outside):
+            source = position[outside] - inside.start[axis] + place.start[axis]
+            window[around] = window[(*filled[:axis], source, *filled[axis + 1 :])]
+        filled[axis] = slice(None)
+    return window
 
 
 def _distinct(position: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -30,6 +30,14 @@ spent: list[tuple[str, float]] = []
 """What each call that is timed was for, and its seconds, in this process."""
 
 
+def use_allocator_of_workers() -> None:
+    """Start the process of this program again with the allocator settings of workers, which it reads when it starts."""
+    from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
+
+    if not os.environ.items() >= ALLOCATOR_ENVIRONMENT.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR_ENVIRONMENT)
+
+
 def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """The same call, its seconds kept."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks.measuring import Result, in_two_processes, main, median_seconds
+from tests.benchmarks.measuring import (
+    Result,
+    in_two_processes,
+    main,
+    median_seconds,
+    use_allocator_of_workers,
+)
 
 FIELD = (2, 10, 720, 1440)
 """Samples, variables, latitudes and longitudes of the transforms that PhysicsNeMo tests."""
@@ -169,8 +174,5 @@ FFT_ROWS: list[tuple[str, str, str, str, int, float | None, int]] = [
 
 
 if __name__ == "__main__":
-    from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
-
-    if not os.environ.items() >= ALLOCATOR_ENVIRONMENT.items():  # a process reads them when it starts
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ALLOCATOR_ENVIRONMENT)
+    use_allocator_of_workers()
     main(globals())

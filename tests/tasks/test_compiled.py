@@ -18,7 +18,7 @@ from halotile.tasks.denoisers.tv import TotalVariation
 FILTERS = [
     *(Gaussian(sigma=sigma) for sigma in (0.1, 0.3, 0.6, 1.5, 4.0)),
     Gaussian(sigma=1.0, spacing=(1.0, 3.0)),
-    *(Median(size=size) for size in (3, 5, 7, 9, 15)),
+    *(Median(size=size) for size in (3, 5, 7, 9, 15, 17)),
     *(TotalVariation(strength=0.2, iterations=steps) for steps in (1, 2, 20)),
     TotalVariation(strength=2.0, sigma=0.1),
     NonLocalMeans(strength=0.8, sigma=0.3),
@@ -71,6 +71,15 @@ def test_compiled_filters_have_the_bits_of_those_on_tensors(
             assert same_bits(given, before)
 
 
+@pytest.mark.parametrize("size", [9, 31, 101])
+def test_large_medians_follow_steps_and_ties(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, columns = torch.meshgrid(torch.arange(50.0), torch.arange(70.0), indexing="ij")
+    stripes = torch.where(columns.int() // 40 % 2 == 0, -1e30, 1e30)
+    for image in (rows - columns, stripes, (rows + columns) % 2, torch.full((50, 70), -0.0)):
+        found = Median(size=size).build()(image[None, None])
+        assert same_bits(found, on_tensors(Median(size=size), image[None, None], monkeypatch))
+
+
 @pytest.mark.parametrize("denoiser", FILTERS, ids=str)
 def test_values_that_are_not_finite_spread_alike(denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch) -> None:
     for value in (float("nan"), float("inf"), -float("inf"), 3e38, 1e-42):
@@ -104,7 +113,7 @@ def test_the_code_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
         (Gaussian(sigma=1), torch.ones(1, 1, 8, 8, dtype=torch.float64)),
         (Gaussian(sigma=1), torch.ones(1, 1, 4, 8, 8)),
         (Median(size=3), torch.ones(1, 1, 8, 8, requires_grad=True)),
-        (Median(size=17), torch.ones(1, 1, 20, 20)),
+        (Median(size=17), torch.ones(1, 1, 3, 20, 20)),
         (TotalVariation(strength=1, spacing=(1.0, 2.0)), torch.ones(1, 1, 8, 8)),
         (NonLocalMeans(strength=1), torch.ones(1, 1, 8, 8, requires_grad=True)),
     ],

@@ -10,6 +10,7 @@ a test that overrides them can observe, or drop, every operation.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import glob
 import os
@@ -32,6 +33,9 @@ GONE = (FileNotFoundError, NotADirectoryError)
 _IOV_MAX = 1024
 _NOT_FOR_DIRECTORIES = {errno.EINVAL, errno.ENOTSUP}
 _FILES_IN_FLIGHT = 32
+_BEGIN_TO_WRITE = 2
+_SYNC_FILE_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)
+"""Call of Linux that lets the disk begin with what was written to a file."""
 
 
 class Disk:
@@ -79,6 +83,8 @@ class Disk:
                 fd = self._open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
                 pending.append((partial, path, fd))
                 total += self._write_all(fd, buffers)
+                if sync:
+                    self._begin_fsync(fd)
                 directories.add(path.parent)
                 if len(pending) == _FILES_IN_FLIGHT:
                     self._publish(pending, sync)
@@ -237,6 +243,11 @@ class Disk:
 
     def _fsync(self, fd: int) -> None:
         os.fsync(fd)
+
+    def _begin_fsync(self, fd: int) -> None:
+        """Let the disk work while the next file is made: :meth:`_fsync` then waits less, and reports every failure."""
+        if _SYNC_FILE_RANGE is not None:
+            _SYNC_FILE_RANGE(fd, ctypes.c_int64(0), ctypes.c_int64(0), _BEGIN_TO_WRITE)
 
     def _truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from halotile.tasks.convolution.median_networks import MedianNetwork, median_network
 from halotile.tasks.convolution.shifted_sums import box_sum, rows_around, strips
 from halotile.tasks.denoisers.base import Model, Pixelwise, holed
 from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for
-from halotile.tasks.denoisers.compiled.network_program import STRETCH, network_program
 from halotile.tasks.options import STRICT, check_odd
 
 if TYPE_CHECKING:
@@ -18,9 +17,8 @@ if TYPE_CHECKING:
 
 NETWORK_PIXELS = 49
 """Windows of up to this many pixels are sorted by exchanges, larger ones by selection."""
-WRITTEN_OUT = (3, 5)
-"""Windows whose network is compiled; those of larger ones, up to COMPILED_SIZE, are followed by compiled code."""
-COMPILED_SIZE = 15
+SORTED_SIZES = (3, 5, 7)
+"""Windows that compiled code sorts by networks; of larger ones it counts ranks."""
 SELECTION_BYTES = 1 << 22
 """Memory for the windows that are copied out at once for selection."""
 
@@ -72,7 +70,7 @@ def filter_median(batch: torch.Tensor, valid: torch.Tensor | None = None, *, siz
 
     axes = batch.dim() - 2
     measured = holed(valid)
-    if measured is None and size <= COMPILED_SIZE and (medians := _compiled(batch, size)) is not None:
+    if measured is None and (medians := _compiled(batch, size)) is not None:
         return medians
     count = size**axes
     network = median_network(size, axes) if count <= NETWORK_PIXELS else None
@@ -93,18 +91,11 @@ def _compiled(batch: torch.Tensor, size: int) -> torch.Tensor | None:
     """The same bits by compiled code; None where it does not take the batch, or there are NaN: the lesser of NaN and a number is another in C."""
     import torch
 
-    kernel = kernel_for(f"median_{size}" if size in WRITTEN_OUT else "median_of", batch)
-    if kernel is None:
+    is_sorted = size in SORTED_SIZES
+    if (kernel := kernel_for(f"median_{size}" if is_sorted else "median_of", batch)) is None:
         return None
     has_nan = torch.zeros(1, dtype=torch.int32)
-    arguments: tuple[Any, ...] = ()
-    if size not in WRITTEN_OUT:
-        program = network_program(size)
-        steps = torch.from_numpy(program.array())
-        arguments = (
-            size, steps, program.of_columns, len(steps), program.registers, program.pitch, STRETCH, program.result,
-        )  # fmt: skip
-    medians = by_plane(kernel, batch, *arguments, has_nan)
+    medians = by_plane(kernel, batch, *(() if is_sorted else (size,)), has_nan)
     return None if bool(has_nan) else medians
 
 

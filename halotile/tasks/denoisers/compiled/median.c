@@ -1,4 +1,4 @@
-/* Medians by sorting networks. Of NaN they only tell that there are some: the lesser of NaN and a number depends on their order. */
+/* Medians of small windows by sorting networks, of large ones by counting. Of NaN they only tell that there are some: the lesser of NaN and a number depends on their order. */
 #include "kernels.h"
 
 #define LESSER(a, b) ((a) < (b) ? (a) : (b))
@@ -47,53 +47,105 @@ static inline ptrdiff_t nearest(ptrdiff_t y, ptrdiff_t rows) { return y < 0 ? 0 
   }
 MEDIAN(3)
 MEDIAN(5)
+MEDIAN(7)
 
-/* A step of a larger network: registers of the lesser, the greater and both values, with a shift; see network_program.py. */
+
+/* The pixels of a window as bits by rank, their number in each part of PART ranks, and in all parts before `part`, where the median was. */
 typedef struct {
-  int32_t kind, lesser, greater, one, other;
-} Step;
-enum { BOTH, LEAST, MOST };
+  uint64_t *bits;
+  int32_t *counts;
+  ptrdiff_t part, before;
+} Window;
+enum { WORD = 64, PART = 512 };
 
-INLINE follow(const Step *steps, ptrdiff_t count, float *room, ptrdiff_t length) {
-  for (const Step *step = steps; step < steps + count; step++) {
-    const float *a = room + step->one, *b = room + step->other;
-    float *low = room + step->lesser, *high = room + step->greater;
-    if (step->kind == BOTH) {
-#pragma GCC ivdep
-      for (ptrdiff_t i = 0; i < length; i++) {
-        float x = a[i], y = b[i];
-        low[i] = LESSER(x, y);
-        high[i] = GREATER(x, y);
-      }
-    } else if (step->kind == LEAST) {
-#pragma GCC ivdep
-      for (ptrdiff_t i = 0; i < length; i++)
-        low[i] = LESSER(a[i], b[i]);
-    } else {
-#pragma GCC ivdep
-      for (ptrdiff_t i = 0; i < length; i++)
-        low[i] = GREATER(a[i], b[i]);
+/* Let a pixel enter, `by` 1, or leave, -1. */
+INLINE move(Window *window, uint32_t rank, int32_t by) {
+  ptrdiff_t part = rank / PART;
+  window->bits[rank / WORD] ^= (uint64_t)1 << rank % WORD;
+  window->counts[part] += by;
+  window->before += part < window->part ? by : 0;
+}
+
+/* The rank of the pixel of a window that has `less` before it. */
+static inline __attribute__((always_inline)) uint32_t pixel_after(Window *window, ptrdiff_t less) {
+  while (window->before > less)
+    window->before -= window->counts[--window->part];
+  while (window->before + window->counts[window->part] <= less)
+    window->before += window->counts[window->part++];
+  less -= window->before;
+  const uint64_t *word = window->bits + window->part * (PART / WORD);
+  for (int count; (count = __builtin_popcountll(*word)) <= less; word++)
+    less -= count;
+  uint64_t left = *word;
+  while (less--)
+    left &= left - 1;
+  return (uint32_t)((word - window->bits) * WORD + __builtin_ctzll(left));
+}
+
+/* Sort keys, and where they come from, by one digit of DIGIT bits after the other; the result is in keys[1] and origins[1]. */
+enum { DIGIT = 11, DIGITS = 3 };
+INLINE sort(uint32_t *keys[2], uint32_t *origins[2], ptrdiff_t count) {
+  for (int pass = 0; pass < DIGITS; pass++) {
+    const uint32_t *from = keys[pass % 2], *origin = origins[pass % 2];
+    uint32_t *to = keys[1 - pass % 2], *moved = origins[1 - pass % 2], starts[1 << DIGIT] = {0};
+    for (ptrdiff_t i = 0; i < count; i++)
+      starts[from[i] >> pass * DIGIT & ((1 << DIGIT) - 1)]++;
+    for (uint32_t digit = 0, start = 0; digit < 1 << DIGIT; digit++) {
+      uint32_t here = starts[digit];
+      starts[digit] = start;
+      start += here;
+    }
+    for (ptrdiff_t i = 0; i < count; i++) {
+      uint32_t place = starts[from[i] >> pass * DIGIT & ((1 << DIGIT) - 1)]++;
+      to[place] = from[i];
+      moved[place] = origin[i];
     }
   }
 }
 
-/* `stretch` pixels of a row at a time, whose registers, `pitch` apart, stay in the cache. */
-KERNEL median_of(const float *image, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t size, const Step *steps, ptrdiff_t of_columns,
-                 ptrdiff_t count, ptrdiff_t registers, ptrdiff_t pitch, ptrdiff_t stretch, ptrdiff_t result,
-                 int32_t *has_nan, float *out) {
-  ptrdiff_t depth = size / 2;
-  float *room = malloc(registers * pitch * sizeof *room);
-  if (!room)
-    return 1;
-  for (ptrdiff_t y = 0; y < rows; y++)
-    for (ptrdiff_t x = 0; x < columns; x += stretch) {
-      ptrdiff_t length = columns - x < stretch ? columns - x : stretch;
-      for (ptrdiff_t k = 0; k < size; k++)
-        widen(image + nearest(y + k - depth, rows) * columns, columns, x - depth, length + size - 1, room + k * pitch, has_nan);
-      follow(steps, of_columns, room, length + size - 1);
-      follow(steps + of_columns, count - of_columns, room, length);
-      memcpy(out + y * columns + x, room + result, length * sizeof *out);
+/* Every pixel of the widened image has a rank. The window goes right, down, left, down: a column or a row enters as another one leaves. */
+KERNEL median_of(const float *image, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t size, int32_t *has_nan, float *out) {
+  ptrdiff_t depth = size / 2, wide = columns + size - 1, count = (rows + size - 1) * wide, parts = count / PART + 1;
+  uint32_t *room = malloc(4 * count * sizeof *room);
+  Window window = {calloc(parts * (PART / WORD), sizeof(uint64_t)), calloc(parts, sizeof(int32_t)), 0, 0};
+  int failed = count > UINT32_MAX || !room || !window.bits || !window.counts;
+  if (!failed) {
+    uint32_t *keys[2] = {room, room + count}, *origins[2] = {room + 2 * count, room + 3 * count}, *ranks = room;
+    for (ptrdiff_t y = 0; y < rows + size - 1; y++)
+      widen(image + nearest(y - depth, rows) * columns, columns, -depth, wide, (float *)keys[0] + y * wide, has_nan);
+    for (ptrdiff_t i = 0; i < count; i++) {
+      uint32_t bits = keys[0][i];
+      keys[0][i] = bits ^ (bits >> 31 ? UINT32_MAX : (uint32_t)1 << 31); /* in the order of the numbers */
+      origins[0][i] = (uint32_t)i;
     }
+    sort(keys, origins, count);
+    for (ptrdiff_t i = 0; i < count; i++)
+      ranks[origins[1][i]] = (uint32_t)i;
+    for (ptrdiff_t y = 0; y < size; y++)
+      for (ptrdiff_t x = 0; x < size; x++)
+        move(&window, ranks[y * wide + x], 1);
+    for (ptrdiff_t y = 0, x = 0, step = 1; y < rows; y++, step = -step) {
+      for (;; x += step) {
+        uint32_t key = keys[1][pixel_after(&window, size * size / 2)];
+        key ^= key >> 31 ? (uint32_t)1 << 31 : UINT32_MAX;
+        memcpy(out + y * columns + x, &key, sizeof key);
+        if (x + step < 0 || x + step >= columns)
+          break;
+        const uint32_t *old = ranks + y * wide + (step > 0 ? x : x + size - 1);
+        for (ptrdiff_t k = 0; k < size; k++) {
+          move(&window, old[k * wide], -1);
+          move(&window, old[k * wide + step * size], 1);
+        }
+      }
+      const uint32_t *old = ranks + y * wide + x;
+      for (ptrdiff_t k = 0; k < size && y + 1 < rows; k++) {
+        move(&window, old[k], -1);
+        move(&window, old[k + size * wide], 1);
+      }
+    }
+  }
   free(room);
-  return 0;
+  free(window.bits);
+  free(window.counts);
+  return failed;
 }
