@@ -7,6 +7,7 @@ own; the table shows the ratio of their medians with the range of the single pai
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -126,6 +127,7 @@ def main() -> None:
     wanted = [f"{name}-quick" if given.quick else name for name in given.names or GROUPS]
     if unknown := [name for name in wanted if name not in groups and name not in cases]:
         parser.error(f"there is no {unknown[0]}; write some of {', '.join([*groups, *cases])}")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it, each program would compile the package anew
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
         for name in wanted:
