@@ -100,8 +100,8 @@ def cdtools_seconds(
 # --- workers and memory ---------------------------------------------------------------------------
 
 
-def ours_epoch(folder: Path, edge: int, workers: str, window: str = "0") -> Result:
-    """Seconds of an epoch of a far field with 64 patterns a step; a window is read while others are used."""
+def ours_epoch(folder: Path, edge: int, workers: str, window: str = "0", batch: str = "64") -> Result:
+    """Seconds of an epoch of a far field with so many patterns a step; a window is read while others are used."""
     import halotile
 
     written(folder, "exact")
@@ -109,7 +109,7 @@ def ours_epoch(folder: Path, edge: int, workers: str, window: str = "0") -> Resu
         folder / "exact.zarr", modes=2, refine=("object", "probe"), window=int(window)
     )
     with halotile.ptychography.Adam(scan, workers=int(workers)) as adam:
-        return {"seconds": epoch_seconds(adam, FAR_EPOCHS, batch_size=64)}
+        return {"seconds": epoch_seconds(adam, FAR_EPOCHS, batch_size=int(batch))}
 
 
 class RepeatedScan:
@@ -202,8 +202,16 @@ PTYCHOGRAPHY_ROWS = [
         0.588,
     ),
     (
+        "slots",
+        "the same, 256 a step",
+        "ptychography.ours_epoch 2 0 256",
+        "ptychography.ours_epoch 1 0 256",
+        0,
+        0.588,
+    ),
+    (
         "windows",
-        "the same, 2 workers, patterns read while others are used / all in memory",
+        "the same, 64 a step, 2 workers, patterns read while others are used / all in memory",
         "ptychography.ours_epoch 2 32",
         "ptychography.ours_epoch 2",
         0,
