@@ -20,8 +20,6 @@ except ImportError:  # python hatch_build.py compiles as well, where hatchling i
 ROOT = Path(__file__).parent
 FOLDER = ROOT / "halotile/tasks/denoisers/compiled"
 NETWORKS = ROOT / "halotile/tasks/convolution/median_networks.py"
-SIZES = (3, 5, 7)
-"""Windows that are sorted by networks."""
 FLAGS = (
     "-std=gnu11",
     "-O2",  # -O3 takes twice as long for the networks, and they are no faster
@@ -52,7 +50,9 @@ def compile_kernels() -> bool:
     """Compile the filters; return False where that is not possible."""
     library = _module("library", FOLDER / "library.py")
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "networks.h").write_text("".join(map(network_in_c, SIZES)))
+        networks = _module("median_networks", NETWORKS)
+        in_c = (network_in_c(networks.median_network(size, 2)) for size in networks.SORTED_SIZES)
+        Path(folder, "networks.h").write_text("".join(in_c))
         digest = f'const char {library.DIGEST}[] = "{library.digest_of_sources()}";\n'
         Path(folder, "digest.c").write_text(digest)
         sources = sorted(map(str, FOLDER.glob("*.c")))
@@ -90,9 +90,9 @@ def _put_in_place(file: Path, place: Path) -> None:
     Path(new.name).replace(place)
 
 
-def network_in_c(size: int) -> str:
+def network_in_c(network: Any) -> str:
     """The network for a window as two functions: one sorts the pixels of each column, the other finds the middle of those of neighbours."""
-    network = _module("median_networks", NETWORKS).median_network(size, 2)
+    size = network.size
     columns: dict[int, int] = {}
     first, second, shifted = [], [], set()
     for number, (kind, one, other) in network.used.items():

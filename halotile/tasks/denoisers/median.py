@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from halotile.tasks.convolution.median_networks import MedianNetwork, median_network
+from halotile.tasks.convolution.median_networks import SORTED_SIZES, MedianNetwork, median_network
 from halotile.tasks.convolution.shifted_sums import box_sum, rows_around, strips
 from halotile.tasks.denoisers.base import Model, Pixelwise, holed
 from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 NETWORK_PIXELS = 49
 """Windows of up to this many pixels are sorted by exchanges, larger ones by selection."""
-SORTED_SIZES = (3, 5, 7)
-"""Windows that compiled code sorts by networks; of larger ones it counts ranks."""
 SELECTION_BYTES = 1 << 22
 """Memory for the windows that are copied out at once for selection."""
 
@@ -91,7 +89,7 @@ def _compiled(batch: torch.Tensor, size: int) -> torch.Tensor | None:
     """The same bits by compiled code; None where it does not take the batch, or there are NaN: the lesser of NaN and a number is another in C."""
     import torch
 
-    is_sorted = size in SORTED_SIZES
+    is_sorted = size in SORTED_SIZES  # of larger windows ranks are counted
     if (kernel := kernel_for(f"median_{size}" if is_sorted else "median_of", batch)) is None:
         return None
     has_nan = torch.zeros(1, dtype=torch.int32)
