@@ -14,7 +14,7 @@ import zarr
 from halotile.errors import DiskRefused
 from halotile.graphs.kinds.sections import Cluster, Output, Run, parse_bytes
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.plans.plan import Plan, free_inodes
+from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.outputs.claim import kept_of
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
@@ -126,12 +126,21 @@ def test_of_shards_that_were_asked_for_nothing_is_noted(tmp_path: Path) -> None:
     assert not any(" files and " in said for said in make_plan(job, refuse=False).notes)
 
 
-def test_files_and_inodes_are_told(tmp_path: Path) -> None:
+def set_inodes(place: Path, monkeypatch: pytest.MonkeyPatch, total: int, free: int) -> None:
+    """Let planning see a file system with these inodes."""
+    known = list(os.statvfs(place))
+    known[5], known[6], known[7] = total, free, free
+    monkeypatch.setattr("halotile.graphs.plans.plan.os.statvfs", lambda _: os.statvfs_result(known))
+
+
+def test_files_and_inodes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is free is asked of a file system that stands still: others write to the real one meanwhile."""
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
+    set_inodes(tmp_path, monkeypatch, 10**6, 12_345)
     plan = make_plan(job_of(source, tmp_path / "out.zarr", "median", {"size": 3}, shard=64, chunk=64))
     figures = plan.summary()
     assert (figures["files"], figures["inodes"]) == (25, 25 + 5 + 2 + 4)
-    assert figures["free_inodes"] == free_inodes(tmp_path)
+    assert figures["free_inodes"] == 12_345
 
 
 @pytest.mark.parametrize(("total", "free", "fits"), [(10**6, 35, False), (10**6, 36, True), (0, 0, True)])
@@ -141,9 +150,7 @@ def test_more_than_a_file_system_has_room_for_are_refused(
     """btrfs, which does not count, has none and none free."""
     source = write_zarr(tmp_path / "in.zarr", noisy_image((300, 260)))
     job = job_of(source, tmp_path / "out.zarr", "median", {"size": 3}, shard=64, chunk=64)
-    known = list(os.statvfs(tmp_path))
-    known[5], known[6], known[7] = total, free, free
-    monkeypatch.setattr("halotile.graphs.plans.plan.os.statvfs", lambda _: os.statvfs_result(known))
+    set_inodes(tmp_path, monkeypatch, total, free)
     if fits:
         make_plan(job)
     else:
