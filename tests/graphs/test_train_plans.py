@@ -181,6 +181,7 @@ def test_a_trial_measures_a_slot(images: Path, tmp_path: Path) -> None:
         ({"patch": 256}, InputError, "has 192 × 160 pixels, and patch is 256"),
         ({"network": NetworkChoice(name="unet", options={"depth": 3})}, ConfigError, "has no option 'depth'"),
         ({"network": NetworkChoice(name="resnet")}, ConfigError, "resnet"),
+        ({"network": NetworkChoice(name="dncnn"), "method": "noise2void2"}, ConfigError, "Write method: noise2void, or"),
         ({"method": "noise2clean"}, ConfigError, "method"),
         ({"batch": 8192, "patch": 128, "slots": 2}, MemoryRefused, "4096 patches of 128 × 128 on each worker"),
     ],

@@ -13,6 +13,8 @@ class Network(Protocol):
     """The architecture of a network that is trained. Declaring one imports nothing heavy."""
 
     name: ClassVar[str]
+    begins_as_identity: ClassVar[bool]
+    """It returns its input where it has learned nothing, such as one that predicts the noise."""
 
     @property
     def alignment(self) -> int:

@@ -24,6 +24,7 @@ class DnCNNNetwork:
 
     __pydantic_config__ = STRICT
     name: ClassVar[str] = "dncnn"
+    begins_as_identity: ClassVar[bool] = True
 
     depth: int = 9
     """Number of convolutions."""

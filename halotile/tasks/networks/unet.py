@@ -24,6 +24,7 @@ class UNetNetwork:
 
     __pydantic_config__ = STRICT
     name: ClassVar[str] = "unet"
+    begins_as_identity: ClassVar[bool] = False
 
     width: int = 32
     """Channels of the first convolutions; each reduction doubles them."""

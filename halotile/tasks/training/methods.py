@@ -11,7 +11,7 @@ import torch
 MASKED = 0.03
 """Share of the pixels of a patch that Noise2Void hides."""
 AROUND = torch.tensor([place for place in itertools.product(range(-2, 3), repeat=2) if place != (0, 0)])
-"""Offsets of the neighbours, of which one replaces a hidden pixel."""
+"""Offsets of the neighbours, of which one replaces a hidden pixel, or their median."""
 GRID = 4
 """Distance of the pixels that Noise2Self hides."""
 LAYOUT = torch.channels_last
@@ -24,6 +24,10 @@ class BlindTask(NamedTuple):
     given: torch.Tensor
     wanted: torch.Tensor
     counted: torch.Tensor
+
+
+Replacement = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of pixels, and rows and columns of places in them: the values that stand there instead."""
 
 
 class PatchBatch(NamedTuple):
@@ -41,10 +45,18 @@ def noise2void(batch: PatchBatch) -> BlindTask:
     ----------
     A. Krull, T.-O. Buchholz, F. Jug, Noise2Void: learning denoising from single noisy images, CVPR (2019).
     """
-    count, _, rows, columns = batch.pixels.shape
-    number = max(1, round(MASKED * rows * columns))
-    places = torch.stack([torch.randperm(rows * columns)[:number] for _ in range(count)])
-    return _hidden(batch, places // columns, places % columns)
+    return _hidden(batch, *_random_places(batch), _random_neighbour)
+
+
+def noise2void2(batch: PatchBatch) -> BlindTask:
+    """Predict hidden pixels as :func:`noise2void` does; the median of their neighbours stands for them.
+
+    References
+    ----------
+    E. Höck, T.-O. Buchholz, A. Brachmann, F. Jug, A. Freytag, N2V2: fixing Noise2Void checkerboard artifacts with modified sampling strategies and a tweaked network
+    architecture, ECCV workshops (2022).
+    """
+    return _hidden(batch, *_random_places(batch), _median_neighbour)
 
 
 def noise2self(batch: PatchBatch) -> BlindTask:
@@ -60,22 +72,46 @@ def noise2self(batch: PatchBatch) -> BlindTask:
         torch.arange(first_row, rows, GRID), torch.arange(first_column, columns, GRID), indexing="ij"
     )
     row, column = (places.reshape(1, -1).expand(count, -1) for places in grid)
-    return _hidden(batch, row, column)
+    return _hidden(batch, row, column, _random_neighbour)
 
 
-def _hidden(batch: PatchBatch, row: torch.Tensor, column: torch.Tensor) -> BlindTask:
-    """The prediction of some pixels of each patch, (patches, pixels), which have the values of random neighbours instead.
+def _random_places(batch: PatchBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and columns of the pixels to hide, (patches, pixels) each."""
+    count, _, rows, columns = batch.pixels.shape
+    number = max(1, round(MASKED * rows * columns))
+    places = torch.stack([torch.randperm(rows * columns)[:number] for _ in range(count)])
+    return places // columns, places % columns
 
-    A mean or median of the neighbours would be an answer in itself: a network that learns to return it returns the noise of pixels that are not hidden.
-    """
-    _, _, rows, columns = batch.pixels.shape
+
+def _hidden(
+    batch: PatchBatch, row: torch.Tensor, column: torch.Tensor, replacement: Replacement
+) -> BlindTask:
+    """The prediction of some pixels of each patch, which have other values in what the network is given."""
     sample = torch.arange(len(row))[:, None].expand_as(row)
-    offset = AROUND[torch.randint(len(AROUND), row.shape)]
-    neighbours = _inside(row, offset[..., 0], rows), _inside(column, offset[..., 1], columns)
     given, counted = batch.pixels.clone(), torch.zeros_like(batch.valid)
-    given[sample, :, row, column] = batch.pixels[sample, :, neighbours[0], neighbours[1]]
+    given[sample, :, row, column] = replacement(batch.pixels, row, column)
     counted[sample, :, row, column] = batch.valid[sample, :, row, column]
     return BlindTask(given, batch.pixels, counted)
+
+
+def _random_neighbour(pixels: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """Return the value of one neighbour of each place, (patches, places, channels)."""
+    return _neighbours(pixels, row, column, AROUND[torch.randint(len(AROUND), row.shape)])
+
+
+def _median_neighbour(pixels: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    """Return the median of the neighbours of each place, of the two in the middle the lower one."""
+    around = torch.stack([_neighbours(pixels, row, column, offset) for offset in AROUND])
+    return around.median(dim=0).values
+
+
+def _neighbours(
+    pixels: torch.Tensor, row: torch.Tensor, column: torch.Tensor, offset: torch.Tensor
+) -> torch.Tensor:
+    """Return the values at offsets from places."""
+    sample = torch.arange(len(row))[:, None].expand_as(row)
+    rows, columns = pixels.shape[-2:]
+    return pixels[sample, :, _inside(row, offset[..., 0], rows), _inside(column, offset[..., 1], columns)]
 
 
 def _inside(place: torch.Tensor, offset: torch.Tensor, edge: int) -> torch.Tensor:
@@ -96,6 +132,7 @@ def noise2noise(batch: PatchBatch) -> BlindTask:
 
 METHODS: Mapping[str, Callable[[PatchBatch], BlindTask]] = {
     "noise2void": noise2void,
+    "noise2void2": noise2void2,
     "noise2self": noise2self,
     "noise2noise": noise2noise,
 }

@@ -44,7 +44,7 @@ def train(
     output : path
         The weights to write, ``.safetensors``, for ``denoiser: {name: unet, weights: ...}``.
     method : str
-        ``noise2void`` or ``noise2self``: from the image alone; ``noise2noise``: with ``second``, the same with other noise.
+        ``noise2void``, ``noise2void2`` or ``noise2self``: from the image alone; ``noise2noise``: with ``second``, the same with other noise.
     second : path, optional
         The second image, or a pattern.
     network : str or mapping

@@ -44,8 +44,8 @@ class Training(Job):
 
     input: Input
     output: WeightsFile
-    method: Literal["noise2void", "noise2self", "noise2noise"] = "noise2void"
-    """noise2void, noise2self: from noisy images alone, whose noise differs from pixel to pixel; noise2noise: from pairs."""
+    method: Literal["noise2void", "noise2void2", "noise2self", "noise2noise"] = "noise2void"
+    """noise2void, noise2void2, noise2self: from noisy images alone, whose noise differs from pixel to pixel; noise2noise: from pairs."""
     second: ReadPath | None = None
     """noise2noise: the same as the input, with other noise."""
     network: NetworkChoice = field(default_factory=NetworkChoice)

@@ -124,6 +124,10 @@ def _network(job: Training) -> Network:
         raise ConfigError(
             f"patch is {job.patch}, and the network reduces by {network.alignment}. Write patch: {better}."
         )
+    if network.begins_as_identity and job.method == "noise2void2":
+        raise ConfigError(
+            f"method: noise2void2 replaces hidden pixels by medians, of which {network.name} learns next to nothing. Write method: noise2void, or network: {{name: unet}}."
+        )
     return network
 
 
