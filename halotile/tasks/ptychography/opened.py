@@ -16,7 +16,7 @@ from halotile.storage.disk.durable import DISK
 from halotile.storage.scans.lengths import shown_resolution
 from halotile.tasks.groups.training.saved import read_content, state_in, write_state
 from halotile.tasks.ptychography.patterns import Patterns, on_detector
-from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage
+from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, first_epochs
 from halotile.tasks.ptychography.results.resolution import RingCorrelation
 from halotile.tasks.ptychography.results.result import correlated_halves, encoded_state, shown_probe
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
@@ -37,6 +37,8 @@ class OpenedScan:
     recipe: ScanRecipe
     _checkpoint: Path | None = field(default=None, init=False, repr=False)
     """File in which ranks that are at work keep the state."""
+    _stages: tuple[SolverStage, ...] = field(default=(), init=False, repr=False)
+    """What was computed so far, and is computed at the moment."""
     _known: list[float] = field(default_factory=list, init=False, repr=False)
     """Losses that a loop over their epochs has had, while ranks are at work; these may be ahead of it."""
 
@@ -54,7 +56,7 @@ class OpenedScan:
     @property
     def object(self) -> NDArray[np.complex64]:
         """The object, (rows, columns)."""
-        return np.asarray(self.state.parameters["object"])
+        return np.asarray(self.state.parameters["object"].clone())
 
     @object.setter  # noqa: A003 - its name in files
     def object(self, image: Any) -> None:
@@ -63,7 +65,7 @@ class OpenedScan:
     @property
     def probe(self) -> NDArray[np.complex64]:
         """The modes of the probe in roots of counts, (modes, rows, columns); orthogonal, the strongest first, unless there are variations."""
-        return np.asarray(shown_probe(self.state))
+        return np.asarray(shown_probe(self.state).clone())
 
     @probe.setter
     def probe(self, modes: Any) -> None:
@@ -93,11 +95,11 @@ class OpenedScan:
     @property
     def rings(self) -> RingCorrelation | None:
         """Correlation of the objects of two halves of the positions by spatial frequency; None where the scan was opened without."""
-        return correlated_halves(self.recipe, self.state)
+        return correlated_halves(self._computed, self.state)
 
     def save(self, path: str | Path) -> None:
         """Write object, probe, positions and losses as the CXI file of a job."""
-        DISK.write_file(Path(path), [encoded_state(self.recipe, self.state)])
+        DISK.write_file(Path(path), [encoded_state(self._computed, self.state)])
 
     def hand_over(self, stage: SolverStage, checkpoint: Path, curve: Path, stop: Path) -> ScanRecipe:
         """Leave the state to ranks; return what they have to do.
@@ -109,11 +111,10 @@ class OpenedScan:
         """
         self._check_free("the next ones cannot begin")
         self._known = self.losses
-        done = len(self._known)
-        past = (SolverStage(epochs=done, rate=stage.rate, batch=stage.batch),) if done else ()
         write_state(checkpoint, self.state.content())
         self._checkpoint = checkpoint
-        return replace(self.recipe, stages=(*past, stage), checkpoint=checkpoint, curve=curve, stop=stop)
+        self._stages = (*self._stages, stage)
+        return replace(self._computed, checkpoint=checkpoint, curve=curve, stop=stop)
 
     def hand_out(self, loss: float) -> None:
         """Take note of an epoch that a loop has now."""
@@ -123,6 +124,12 @@ class OpenedScan:
         """Take the state of ranks that have ended."""
         self._own = self.state
         self._checkpoint = None
+        self._stages = tuple(first_epochs(self._stages, len(self._own.losses)))
+
+    @property
+    def _computed(self) -> ScanRecipe:
+        """The recipe of what was computed."""
+        return replace(self.recipe, stages=self._stages or self.recipe.stages)
 
     def _set(self, name: str, values: Any) -> None:
         self._check_free(f"{name} cannot be set")
@@ -136,8 +143,7 @@ class OpenedScan:
             raise ConfigError(
                 f"{name} has shape {list(given.shape)}, and the scan needs {list(there.shape)}."
             )
-        for state in (self._own, *self._own.halves):
-            state.parameters[name] = given.clone()
+        self._own.parameters[name] = given.clone()
 
     def _check_free(self, refusal: str) -> None:
         if self._checkpoint:

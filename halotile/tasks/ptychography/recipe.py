@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -81,7 +81,7 @@ class SolverStage:
     rates : mapping of str to float
         Factors of the learning rate, by part.
     alpha : float
-        rpie: from 0, each place by its own light, to 1, all by that of the brightest: ePIE.
+        rpie: near 0, each place by its own light; at 1, all by that of the brightest: ePIE.
     smoothness : float
         Weight of the squared differences between neighbouring pixels of the object, by the light of the probe.
     plateau : bool
@@ -99,6 +99,21 @@ class SolverStage:
     alpha: float = 0.1
     smoothness: float = 0.0
     subset: tuple[int, ...] | None = None
+
+
+def first_epochs(stages: Iterable[SolverStage], epochs: int) -> Iterator[SolverStage]:
+    """Yield the stages of the first epochs, the last one as short as it was.
+
+    Examples
+    --------
+    >>> stages = [SolverStage(epochs=n, rate=0.1, batch=8) for n in (3, 5, 7)]
+    >>> [stage.epochs for stage in first_epochs(stages, 6)]
+    [3, 3]
+    """
+    for stage in stages:
+        if epochs > 0:
+            yield replace(stage, epochs=min(stage.epochs, epochs))
+        epochs -= stage.epochs
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -181,13 +182,17 @@ class _Solver:
         self._is_open = not self._own
 
     def __enter__(self) -> Self:
-        if not self._is_open:
-            self.context.__enter__()
-            self._is_open = True
+        self._open()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _open(self) -> None:
+        """Start the workers, unless they are there."""
+        if not self._is_open:
+            self.context.__enter__()
+            self._is_open = True
 
     def close(self) -> None:
         """End the workers that it has started."""
@@ -214,7 +219,7 @@ class _Solver:
         epochs : int
             Number of times that each pattern is used.
         lr : float or "auto"
-            Learning rate; auto: 0.02, of RPIE 1, of LBFGS 0.1; SGD needs one.
+            Learning rate; auto: 0.02, of RPIE 0.5, of LBFGS 0.1; SGD needs one.
         batch_size : int or "auto"
             Patterns of a step; auto: 20, of LBFGS all.
         schedule : bool
@@ -222,7 +227,7 @@ class _Solver:
         lr_factors : mapping of str to float, optional
             Factors of the learning rate by part, such as ``{"positions": 0.5}``.
         alpha : float
-            RPIE: from 0, each place steps by its own light, to 1, all by that of the brightest, which is ePIE.
+            RPIE: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE.
         smoothness : float
             Weight of the squared differences between neighbouring pixels of the object beside the loss.
         subset : sequence of int, optional
@@ -253,7 +258,8 @@ class _Solver:
         check_job(replace(_JOB, model=model, stages=(options,)))
         stage = stage_of(options, len(recipe.scan.positions))
         check_used(replace(recipe, stages=(stage,)))
-        with tempfile.TemporaryDirectory(dir=self.__enter__().context.folder) as folder:
+        self._open()
+        with tempfile.TemporaryDirectory(dir=self.context.folder) as folder:
             yield from self._epochs(stage, Path(folder))
 
     def _epochs(self, stage: Any, folder: Path) -> Iterator[float]:
@@ -261,6 +267,7 @@ class _Solver:
         done = len(self.scan.losses)
         recipe = self.scan.hand_over(stage, checkpoint, curve, stop)
         failures: list[BaseException] = []
+        is_left = False
 
         def compute() -> None:
             try:
@@ -278,10 +285,17 @@ class _Solver:
                     self.scan.hand_out(row["loss"])
                     yield row["loss"]
                 time.sleep(LOOK_SECONDS)
+        except GeneratorExit:  # the loop was left: what is raised here would not reach the script
+            is_left = True
+            raise
         finally:
-            stop.touch()
-            thread.join()
-            self.scan.take_back()
+            try:
+                stop.touch()
+            finally:
+                thread.join()
+                self.scan.take_back()
+            if is_left and failures:
+                warnings.warn(f"the epoch at hand was lost: {failures[0]}", stacklevel=2)
         if failures:
             raise failures[0]
 

@@ -89,7 +89,7 @@ class StageOptions:
     rates: Mapping[str, float] = field(default_factory=dict)
     """Factors of the learning rate by part, such as {positions: 0.5}."""
     alpha: float = 0.1
-    """rpie: from 0, each place steps by its own light, to 1, all by that of the brightest, which is ePIE."""
+    """rpie: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE."""
     smoothness: float = 0.0
     """Weight of the squared differences between neighbouring pixels of the object, such as 1e-3: for few counts. The loss that is shown is without them. 0: none."""
     plateau: bool = False

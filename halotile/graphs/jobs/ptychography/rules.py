@@ -34,7 +34,7 @@ def _focus(length: float | str | None) -> str | None:
 
 
 def _share(alpha: float) -> str | None:
-    return None if 0 <= alpha <= 1 else f"is {alpha:g}; write 0 to 1"
+    return None if 0 < alpha <= 1 else f"is {alpha:g}; write more than 0, such as 0.1, and at most 1"
 
 
 CHECKS: Mapping[tuple[str, str], Check] = {

@@ -1,0 +1,132 @@
+"""Ptychography from Python: loops over epochs that end early, go on, and give the bits of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import halotile
+from halotile.errors import ConfigError
+from halotile.tasks.ptychography.simulated import SimulatedScan
+from tests.graphs.scans import STAGES, job, run, small_scan, write_simulated
+
+pytestmark = [pytest.mark.cluster]
+
+
+@pytest.fixture(scope="module")
+def simulated() -> SimulatedScan:
+    """A far field of a small raster."""
+    return small_scan()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, simulated: SimulatedScan) -> Path:
+    """A folder with that scan."""
+    return write_simulated(tmp_path, simulated)
+
+
+def test_a_loop_in_python_gives_the_bits_of_the_job(folder: Path) -> None:
+    assert run(job(folder), "--workers", "1").exit_code == 0
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    losses: list[float] = []
+    with halotile.ptychography.Adam(scan, workers=2) as adam:
+        for stage in STAGES:
+            epochs, rate, batch = stage.values()
+            losses += adam.optimize(int(epochs), lr=rate, batch_size=int(batch))
+    assert losses == scan.losses
+    scan.save(folder / "loop.cxi")
+    assert (folder / "loop.cxi").read_bytes() == (folder / "result.cxi").read_bytes()
+
+
+def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr", refine=("object",))
+    assert scan.report() == "no epoch yet"
+    with halotile.ptychography.Adam(scan, workers=1) as adam:
+        for loss in adam.optimize(10_000):
+            if loss < 100 or len(scan.losses) >= 3:
+                break
+        done = len(scan.losses)
+        assert 1 <= done < 10_000
+        first = scan.probe.copy()
+        scan.object = np.ones_like(scan.object)
+        scan.probe = 2 * scan.probe
+        (loss,) = adam.optimize(1, lr=1e-9)
+        assert np.allclose(scan.probe, 2 * first, rtol=1e-5, atol=0)
+        assert np.allclose(scan.object, 1, atol=1e-6)
+        assert scan.report() == f"epoch {done + 1}: loss {loss:.4g}"
+        unfinished = adam.optimize(10_000)
+        next(unfinished)
+        with pytest.raises(ConfigError, match="End the loop"):
+            next(adam.optimize(1))
+        with pytest.raises(ConfigError, match="cannot be set while"):
+            scan.object = scan.object
+        unfinished.close()
+        with pytest.raises(ConfigError, match="shape"):
+            scan.object = np.ones((3, 3))
+        with pytest.raises(ConfigError, match=r"stages.*epochs"):
+            list(adam.optimize(0))
+        with pytest.raises(ConfigError, match="subset names 64"):
+            list(adam.optimize(1, subset=[64]))
+        other = halotile.ptychography.open(folder / "scan.zarr")
+        list(halotile.ptychography.SGD(other, context=adam.context).optimize(1, lr=0.001, subset=[0]))
+        changed = np.argwhere(other.object != 1)
+        assert len(changed)
+        assert (np.ptp(changed, axis=0) <= 32).all()
+    with pytest.raises(ConfigError, match="slots=9"):
+        halotile.ptychography.SGD(scan, workers=9)
+    with pytest.raises(ConfigError, match="import is for a job"):
+        halotile.ptychography.open(folder / "scan.zarr", import_="own:build")
+    with pytest.raises(ConfigError, match="keys of model"):
+        halotile.ptychography.open(folder / "scan.zarr", mode=2)
+
+
+def test_the_resolution_is_that_of_the_positions_that_were_used(folder: Path) -> None:
+    """Each loop over some of them is one stage of a job with a subset."""
+    stages: list[dict[str, Any]] = [
+        {"epochs": epochs, "rate": 0.05, "batch": 6, "subset": list(range(first, last))}
+        for epochs, first, last in ((3, 0, 56), (2, 2, 60))
+    ]
+    assert run(job(folder, resolution=True, stages=stages)).exit_code == 0
+    scan = halotile.ptychography.open(folder / "scan.zarr", resolution=True)
+    with halotile.ptychography.Adam(scan) as adam:
+        for stage in stages:
+            list(adam.optimize(stage["epochs"], lr=0.05, batch_size=6, subset=stage["subset"]))
+    scan.save(folder / "loop.cxi")
+    assert (folder / "loop.cxi").read_bytes() == (folder / "result.cxi").read_bytes()
+    with h5py.File(folder / "result.cxi") as file:
+        found = file["entry_1/process_1/resolution"][()]
+    assert scan.rings is not None
+    assert scan.rings.resolution == found
+
+
+def test_a_worker_that_fails_after_a_loop_was_left_is_told_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    with halotile.ptychography.Adam(scan) as adam:
+        run_ranks = adam.context.run_torch
+
+        def fail_at_the_end(program: Any) -> None:
+            run_ranks(program)
+            raise RuntimeError("a worker was lost")
+
+        monkeypatch.setattr(adam.context, "run_torch", fail_at_the_end)
+        loop = adam.optimize(10_000)
+        next(loop)
+        with pytest.warns(UserWarning, match="the epoch at hand was lost: a worker was lost"):
+            loop.close()
+        with pytest.raises(RuntimeError, match="a worker was lost"):
+            list(adam.optimize(1))
+        scan.object = scan.object
+
+
+def test_what_is_read_of_a_scan_is_a_copy(folder: Path) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    scan.object[...] = 7
+    scan.probe[...] = 7
+    assert not (scan.object == 7).any()
+    assert not (scan.probe == 7).any()
