@@ -20,18 +20,6 @@ except ImportError:  # python hatch_build.py compiles as well, where hatchling i
 ROOT = Path(__file__).parent
 FOLDER = ROOT / "halotile/tasks/denoisers/compiled"
 NETWORKS = ROOT / "halotile/tasks/convolution/median_networks.py"
-FLAGS = (
-    "-std=gnu11",
-    "-O2",  # -O3 takes twice as long for the networks, and they are no faster
-    "-ftree-vectorize",
-    "-fvect-cost-model=dynamic",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-fPIC",
-    "-shared",
-    "-lm",
-)
 
 
 class CompileKernels(BuildHookInterface):  # type: ignore[misc]
@@ -51,7 +39,8 @@ def compile_kernels() -> bool:
     library = _module("library", FOLDER / "library.py")
     with tempfile.TemporaryDirectory() as folder:
         networks = _module("median_networks", NETWORKS)
-        in_c = (network_in_c(networks.median_network(size, 2)) for size in networks.SORTED_SIZES)
+        written = _module("networks_in_c", FOLDER / "networks_in_c.py")
+        in_c = (written.network_in_c(networks.median_network(size, 2)) for size in networks.SORTED_SIZES)
         Path(folder, "networks.h").write_text("".join(in_c))
         digest = f'const char {library.DIGEST}[] = "{library.digest_of_sources()}";\n'
         Path(folder, "digest.c").write_text(digest)
@@ -64,7 +53,7 @@ def compile_kernels() -> bool:
                     *sources,
                     f"{folder}/digest.c",
                     f"-I{folder}",
-                    *FLAGS,
+                    *library.FLAGS,
                     "-o",
                     f"{folder}/kernels.so",
                 ],
@@ -88,38 +77,6 @@ def _put_in_place(file: Path, place: Path) -> None:
         new.write(file.read_bytes())
     Path(new.name).chmod(0o755)
     Path(new.name).replace(place)
-
-
-def network_in_c(network: Any) -> str:
-    """The network for a window as two functions: one sorts the pixels of each column, the other finds the middle of those of neighbours."""
-    size = network.size
-    columns: dict[int, int] = {}
-    first, second, shifted = [], [], set()
-    for number, (kind, one, other) in network.used.items():
-        axis, shift = divmod(other, size)
-        if kind == "shift" and axis == 0:
-            first.append(f"float v{number} = at[{shift}][i];")
-        elif kind == "shift":
-            column = columns.setdefault(one, len(columns))
-            second.append(f"float v{number} = sorted[{column}][i + {shift}];")
-            shifted.add(number)
-        else:
-            text = f"float v{number} = {'LESSER' if kind == 'min' else 'GREATER'}(v{one}, v{other});"
-            is_second = bool({one, other} & shifted)
-            (second if is_second else first).append(text)
-            shifted |= {number} if is_second else set()
-    first += [f"sorted[{column}][i] = v{number};" for number, column in columns.items()]
-    second.append(f"out[i] = v{network.result};")
-    return _function(
-        f"sort_columns_{size}(const float *const *at, ptrdiff_t n, float *const *sorted)", first
-    ) + _function(f"middle_{size}(float *const *sorted, ptrdiff_t n, float *out)", second)
-
-
-def _function(head: str, lines: list[str]) -> str:
-    body = "\n    ".join(lines)
-    return (
-        f"INLINE {head} {{\n#pragma GCC ivdep\n  for (ptrdiff_t i = 0; i < n; i++) {{\n    {body}\n  }}\n}}\n"
-    )
 
 
 def _module(name: str, path: Path) -> Any:

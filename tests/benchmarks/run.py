@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.benchmarks.bars import program
-from tests.benchmarks.rows import FIGURES, GROUPS, LONG_GROUPS, RATIOS
+from tests.benchmarks.rows import FIGURES, GROUPS, LONG_GROUPS, RATIOS, Ratio
 from tests.benchmarks.turns import machine, take_turns, versions
 
 LONGER = 1.03
@@ -28,8 +28,16 @@ PAGES = Path(__file__).parents[2] / "docs"
 def measure_ratios(case: str, folder: Path, repeats: int | None) -> list[str]:
     """The rows of one case: its programs take turns, so that all of them see the same machine."""
     rows = [ratio for ratio in RATIOS if ratio.case == case]
-    if not rows:
-        return []
+    edges = dict.fromkeys(row.edge for row in rows)
+    return [
+        line
+        for edge in edges
+        for line in _ratios_of([row for row in rows if row.edge == edge], folder, repeats)
+    ]
+
+
+def _ratios_of(rows: list[Ratio], folder: Path, repeats: int | None) -> list[str]:
+    """Rows of the same edge."""
     names = [name for row in rows for name in (row.ours, row.peer)]
     results = take_turns(names, lambda name: program(name, folder, rows[0].edge), repeats or rows[0].repeats)
     lines = []
@@ -107,8 +115,8 @@ def write_table(group: str, rows: list[str]) -> None:
     begin, end = f"<!-- {group} -->", f"<!-- /{group} -->"
     for page in PAGES.glob("*benchmarks.md"):
         head, mark, rest = page.read_text().partition(begin)
-        _, _, tail = rest.partition(end)
-        if mark:
+        _, closing, tail = rest.partition(end)
+        if mark and closing:
             page.write_text(f"{head}{begin}\n{table}\n{end}{tail}")
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
+from importlib.util import find_spec
 
 Figures = dict[str, float]
 
@@ -52,7 +53,10 @@ def machine() -> str:
 
 
 def versions(*packages: str) -> str:
-    """Python's version and those of packages."""
+    """Python's version and those of packages that are installed."""
     return ", ".join(
-        [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in packages)]
+        [
+            f"Python {platform.python_version()}",
+            *(f"{name} {version(name)}" for name in packages if find_spec(name)),
+        ]
     )

@@ -80,6 +80,15 @@ def test_large_medians_follow_steps_and_ties(size: int, monkeypatch: pytest.Monk
         assert same_bits(found, on_tensors(Median(size=size), image[None, None], monkeypatch))
 
 
+def test_large_medians_go_far_where_an_image_has_two_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median of each window is half of all ranks away from that of the one before."""
+    noise = torch.randn(300, 330, generator=torch.Generator().manual_seed(1))
+    stripes = torch.arange(330) % 2
+    for image in (stripes.expand(300, 330).float(), stripes + noise / 20, 5 * stripes - noise):
+        found = Median(size=9).build()(image[None, None].contiguous())
+        assert same_bits(found, on_tensors(Median(size=9), image[None, None], monkeypatch))
+
+
 @pytest.mark.parametrize("denoiser", FILTERS, ids=str)
 def test_values_that_are_not_finite_spread_alike(denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch) -> None:
     for value in (float("nan"), float("inf"), -float("inf"), 3e38, 1e-42):

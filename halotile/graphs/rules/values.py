@@ -73,6 +73,14 @@ class Above:
         return f"{value} is too small; write more than {self.bound:g}"
 
 
+MOST_SEED = 2**63 - 1
+
+
+def seed(value: int) -> str | None:
+    """Refuse a seed that no random generator takes."""
+    return None if 0 <= value <= MOST_SEED else f"is {value}; write 0 to {MOST_SEED}"
+
+
 @dataclass(frozen=True)
 class Named:
     """A check that a word names an extension. It is looked up by name only: importing it would load Dask.

@@ -56,15 +56,18 @@ class WorkerLock:
             if self.path in _descriptors:
                 return
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, FILE_MODE)
-            flock(fd, fcntl.LOCK_SH)
-            current = self.run.driver()
-            if driver is not None and current != driver:
+            try:
+                flock(fd, fcntl.LOCK_SH)
+                current = self.run.driver()
+                if driver is not None and current != driver:
+                    raise OutputRefused(
+                        f"{self.run.path}: this worker belongs to {describe(driver)}, and {describe(current)} has the run now. "
+                        "No action is needed; the worker ends."
+                    )
+                os.write(fd, f"{os.getpid()} on {socket.gethostname()}\n".encode())
+            except BaseException:
                 os.close(fd)
-                raise OutputRefused(
-                    f"{self.run.path}: this worker belongs to {describe(driver)}, and {describe(current)} has the run now. "
-                    "No action is needed; the worker ends."
-                )
-            os.write(fd, f"{os.getpid()} on {socket.gethostname()}\n".encode())
+                raise
             _descriptors[self.path] = fd
 
     def release(self) -> None:

@@ -74,7 +74,16 @@ class AdamOptimizer:
         ValueError
             When it is that of other parameters.
         """
+        moments = [
+            pair
+            for name in ("means", "squares")
+            for pair in zip(getattr(self, name), state[name], strict=True)
+        ]
+        for tensor, stored in moments:
+            if tensor.shape != stored.shape:
+                raise ValueError(
+                    f"the moments of a parameter of shape {list(tensor.shape)} have shape {list(stored.shape)}"
+                )
+        for tensor, stored in moments:
+            tensor.copy_(stored)
         self.steps = state["steps"]
-        for name in ("means", "squares"):
-            for tensor, stored in zip(getattr(self, name), state[name], strict=True):
-                tensor.copy_(stored)

@@ -208,6 +208,8 @@ class PatchSource:
         step = max(1, len(numbers) // count)
         found = list(itertools.islice(self._usable(iter(numbers[::step])), count))
         if not found:
+            found = list(itertools.islice(self._usable(iter(numbers)), count))
+        if not found:
             return None
         return _stacked(
             [

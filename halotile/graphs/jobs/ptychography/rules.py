@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from halotile.graphs.jobs.ptychography.job import ModelOptions, ScanInput, StageOptions
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.rules.combinations import Faults, workers_of_slots
-from halotile.graphs.rules.values import Above, AtLeast
+from halotile.graphs.rules.values import Above, AtLeast, seed
 from halotile.storage.spacing import metres
 from halotile.tasks.ptychography.recipe import PARTS, SOLVER_TRAITS, VARYING
 
@@ -52,7 +52,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("stages", "smoothness"): AtLeast(0),
     ("", "slots"): AtLeast(1),
     ("", "window"): AtLeast(0),
-    ("", "seed"): AtLeast(0),
+    ("", "seed"): seed,
 }
 
 

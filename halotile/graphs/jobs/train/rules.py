@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.sections import Input
 from halotile.graphs.rules.combinations import Faults, workers_of_slots
-from halotile.graphs.rules.values import Above, AtLeast, filled
+from halotile.graphs.rules.values import Above, AtLeast, filled, seed
 from halotile.tasks.options import Auto
 
 SUFFIX = ".safetensors"
@@ -30,7 +30,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("", "batch"): AtLeast(1),
     ("", "slots"): AtLeast(1),
     ("", "rate"): Above(0),
-    ("", "seed"): AtLeast(0),
+    ("", "seed"): seed,
 }
 
 

@@ -50,34 +50,54 @@ MEDIAN(5)
 MEDIAN(7)
 
 
-/* The pixels of a window as bits by rank, their number in each part of PART ranks, and in all parts before `part`, where the median was. */
+/* The pixels of a window as bits by rank, with their number in each part of PART ranks and in each group of GROUP parts. */
 typedef struct {
   uint64_t *bits;
-  int32_t *counts;
-  ptrdiff_t part, before;
+  int32_t *counts, *groups;
+  ptrdiff_t part;   /* where the last median was: the next one is near it, but in stripes and the like */
+  ptrdiff_t before; /* pixels of the window in all parts before that */
 } Window;
-enum { WORD = 64, PART = 512 };
+enum { WORD = 64, PART = 512, GROUP = 64 };
 
 /* Let a pixel enter, `by` 1, or leave, -1. */
-INLINE move(Window *window, uint32_t rank, int32_t by) {
+INLINE toggle(Window *window, uint32_t rank, int32_t by) {
   ptrdiff_t part = rank / PART;
   window->bits[rank / WORD] ^= (uint64_t)1 << rank % WORD;
   window->counts[part] += by;
+  window->groups[part / GROUP] += by;
   window->before += part < window->part ? by : 0;
 }
 
-/* The rank of the pixel of a window that has `less` before it. */
-static inline __attribute__((always_inline)) uint32_t pixel_after(Window *window, ptrdiff_t less) {
-  while (window->before > less)
-    window->before -= window->counts[--window->part];
-  while (window->before + window->counts[window->part] <= less)
-    window->before += window->counts[window->part++];
-  less -= window->before;
+/* Go to the part of the pixel of a window that has `wanted` before it, by whole groups where it is far. */
+INLINE go_to(Window *window, ptrdiff_t wanted) {
+  ptrdiff_t part = window->part, before = window->before;
+  while (before > wanted) {
+    while (part % GROUP == 0 && before - window->groups[part / GROUP - 1] > wanted) {
+      part -= GROUP;
+      before -= window->groups[part / GROUP];
+    }
+    before -= window->counts[--part];
+  }
+  while (before + window->counts[part] <= wanted) {
+    before += window->counts[part++];
+    while (part % GROUP == 0 && before + window->groups[part / GROUP] <= wanted) {
+      before += window->groups[part / GROUP];
+      part += GROUP;
+    }
+  }
+  window->part = part;
+  window->before = before;
+}
+
+/* The rank of the pixel of a window that has `wanted` before it. */
+static inline __attribute__((always_inline)) uint32_t pixel_after(Window *window, ptrdiff_t wanted) {
+  go_to(window, wanted);
+  wanted -= window->before;
   const uint64_t *word = window->bits + window->part * (PART / WORD);
-  for (int count; (count = __builtin_popcountll(*word)) <= less; word++)
-    less -= count;
+  for (int count; (count = __builtin_popcountll(*word)) <= wanted; word++)
+    wanted -= count;
   uint64_t left = *word;
-  while (less--)
+  while (wanted--)
     left &= left - 1;
   return (uint32_t)((word - window->bits) * WORD + __builtin_ctzll(left));
 }
@@ -107,14 +127,19 @@ INLINE sort(uint32_t *keys[2], uint32_t *origins[2], ptrdiff_t count) {
 KERNEL median_of(const float *image, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t size, int32_t *has_nan, float *out) {
   ptrdiff_t depth = size / 2, wide = columns + size - 1, count = (rows + size - 1) * wide, parts = count / PART + 1;
   uint32_t *room = malloc(4 * count * sizeof *room);
-  Window window = {calloc(parts * (PART / WORD), sizeof(uint64_t)), calloc(parts, sizeof(int32_t)), 0, 0};
-  int failed = count > UINT32_MAX || !room || !window.bits || !window.counts;
+  Window window = {
+      .bits = calloc(parts * (PART / WORD), sizeof(uint64_t)),
+      .counts = calloc(parts, sizeof(int32_t)),
+      .groups = calloc(parts / GROUP + 1, sizeof(int32_t)),
+  };
+  int failed = count > UINT32_MAX || !room || !window.bits || !window.counts || !window.groups;
   if (!failed) {
     uint32_t *keys[2] = {room, room + count}, *origins[2] = {room + 2 * count, room + 3 * count}, *ranks = room;
     for (ptrdiff_t y = 0; y < rows + size - 1; y++)
       widen(image + nearest(y - depth, rows) * columns, columns, -depth, wide, (float *)keys[0] + y * wide, has_nan);
     for (ptrdiff_t i = 0; i < count; i++) {
-      uint32_t bits = keys[0][i];
+      uint32_t bits;
+      memcpy(&bits, &keys[0][i], sizeof bits);
       keys[0][i] = bits ^ (bits >> 31 ? UINT32_MAX : (uint32_t)1 << 31); /* in the order of the numbers */
       origins[0][i] = (uint32_t)i;
     }
@@ -123,7 +148,7 @@ KERNEL median_of(const float *image, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_
       ranks[origins[1][i]] = (uint32_t)i;
     for (ptrdiff_t y = 0; y < size; y++)
       for (ptrdiff_t x = 0; x < size; x++)
-        move(&window, ranks[y * wide + x], 1);
+        toggle(&window, ranks[y * wide + x], 1);
     for (ptrdiff_t y = 0, x = 0, step = 1; y < rows; y++, step = -step) {
       for (;; x += step) {
         uint32_t key = keys[1][pixel_after(&window, size * size / 2)];
@@ -133,19 +158,20 @@ KERNEL median_of(const float *image, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_
           break;
         const uint32_t *old = ranks + y * wide + (step > 0 ? x : x + size - 1);
         for (ptrdiff_t k = 0; k < size; k++) {
-          move(&window, old[k * wide], -1);
-          move(&window, old[k * wide + step * size], 1);
+          toggle(&window, old[k * wide], -1);
+          toggle(&window, old[k * wide + step * size], 1);
         }
       }
       const uint32_t *old = ranks + y * wide + x;
       for (ptrdiff_t k = 0; k < size && y + 1 < rows; k++) {
-        move(&window, old[k], -1);
-        move(&window, old[k + size * wide], 1);
+        toggle(&window, old[k], -1);
+        toggle(&window, old[k + size * wide], 1);
       }
     }
   }
   free(room);
   free(window.bits);
   free(window.counts);
+  free(window.groups);
   return failed;
 }
