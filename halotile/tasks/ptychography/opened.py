@@ -38,7 +38,7 @@ class OpenedScan:
     _checkpoint: Path | None = field(default=None, init=False, repr=False)
     """File in which ranks that are at work keep the state."""
     _stages: tuple[SolverStage, ...] = field(default=(), init=False, repr=False)
-    """What was computed so far, and is computed at the moment."""
+    """Stages that were computed, and the one at hand."""
     _known: list[float] = field(default_factory=list, init=False, repr=False)
     """Losses that a loop over their epochs has had, while ranks are at work; these may be ahead of it."""
 
