@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,11 @@ def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path) -> None:
     scan = halotile.ptychography.open(folder / "scan.zarr", refine=("object",))
     assert scan.report() == "no epoch yet"
     with halotile.ptychography.Adam(scan, workers=1) as adam:
-        for loss in adam.optimize(10_000):
-            if loss < 100 or len(scan.losses) >= 3:
+        for seen, _ in enumerate(adam.optimize(10_000), 1):
+            if seen == 3:
                 break
         done = len(scan.losses)
-        assert 1 <= done < 10_000
+        assert done == len(scan.state.losses) == 3, "none is computed that the loop did not ask for"
         first = scan.probe.copy()
         scan.object = np.ones_like(scan.object)
         scan.probe = 2 * scan.probe
@@ -101,6 +102,21 @@ def test_the_resolution_is_that_of_the_positions_that_were_used(folder: Path) ->
         found = file["entry_1/process_1/resolution"][()]
     assert scan.rings is not None
     assert scan.rings.resolution == found
+
+
+def test_a_loop_sees_each_epoch_and_positions_move_late(folder: Path) -> None:
+    """With the defaults of a call, or as it says; later calls hold none."""
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    start = scan.positions
+    with halotile.ptychography.Adam(scan) as adam:
+        for options, held in (({}, 2), ({}, 0), ({"hold_positions": 3}, 3)):
+            moved, objects = [], [scan.object]
+            for _ in adam.optimize(4, **options):
+                moved.append(not np.array_equal(scan.positions, start))
+                objects.append(scan.object)
+                start = scan.positions
+            assert moved == [epoch >= held for epoch in range(4)]
+            assert all((one != other).any() for one, other in itertools.pairwise(objects))
 
 
 def test_a_worker_that_fails_after_a_loop_was_left_is_told_of(

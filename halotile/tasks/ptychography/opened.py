@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.storage.disk.durable import DISK
 from halotile.storage.scans.lengths import shown_resolution
+from halotile.tasks.groups.training.requests import LOOK_SECONDS
 from halotile.tasks.groups.training.saved import read_content, state_in, write_state
 from halotile.tasks.ptychography.patterns import Patterns, on_detector
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, first_epochs
@@ -40,7 +43,9 @@ class OpenedScan:
     _stages: tuple[SolverStage, ...] = field(default=(), init=False, repr=False)
     """Stages that were computed, and the one at hand."""
     _known: list[float] = field(default_factory=list, init=False, repr=False)
-    """Losses that a loop over their epochs has had, while ranks are at work; these may be ahead of it."""
+    """Losses that a loop over their epochs has had, while ranks are at work: they keep the state of the last one once the loop asks for no other."""
+    _is_computing: Callable[[], bool] = field(default=bool, init=False, repr=False)
+    """True while ranks are at work."""
 
     @cached_property
     def _own(self) -> ReconstructionState:
@@ -49,8 +54,11 @@ class OpenedScan:
     @property
     def state(self) -> ReconstructionState:
         """Everything that was reconstructed so far."""
-        if self._checkpoint and (content := read_content(self._checkpoint)):
+        while self._checkpoint and (content := read_content(self._checkpoint)):
             self._own = ReconstructionState.of(state_in(content), "cpu")
+            if len(self._own.losses) >= len(self._known) or not self._is_computing():
+                break
+            time.sleep(LOOK_SECONDS)
         return self._own
 
     @property
@@ -101,7 +109,7 @@ class OpenedScan:
         """Write object, probe, positions and losses as the CXI file of a job."""
         DISK.write_file(Path(path), [encoded_state(self._computed, self.state)])
 
-    def hand_over(self, stage: SolverStage, checkpoint: Path, curve: Path, stop: Path) -> ScanRecipe:
+    def hand_over(self, stage: SolverStage, checkpoint: Path, curve: Path, requests: Path) -> ScanRecipe:
         """Leave the state to ranks; return what they have to do.
 
         Raises
@@ -114,11 +122,12 @@ class OpenedScan:
         write_state(checkpoint, self.state.content())
         self._checkpoint = checkpoint
         self._stages = (*self._stages, stage)
-        return replace(self._computed, checkpoint=checkpoint, curve=curve, stop=stop)
+        return replace(self._computed, checkpoint=checkpoint, curve=curve, requests=requests)
 
-    def hand_out(self, loss: float) -> None:
-        """Take note of an epoch that a loop has now."""
+    def hand_out(self, loss: float, is_computing: Callable[[], bool]) -> None:
+        """Take note of an epoch that a loop has now, and how to see whether ranks still are at work."""
         self._known.append(loss)
+        self._is_computing = is_computing
 
     def take_back(self) -> None:
         """Take the state of ranks that have ended."""

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from halotile.errors import Diverged
 from halotile.tasks.devices.device import prepare_program
 from halotile.tasks.groups.group import TorchGroup
-from halotile.tasks.groups.training.saved import shared_state, write_state
+from halotile.tasks.groups.training.requests import StepRequests
+from halotile.tasks.groups.training.saved import shared_state
 from halotile.tasks.groups.training.traffic import count_received
 from halotile.tasks.ptychography.model import (
     OWN_PARTS,
@@ -32,7 +33,7 @@ from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.drawing import illumination
-from halotile.tasks.ptychography.results.record import record
+from halotile.tasks.ptychography.results.record import Record
 from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, add_smoothness, begin_stage, rate_of
 from halotile.tasks.ptychography.state import (
     PartTensors,
@@ -43,8 +44,6 @@ from halotile.tasks.ptychography.state import (
     support_of,
 )
 
-CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 1.0, 0.1
-"""Least time between two checkpoints, and most of the time that they may take."""
 SlotGradients = dict[str, torch.Tensor]
 """The loss of the patterns of a slot, and its gradients by part in real numbers, in the order of PARTS."""
 LOSS_NUMBERS = 2
@@ -73,10 +72,12 @@ class Refinement:
         prepare_program(group.device)
         content = shared_state(recipe.checkpoint, group)
         state = ReconstructionState.of(content, group.device) if content else self.first_state()
-        due, seconds = time.monotonic() + CHECKPOINT_SECONDS, dict[int, float]()
+        record = Record(recipe, state, partial(self.drawn, state))
         if group.rank == 0 and len(state.losses) == recipe.epochs:  # it was killed before it said so
-            record(recipe, state, partial(self.drawn, state), seconds, is_last=True)
+            record.write(is_last=True)
         for epoch in range(len(state.losses), recipe.epochs):
+            if recipe.requests and not StepRequests(recipe.requests).await_step(epoch, group, record.save):
+                break
             began = time.monotonic()
             for half, one in zip(recipe.halves, (state, *state.halves), strict=True):
                 one.losses.append(self.epoch(one, epoch, half))
@@ -84,16 +85,8 @@ class Refinement:
                 raise Diverged(
                     f"the loss is {diverged[0].losses[-1]:.4g} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller rate, or look at the patterns."
                 )
-            seconds[epoch] = time.monotonic() - began
-            is_last = epoch + 1 == recipe.epochs or self._is_stopped()
-            began = time.monotonic()
-            if group.rank == 0 and (is_last or began >= due):
-                write_state(recipe.checkpoint, state.content())
-                record(recipe, state, partial(self.drawn, state), seconds, is_last=is_last)
-                took = time.monotonic() - began
-                due = time.monotonic() + max(CHECKPOINT_SECONDS, took / CHECKPOINT_SHARE)
-            if is_last:
-                break
+            if group.rank == 0:
+                record.epoch_ended(time.monotonic() - began, is_last=epoch + 1 == recipe.epochs)
         group.barrier()  # the checkpoint is there once any rank returns
 
     def epoch(self, state: ReconstructionState, epoch: int, half: int | None = None) -> float:
@@ -102,6 +95,8 @@ class Refinement:
         if epoch == first:
             begin_stage(state)
         rate = rate_of(stage, state.losses[first:])
+        if "positions" in self.refined and epoch < first + stage.hold_positions:
+            stage = replace(stage, rates={**stage.rates, "positions": 0.0})
         total = 0.0
         steps = steps_of(self.recipe, epoch, half)
         ahead = max(1, self.recipe.window * self.recipe.slots // stage.batch)
@@ -366,13 +361,6 @@ class Refinement:
         """1 where the probe may be, else 0."""
         support = support_of(self.recipe)
         return None if support is None else support.to(self.group.device)
-
-    def _is_stopped(self) -> bool:
-        """Return True on all ranks once rank 0 sees that the program is to end."""
-        if self.recipe.stop is None:
-            return False
-        seen = torch.tensor([float(self.recipe.stop.exists())], device=self.group.device)
-        return bool(self.group.broadcast(seen) > 0)
 
     def drawn(self, state: ReconstructionState) -> tuple[NDArray[Any], NDArray[Any]]:
         """The object, and the light that each of its pixels had."""

@@ -23,7 +23,7 @@ VARYING = ("variations", "shares")
 """Parts of a probe that changes from pattern to pattern."""
 
 
-PROGRAM = 3
+PROGRAM = 4
 """Version of the order of patterns and of checkpoints: a run that another one has begun does not go on."""
 WAVES = 12
 """Waves of each pattern and mode that a slot holds at once: an estimate."""
@@ -80,6 +80,8 @@ class SolverStage:
         Patterns of a step.
     rates : mapping of str to float
         Factors of the learning rate, by part.
+    hold_positions : int
+        Epochs in which positions stay where they are.
     alpha : float
         rpie: near 0, each place by its own light; at 1, all by that of the brightest: ePIE.
     smoothness : float
@@ -96,6 +98,7 @@ class SolverStage:
     batch: int
     rates: Mapping[str, float] = field(default_factory=dict)
     plateau: bool = False
+    hold_positions: int = 0
     alpha: float = 0.1
     smoothness: float = 0.0
     subset: tuple[int, ...] | None = None
@@ -202,8 +205,10 @@ class ScanRecipe:
         Object, probe and the like to begin with.
     resolution : bool
         True: two halves of the positions are reconstructed by themselves as well, for the resolution.
-    checkpoint, curve, drawing, stop : Path
-        Files on a disk that all ranks see; ``stop`` ends them after an epoch once it is there.
+    checkpoint, curve, drawing : Path
+        Files on a disk that all ranks see.
+    requests : Path, optional
+        File of the epochs that a loop asks for; None: all are computed.
     """
 
     scan: Scan
@@ -228,7 +233,7 @@ class ScanRecipe:
     checkpoint: Path = Path()
     curve: Path = Path()
     drawing: Path | None = None
-    stop: Path | None = None
+    requests: Path | None = None
 
     @property
     def pattern(self) -> tuple[int, int]:

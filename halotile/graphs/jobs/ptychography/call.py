@@ -17,6 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -35,6 +36,7 @@ from halotile.graphs.jobs.ptychography.plan import check_used, recipe_of, stage_
 from halotile.graphs.rules.check import check_job
 from halotile.graphs.rules.paths import whole_path
 from halotile.tasks.groups.training.curve import read_curve
+from halotile.tasks.groups.training.requests import LOOK_SECONDS, StepRequests
 from halotile.tasks.options import Auto
 from halotile.tasks.ptychography.recipe import VARYING
 
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from halotile.tasks.ptychography.simulated import SimulatedScan
 
 __all__ = ["LBFGS", "RPIE", "SGD", "Adam", "open", "simulate"]
-LOOK_SECONDS = 0.05
 
 
 def open(  # noqa: A001 - as open() of other modules
@@ -208,11 +209,12 @@ class _Solver:
         batch_size: int | Auto = "auto",
         schedule: bool = False,
         lr_factors: Mapping[str, float] | None = None,
+        hold_positions: int | Auto = "auto",
         alpha: float = 0.1,
         smoothness: float = 0.0,
         subset: Sequence[int] | None = None,
     ) -> Generator[float, None, None]:
-        """Compute some epochs more; yield the loss of each. Ending the loop early ends the computation after the epoch at hand.
+        """Compute some epochs more; yield the loss of each. The next one is computed once the loop asks for it: where the loop ends early, so does the computation.
 
         Parameters
         ----------
@@ -226,6 +228,9 @@ class _Solver:
             Divide the learning rate by 5 where the loss has not fallen for 10 epochs.
         lr_factors : mapping of str to float, optional
             Factors of the learning rate by part, such as ``{"positions": 0.5}``.
+        hold_positions : int or "auto"
+            Epochs before positions that are refined begin to move; auto: half of the first call's, at most 100, unless ``lr_factors`` names positions or
+            the scan was opened with ``start``; none of later ones.
         alpha : float
             RPIE: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE.
         smoothness : float
@@ -247,6 +252,7 @@ class _Solver:
             batch=batch_size,
             rates=lr_factors or {},
             plateau=schedule,
+            hold_positions=hold_positions,
             alpha=alpha,
             smoothness=smoothness,
             subset=None if subset is None else tuple(map(int, subset)),
@@ -256,16 +262,17 @@ class _Solver:
         own["refine"] = tuple(part for part in recipe.refined if part not in VARYING)
         model = ModelOptions(**own)
         check_job(replace(_JOB, model=model, stages=(options,)))
-        stage = stage_of(options, len(recipe.scan.positions))
+        holds = "positions" in recipe.refined and recipe.start is None and not self.scan.losses
+        stage = stage_of(options, len(recipe.scan.positions), holds=holds)
         check_used(replace(recipe, stages=(stage,)))
         self._open()
         with tempfile.TemporaryDirectory(dir=self.context.folder) as folder:
             yield from self._epochs(stage, Path(folder))
 
     def _epochs(self, stage: Any, folder: Path) -> Iterator[float]:
-        checkpoint, curve, stop = (folder / name for name in ("checkpoint", "curve.json", "stop"))
-        done = len(self.scan.losses)
-        recipe = self.scan.hand_over(stage, checkpoint, curve, stop)
+        checkpoint, curve, asked = (folder / name for name in ("checkpoint", "curve.json", "requests"))
+        done, requests = len(self.scan.losses), StepRequests(asked)
+        recipe = self.scan.hand_over(stage, checkpoint, curve, asked)
         failures: list[BaseException] = []
         is_left = False
 
@@ -278,19 +285,18 @@ class _Solver:
         thread = threading.Thread(target=compute, daemon=True)
         thread.start()
         try:
-            while thread.is_alive() or done < read_curve(curve)[0]:
-                step, rows = read_curve(curve)
-                for row in rows[done:step]:
-                    done += 1
-                    self.scan.hand_out(row["loss"])
-                    yield row["loss"]
-                time.sleep(LOOK_SECONDS)
+            for epoch in range(done, done + stage.epochs):
+                requests.ask(epoch + 1)
+                if (loss := _loss_of(epoch, curve, thread)) is None:
+                    break
+                self.scan.hand_out(loss, thread.is_alive)
+                yield loss
         except GeneratorExit:  # the loop was left: what is raised here would not reach the script
             is_left = True
             raise
         finally:
             try:
-                stop.touch()
+                requests.end()
             finally:
                 thread.join()
                 self.scan.take_back()
@@ -298,6 +304,21 @@ class _Solver:
                 warnings.warn(f"the epoch at hand was lost: {failures[0]}", stacklevel=2)
         if failures:
             raise failures[0]
+
+
+def _loss_of(epoch: int, curve: Path, thread: threading.Thread) -> float | None:
+    """Wait for the loss of an epoch; None where the computation ended without."""
+    is_over, seen = False, None
+    while not is_over:
+        is_over = not thread.is_alive()
+        with suppress(FileNotFoundError):
+            status = curve.stat()
+            if (found := (status.st_ino, status.st_size)) != seen or is_over:
+                seen, (step, rows) = found, read_curve(curve)
+                if step > epoch:
+                    return rows[epoch]["loss"]
+        time.sleep(LOOK_SECONDS)
+    return None
 
 
 class Adam(_Solver):

@@ -88,6 +88,8 @@ class StageOptions:
     """Patterns of a step. auto: 20, of lbfgs all."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """Factors of the learning rate by part, such as {positions: 0.5}."""
+    hold_positions: int | Auto = "auto"
+    """Epochs of the stage before positions that are refined begin to move: until object and probe are about right, they would follow their errors. auto: half of the first stage, at most 100, unless rates names positions or a result is begun with; none of later ones."""
     alpha: float = 0.1
     """rpie: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE."""
     smoothness: float = 0.0
@@ -108,7 +110,7 @@ class Ptychography(Job):
     output: ResultFile
     model: ModelOptions = field(default_factory=ModelOptions)
     stages: tuple[StageOptions, ...] = (
-        StageOptions(epochs=50),
+        StageOptions(epochs=150),
         StageOptions(epochs=20, rate=0.005, batch=50),
     )
     """One after the other."""

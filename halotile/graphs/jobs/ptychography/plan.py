@@ -54,6 +54,8 @@ FEW_COUNTS = 0.5
 """Mean of a pixel below which most have no count."""
 SOME_POSITIONS = 1000
 """Positions, about, whose nearest neighbours are looked at."""
+MOST_HELD = 100
+"""Epochs, at most, in which positions are held unless the job says how many."""
 SMALLER = "a smaller batch, fewer modes, or a larger pixel (recon-cli convert --bin 2)"
 
 
@@ -123,8 +125,11 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
         )
     optics = Optics.of(scan, (rows, columns), model.field, focus)
     margin = max(4, max(rows, columns) // 10) if model.margin == "auto" else model.margin
-    stages = tuple(stage_of(stage, len(scan.positions)) for stage in job.stages)
     refined = (*model.refine, *(VARYING if model.variations else ()))
+    moves = "positions" in refined and job.input.start is None
+    stages = tuple(
+        stage_of(stage, len(scan.positions), holds=moves and n == 0) for n, stage in enumerate(job.stages)
+    )
     recipe = ScanRecipe(
         scan, patterns, optics, model.loss, model.modes, refined, stages, job.slots, job.seed, margin
     )
@@ -223,12 +228,15 @@ def check_used(recipe: ScanRecipe) -> None:
             )
 
 
-def stage_of(options: StageOptions, count: int) -> SolverStage:
-    """Return a stage as ranks take it, of a scan with so many patterns."""
+def stage_of(options: StageOptions, count: int, *, holds: bool) -> SolverStage:
+    """Return a stage as ranks take it, of a scan with so many patterns; auto, one that ``holds`` positions does so at its beginning."""
     usual = SOLVER_TRAITS[options.solver]
     rate = usual.rate if options.rate == "auto" else options.rate
     batch = (usual.batch or count) if options.batch == "auto" else options.batch
-    return SolverStage(**(asdict(options) | {"rate": rate, "batch": batch}))
+    held = options.hold_positions
+    if held == "auto":
+        held = min(options.epochs // 2, MOST_HELD) if holds and "positions" not in options.rates else 0
+    return SolverStage(**(asdict(options) | {"rate": rate, "batch": batch, "hold_positions": held}))
 
 
 def _window(job: Ptychography, recipe: ScanRecipe) -> int:
@@ -319,7 +327,8 @@ def _note_of_counts(recipe: ScanRecipe, path: str) -> tuple[str, ...]:
 
 
 def _stage_text(stage: SolverStage) -> str:
-    return f"{counted(stage.epochs, 'epoch')} of {stage.solver}, rate {stage.rate:g}, {counted(stage.batch, 'pattern')} a step"
+    text = f"{counted(stage.epochs, 'epoch')} of {stage.solver}, rate {stage.rate:g}, {counted(stage.batch, 'pattern')} a step"
+    return f"{text}, positions held for {stage.hold_positions}" if stage.hold_positions else text
 
 
 def _identity(job: Ptychography, recipe: ScanRecipe, device: str) -> dict[str, Any]:

@@ -48,6 +48,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("stages", "epochs"): AtLeast(1),
     ("stages", "batch"): AtLeast(1),
     ("stages", "rate"): Above(0),
+    ("stages", "hold_positions"): AtLeast(0),
     ("stages", "alpha"): _share,
     ("stages", "smoothness"): AtLeast(0),
     ("", "slots"): AtLeast(1),

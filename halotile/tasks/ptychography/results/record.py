@@ -2,39 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
 
 from halotile.storage.disk.durable import DISK
 from halotile.tasks.groups.training.curve import CurveRow, write_curve
+from halotile.tasks.groups.training.saved import write_state
 from halotile.tasks.ptychography.recipe import ScanRecipe
 from halotile.tasks.ptychography.results.drawing import draw_object
 from halotile.tasks.ptychography.results.result import correlated_halves
 from halotile.tasks.ptychography.state import ReconstructionState
 
+CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 1.0, 0.1
+"""Least time between two checkpoints, and most of the time that they may take."""
 
-def record(
-    recipe: ScanRecipe,
-    state: ReconstructionState,
-    drawn: Callable[[], tuple[NDArray[Any], NDArray[Any]]],
-    seconds: Mapping[int, float],
-    *,
-    is_last: bool,
-) -> None:
-    """Write the curve, whose last figure at the end is the resolution, and draw the object with the light that its pixels had, as ``drawn`` gives them.
 
-    ``seconds`` are those of epochs, as far as this process computed them.
+@dataclass
+class Record:
+    """What rank 0 writes of a reconstruction while it goes on.
+
+    Parameters
+    ----------
+    recipe : ScanRecipe
+        The reconstruction.
+    state : ReconstructionState
+        Its state, which changes.
+    drawn : callable
+        Gives the object, and the light that its pixels had.
     """
-    rows: list[CurveRow] = [
-        {"iteration": n + 1, "loss": loss} | ({"seconds": seconds[n]} if n in seconds else {})
-        for n, loss in enumerate(state.losses)
-    ]
-    if is_last and (rings := correlated_halves(recipe, state)):
-        rows[-1] |= {"resolution": rings.resolution, "resolution_bound": rings.bound}
-    write_curve(recipe.curve, len(rows), rows)
-    if recipe.drawing is not None:
-        with suppress(OSError):
-            DISK.write_file(recipe.drawing, draw_object(*drawn()), sync=False)
+
+    recipe: ScanRecipe
+    state: ReconstructionState
+    drawn: Callable[[], tuple[NDArray[Any], NDArray[Any]]]
+    seconds: dict[int, float] = field(default_factory=dict)
+    """Of epochs, as far as this process computed them."""
+    saved: int = field(init=False)
+    """Epochs in the checkpoint."""
+    due: float = field(default_factory=lambda: time.monotonic() + CHECKPOINT_SECONDS)
+
+    def __post_init__(self) -> None:
+        self.saved = len(self.state.losses)  # it began with these
+
+    def epoch_ended(self, seconds: float, *, is_last: bool) -> None:
+        """Write the checkpoint and the curve where they are due; for a loop that asks for epochs the curve of each."""
+        self.seconds[len(self.state.losses) - 1] = seconds
+        began = time.monotonic()
+        if is_last or began >= self.due:
+            self.save()
+            self.write(is_last=is_last)
+            took = time.monotonic() - began
+            self.due = time.monotonic() + max(CHECKPOINT_SECONDS, took / CHECKPOINT_SHARE)
+        elif self.recipe.requests:
+            self.write(is_last=False)
+
+    def save(self) -> None:
+        """Write the checkpoint, unless it is there."""
+        if self.saved != len(self.state.losses):
+            write_state(self.recipe.checkpoint, self.state.content())
+            self.saved = len(self.state.losses)
+
+    def write(self, *, is_last: bool) -> None:
+        """Write the curve, whose last figure at the end is the resolution, and draw the object."""
+        rows: list[CurveRow] = [
+            {"iteration": n + 1, "loss": loss} | ({"seconds": self.seconds[n]} if n in self.seconds else {})
+            for n, loss in enumerate(self.state.losses)
+        ]
+        if is_last and (rings := correlated_halves(self.recipe, self.state)):
+            rows[-1] |= {"resolution": rings.resolution, "resolution_bound": rings.bound}
+        write_curve(self.recipe.curve, len(rows), rows)
+        if self.recipe.drawing is not None:
+            with suppress(OSError):
+                DISK.write_file(self.recipe.drawing, draw_object(*self.drawn()), sync=False)
