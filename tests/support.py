@@ -112,6 +112,7 @@ def whole_picture(job: Denoising, pixels: Image, depth: int, spatial: int = 2) -
     if denoiser.convolutional:
         model = model.to(memory_format=torch.channels_last)
     mode = {"reflect": "symmetric", "cut": None}[denoiser.boundary]
+    depth = -(-depth // denoiser.alignment) * denoiser.alignment  # its pixels are pooled by the same groups
     low, high = (0, np.iinfo(pixels.dtype).max) if pixels.dtype.kind in "iu" else (0, 1)
     result = np.empty_like(pixels)
     for plane in np.ndindex(pixels.shape[: pixels.ndim - spatial]):

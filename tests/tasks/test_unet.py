@@ -44,6 +44,15 @@ def test_it_looks_as_far_as_it_declares(tmp_path: Path, levels: int) -> None:
     assert denoiser.alignment == 2**levels
 
 
+def test_an_image_that_is_the_same_everywhere_gets_no_frame(tmp_path: Path) -> None:
+    """The network pads with zeros, which are pixels of the mean brightness: at the rim it sees the image continued instead."""
+    source = write_zarr(tmp_path / "in.zarr", np.full((150, 130), 5, np.float32))
+    weights = saved(tmp_path / "w.safetensors")
+    job = job_of(source, tmp_path / "out.zarr", "unet", {"weights": str(weights)}, tile={"size": 64})
+    assert not any("differ" in note for note in make_plan(job).notes)
+    assert np.ptp(run_inline(job)) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("shape", "axes", "channels"), [((203, 187), "yx", 1), ((3, 90, 101), "tyx", 1), ((2, 131, 90), "cyx", 2)]
 )

@@ -79,7 +79,7 @@ class UNet(Pixelwise):
     __pydantic_config__ = STRICT
     name: ClassVar[str] = "unet"
     dims: ClassVar[tuple[int, ...]] = (2,)
-    boundary: ClassVar[str] = "cut"
+    boundary: ClassVar[str] = "reflect"
     convolutional: ClassVar[bool] = True
 
     weights: str = field(

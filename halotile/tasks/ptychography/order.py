@@ -54,15 +54,13 @@ def steps_of(recipe: ScanRecipe, epoch: int, half: int | None = None) -> EpochOr
     whole chunks, which are read in a random order.
     """
     _, stage = recipe.stage_of(epoch)
-    # A half has the steps that all positions have: with fewer it would not come as far, and the resolution would be that of unfinished objects.
-    batch = stage.batch if half is None else max(-(-stage.batch // 2), recipe.slots if recipe.window else 1)
     used = recipe.used(epoch, half)
     random = np.random.default_rng(np.random.SeedSequence((recipe.seed, epoch)))
     if recipe.window:
-        return _from_windows(recipe, batch, random, used)
+        return _from_windows(recipe, stage.batch, random, used)
     order = random.permutation(np.flatnonzero(used))
-    batches = (np.sort(order[start : start + batch]) for start in range(0, len(order), batch))
-    return EpochOrder.of((slots_of(some, recipe.slots) for some in batches), len(order))
+    batches = (np.sort(order[start : start + stage.batch]) for start in range(0, len(order), stage.batch))
+    return EpochOrder.of((slots_of(batch, recipe.slots) for batch in batches), len(order))
 
 
 def slots_of(batch: PatternNumbers, slots: int) -> list[PatternNumbers]:

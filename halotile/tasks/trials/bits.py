@@ -99,9 +99,11 @@ def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
 
 
 def _padded_image(task: DenoiseTask) -> Region:
-    """The image with its continuation by the rim rule."""
+    """The image with its continuation by the rim rule, which begins where a tile may begin: a network that pools sees the same groups of pixels."""
     image = Region.whole(task.grid.shape)
-    return task.roles.spatial_part(task.rim.reach(image.grow(task.grid.depth), task.grid.shape))
+    padded = task.roles.spatial_part(task.rim.reach(image.grow(task.grid.depth), task.grid.shape))
+    start = (n // align * align for n, align in zip(padded.start, task.tiling.align, strict=True))
+    return Region(tuple(start), padded.stop)
 
 
 def _middle_tile(task: DenoiseTask) -> Window:

@@ -46,7 +46,9 @@ class PtychographyWork(ProgramWork):
         """Return the last figures of the curve."""
         last, drawing = self.last_row()
         figures = {
-            name: value for name, value in last.items() if name in ("loss", "resolution", "resolution_bound")
+            name: value
+            for name, value in last.items()
+            if name in ("loss", "resolution", "resolution_bound", "loss_of_halves")
         }
         return Inspection(figures, result_rows(last, drawing, self.recipe.loss))
 

@@ -14,6 +14,8 @@ from halotile.storage.scans.lengths import shown_length, shown_resolution
 
 PHOTON_LOSS = 0.25
 """Variance of the root of a number of photons, where there are many."""
+UNFINISHED = 1.5
+"""Loss of a half, relative to that of all positions, beyond which its object is not done: with fewer patterns it takes fewer steps in an epoch."""
 
 
 def title(job: Ptychography) -> str:
@@ -70,11 +72,20 @@ def result_rows(last: Mapping[str, float], drawing: Path, loss: str = "") -> lis
     --------
     >>> result_rows({"loss": 0.25}, Path("scan.png"))
     [('loss', '0.25'), ('drawing', 'scan.png')]
+    >>> result_rows({"loss": 0.25, "loss_of_halves": 0.8, "resolution": 2e-7}, Path("scan.png"))[1]
+    ('warning', 'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs tell')
     """
     floor = (
         f"; of counted photons the noise alone gives {PHOTON_LOSS} at most" if loss == "amplitude_mse" else ""
     )
     rows = [("loss", f"{last['loss']:.4g}{floor}")] if "loss" in last else []
+    if last.get("loss_of_halves", 0) > UNFINISHED * abs(last.get("loss", 0)):
+        rows.append(
+            (
+                "warning",
+                f"the two halves are not done, with a loss of {last['loss_of_halves']:.4g}: the object of all positions may be finer. More epochs tell",
+            )
+        )
     if "resolution" in last:
         rows.append(
             (

@@ -73,7 +73,12 @@ class Record:
             for n, loss in enumerate(self.state.losses)
         ]
         if is_last and (rings := correlated_halves(self.recipe, self.state)):
-            rows[-1] |= {"resolution": rings.resolution, "resolution_bound": rings.bound}
+            halves = max(half.losses[-1] for half in self.state.halves)
+            rows[-1] |= {
+                "resolution": rings.resolution,
+                "resolution_bound": rings.bound,
+                "loss_of_halves": halves,
+            }
         write_curve(self.recipe.curve, len(rows), rows)
         if self.recipe.drawing is not None:
             with suppress(OSError):
