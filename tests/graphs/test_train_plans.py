@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
-from skimage.data import camera
+from skimage.data import brick, camera, grass, immunohistochemistry
 
 from halotile.errors import (
     ConfigError,
@@ -237,7 +237,14 @@ def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> 
         (lambda image: image + 0.1 * np.random.default_rng(5).standard_normal(image.shape), None),
         (lambda image: np.roll(image, (-2, 3), (0, 1)), "is shifted by -2 rows and 3 columns against"),
         (lambda image: 1.3 * image, "has 1.3 times the contrast of .*, and is brighter by 0.4"),
-        (lambda image: image - 0.1, "has 1 times the contrast of .*, and is darker by 0.2"),
+        (
+            lambda image: image - 0.1,
+            "second.zarr is darker than .*noisy.zarr by 0.2[0-9]* standard deviations: it",
+        ),
+        (
+            lambda image: 0.5 + 1.2 * (image - 0.5),
+            "second.zarr has 1.2 times the contrast of .*noisy.zarr: it learns",
+        ),
         (lambda image: 0.5 * image + 0.3, InputError),
         (lambda image: image[::-1, ::-1], InputError),
     ],
@@ -258,6 +265,77 @@ def test_a_second_image_differs_in_its_noise_alone(tmp_path: Path, change: Any, 
     notes = [note for note in make_plan(job).notes if note.startswith("second: ")]
     assert len(notes) == (said is not None)
     assert said is None or re.search(said, notes[0])
+
+
+def photons_of(name: str, folder: Path, clean: Any, seed: int) -> str:
+    """Write an image as few photons show it; return its path."""
+    counts = np.random.default_rng(seed).poisson(clean)
+    return str(write_zarr(folder / f"{name}.zarr", (50 * counts + 100).astype(np.uint16)))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda image: image, None),
+        (lambda image: np.roll(image, 40, 0), "is shifted by 40 rows and 0 columns against"),
+        (lambda image: np.roll(image, 5, 1), "is shifted by 0 rows and 5 columns against"),
+        (lambda image: image[::-1], "mirrored top to bottom"),
+        (lambda image: image[:, ::-1], "mirrored left to right"),
+        (lambda image: image[::-1, ::-1], "turned by 180 degrees"),
+        (np.rot90, "turned by 90 degrees"),
+        (lambda image: np.rot90(image, 3), "turned by 90 degrees"),
+        (lambda image: image.T, "mirrored, with its rows as columns"),
+        (lambda image: image[::-1, ::-1].T, "mirrored, with its rows as columns"),
+    ],
+)
+def test_a_second_image_lies_as_the_first_does(tmp_path: Path, change: Any, said: str | None) -> None:
+    """Both are lit alike, so that they share their coarse structure wherever they lie."""
+    y, x = np.mgrid[-1:1:512j, -1:1:512j]
+    light = 5 * np.exp(-2 * (y * y + x * x))
+    clean = light + immunohistochemistry()[..., 0] / 50
+    given = {
+        "input": Input(path=photons_of("first", tmp_path, clean, 0)),
+        "method": "noise2noise",
+        "second": photons_of("second", tmp_path, change(clean), 1),
+    }
+    job = training(tmp_path, tmp_path, **given)
+    if said is not None and "shifted" not in said:
+        with pytest.raises(
+            InputError, match=f"does not show the same as .*: it would fit if it were {said}. "
+        ):
+            make_plan(job)
+        return
+    notes = [note for note in make_plan(job).notes if note.startswith("second: ")]
+    assert len(notes) == (said is not None)
+    assert said is None or said in notes[0]
+
+
+def test_another_image_under_the_same_light_is_noted(tmp_path: Path) -> None:
+    y, x = np.mgrid[-1:1:512j, -1:1:512j]
+    light = 20 * np.exp(-2 * (y * y + x * x))
+    paths = [
+        photons_of(name, tmp_path, light + clean / 50, seed)
+        for seed, (name, clean) in enumerate((("first", camera()), ("second", grass())))
+    ]
+    job = training(tmp_path, tmp_path, input=Input(path=paths[0]), method="noise2noise", second=paths[1])
+    (note,) = [note for note in make_plan(job).notes if note.startswith("second: ")]
+    assert re.search(r"share \d% of their fine structure: they should show the same", note)
+
+
+@pytest.mark.parametrize("photons", [1, 7, 1000])
+def test_smooth_periodic_and_symmetric_pairs_are_right(tmp_path: Path, photons: float) -> None:
+    y, x = np.mgrid[-256:256, -256:256]
+    images = {
+        "smooth": np.exp(-(y * y + x * x) / 2 / 120**2),
+        "slope": 0.5 + x / 600,
+        "disk": 0.1 + (y * y + x * x < 150**2),
+        "waves": 0.5 + 0.3 * np.sin(y / 9) * np.cos(x / 7),
+        "bricks": brick() / 255,
+    }
+    for name, clean in images.items():
+        paths = [photons_of(f"{name}{seed}", tmp_path, photons * clean, seed) for seed in range(2)]
+        job = training(tmp_path, tmp_path, input=Input(path=paths[0]), method="noise2noise", second=paths[1])
+        assert not [note for note in make_plan(job).notes if note.startswith("second: ")], name
 
 
 def test_pairs_of_mere_noise_are_not_judged(tmp_path: Path) -> None:

@@ -12,6 +12,10 @@ from halotile.tasks.noise.details import Values
 
 PART = 128
 """Edge of the parts that are compared, in pixels: what fills an image is no structure of theirs."""
+BINNED = 4
+"""Edge of the bins whose means show fine structure: of 16 pixels, with a quarter of the noise."""
+FINE = 0.15
+"""Share of structure in these means, without slow illumination, from which it can be compared."""
 MEASURED = 0.5
 """Share of the pixels of a part that has to be finite in both."""
 CLEAR, APART = 10.0, 5.0
@@ -37,6 +41,8 @@ class Pair:
         Contrast of the structure of the second, relative to that of the first.
     offset : float
         Difference of the means, in standard deviations of the first.
+    shared_finely : float
+        Correlation as ``shared`` of means of 4 x 4 pixels, without slow illumination; NaN where there is too little structure in them.
     is_copy : bool
         True where the second is the first, but for brightness and contrast.
 
@@ -55,6 +61,7 @@ class Pair:
     shift: tuple[int, int]
     contrast: float
     offset: float
+    shared_finely: float = math.nan
     is_copy: bool = False
 
     @classmethod
@@ -76,18 +83,18 @@ class Pair:
         offset = float(np.mean(means[1] - means[0]))
         deviation = float(first.std())
         first, second = first - means[0], second - means[1]
-        variances = [float(np.square(image).mean()) for image in (first, second)]
-        alike = [max(_neighbours(image), 0.0) for image in (first, second)]
-        if not all(variances):
+        if not (first.any() and second.any()):
             return None
-        structure = math.sqrt(math.prod(alike) / math.prod(variances))
-        correlation = float((first * second).mean()) / math.sqrt(math.prod(variances))
+        structure, correlation = _alike(first, second)
+        alike = [max(_neighbours(image), 0.0) for image in (first, second)]
+        finely, correlated_finely = _alike(_fine(first), _fine(second))
         return cls(
             structure,
             correlation / structure if structure else 0.0,
             _shift(first, second),
             math.sqrt(alike[1] / alike[0]) if all(alike) else 1.0,
             offset / deviation,
+            correlated_finely / finely if finely >= FINE else math.nan,
             is_copy=correlation > 1 - ROUNDING,
         )
 
@@ -105,6 +112,30 @@ def _parts(first: Values, second: Values) -> Iterator[tuple[Values, Values]]:
                     np.where(known, image[at], image[at][known].mean()) for image in (first, second)
                 )
                 yield one, other
+
+
+def _alike(first: Values, second: Values) -> tuple[float, float]:
+    """Share of structure in the pixels of both, by that of each, and their correlation; 0 where one is empty."""
+    power = math.sqrt(float(np.square(first).mean()) * float(np.square(second).mean()))
+    alike = math.sqrt(max(_neighbours(first), 0.0) * max(_neighbours(second), 0.0))
+    return (alike / power, float((first * second).mean()) / power) if power else (0.0, 0.0)
+
+
+def _fine(parts: Values) -> Values:
+    """Means of bins of the parts, less the quadratic polynomial of rows and columns that fits them best."""
+    count, rows, columns = (n if axis == 0 else n // BINNED for axis, n in enumerate(parts.shape))
+    if min(rows, columns) < BINNED:
+        return np.zeros((count, 2, 2))
+    inside = parts[:, : rows * BINNED, : columns * BINNED]
+    means = inside.reshape(count, rows, BINNED, columns, BINNED).mean((2, 4))
+    y, x = (axis.ravel() for axis in np.meshgrid(*map(_centred, (rows, columns)), indexing="ij"))
+    slow, _ = np.linalg.qr(np.stack([np.ones_like(y), y, x, y * y, x * x, x * y], 1))
+    flat = means.reshape(count, -1)
+    return np.asarray(flat - flat @ slow @ slow.T).reshape(means.shape)
+
+
+def _centred(length: int) -> Values:
+    return np.linspace(-1, 1, length)
 
 
 def _neighbours(parts: Values) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from halotile.errors import InputError
+from halotile.graphs.amounts import counted
+from halotile.graphs.jobs.train.placing import Placing, placing_of
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
@@ -42,12 +44,12 @@ def notes_of_pairs(
     count = min(len(second), PAIRS)
     notes: list[str] = []
     for number in (n * len(second) // count for n in range(count)):
-        for where, pair in _compared(images[number], max(1, SQUARES // count)):
-            notes += _judged(pair, f"{first[number].path}{where}", second[number].path)
+        for where, pair, placing in _compared(images[number], max(1, SQUARES // count)):
+            notes += _judged(pair, placing, f"{first[number].path}{where}", second[number].path)
     return tuple(notes[:1])
 
 
-def _compared(image: TrainingImage, squares: int) -> Iterator[tuple[str, Pair]]:
+def _compared(image: TrainingImage, squares: int) -> Iterator[tuple[str, Pair, Placing]]:
     """Yield the statistics of each channel, or of some where there are many, after words that name it."""
     assert image.second is not None
     axis = image.channel
@@ -57,11 +59,14 @@ def _compared(image: TrainingImage, squares: int) -> Iterator[tuple[str, Pair]]:
     for channel in (n * channels // compared for n in range(compared)):
         own = regions if axis is None else [_with_index(region, axis, channel) for region in regions]
         parts = readable_parts(image.source, own)
-        pair = Pair.of(
-            (_square(image, part), _square(image, image.second.read(region))) for region, part in parts
-        )
+        read = [region for region, _ in parts]
+        first = [_square(image, part) for _, part in parts]
+        second = [_square(image, image.second.read(region)) for region in read]
+        pair = Pair.of(zip(first, second, strict=True))
         if pair is not None:
-            yield (f", channel {channel}," if channels > 1 else ""), pair
+            is_like = not pair.shared_finely < LIKELY_SHARED
+            placing = placing_of(image, read, (first, second), is_like)
+            yield (f", channel {channel}," if channels > 1 else ""), pair, placing
 
 
 def _with_index(region: Region, axis: int, index: int) -> Region:
@@ -75,36 +80,53 @@ def _square(image: TrainingImage, pixels: Pixels) -> Values:
     return as_square(pixels, image.spatial)
 
 
-def _judged(pair: Pair, first: str, second: str) -> list[str]:
+def _judged(pair: Pair, placing: Placing, first: str, second: str) -> list[str]:
     """Return what differs between two images besides noise, as a note."""
     if pair.is_copy:
         raise InputError(
             f"second: {second} has the same pixels as {first}: its noise is no other. Write the path of another image of the same."
         )
+    if placing.turned:
+        raise InputError(
+            f"second: {second} does not show the same as {first}: it would fit if it were {placing.turned}. Write the path of an image that lies as the "
+            "first does."
+        )
+    shift = pair.shift if pair.structure >= STRUCTURE and any(pair.shift) else placing.shift
+    if any(shift):
+        rows, columns = (counted(n, word) for n, word in zip(shift, ("row", "column"), strict=True))
+        return [
+            f"second: {second} is shifted by {rows} and {columns} against {first}: it learns to blur. Align them"
+        ]
     if pair.structure < STRUCTURE:
         return []
-    if any(pair.shift):
-        rows, columns = pair.shift
-        return [
-            f"second: {second} is shifted by {rows} rows and {columns} columns against {first}: it learns to blur. Align them"
-        ]
+    return _unlike(pair, first, second)
+
+
+def _unlike(pair: Pair, first: str, second: str) -> list[str]:
+    """Return what is unlike in two images that are not shifted, as a note."""
     if pair.shared < SHARED:
         raise InputError(
             f"second: {second} does not show the same as {first}: they share {max(0.0, pair.shared):.0%} of their structure. "
             "Write the path of an image of the same, with other noise, or method: noise2void."
         )
-    if pair.shared < LIKELY_SHARED:
-        return [
-            f"second: {second} and {first} share {pair.shared:.0%} of their structure: they should show the same, unless neighbouring pixels share most of their noise"
-        ]
+    for shared, which in ((pair.shared, ""), (pair.shared_finely, "fine ")):
+        if shared < LIKELY_SHARED:
+            return [
+                f"second: {second} and {first} share {max(0.0, shared):.0%} of their {which}structure: they should show the same, unless neighbouring pixels "
+                "share most of their noise"
+            ]
     ratio = max(pair.contrast, 1 / pair.contrast)
     if ratio > CLEAR_CONTRAST:
         raise InputError(
             f"second: {second} has {pair.contrast:.2g} times the contrast of {first}: it would learn the mean of both. Scale one of them to the other."
         )
-    if ratio > CONTRAST or abs(pair.offset) > OFFSET:
-        return [
-            f"second: {second} has {pair.contrast:.2g} times the contrast of {first}, and is {'brighter' if pair.offset > 0 else 'darker'} by "
-            f"{abs(pair.offset):.2g} standard deviations: it learns the mean of both. Scale one of them to the other"
-        ]
-    return []
+    differs = [f"has {pair.contrast:.2g} times the contrast of {first}"] if ratio > CONTRAST else []
+    if abs(pair.offset) > OFFSET:
+        than = "" if differs else f" than {first}"
+        by = f"{abs(pair.offset):.2g} standard deviations"
+        differs.append(f"is {'brighter' if pair.offset > 0 else 'darker'}{than} by {by}")
+    if not differs:
+        return []
+    return [
+        f"second: {second} {', and '.join(differs)}: it learns the mean of both. Scale one of them to the other"
+    ]
