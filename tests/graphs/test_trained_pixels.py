@@ -97,6 +97,46 @@ def test_images_of_the_same_kind_are_not(tmp_path: Path) -> None:
         assert not notes(tmp_path, (factor * cells).astype(np.uint16), of_cells)
 
 
+def photons(count: float) -> NDArray[Any]:
+    """An image as a camera with an offset counts so many photons at its brightest."""
+    y, x = np.mgrid[:256, :256]
+    counts = np.random.default_rng(1).poisson(count * (0.4 + 0.3 * np.sin(y / 30) * np.cos(x / 40)))
+    return (50 * counts + 100).astype(np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("count", "lit"), [(17, None), (20, None), (26, None), (4, "darker"), (50, "brighter")]
+)
+def test_an_image_that_is_clearly_darker_or_brighter_is_noted(
+    tmp_path: Path, count: float, lit: str | None
+) -> None:
+    weights = weights_of(tmp_path / "w.safetensors", photons(20)[None], WORDS)
+    found = notes(tmp_path, photons(count), weights)
+    assert len(found) == (lit is not None)
+    if lit is not None:
+        before, _, text = found[0].partition(", write input.range: ")
+        assert before.endswith(f"if it is the same, {lit} or in other units")
+        low, high = json.loads(text.partition(";")[0])
+        assert "e" not in text.partition(";")[0]
+        assert not notes(tmp_path, photons(count), weights, (low, high))
+
+
+def test_an_image_of_a_narrower_type_and_other_brightness_is_refused(tmp_path: Path) -> None:
+    weights = weights_of(tmp_path / "w.safetensors", photons(20)[None], WORDS)
+    with pytest.raises(ConfigError, match=r"input.range is auto.* write input\.range: \["):
+        notes(tmp_path, (photons(4) // 4).astype(np.uint8), weights)
+
+
+def test_an_image_without_noise_is_compared_too(tmp_path: Path) -> None:
+    weights = weights_of(tmp_path / "w.safetensors", photons(20)[None], WORDS)
+    learned = photons(20).mean()
+    assert not notes(tmp_path, np.full((200, 300), learned, np.uint16), weights)
+    (note,) = notes(tmp_path, np.full((200, 300), 2 * learned, np.uint16), weights)
+    assert f"deviation 0, and the weights expect mean {learned:.4g} " in note
+    low, high = json.loads(note.partition("write input.range: ")[2].partition(";")[0])
+    assert (low, high - low) == pytest.approx((learned, 65535), rel=0.01)
+
+
 def test_each_channel_is_compared(tmp_path: Path) -> None:
     pair = np.stack([waves(), 0.01 * waves()])
     weights = weights_of(tmp_path / "w.safetensors", pair, FLOATS)

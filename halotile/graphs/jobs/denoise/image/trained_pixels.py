@@ -21,7 +21,9 @@ SAMPLES = 16
 TAILS = 0.01, 0.99
 """Quantiles beyond which values may be cut off: few that are far from the others may have been in no patch of the training, or here in no square."""
 NOTED, FAR = 4.0, 16.0
-"""Distance of means in deviations, and ratio of deviations, above which there is a note, and above which the units are others."""
+"""Ratio of deviations above which there is a note; and ratio, or distance of means in deviations, above which the units are others."""
+AWAY = 1.25
+"""Distance of means in deviations above which there is a note: an image of half the photons, whose PSNR falls by 6 dB, is 1.4 away."""
 FLAT, COUNTS = 1000.0, 0.5
 """An image may be so many times flatter, such as an empty field of view; but not by less than this, where whole numbers were learned from."""
 USUAL = (0.0, 1.0), (0.0, 255.0), (0.0, 4095.0), (0.0, 65535.0)
@@ -50,9 +52,9 @@ class _Spread(NamedTuple):
         return abs(self.mean - other.mean) / (max(self.deviation, other.deviation) or 1.0)
 
     def difference(self, other: _Spread) -> float:
-        """The same, or the ratio of the deviations: whichever is larger."""
+        """Ratio of the deviations, or the distance of the means with the same weight: whichever is larger."""
         small, large = sorted((self.deviation, other.deviation))
-        return max(self.distance(other), large / small if small else 1.0)
+        return max(self.distance(other) * NOTED / AWAY, large / small if small else 1.0)
 
 
 def note_of_trained_pixels(
@@ -92,7 +94,8 @@ def note_of_trained_pixels(
             continue
         where = f" of channel {channel}" if len(trained.mean) > 1 else ""
         found = f"the pixels{where} have {seen.outside(low, high)}, and the weights expect {learned.outside(low, high)}"
-        instead = f"if it is the same in other units, write input.range: {_range_text(learned, middle)}"
+        lit = "darker" if seen.mean < learned.mean else "brighter"
+        instead = f"if it is the same, {lit} or in other units, write input.range: {_range_text(learned, middle, high - low)}"
         # No type of fewer numbers than those that were learned from has the same unit.
         is_narrower = dtype.kind in "iu" and np.iinfo(dtype).max < high
         if job.input.range == "auto" and (is_narrower or _is_in_other_units(seen, learned, high - low)):
@@ -127,6 +130,8 @@ def _spread(values: Pixels) -> _Spread:
 
 def _is_in_other_units(seen: _Spread, learned: _Spread, width: float) -> bool:
     """Return True where no image like those of the training has such pixels."""
+    if not seen.deviation:  # an empty image has no scale that could be another
+        return learned.distance(seen) > FAR
     is_flat = seen.deviation * FAR < learned.deviation
     is_below_counts = width >= USUAL[1][1] and seen.deviation * width < COUNTS
     return (
@@ -137,19 +142,26 @@ def _is_in_other_units(seen: _Spread, learned: _Spread, width: float) -> bool:
     )
 
 
-def _range_text(learned: _Spread, seen: _Spread) -> str:
-    """Return the range in which an image has the mean and deviation that were learned from, or a usual one near it.
+def _range_text(learned: _Spread, seen: _Spread, usual: float) -> str:
+    """Return the range in which an image has the mean and deviation that were learned from, or a usual one near it; of the usual width where all is equal.
 
     Examples
     --------
-    >>> _range_text(_Spread(0.42, 0.33), _Spread(110.0, 80.0)), _range_text(_Spread(0.02, 0.01), _Spread(0.4, 0.3))
+    >>> _range_text(_Spread(0.42, 0.33), _Spread(110.0, 80.0), 1.0), _range_text(_Spread(0.02, 0.01), _Spread(0.4, 0.3), 1.0)
     ('[0, 255]', '[-0.2, 29.8]')
+    >>> _range_text(_Spread(0.3, 0.1), _Spread(50.0, 0.0), 100.0)
+    '[20, 120]'
     """
-    width = seen.deviation / learned.deviation if seen.deviation and learned.deviation else 1.0
+    width = seen.deviation / learned.deviation if seen.deviation and learned.deviation else usual
     low = seen.mean - learned.mean * width
-    near = [ends for ends in USUAL if learned.difference(seen.within(*ends)) < 2]
+    near = [ends for ends in USUAL if learned.difference(seen.within(*ends)) < 2] if seen.deviation else []
     if near:
         ends = min(near, key=lambda ends: learned.difference(seen.within(*ends)))
         return f"[{ends[0]:g}, {ends[1]:g}]"
     digits = max(3, math.ceil(math.log10(max(abs(low), width) / width)) + 3)
-    return f"[{low:.{digits}g}, {low + width:.{digits}g}]"
+    return f"[{_plain(low, digits)}, {_plain(low + width, digits)}]"
+
+
+def _plain(number: float, digits: int) -> str:
+    """Return a rounded number without an exponent, as a person writes it."""
+    return f"{float(f'{number:.{digits}g}'):.15g}"
