@@ -70,7 +70,7 @@ Overrides = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write the result as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show nothing but errors and warnings.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 NoDashboard = Annotated[bool, typer.Option("--no-dashboard", help="Do not serve Dask's dashboard.")]
 ClusterKind = Annotated[

@@ -81,6 +81,8 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
     bad = {path: outcome.quarantined for path, outcome in ended.outcomes.items() if outcome.quarantined}
     for path, blocks in bad.items():
         complain(f"quarantined: {counted(len(blocks), 'block')} of {path}: {first_line(blocks[0].error)}")
+    if quiet:
+        _name_warnings(ended)
     if as_json or quiet:
         _name_failures({path: error for path, error in ended.failed.items() if path not in many.failed})
     _end(ended.failed, len(ended.outcomes), is_bad=bool(bad))
@@ -292,6 +294,18 @@ def _name_failures(failed: Mapping[str, HalotileError]) -> None:
         complain(f"failed: {path}: {str(error).removeprefix(f'{path}: ')}")
     if len(failed) > MOST_ROWS:
         complain(f"failed: {len(failed) - MOST_ROWS:,} more, all of which --json lists")
+
+
+def _name_warnings(ended: ManyOutcomes) -> None:
+    """Name what is doubtful in the results of the first images that have such."""
+    doubtful = {
+        path: one.inspection.warnings for path, one in ended.outcomes.items() if one.inspection.warnings
+    }
+    for path, warnings in list(doubtful.items())[:MOST_ROWS]:
+        for warning in warnings:
+            complain(f"warning: {_name(path)}: {warning}")
+    if len(doubtful) > MOST_ROWS:
+        complain(f"warning: {counted(len(doubtful) - MOST_ROWS, 'more image')} with such results")
 
 
 def _end(failed: Mapping[str, HalotileError], finished: int, *, is_bad: bool = False) -> None:

@@ -73,6 +73,9 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
             "finished" if not outcome.quarantined else "finished, but for the bad blocks",
             outcome_rows(outcome, *times),
         )
+    if quiet:  # the report said nothing, and a result that may be wrong is no news to leave out
+        for warning in outcome.inspection.warnings:
+            complain(f"warning: {warning}")
     for bad in outcome.quarantined:
         where = f"index {bad.index}, region {bad.region.start}–{bad.region.stop}"
         complain(f"quarantined: block {bad.number} ({where}): {first_line(bad.error)}")

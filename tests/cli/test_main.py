@@ -16,6 +16,7 @@ import pytest
 
 from halotile import errors
 from halotile.cli.main import app
+from halotile.graphs.kinds.base import Inspection
 from tests.cli.engine import FIGURES, RUNNER, Bad, Ending, Engine
 
 
@@ -60,6 +61,17 @@ def test_json_is_the_only_thing_on_stdout(config: Path, engine: Engine) -> None:
 def test_quiet_is_silent(config: Path, engine: Engine) -> None:
     result = RUNNER.invoke(app, ["run", str(config), "--quiet"])
     assert (result.stdout, result.stderr, result.exit_code) == ("", "", 0)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_warning_about_the_result_is_shown_to_the_quiet_too(
+    config: Path, engine: Engine, options: list[str]
+) -> None:
+    found = Inspection({"residual": []}, [], ["the result is darker than the image"])
+    engine.ends = replace(Ending(), inspection=found)
+    result = RUNNER.invoke(app, ["run", str(config), "--quiet", *options])
+    assert (result.stderr, result.exit_code) == ("warning: the result is darker than the image\n", 0)
+    assert "warning" not in result.stdout
 
 
 def test_quarantined_blocks_are_named_and_exit_3(config: Path, engine: Engine) -> None:
