@@ -139,6 +139,24 @@ def test_images_of_unlike_brightness_are_noted(tmp_path: Path) -> None:
     assert notes[1] == []
 
 
+def test_channels_of_unlike_brightness_are_noted(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).random((3, 64, 64)).astype(np.float32)
+    for name, factors in (
+        ("alike", (3.0, 1.0, 5.0)),
+        ("unlike", (300.0, 1.0, 15.0)),
+        ("empty", (1.0, 0.0, 2.0)),
+    ):
+        pixels = np.array(factors, np.float32)[:, None, None] * noise
+        write_zarr(tmp_path / f"{name}.zarr", pixels, axes="cyx")
+    plans = {
+        name: make_plan(training(tmp_path, tmp_path, input=Input(path=str(tmp_path / f"{name}.zarr"))))
+        for name in ("alike", "unlike", "empty")
+    }
+    notes = {name: [note for note in plan.notes if "as bright as" in note] for name, plan in plans.items()}
+    assert (notes["alike"], notes["empty"]) == ([], [])
+    assert re.match(r"channel 0 of .*unlike\.zarr is 298 times as bright as channel 1: ", notes["unlike"][0])
+
+
 def test_the_length_is_decided_by_epochs(images: Path, tmp_path: Path) -> None:
     job = training(images, tmp_path, steps="auto", epochs=2)
     assert recipe_of(job).steps == 2 * 192 * 160 / (8 * 16 * 16)
@@ -178,6 +196,7 @@ def test_a_trial_measures_a_slot(images: Path, tmp_path: Path) -> None:
         ({"batch": 9}, ConfigError, "slots: is 4, which does not divide batch: 9"),
         ({"run": Run(workers=8)}, ConfigError, "a batch has 4 parts; write slots: 8, or fewer workers"),
         ({"patch": 17}, ConfigError, "the network reduces by 2. Write patch: 18"),
+        ({"patch": 161}, ConfigError, "the network reduces by 2. Write patch: 160"),
         ({"patch": 256}, InputError, "has 192 × 160 pixels, and patch is 256"),
         ({"network": NetworkChoice(name="unet", options={"depth": 3})}, ConfigError, "has no option 'depth'"),
         ({"network": NetworkChoice(name="resnet")}, ConfigError, "resnet"),
@@ -222,7 +241,7 @@ def test_an_input_that_does_not_fit_is_refused(images: Path, tmp_path: Path) -> 
     with pytest.raises(InputError, match="its noise is no other"):
         make_plan(training(images, tmp_path, **(pair | {"second": str(images / "noisy.zarr")})))
     os.symlink(images / "noisy.zarr", tmp_path / "noisy.zarr")
-    with pytest.raises(InputError, match="Write a pattern of images of one kind"):
+    with pytest.raises(InputError, match=r"and 1 channel, and .* Write a pattern of images of one kind"):
         make_plan(training(images, tmp_path, input=Input(path=str(tmp_path / "*.zarr"))))
     sides = Input(path=str(images / "noisy.zarr"), sides={"mask": str(images / "noisy.zarr")})
     with pytest.raises(ConfigError, match=r"input.sides: is for job: denoise"):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
-from halotile.tasks.noise.estimate import UNKNOWN, ImageValues
+from halotile.tasks.noise.estimate import UNKNOWN, ImageValues, sample_regions
 
 HELD_EVERY, HELD_FIRST = 11, 5
 """One of so many cells is held out for validation, beginning with this one."""
@@ -78,6 +78,20 @@ class TrainingImage:
     def channels(self) -> int:
         """Number of channels."""
         return 1 if self.channel is None else self.source.shape[self.channel]
+
+    def sampled(self, squares: int, channel: int) -> list[Region]:
+        """Places of so many squares of a channel at most, spread evenly."""
+        regions = sample_regions(self.source.shape, squares, self.spatial)
+        if self.channel is None:
+            return regions
+        axis = self.channel
+        return [
+            Region(
+                (*region.start[:axis], channel, *region.start[axis + 1 :]),
+                (*region.stop[:axis], channel + 1, *region.stop[axis + 1 :]),
+            )
+            for region in regions
+        ]
 
     def read(self, source: Readable, plane: Sequence[int], rows: range, columns: range) -> NDArray[Any]:
         """The pixels of a cell, (channels, rows, columns)."""

@@ -42,10 +42,15 @@ def open_images(job: Training, key: str, path: str) -> tuple[Source, ...]:
         first = sources[0]
         if (source.dtype, source.axes, _channels(source)) != (first.dtype, first.axes, _channels(first)):
             raise InputError(
-                f"{key}: {source.path} has pixels of {source.dtype}, axes {''.join(source.axes)} and {_channels(source)} channels, and {first.path} "
+                f"{key}: {source.path} has pixels of {source.dtype}, axes {''.join(source.axes)} and {counted(_channels(source), 'channel')}, and {first.path} "
                 f"{first.dtype}, {''.join(first.axes)} and {_channels(first)}. Write a pattern of images of one kind."
             )
     return tuple(sources)
+
+
+def smallest_edge(sources: Sequence[Source]) -> int:
+    """Return the least number of rows or columns of images."""
+    return min(source.shape[axis] for source in sources for axis in _axes(source)[:2])
 
 
 def patch_source(job: Training, first: Sequence[Source], second: Sequence[Source]) -> PatchSource:

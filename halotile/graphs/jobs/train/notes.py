@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from halotile.storage.arrays import Source
-from halotile.tasks.training.patches import PatchSource
+from halotile.storage.views import readable_parts
+from halotile.tasks.training.patches import PatchSource, TrainingImage
 
 UNLIKE = 10.0
-"""Ratio of brightness, offset included, of the brightest and the darkest image above which there is a note."""
+"""Ratio of brightness, offset included, of the brightest and the darkest image or channel above which there is a note."""
+SQUARES = 16
+"""Squares of each channel that are looked at."""
 
 
 def notes_of_images(patches: PatchSource, sources: Sequence[Source]) -> list[str]:
@@ -35,4 +40,25 @@ def notes_of_images(patches: PatchSource, sources: Sequence[Source]) -> list[str
             f"{bright} is {high / low:,.3g} times as bright as {dark}: one network learns next to nothing from the darkest images. Train one for "
             "each kind, or scale them to the same brightness"
         )
-    return notes
+    return notes + _notes_of_channels(patches.images[0], sources[0].path)
+
+
+def _notes_of_channels(image: TrainingImage, path: str) -> list[str]:
+    """Return a note on channels of very unlike brightness."""
+    if image.channels < 2:
+        return []
+    sizes = [(size, channel) for channel in range(image.channels) if (size := _size(image, channel))]
+    if not sizes or max(sizes)[0] <= UNLIKE * min(sizes)[0]:
+        return []
+    (low, dark), (high, bright) = min(sizes), max(sizes)
+    return [
+        f"channel {bright} of {path} is {high / low:,.3g} times as bright as channel {dark}: a short training mixes channels that show different things, "
+        "most of all such ones. Give it thousands of steps, or train on each channel"
+    ]
+
+
+def _size(image: TrainingImage, channel: int) -> float:
+    """Return the mean of the absolute values of a channel, 0 where none is known."""
+    parts = readable_parts(image.source, image.sampled(SQUARES, channel))
+    values = np.concatenate([np.zeros(0), *(part[np.isfinite(part)] for _, part in parts)])
+    return float(np.abs(values).mean()) if values.size else 0.0

@@ -8,11 +8,10 @@ from halotile.errors import InputError
 from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.train.placing import Placing, placing_of
 from halotile.storage.arrays import Source
-from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.views import readable_parts
 from halotile.tasks.noise.details import Values
-from halotile.tasks.noise.estimate import as_square, sample_regions
+from halotile.tasks.noise.estimate import as_square
 from halotile.tasks.training.pairs import Pair
 from halotile.tasks.training.patches import TrainingImage
 
@@ -52,13 +51,9 @@ def notes_of_pairs(
 def _compared(image: TrainingImage, squares: int) -> Iterator[tuple[str, Pair, Placing]]:
     """Yield the statistics of each channel, or of some where there are many, after words that name it."""
     assert image.second is not None
-    axis = image.channel
-    channels = 1 if axis is None else image.source.shape[axis]
-    regions = sample_regions(image.source.shape, squares, image.spatial)
-    compared = min(channels, CHANNELS)
-    for channel in (n * channels // compared for n in range(compared)):
-        own = regions if axis is None else [_with_index(region, axis, channel) for region in regions]
-        parts = readable_parts(image.source, own)
+    compared = min(image.channels, CHANNELS)
+    for channel in (n * image.channels // compared for n in range(compared)):
+        parts = readable_parts(image.source, image.sampled(squares, channel))
         read = [region for region, _ in parts]
         first = [_square(image, part) for _, part in parts]
         second = [_square(image, image.second.read(region)) for region in read]
@@ -66,14 +61,7 @@ def _compared(image: TrainingImage, squares: int) -> Iterator[tuple[str, Pair, P
         if pair is not None:
             is_like = not pair.shared_finely < LIKELY_SHARED
             placing = placing_of(image, read, (first, second), is_like)
-            yield (f", channel {channel}," if channels > 1 else ""), pair, placing
-
-
-def _with_index(region: Region, axis: int, index: int) -> Region:
-    """Return the same region at another index of an axis."""
-    start, stop = [*region.start], [*region.stop]
-    start[axis], stop[axis] = index, index + 1
-    return Region(tuple(start), tuple(stop))
+            yield (f", channel {channel}," if image.channels > 1 else ""), pair, placing
 
 
 def _square(image: TrainingImage, pixels: Pixels) -> Values:

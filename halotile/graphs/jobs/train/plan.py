@@ -12,11 +12,18 @@ from typing import Any
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
-from halotile.graphs.jobs.train.images import epochs_of, open_images, patch_source, steps_of_epochs
+from halotile.graphs.jobs.train.images import (
+    epochs_of,
+    open_images,
+    patch_source,
+    smallest_edge,
+    steps_of_epochs,
+)
 from halotile.graphs.jobs.train.job import Training
 from halotile.graphs.jobs.train.notes import notes_of_images
 from halotile.graphs.jobs.train.pairs import notes_of_pairs
 from halotile.graphs.jobs.train.passes import TrainWork
+from halotile.graphs.jobs.train.rules import LEAST_PATCH
 from halotile.graphs.kinds.base import OutputFile, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import describe_options, make_part
@@ -65,6 +72,7 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
     for source in (*first, *second):
         check_paths(source, begun.output)
     check_decoding((*first, *second), job.run)
+    _check_patch(job, network, smallest_edge(first))
     patches = patch_source(job, first, second)
     length = _length(job, network, patches, begun, request, computing.device)
     output = OutputFile(
@@ -119,16 +127,20 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
 
 def _network(job: Training) -> Network:
     network: Network = make_part("network", job.network, job)
-    if job.patch % network.alignment:
-        better = -(-job.patch // network.alignment) * network.alignment
-        raise ConfigError(
-            f"patch is {job.patch}, and the network reduces by {network.alignment}. Write patch: {better}."
-        )
     if network.begins_as_identity and job.method == "noise2void2":
         raise ConfigError(
             f"method: noise2void2 replaces hidden pixels by medians, of which {network.name} learns next to nothing. Write method: noise2void, or network: {{name: unet}}."
         )
     return network
+
+
+def _check_patch(job: Training, network: Network, edge: int) -> None:
+    """Refuse a patch that the network does not divide, with the next one that does; ``edge`` is the smallest of the images."""
+    step = network.alignment
+    if job.patch % step:
+        above, largest = -(-job.patch // step) * step, edge // step * step
+        better = largest if edge < above and largest >= LEAST_PATCH else above
+        raise ConfigError(f"patch is {job.patch}, and the network reduces by {step}. Write patch: {better}.")
 
 
 def _length(
