@@ -67,11 +67,7 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
     computing = compute_ranks_on(job, job.slots)
     job = computing.job
     network = _network(job)
-    first = open_images(job, "input.path", job.input.path)
-    second = open_images(job, "second", job.second) if job.second else ()
-    for source in (*first, *second):
-        check_paths(source, begun.output)
-    check_decoding((*first, *second), job.run)
+    first, second = _opened(job, begun)
     _check_patch(job, network, smallest_edge(first))
     patches = patch_source(job, first, second)
     length = _length(job, network, patches, begun, request, computing.device)
@@ -123,6 +119,16 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
         ),
         earlier=earlier,
     )
+
+
+def _opened(job: Training, begun: Begun) -> tuple[Sequence[Source], Sequence[Source]]:
+    """Open the images and the second ones, if there are such."""
+    first = open_images(job, "input.path", job.input.path)
+    second = open_images(job, "second", job.second) if job.second else ()
+    for source in (*first, *second):
+        check_paths(source, begun.output)
+    check_decoding((*first, *second), job.run)
+    return first, second
 
 
 def _network(job: Training) -> Network:
