@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError, OutputRefused
-from halotile.storage.scans.convert import Framing, along_curve, convert_scan
-from halotile.storage.scans.scan import open_scan
+from halotile.storage.scans.convert import along_curve, convert_scan
+from halotile.storage.scans.framing import Framing
+from halotile.storage.scans.scan import open_scan, open_summary
 
 COUNT, EDGE = 30, 12
 DETECTOR = "entry_1/instrument_1/detector_1"
@@ -137,7 +138,8 @@ def test_pixels_at_the_largest_number_of_their_type_are_left_out(
 ) -> None:
     counts = np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE) % 1000
     full = counts.astype(kind)
-    full[3, 7, 8] = min(np.iinfo(kind).max if kind is not np.float32 else 2**33, 2**33)  # in one pattern
+    # In one pattern; floats of 32 bits may have been integers.
+    full[3, 7, 8] = min(np.iinfo(kind).max if kind is not np.float32 else 2**32 - 1, 2**33)
     full[:, 0, 5] = full[3, 7, 8]  # which the mask leaves out
     source = write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", full))
     convert_scan(source, str(tmp_path / "scan.zarr"), Framing(binning=binning))
@@ -151,6 +153,47 @@ def test_pixels_at_the_largest_number_of_their_type_are_left_out(
     assert patterns[:].max() < 1000 * binning**2
     done = CliRunner().invoke(app, ["info", str(tmp_path / "scan.zarr")])
     assert "1 since they reach the largest number of their type" in done.output
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_floats_of_any_size_are_kept(tmp_path: Path, kind: Any) -> None:
+    counts = (np.arange(COUNT * EDGE**2).reshape(COUNT, EDGE, EDGE) * 2.0**24).astype(kind)
+    counts[3, 7, 8] = np.inf
+    convert_scan(
+        write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", counts)), str(tmp_path / "scan.zarr")
+    )
+    scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
+    # A multiple of 2^24 is 2^32 in one pixel, which float32 has of a detector without a count as well.
+    assert scan.full == 2
+    assert scan.mask is not None
+    assert np.array_equal(patterns[:][:, scan.mask], counts[scan.numbers][:, scan.mask].astype(np.float32))
+    assert patterns[:].max() == counts[-1, -1, -1]
+
+
+@pytest.mark.parametrize("factor", [1, 1e-6])
+def test_blank_patterns_are_left_out_and_named(tmp_path: Path, factor: float) -> None:
+    counts = factor * np.random.default_rng(0).poisson(5, (COUNT, EDGE, EDGE))
+    counts[[3, 17]] = 0
+    counts[:, 0, 5] = 9  # which the mask leaves out
+    source, path = write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", counts)), tmp_path / "s.zarr"
+    done = CliRunner().invoke(app, ["convert", source, str(path)])
+    for said in (done, CliRunner().invoke(app, ["info", str(path)])):
+        assert "2 blank patterns, in which nothing was counted: numbers 3, 17 of the file" in " ".join(
+            said.output.split()
+        )
+    scan, patterns = open_scan(str(path))
+    assert sorted(scan.numbers) == sorted(set(range(COUNT)) - {3, 17})
+    assert np.array_equal(patterns[:], counts[scan.numbers].astype(np.float32))
+    assert np.allclose(open_summary(str(path))[0], counts[scan.numbers].mean(0))
+
+
+def test_patterns_of_few_counts_are_kept(tmp_path: Path) -> None:
+    counts = np.random.default_rng(0).poisson(0.02, (COUNT, EDGE, EDGE))
+    assert not counts.sum((1, 2)).all()
+    convert_scan(
+        write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/data", counts)), str(tmp_path / "scan.zarr")
+    )
+    assert len(open_scan(str(tmp_path / "scan.zarr"))[0].numbers) == COUNT
 
 
 @pytest.mark.parametrize("flag", [-1.0, np.nan])

@@ -97,7 +97,8 @@ def convert(
     """Store a ptychographic scan as a Zarr, which job: ptychography reads."""
     from halotile.cli.preview import progress
     from halotile.cli.screens.scan_rows import ScanFacts
-    from halotile.storage.scans.convert import Framing, convert_scan
+    from halotile.storage.scans.convert import convert_scan
+    from halotile.storage.scans.framing import Framing
     from halotile.storage.scans.known import KnownValues, wavelength_of
 
     if electrons and energy is None:

@@ -59,6 +59,7 @@ class ScanFacts:
             "pixel": list(scan.pixel),
             "full": scan.full,
             "left_out": 0 if scan.mask is None else int((~scan.mask).sum()),
+            "remarks": dict(scan.remarks),
             "has": [name for name in OPTIONAL if getattr(scan, name) is not None],
         }
 
@@ -88,6 +89,7 @@ class ScanFacts:
                 else []
             ),
             *([("also", ", ".join(has))] if has else []),
+            *self.scan.remarks,
         ]
 
     def next_step(self) -> str:

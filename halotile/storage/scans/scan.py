@@ -51,6 +51,8 @@ class Scan:
         True where the pixels were given as angles, so that the distance is not known: it is 1 m, and the pixels are their sizes there.
     full : int
         Pixels that the mask leaves out since they reach the largest number of their type in a pattern.
+    remarks : tuple of tuple of str
+        What a user should know of the patterns: a label and a text each.
     """
 
     wavelength: float
@@ -64,6 +66,7 @@ class Scan:
     intensities: NDArray[np.float64] | None = None
     angles: bool = False
     full: int = 0
+    remarks: tuple[tuple[str, str], ...] = ()
 
     def without_arrays(self) -> Scan:
         """Return the geometry alone."""
@@ -168,6 +171,7 @@ def open_scan(path: str) -> tuple[Scan, Source]:
         (attributes["pixel"][0], attributes["pixel"][1]),
         angles=attributes.get("angles", False),
         full=attributes.get("full", 0),
+        remarks=tuple((label, text) for label, text in attributes.get("remarks", ())),
         **arrays,
     )
     patterns = open_source(f"{path.rstrip('/')}/{PATTERNS}")

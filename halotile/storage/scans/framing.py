@@ -1,0 +1,79 @@
+"""The part of each pattern of a scan that is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halotile.errors import ConfigError
+from halotile.storage.scans.scan import Scan
+
+
+@dataclass(frozen=True)
+class Framing:
+    """The part of each pattern that is kept.
+
+    Parameters
+    ----------
+    crop : int, optional
+        Edge of a square around the centre.
+    center : tuple of int, optional
+        The pixel of the beam without a sample; None: the middle.
+    binning : int
+        Pixels along each axis whose counts are added.
+    """
+
+    crop: int | None = None
+    center: tuple[int, int] | None = None
+    binning: int = 1
+
+    def windows(self, rows: int, columns: int) -> tuple[slice, slice]:
+        """The rows and columns that are kept.
+
+        Raises
+        ------
+        ConfigError
+            When they are not inside the pattern, or the binning does not divide them.
+        """
+        if self.binning < 1:
+            raise ConfigError(f"--bin is {self.binning}. Write 1 or more.")
+        center = self.center or (rows // 2, columns // 2)
+        kept = []
+        for length, middle in zip((rows, columns), center, strict=True):
+            around = 2 * min(middle, length - middle) if self.center else length
+            edge = self.crop or around or length
+            start = middle - edge // 2
+            if not (edge > 0 and start >= 0 and start + edge <= length):
+                raise ConfigError(
+                    f"a crop of {edge} around pixel {middle} leaves the pattern of {length}. Write a smaller --crop."
+                )
+            if edge % self.binning:
+                raise ConfigError(
+                    f"--bin is {self.binning}, which does not divide the {edge} pixels that are kept. Write --crop {edge // self.binning * self.binning}."
+                )
+            kept.append(slice(start, start + edge))
+        return kept[0], kept[1]
+
+    def binned(self, images: NDArray[Any]) -> NDArray[Any]:
+        """Images, (..., rows, columns), with the pixels of each bin added."""
+        if self.binning == 1:
+            return images
+        *leading, rows, columns = images.shape
+        bins = images.reshape(
+            *leading, rows // self.binning, self.binning, columns // self.binning, self.binning
+        )
+        wide = np.float32 if images.dtype.kind == "f" else np.uint32
+        return np.asarray(bins.sum((-3, -1)), wide)
+
+
+def framed(scan: Scan, framing: Framing, shape: tuple[int, ...]) -> Scan:
+    """The scan with its images as they are kept, and pixels of the detector as large as a bin."""
+    rows, columns = framing.windows(*shape[1:])
+    height, width = scan.pixel
+    bins = framing.binning
+    good = None if scan.mask is None else framing.binned(~scan.mask[rows, columns]) == 0
+    dark = None if scan.background is None else framing.binned(scan.background[rows, columns])
+    return replace(scan, pixel=(bins * height, bins * width), mask=good, background=dark, probe=None)
