@@ -27,6 +27,12 @@ CropOption = Annotated[
 CenterOption = Annotated[
     str | None, _value("ROW,COLUMN", "Pixel of the beam without a sample, the middle of what is kept.")
 ]
+CornerOption = Annotated[
+    bool,
+    typer.Option(
+        "--corner", help="The beam is at the first pixel, as an FFT leaves it: move it to the middle."
+    ),
+]
 BinningOption = Annotated[
     int, typer.Option("--bin", metavar="N", parser=whole, help="Add the counts of N × N pixels.")
 ]
@@ -51,7 +57,14 @@ RotationOption = Annotated[
 GoodOption = Annotated[
     str | None, _value("NAME", "Image that is not 0 where a pixel counts.", "--good-pixels")
 ]
-BadOption = Annotated[str | None, _value("NAME", "Image that is not 0 where none does.", "--bad-pixels")]
+BadOption = Annotated[
+    list[str] | None,
+    _value(
+        "NAME",
+        'Image that is not 0 where none does; or pixels, such as "10,12 50,20"; or negative: those that are so, or NaN, in any pattern. May be repeated.',
+        "--bad-pixels",
+    ),
+]
 EnergyOption = Annotated[str | None, _value("ENERGY", "Of a photon, such as 8.8 keV.")]
 ElectronsOption = Annotated[bool, typer.Option("--electrons", help="The energy is that of electrons.")]
 DistanceOption = Annotated[str | None, _value("LENGTH", "From the sample to the detector.")]
@@ -78,6 +91,7 @@ def convert(
     path: Annotated[str, typer.Argument(metavar="ZARR", help="The Zarr to write.", show_default=False)],
     crop: CropOption = None,
     center: CenterOption = None,
+    corner: CornerOption = False,
     binning: BinningOption = 1,
     patterns: PatternsOption = None,
     positions: PositionsOption = None,
@@ -96,25 +110,20 @@ def convert(
 ) -> None:
     """Store a ptychographic scan as a Zarr, which job: ptychography reads."""
     from halotile.cli.preview import progress
-    from halotile.cli.screens.scan_rows import ScanFacts
     from halotile.storage.scans.convert import convert_scan
     from halotile.storage.scans.framing import Framing
-    from halotile.storage.scans.known import KnownValues, wavelength_of
+    from halotile.storage.scans.known import KnownValues
 
-    if electrons and energy is None:
-        raise ConfigError(
-            "--electrons says what --energy is that of. Write both, such as --energy '300 keV'."
-        )
-    framing = Framing(crop, _pixel(center), binning)
+    framing = Framing(crop, _pixel(center), binning, corner)
     away, size = _detector(distance, pixel)
     known = KnownValues(
-        wavelength=None if energy is None else wavelength_of(_electronvolts(energy), electrons=electrons),
+        wavelength=_wavelength(energy, electrons),
         distance=away,
         pixel=size,
         patterns=patterns,
         positions=positions,
         good=good,
-        bad=bad,
+        bad=tuple(bad or ()),
         step=_pair("--step", step),
         unit=_lengths("--position-unit", f"1 {unit}" if unit[:1].isalpha() else unit)[0],
         axes=axes,
@@ -125,8 +134,15 @@ def convert(
         convert_scan(
             source, path, framing, known, overwrite=overwrite, report=lambda done, of: tick(done / of)
         )
-    facts = ScanFacts.of(path)
-    if facts and not quiet:
+    if not quiet:
+        _show(path)
+
+
+def _show(path: str) -> None:
+    """Print what a scan is, and what to do with it."""
+    from halotile.cli.screens.scan_rows import ScanFacts
+
+    if facts := ScanFacts.of(path):
         print_rows(path, facts.rows())
         echo(f"\n{facts.next_step()}")
 
@@ -178,6 +194,18 @@ def _lengths(option: str, text: str) -> list[float]:
     if len(known) < len(found):
         raise ConfigError(f"{option} {text}: no length above 0. Write one such as 55 um, or in metres.")
     return known
+
+
+def _wavelength(energy: str | None, electrons: bool) -> float | None:
+    from halotile.storage.scans.known import wavelength_of
+
+    if energy is not None:
+        return wavelength_of(_electronvolts(energy), electrons=electrons)
+    if electrons:
+        raise ConfigError(
+            "--electrons says what --energy is that of. Write both, such as --energy '300 keV'."
+        )
+    return None
 
 
 def _electronvolts(text: str) -> float:

@@ -17,7 +17,7 @@ from halotile.storage.disk.place import ZARR_FILES, check_path, check_place
 from halotile.storage.grid import Region
 from halotile.storage.scans.counts import PatternCounts, blank_remarks
 from halotile.storage.scans.formats import opened_scan
-from halotile.storage.scans.framing import Framing, framed
+from halotile.storage.scans.framing import Framing, ShiftedPatterns, framed, shifted_scan
 from halotile.storage.scans.known import KnownValues
 from halotile.storage.scans.scan import MARK, MAXIMUM, MEAN, OPTIONAL, PATTERNS, VERSION, Scan
 from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata
@@ -58,7 +58,8 @@ def convert_scan(
         When something is at the path.
     """
     with opened_scan(source, known) as found:
-        framing = replace(framing, center=framing.center or found.center)
+        if not framing.corner:
+            framing = replace(framing, center=framing.center or found.center)
         write_scan(
             path, found.scan, found.patterns, framing, overwrite=overwrite, source=source, report=report
         )
@@ -80,6 +81,8 @@ def write_scan(
     root = Path(path).absolute()
     part = root.with_name(f".{root.name}.part")
     shutil.rmtree(part, ignore_errors=True)
+    if framing.corner:
+        scan, patterns = shifted_scan(scan), ShiftedPatterns(patterns)
     kept = framed(scan, framing, patterns.shape)
     order = along_curve(scan.positions)
     seen, maximum = _write_patterns(part, patterns, scan.mask, order, framing, report)
@@ -91,7 +94,7 @@ def write_scan(
     full = framing.binned(seen.full) > 0
     if full.any():
         kept = replace(kept, mask=~full if kept.mask is None else kept.mask & ~full, full=int(full.sum()))
-    kept = replace(_in_order(kept, order), remarks=(*kept.remarks, *blank_remarks(blank)))
+    kept = replace(_in_order(kept, order), remarks=(*kept.remarks, *blank_remarks(blank), *seen.notes()))
     kept.check((len(order), *full.shape), source or path)
     _write_values(part, kept, source)
     mean = framing.binned(seen.sum) / len(order)
@@ -173,8 +176,7 @@ def _write_patterns(
     """Write the patterns shard by shard, in the order of the curve; return what they are like, and the maximum of each pixel."""
     count = len(order)
     rows, columns = framing.windows(*patterns.shape[1:])
-    counting = np.ones(patterns.shape[1:], bool) if mask is None else mask
-    seen = PatternCounts(patterns.shape[0], counting[rows, columns])
+    seen = PatternCounts(patterns.shape, mask, framing)
     first = framing.binned(np.asarray(patterns[:1, rows, columns]))
     dtype = _stored(first.dtype)
     shape = first.shape[1:]

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import InputError
+from halotile.storage.scans.framing import Framing
 
 MOST_COUNTS = 2**32 - 1
 """The largest number of 32 bits: no detector counts as far, and some write it where they have no count."""
 BRIGHT = 100
 """Counts of a pattern, in the median, of which none are 0 by chance."""
 
-NAMED = 10
+LOOKED_AT = 8
+"""Patterns of those read at once that are searched for hot pixels; a scan of fewer is not."""
+FAR_ABOVE, NEARLY_ALL, BEAM = 10, 0.9, 2
+"""A hot pixel is so many times above its neighbours, in this share of the patterns, and farther than so many pixels from the middle."""
+CORNERS, NEAR_FIRST = 3, 0.25
+"""The light is in the corners where they have so many times that of the middle, and its centre is as near to the first pixel, in edges of a corner."""
+MOST_NAMED = 10
 """Patterns or pixels, at most, that are named in a line."""
 
 
@@ -24,21 +30,27 @@ class PatternCounts:
 
     Parameters
     ----------
-    count : int
-        Number of all patterns of the file.
-    counting : ndarray of bool, (rows, columns)
+    shape : tuple of int
+        (positions, rows, columns) of all patterns.
+    mask : ndarray of bool, (rows, columns), optional
         True where a pixel counts.
+    framing : Framing
+        The part of them that is read.
     """
 
-    def __init__(self, count: int, counting: NDArray[np.bool_]) -> None:
-        self.counting = counting
-        self.full = np.zeros(counting.shape, bool)
+    def __init__(self, shape: tuple[int, ...], mask: NDArray[np.bool_] | None, framing: Framing) -> None:
+        self.framing, self.shape = framing, shape
+        counting = np.ones(shape[1:], bool) if mask is None else mask
+        self.counting = counting[framing.windows(*shape[1:])]
+        self.full = np.zeros(self.counting.shape, bool)
         """True where a pixel that counts has the largest number of its type in a pattern: a gap of the detector, or saturated."""
-        self.sum = np.zeros(counting.shape)
-        self.totals = np.full(count, np.nan)
+        self.sum = np.zeros(self.counting.shape)
+        self.totals = np.full(shape[0], np.nan)
         """Counts of each pattern; NaN for one that was not read."""
         self.least = np.inf
         """The smallest count above 0: about one of a detector, in the unit of the patterns."""
+        self.alone, self.looked_at = np.zeros(self.counting.shape, np.int64), 0
+        """Patterns in which a pixel is far above all around it, of those that were looked at for it."""
 
     def cleaned(self, read: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
         """Patterns of these numbers, with 0 for what is no count.
@@ -64,6 +76,9 @@ class PatternCounts:
         self.totals[numbers] = np.where(self.counting, read, zero).sum((1, 2), dtype=np.float64)
         if (positive := read[read > 0]).size:
             self.least = min(self.least, float(positive.min()))
+        some = read[np.linspace(0, len(read) - 1, min(len(read), LOOKED_AT)).astype(int)]
+        self.alone += _alone(np.where(self.counting, some, zero)).sum(0)
+        self.looked_at += len(some)
         return read
 
     def blank(self) -> NDArray[np.int64]:
@@ -72,6 +87,68 @@ class PatternCounts:
         if not lit.size or np.median(lit) < BRIGHT * self.least:
             return np.empty(0, np.int64)
         return np.flatnonzero(self.totals == 0)
+
+    def hot(self) -> NDArray[np.int64]:
+        """Rows and columns of the file, (pixels, 2), of what is far above its neighbours in nearly every pattern; not near the middle, where the beam may be."""
+        if self.looked_at < LOOKED_AT:
+            return np.empty((0, 2), np.int64)
+        places = np.argwhere(self.alone >= NEARLY_ALL * self.looked_at)
+        middle = np.array(self.counting.shape) // 2
+        places = places[(np.abs(places - middle) > BEAM).any(1)]
+        return np.unique(self.framing.in_file(places, *self.shape[1:]), axis=0)
+
+    def notes(self) -> list[tuple[str, str]]:
+        """Say what is most likely wrong with the patterns."""
+        found = []
+        if is_in_corners(np.where(self.counting, self.sum, 0)):
+            found.append(
+                "the light is in the four corners of the patterns, as a Fourier transform leaves it. The far field needs the beam in their middle: write --corner"
+            )
+        if len(hot := self.hot()):
+            places = " ".join(f"{row},{column}" for row, column in hot[:MOST_NAMED])
+            found.append(
+                f"{'a pixel is' if len(hot) == 1 else f'{len(hot):,} pixels are'} more than {FAR_ABOVE} times as bright as all around in nearly every pattern, "
+                f"as hot ones are. Leave {'it' if len(hot) == 1 else 'them'} out: "
+                + (
+                    f'--bad-pixels "{places}"'
+                    if len(hot) <= MOST_NAMED
+                    else f"name an image of them as --bad-pixels; the first ones are {places}"
+                )
+            )
+        return [("note", text) for text in found]
+
+
+def is_in_corners(image: NDArray[Any]) -> bool:
+    """Return True where an image has its light around its first pixel, which is in all four corners, and little in its middle.
+
+    Examples
+    --------
+    >>> disc = np.hypot(*np.indices((32, 32)) - 16) < 6
+    >>> is_in_corners(disc), is_in_corners(np.fft.ifftshift(disc))
+    (False, True)
+    """
+    height, width = (length // 4 for length in image.shape)
+    if not height or not width:
+        return False
+    middle = np.sum(image[height:-height, width:-width])
+    # The corners side by side, with the first pixel in their middle.
+    corners = np.roll(image, (height, width), (0, 1))[: 2 * height, : 2 * width]
+    if not np.sum(corners) > CORNERS * middle:
+        return False
+    centre = [np.average(np.indices(corners.shape)[axis], weights=corners) for axis in (0, 1)]
+    return all(
+        abs(place - length) <= NEAR_FIRST * length
+        for place, length in zip(centre, (height, width), strict=True)
+    )
+
+
+def _alone(images: NDArray[Any]) -> NDArray[np.bool_]:
+    """True where a pixel is far above its eight neighbours; those beyond an edge are at the other one, as in a Fourier transform."""
+    light = images.astype(np.float32)
+    beside = np.maximum(np.roll(light, 1, -1), np.roll(light, -1, -1))
+    row = np.maximum(beside, light)
+    around = np.maximum(beside, np.maximum(np.roll(row, 1, -2), np.roll(row, -1, -2)))
+    return np.asarray(light > FAR_ABOVE * around)
 
 
 def blank_remarks(blank: NDArray[np.int64]) -> list[tuple[str, str]]:
@@ -86,13 +163,9 @@ def blank_remarks(blank: NDArray[np.int64]) -> list[tuple[str, str]]:
         return []
     one = len(blank) == 1
     what = f"{len(blank):,} blank pattern{'' if one else 's'}, in which nothing was counted"
-    return [("left out", f"{what}: number{'' if one else 's'} {_some(map(str, blank))} of the file")]
-
-
-def _some(names: Iterable[str]) -> str:
-    """Names with commas between them, as far as they fit into a line."""
-    names = list(names)
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED:,} more" if len(names) > NAMED else "")
+    named = ", ".join(map(str, blank[:MOST_NAMED]))
+    more = f" and {len(blank) - MOST_NAMED:,} more" if len(blank) > MOST_NAMED else ""
+    return [("left out", f"{what}: number{'' if one else 's'} {named}{more} of the file")]
 
 
 def _at_most(read: NDArray[Any]) -> NDArray[np.bool_]:

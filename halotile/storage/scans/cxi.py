@@ -97,6 +97,7 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
     intensities = _shot(file, "intensities")
     if named is None and mask is not None:
         named = np.isin(mask[()], GOOD)
+    named = known.without_pixels(named, patterns.shape[1:])
     scan = Scan(
         known.wavelength or _wavelength(file),
         known.distance or float(_first(file, f"{DETECTOR}/distance")[()]),

@@ -24,11 +24,14 @@ class Framing:
         The pixel of the beam without a sample; None: the middle.
     binning : int
         Pixels along each axis whose counts are added.
+    corner : bool
+        True where the beam is at the first pixel, as a Fourier transform leaves it: it is moved to the middle.
     """
 
     crop: int | None = None
     center: tuple[int, int] | None = None
     binning: int = 1
+    corner: bool = False
 
     def windows(self, rows: int, columns: int) -> tuple[slice, slice]:
         """The rows and columns that are kept.
@@ -40,6 +43,8 @@ class Framing:
         """
         if self.binning < 1:
             raise ConfigError(f"--bin is {self.binning}. Write 1 or more.")
+        if self.corner and self.center:
+            raise ConfigError("--corner and --center both say where the beam is. Leave one of them out.")
         center = self.center or (rows // 2, columns // 2)
         kept = []
         for length, middle in zip((rows, columns), center, strict=True):
@@ -57,6 +62,18 @@ class Framing:
             kept.append(slice(start, start + edge))
         return kept[0], kept[1]
 
+    def in_file(self, places: NDArray[np.int64], rows: int, columns: int) -> NDArray[np.int64]:
+        """Rows and columns, (places, 2), in the patterns of the file, of places in what is kept before it is binned.
+
+        Examples
+        --------
+        >>> Framing(corner=True).in_file(np.array([[4, 4], [0, 0]]), 8, 8).tolist()
+        [[0, 0], [4, 4]]
+        """
+        shape = np.array([rows, columns])
+        whole = places + [window.start for window in self.windows(rows, columns)]
+        return np.asarray((whole - shape // 2) % shape if self.corner else whole)
+
     def binned(self, images: NDArray[Any]) -> NDArray[Any]:
         """Images, (..., rows, columns), with the pixels of each bin added."""
         if self.binning == 1:
@@ -67,6 +84,35 @@ class Framing:
         )
         wide = np.float32 if images.dtype.kind == "f" else np.uint32
         return np.asarray(bins.sum((-3, -1)), wide)
+
+
+class ShiftedPatterns:
+    """Patterns whose first pixel is moved to the middle.
+
+    Parameters
+    ----------
+    patterns : array, (positions, rows, columns)
+        Patterns with the beam at their first pixel.
+    """
+
+    def __init__(self, patterns: Any) -> None:
+        self.patterns = patterns
+        self.shape: tuple[int, ...] = patterns.shape
+
+    def __getitem__(self, index: tuple[Any, slice, slice]) -> Any:
+        """Parts of some patterns."""
+        chosen, rows, columns = index
+        return _shifted(np.asarray(self.patterns[chosen, :, :]))[:, rows, columns]
+
+
+def shifted_scan(scan: Scan) -> Scan:
+    """The scan with the first pixel of its images moved to the middle."""
+    mask, dark = (None if image is None else _shifted(image) for image in (scan.mask, scan.background))
+    return replace(scan, mask=mask, background=dark)
+
+
+def _shifted(images: NDArray[Any]) -> NDArray[Any]:
+    return np.fft.fftshift(images, (-2, -1))
 
 
 def framed(scan: Scan, framing: Framing, shape: tuple[int, ...]) -> Scan:

@@ -16,6 +16,8 @@ PLANCK_TIMES_LIGHT = 1.98644586e-25
 """In joule metres: the wavelength of light is this by the energy of a photon."""
 CHARGE, ELECTRON_AT_REST = 1.602176634e-19, 8.1871057880e-14
 """Joules of an electronvolt, and of the mass of an electron."""
+NEGATIVE, PIXELS = "negative", re.compile(r"\d+,\d+(\s+\d+,\d+)*")
+"""Bad pixels that are no name of an image."""
 AXES = "-?y,-?x|-?x,-?y"
 
 
@@ -29,9 +31,12 @@ class KnownValues:
         In metres.
     pixel : tuple of float, optional
         Size of a pixel of the detector along rows and columns, in metres.
-    patterns, positions, good, bad : str, optional
-        Names of datasets, or paths of .npy, .csv and .txt files: patterns, places of the beam, and images that are not 0 where a pixel of
-        the detector counts, or where it does not. Two names with a comma between them are places along rows and along columns.
+    patterns, positions, good : str, optional
+        Names of datasets, or paths of .npy, .csv and .txt files: patterns, places of the beam, and an image that is not 0 where a pixel of
+        the detector counts. Two names with a comma between them are places along rows and along columns.
+    bad : tuple of str
+        Names of images that are not 0 where a pixel does not count, pixels such as ``"10,12 50,20"``, or ``negative``: those that are
+        negative or NaN in any pattern.
     step : tuple of float, optional
         Between the positions of a raster along its rows and columns, in metres.
     unit : float
@@ -50,7 +55,7 @@ class KnownValues:
     patterns: str | None = None
     positions: str | None = None
     good: str | None = None
-    bad: str | None = None
+    bad: tuple[str, ...] = ()
     step: tuple[float, float] | None = None
     unit: float = 1.0
     axes: str = "y,x"
@@ -62,6 +67,44 @@ class KnownValues:
             raise ConfigError(
                 f"the axes are {self.axes}. Write y,x or x,y, each with a minus where it goes the other way."
             )
+
+    @property
+    def bad_images(self) -> list[str]:
+        """Names of images of bad pixels."""
+        return [each for each in self.bad if each != NEGATIVE and not PIXELS.fullmatch(each.strip())]
+
+    @property
+    def leaves_negative_out(self) -> bool:
+        """True where pixels are bad that are negative or NaN in any pattern."""
+        return NEGATIVE in self.bad
+
+    def without_pixels(
+        self, mask: NDArray[np.bool_] | None, shape: tuple[int, ...]
+    ) -> NDArray[np.bool_] | None:
+        """A mask of this shape without the pixels that are bad by their rows and columns.
+
+        Raises
+        ------
+        ConfigError
+            When one is not in the patterns.
+
+        Examples
+        --------
+        >>> KnownValues(bad=("0,1 1,0",)).without_pixels(None, (2, 2)).tolist()
+        [[True, False], [False, True]]
+        """
+        lists = [each for each in self.bad if PIXELS.fullmatch(each.strip())]
+        if not lists:
+            return mask
+        good = np.ones(shape, bool) if mask is None else mask.copy()
+        for pixel in " ".join(lists).split():
+            row, column = map(int, pixel.split(","))
+            if row >= shape[0] or column >= shape[1]:
+                raise ConfigError(
+                    f"--bad-pixels {pixel}: the patterns have {shape[0]} rows and {shape[1]} columns, which count from 0."
+                )
+            good[row, column] = False
+        return good
 
     def placed(self, columns: NDArray[Any]) -> NDArray[np.float64]:
         """Places along rows and columns of the detector, in metres, of values in the file's order, signs and unit.

@@ -74,7 +74,7 @@ def read_named(container: Any, path: str, known: KnownValues) -> tuple[Scan, Sto
         known.pixel or (0.0, 0.0),
         _positions(container, path, known, patterns),
         np.arange(patterns.shape[0]),
-        mask=mask_of(container, path, known),
+        mask=known.without_pixels(mask_of(container, path, known), patterns.shape[1:]),
         angles=known.angles,
     )
     scan.check(patterns.shape, path)
@@ -82,8 +82,8 @@ def read_named(container: Any, path: str, known: KnownValues) -> tuple[Scan, Sto
 
 
 def mask_of(container: Any, path: str, known: KnownValues) -> NDArray[np.bool_] | None:
-    """The mask that is named, True where a pixel counts; None where there is none."""
-    named = [(known.good, True), (known.bad, False)]
+    """The mask of the images that are named, True where a pixel counts; None where there is none."""
+    named = [(known.good, True), *((name, False) for name in known.bad_images)]
     masks = [(_values(container, path, name) != 0) == good for name, good in named if name is not None]
     return np.asarray(np.logical_and.reduce(masks)) if masks else None
 

@@ -79,7 +79,7 @@ def read_ptyd(file: Any, known: KnownValues) -> tuple[Scan, JoinedPatterns]:
         (float(height), float(width)),
         known.placed(positions),
         np.arange(len(positions)),
-        mask=_mask(file, chunks, known),
+        mask=known.without_pixels(_mask(file, chunks, known), patterns.shape[1:]),
         angles=known.angles,
     )
     scan.check(patterns.shape, file.filename)
@@ -105,7 +105,7 @@ def _meta(file: Any, name: str) -> Any:
 
 def _mask(file: Any, chunks: list[Any], known: KnownValues) -> NDArray[np.bool_] | None:
     """True where the weight is above 0 in every pattern."""
-    if known.good or known.bad:
+    if known.good or known.bad_images:
         return mask_of(file, file.filename, known)
     weights = [chunk["weights"] for chunk in chunks if "weights" in chunk and chunk["weights"].ndim == 3]
     if weights:

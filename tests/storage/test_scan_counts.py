@@ -1,0 +1,111 @@
+"""What a user is told of the patterns of a scan: light in the corners, hot pixels, and pixels that are no counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import skimage
+from typer.testing import CliRunner
+
+from halotile.cli.main import app
+from halotile.storage.scans.counts import PatternCounts
+from halotile.storage.scans.framing import Framing
+from halotile.storage.scans.scan import open_scan
+from tests.storage.test_scans import write_cxi
+
+COUNT, EDGE = 20, 32
+ROWS, COLUMNS = np.indices((EDGE, EDGE)) - EDGE // 2
+DISC = 200.0 * (np.hypot(ROWS, COLUMNS) < 6) + 0.2
+PATTERNS = np.random.default_rng(0).poisson(DISC, (COUNT, EDGE, EDGE)).astype(np.int32)
+GEOMETRY = ("--energy", "8.8 keV", "--distance", "2 m", "--pixel", "50 um", "--position-unit", "um")
+NAMED = ("--patterns", "frames", "--positions", "places")
+
+
+def convert(folder: Path, patterns: Any, *options: str, code: int = 0, **arrays: Any) -> tuple[Any, str]:
+    """Convert patterns; return the scan with its patterns in their order, and what is said of them."""
+    with h5py.File(folder / "scan.h5", "w") as file:
+        arrays = {"places": np.random.default_rng(1).uniform(0, 1, (len(patterns), 2)), **arrays}
+        for name, array in {"frames": patterns, **arrays}.items():
+            file[name] = array
+    path = str(folder / "scan.zarr")
+    done = CliRunner().invoke(
+        app, ["convert", str(folder / "scan.h5"), path, "--overwrite", *NAMED, *GEOMETRY, *options]
+    )
+    assert done.exit_code == code, done.output
+    said = " ".join(done.output.split())
+    if code:
+        return None, said
+    scan, found = open_scan(path)
+    shown = " ".join(CliRunner().invoke(app, ["info", path]).output.split())
+    assert all(text in said and text in shown for _, text in scan.remarks)
+    return (scan, found[:][np.argsort(scan.numbers)]), said
+
+
+def test_light_in_the_corners_is_told_and_moved_to_the_middle(tmp_path: Path) -> None:
+    bad = np.zeros((EDGE, EDGE), bool)
+    bad[3, 4] = True
+    (scan, found), said = convert(tmp_path, PATTERNS, "--bad-pixels", "bad", bad=bad)
+    assert "note" not in said
+    cornered = np.fft.ifftshift(PATTERNS, (1, 2))
+    options = ("--bad-pixels", "bad")
+    assert "write --corner" in convert(tmp_path, cornered, *options, bad=np.fft.ifftshift(bad))[1]
+    (moved, same), said = convert(tmp_path, cornered, *options, "--corner", bad=np.fft.ifftshift(bad))
+    assert "note" not in said
+    assert np.array_equal(same, found)
+    assert np.array_equal(moved.mask, scan.mask)
+    (_, cropped), _ = convert(tmp_path, cornered, "--corner", "--crop", "16")
+    assert np.array_equal(cropped, found[:, 8:24, 8:24])
+    assert "Leave one of them out" in convert(tmp_path, cornered, "--corner", "--center", "0,0", code=2)[1]
+
+
+@pytest.mark.parametrize("options", [(), ("--crop", "24"), ("--bin", "2"), ("--corner",)])
+def test_hot_pixels_are_named_as_they_are_in_the_file(tmp_path: Path, options: tuple[str, ...]) -> None:
+    hot = PATTERNS.copy()
+    hot[:, 7, 9], hot[:, 22, 25] = 20_000, 50_000
+    hot[4, 12, 20] = 30_000  # in one pattern only
+    _, said = convert(tmp_path, hot, *options)
+    assert "2 pixels are more than 10 times as bright as all around in nearly every pattern" in said
+    assert '--bad-pixels "7,9 22,25"' in said
+    (scan, _), said = convert(tmp_path, hot, *options, "--bad-pixels", "7,9 22,25")
+    assert "10 times" not in said
+    assert (~scan.mask).sum() == 2
+    outside = convert(tmp_path, hot, "--bad-pixels", "7,32", code=2)[1]
+    assert "--bad-pixels 7,32: the patterns have 32 rows and 32 columns" in outside
+
+
+def test_a_pixel_that_is_named_is_left_out_as_well_as_those_of_the_file(tmp_path: Path) -> None:
+    source, path = write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr")
+    CliRunner().invoke(app, ["convert", source, path, "--bad-pixels", "3,4", "--bad-pixels", "6,7"])
+    mask = open_scan(path)[0].mask
+    assert mask is not None
+    assert np.argwhere(~mask).tolist() == [[0, 5], [3, 4], [6, 7]]
+
+
+def _noted(patterns: Any) -> Any:
+    seen = PatternCounts(patterns.shape, None, Framing())
+    seen.cleaned(patterns, np.arange(len(patterns)))
+    return seen.notes(), seen.blank().tolist()
+
+
+@pytest.mark.parametrize(
+    "name", ["retina", "immunohistochemistry", "camera", "moon", "brick", "coins", "page"]
+)
+@pytest.mark.parametrize("dose", [None, 1e5, 300])
+def test_nothing_is_told_of_ordinary_patterns(name: str, dose: float | None) -> None:
+    image = np.asarray(getattr(skimage.data, name)(), float)
+    image = image if image.ndim == 2 else image.mean(-1)
+    views = np.array([image[y : y + 64, x : x + 64] for y in range(64, 96, 8) for x in range(64, 96, 8)])
+    distance = np.hypot(*(np.indices((64, 64)) - 32))
+    kinds = [views]  # as of a near field
+    for width in (3.0, 8.0, 20.0):
+        waves = np.exp(-((distance / width) ** 2)) * np.exp(1j * views / 128)
+        kinds.append(np.abs(np.fft.fftshift(np.fft.fft2(waves), (1, 2))) ** 2)
+    for kind in kinds:
+        draw: Callable[[Any], Any] = np.random.default_rng(0).poisson
+        exact = kind if dose is None else kind * dose / kind.sum((1, 2)).mean()
+        assert _noted(exact if dose is None else draw(exact)) == ([], [])
