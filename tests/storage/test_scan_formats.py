@@ -109,6 +109,8 @@ def test_a_scan_of_ptypy_is_read(tmp_path: Path) -> None:
         (PLACES * [-1, 1], ("--position-axes", "-y,x")),
         (PLACES[:, ::-1] * [1, -1], ("--position-axes", "x,-y")),
         (PLACES[:, ::-1] * [1, -1], ("--rotation", "90")),
+        (np.c_[np.arange(COUNT), PLACES], ("--position-axes", "z,y,x")),
+        (np.c_[PLACES[:, ::-1], np.arange(COUNT)], ("--position-axes", "x,y")),
     ],
 )
 def test_places_have_the_unit_and_the_axes_that_are_given(
@@ -161,7 +163,7 @@ def test_electrons_have_their_wavelength_and_pixels_an_angle(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), "is no CXI file. Write for --patterns one of raw/frames, raw/places."),
+        ((), "is no CXI file. Write for --patterns one of raw/frames, raw/places, raw/places3."),
         (
             ("--patterns", "raw/frame", *GEOMETRY),
             "has no dataset raw/frame. Write for --patterns one of raw/frames",
@@ -170,6 +172,12 @@ def test_electrons_have_their_wavelength_and_pixels_an_angle(tmp_path: Path) -> 
         ((*NAMED, *GEOMETRY[:2]), "Write --distance, --pixel."),
         ((*NAMED, *GEOMETRY, "--position-axes", "a,b"), "Write y,x or x,y"),
         ((*NAMED, *GEOMETRY, "--position-axes", "y-,x"), "Write y,x or x,y"),
+        ((*NAMED, *GEOMETRY, "--position-axes", "y,y"), "Write y,x or x,y"),
+        ((*NAMED, *GEOMETRY, "--position-axes", "x,y,z"), "have 2 columns, and the axes are x,y,z"),
+        (
+            (*NAMED[:3], "raw/places3", *GEOMETRY),
+            "have 3 columns, and a place has 2. Say which is which: --position-axes x,y,z",
+        ),
         ((*NAMED, *GEOMETRY, "--position-unit", "furlong"), "--position-unit 1 furlong: no length"),
         ((*NAMED, *GEOMETRY[2:], "--energy", "12"), "such as 8.8 keV"),
         ((*NAMED, *GEOMETRY[:2], "--pixel", "1 mrad", "--distance", "1 m"), "Leave one of them out"),
@@ -182,7 +190,8 @@ def test_electrons_have_their_wavelength_and_pixels_an_angle(tmp_path: Path) -> 
     ],
 )
 def test_what_is_not_known_is_asked_for(tmp_path: Path, options: Sequence[str], said: str) -> None:
-    convert(write_named(tmp_path / "scan.h5", frames=PATTERNS, places=PLACES), *options, wrong=said)
+    arrays = {"frames": PATTERNS, "places": PLACES, "places3": np.c_[PLACES, PLACES[:, :1]]}
+    convert(write_named(tmp_path / "scan.h5", **arrays), *options, wrong=said)
 
 
 def test_a_scan_is_drawn(tmp_path: Path) -> None:

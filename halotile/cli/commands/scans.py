@@ -43,10 +43,10 @@ PositionsOption = Annotated[
 ]
 PositionUnitOption = Annotated[str, _value("LENGTH", "Unit of the positions.", "--position-unit")]
 PositionAxesOption = Annotated[
-    str,
+    str | None,
     _value(
         "AXES",
-        "Their columns: y along rows, x along columns, - where the way is the other one.",
+        "Their columns: y along rows, x along columns, z not used, - where the way is the other one; y,x if left out.",
         "--position-axes",
     ),
 ]
@@ -96,7 +96,7 @@ def convert(
     patterns: PatternsOption = None,
     positions: PositionsOption = None,
     unit: PositionUnitOption = "m",
-    axes: PositionAxesOption = "y,x",
+    axes: PositionAxesOption = None,
     step: StepOption = None,
     rotation: RotationOption = 0.0,
     good: GoodOption = None,

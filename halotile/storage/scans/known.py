@@ -18,7 +18,6 @@ CHARGE, ELECTRON_AT_REST = 1.602176634e-19, 8.1871057880e-14
 """Joules of an electronvolt, and of the mass of an electron."""
 NEGATIVE, PIXELS = "negative", re.compile(r"\d+,\d+(\s+\d+,\d+)*")
 """Bad pixels that are no name of an image."""
-AXES = "-?y,-?x|-?x,-?y"
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,9 @@ class KnownValues:
         Between the positions of a raster along its rows and columns, in metres.
     unit : float
         Metres of a unit of the positions.
-    axes : str
-        Which column of the positions goes along rows (y) and which along columns (x), with a minus where it goes the other way.
+    axes : str, optional
+        Which column of the positions goes along rows (y) and which along columns (x), with a minus where it goes the other way; z is not used.
+        None: ``y,x`` of two columns.
     angles : bool
         True where the pixel is an angle, as its size at a distance of 1 m.
     rotation : float
@@ -58,15 +58,19 @@ class KnownValues:
     bad: tuple[str, ...] = ()
     step: tuple[float, float] | None = None
     unit: float = 1.0
-    axes: str = "y,x"
+    axes: str | None = None
     rotation: float = 0.0
     angles: bool = False
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(AXES, self.axes.replace(" ", "")):
+        if sorted(name.removeprefix("-") for name in self._axes) not in (["x", "y"], ["x", "y", "z"]):
             raise ConfigError(
-                f"the axes are {self.axes}. Write y,x or x,y, each with a minus where it goes the other way."
+                f"the axes are {self.axes}. Write y,x or x,y, each with a minus where it goes the other way, and z for a column that is not used."
             )
+
+    @property
+    def _axes(self) -> list[str]:
+        return (self.axes or "y,x").replace(" ", "").split(",")
 
     @property
     def bad_images(self) -> list[str]:
@@ -109,6 +113,11 @@ class KnownValues:
     def placed(self, columns: NDArray[Any]) -> NDArray[np.float64]:
         """Places along rows and columns of the detector, in metres, of values in the file's order, signs and unit.
 
+        Raises
+        ------
+        ConfigError
+            When it is not said which of three columns are meant.
+
         Examples
         --------
         >>> KnownValues(unit=1e-6, axes="x,-y").placed(np.array([[1.0, 2.0]])).tolist()
@@ -116,7 +125,12 @@ class KnownValues:
         >>> KnownValues(rotation=90).placed(np.array([[1.0, 0.0]])).round(9).tolist()
         [[0.0, 1.0]]
         """
-        names = self.axes.replace(" ", "").split(",")
+        names, count = self._axes, columns.shape[1]
+        if count < len(names) or (count > 2 and self.axes is None):
+            raise ConfigError(
+                f"the positions have {count} columns, and {'a place has 2' if self.axes is None else f'the axes are {self.axes}'}. Say which is which: "
+                f"--position-axes {'y,x' if count == 2 else 'x,y,z'}, where y goes along rows, x along columns{'' if count == 2 else ' and z is not used'}."
+            )
         signs = {name[-1]: (number, -1 if name[0] == "-" else 1) for number, name in enumerate(names)}
         scaled = np.asarray(columns, np.float64) * self.unit
         row, column = (sign * scaled[:, number] for number, sign in (signs["y"], signs["x"]))
