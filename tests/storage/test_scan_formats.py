@@ -129,11 +129,15 @@ def test_places_may_be_in_two_arrays_or_in_a_file_of_their_own(tmp_path: Path) -
     check(convert(source, *GEOMETRY, *NAMED[:2], *files))
 
 
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("format_", ["npy", "zarr", "h5"])
-def test_a_raster_of_four_axes_is_read(tmp_path: Path, format_: str) -> None:
+def test_a_raster_of_four_axes_is_read(tmp_path: Path, format_: str, last: bool) -> None:
     raster = PATTERNS.reshape(*RASTER, EDGE, EDGE)
     source = tmp_path / f"raster.{format_}"
     options = [*GEOMETRY, "--step", "0.2,0.3 um" if format_ == "npy" else "0.2 um,0.3 um"]
+    if last:
+        raster = np.ascontiguousarray(raster.transpose(2, 3, 0, 1))
+        options.append("--positions-last")
     if format_ == "npy":
         np.save(source, raster)
     elif format_ == "zarr":
@@ -143,7 +147,40 @@ def test_a_raster_of_four_axes_is_read(tmp_path: Path, format_: str) -> None:
     else:
         write_named(source, frames=raster)
         options += ["--patterns", "raw/frames"]
-    check(convert(source, *options), good=None)
+    path = convert(source, *options)
+    check(path, good=None)
+    said = "the last two axes of 8 × 8 × 5 × 7" if last else "the first two axes of 5 × 7 × 8 × 8"
+    assert open_scan(str(path))[0].remarks == (("raster", f"5 × 7 positions, {said}"),)
+
+
+@pytest.mark.parametrize("format_", ["npy", "zarr", "h5"])
+def test_positions_in_a_row_may_be_last(tmp_path: Path, format_: str) -> None:
+    source, patterns = tmp_path / f"scan.{format_}", np.ascontiguousarray(PATTERNS.transpose(1, 2, 0))
+    np.save(tmp_path / "places.npy", PLACES)
+    options = ["--positions", str(tmp_path / "places.npy"), "--positions-last"]
+    if format_ == "npy":
+        np.save(source, patterns)
+    elif format_ == "zarr":
+        zarr.create_array(str(source), data=patterns, chunks=(3, 3, 10))
+    else:
+        write_named(source, frames=patterns)
+        options += ["--patterns", "raw/frames"]
+    check(convert(source, *GEOMETRY, *options), good=None)
+
+
+def test_a_raster_that_is_larger_than_its_patterns_is_noted(tmp_path: Path) -> None:
+    source, step = tmp_path / "raster.npy", ("--step", "0.2 um")
+    np.save(source, PATTERNS[:20].reshape(4, 5, EDGE, EDGE).transpose(2, 3, 0, 1))
+    remarks = dict(open_scan(str(convert(source, *GEOMETRY, *step)))[0].remarks)
+    assert remarks["raster"] == "8 × 8 positions, the first two axes of 8 × 8 × 4 × 5"
+    assert "write --positions-last" in remarks["note"]
+    assert "Leave --positions-last out" in " ".join(
+        CliRunner()
+        .invoke(
+            app, ["convert", str(write_ptyd(tmp_path / "s.ptyd")), str(source) + ".zarr", "--positions-last"]
+        )
+        .output.split()
+    )
 
 
 def test_electrons_have_their_wavelength_and_pixels_an_angle(tmp_path: Path) -> None:

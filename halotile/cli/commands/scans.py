@@ -50,6 +50,12 @@ PositionAxesOption = Annotated[
         "--position-axes",
     ),
 ]
+PositionsLastOption = Annotated[
+    bool,
+    typer.Option(
+        "--positions-last", help="The axes of the positions come after those of the pixels in the patterns."
+    ),
+]
 StepOption = Annotated[str | None, _value("LENGTH", "Step of a raster, or two for rows,columns.")]
 RotationOption = Annotated[
     float, typer.Option(metavar="DEGREES", parser=number, help="Of the places, from rows to columns.")
@@ -97,6 +103,7 @@ def convert(
     positions: PositionsOption = None,
     unit: PositionUnitOption = "m",
     axes: PositionAxesOption = None,
+    positions_last: PositionsLastOption = False,
     step: StepOption = None,
     rotation: RotationOption = 0.0,
     good: GoodOption = None,
@@ -129,6 +136,7 @@ def convert(
         axes=axes,
         rotation=rotation,
         angles=_is_angle(pixel),
+        positions_last=positions_last,
     )
     with progress(path, quiet) as tick:
         convert_scan(

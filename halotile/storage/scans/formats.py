@@ -57,6 +57,10 @@ def opened_scan(path: str, known: KnownValues = KnownValues()) -> Iterator[Found
             raise ConfigError(
                 f"{path} says where the beam was. Leave --positions and --step out, or name --patterns as well: then nothing else is read of it."
             )
+        if known.positions_last and has_names and (is_cxi or is_ptyd(container)):
+            raise ConfigError(
+                f"{path} has its positions first. Leave --positions-last out, or name --patterns as well."
+            )
         if is_cxi:
             yield FoundScan(*read_cxi(container, known))
         elif has_names and is_ptyd(container):

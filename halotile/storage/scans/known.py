@@ -45,6 +45,8 @@ class KnownValues:
         None: ``y,x`` of two columns.
     angles : bool
         True where the pixel is an angle, as its size at a distance of 1 m.
+    positions_last : bool
+        True where the axes of the positions come after those of the pixels in named patterns.
     rotation : float
         Degrees by which the places are turned, from rows to columns, where the detector is not parallel to the axes of the scan.
     """
@@ -61,6 +63,7 @@ class KnownValues:
     axes: str | None = None
     rotation: float = 0.0
     angles: bool = False
+    positions_last: bool = False
 
     def __post_init__(self) -> None:
         if sorted(name.removeprefix("-") for name in self._axes) not in (["x", "y"], ["x", "y", "z"]):

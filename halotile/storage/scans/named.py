@@ -25,11 +25,14 @@ class StoredPatterns:
     ----------
     array : array
         (positions, rows, columns), or (rows of positions, columns of positions, rows, columns).
+    last : bool
+        True where the axes of the positions come after those of the patterns.
     """
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
-        *self.raster, self.rows, self.columns = array.shape
+    def __init__(self, array: Any, *, last: bool = False) -> None:
+        self.array, self.last = array, last
+        self.raster = array.shape[2:] if last else array.shape[:-2]
+        self.rows, self.columns = array.shape[:2] if last else array.shape[-2:]
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -38,15 +41,39 @@ class StoredPatterns:
 
     def __getitem__(self, index: tuple[Any, slice, slice]) -> Any:
         """Parts of some patterns; of a raster the rectangle that has them is read."""
-        chosen, rows, columns = index
+        chosen, *pixels = index
         numbers = np.arange(self.shape[0])[chosen]
         if len(self.raster) == 1:
-            array = getattr(self.array, "oindex", self.array)  # zarr
-            return array[numbers, rows, columns]
+            return self._read(getattr(self.array, "oindex", self.array), (numbers,), pixels)  # of Zarr
         places = np.stack(np.divmod(numbers, self.raster[1]))
         (top, left), (bottom, right) = places.min(1).tolist(), places.max(1).tolist()
-        block = np.asarray(self.array[top : bottom + 1, left : right + 1, rows, columns])
+        block = self._read(self.array, (slice(top, bottom + 1), slice(left, right + 1)), pixels)
         return block[places[0] - top, places[1] - left]
+
+    def _read(self, array: Any, places: tuple[Any, ...], pixels: list[slice]) -> NDArray[Any]:
+        if not self.last:
+            return np.asarray(array[(*places, *pixels)])
+        return np.moveaxis(np.asarray(array[(*pixels, *places)]), (0, 1), (-2, -1))
+
+    def remarks(self) -> list[tuple[str, str]]:
+        """Say which axes of a raster were taken for what, and where they may be others."""
+        if len(self.raster) != 2:
+            return []
+        where = "last" if self.last else "first"
+        said = f"{_by(self.raster)} positions, the {where} two axes of {_by(self.array.shape)}"
+        if self.last or self.rows >= self.raster[0] or self.columns >= self.raster[1]:
+            return [("raster", said)]
+        return [
+            ("raster", said),
+            (
+                "note",
+                "there are more rows and columns of positions than of pixels. Where the file has the pixels first and then the positions, write --positions-last",
+            ),
+        ]
+
+
+def _by(lengths: tuple[int, ...]) -> str:
+    return " × ".join(map(str, lengths))
 
 
 def read_named(container: Any, path: str, known: KnownValues) -> tuple[Scan, StoredPatterns]:
@@ -66,7 +93,7 @@ def read_named(container: Any, path: str, known: KnownValues) -> tuple[Scan, Sto
         raise InputError(
             f"{path}: the patterns have shape {list(stored.shape)}, and a scan has (positions, rows, columns), or a raster of such."
         )
-    patterns = StoredPatterns(stored)
+    patterns = StoredPatterns(stored, last=known.positions_last)
     _check_given(path, known)
     scan = Scan(
         known.wavelength or 0.0,
@@ -76,6 +103,7 @@ def read_named(container: Any, path: str, known: KnownValues) -> tuple[Scan, Sto
         np.arange(patterns.shape[0]),
         mask=known.without_pixels(mask_of(container, path, known), patterns.shape[1:]),
         angles=known.angles,
+        remarks=tuple(patterns.remarks()),
     )
     scan.check(patterns.shape, path)
     return scan, patterns
