@@ -86,6 +86,46 @@ def test_a_pixel_that_is_named_is_left_out_as_well_as_those_of_the_file(tmp_path
     assert np.argwhere(~mask).tolist() == [[0, 5], [3, 4], [6, 7]]
 
 
+@pytest.mark.parametrize(("flag", "kind"), [(-1, np.int32), (np.nan, np.float32)])
+def test_gaps_are_told_and_left_out_as_negative(tmp_path: Path, flag: float, kind: Any) -> None:
+    gap = PATTERNS.astype(kind)
+    gap[:, 3, :] = flag
+    said = convert(tmp_path, gap, code=4)[1]
+    assert "32 of the pixels are negative or NaN in 20 of 20 patterns" in said
+    assert f"the first one is {flag:g} in pattern 0, row 3, column 0" in said
+    assert "as gaps and bad pixels are. Leave them out: --bad-pixels negative" in said
+    assert not list(tmp_path.glob(".*"))
+    (scan, found), said = convert(tmp_path, gap, "--bad-pixels", "negative")
+    assert "32 pixels of the detector left out" in said
+    assert (~scan.mask).sum() == (~scan.mask[3]).sum() == EDGE
+    assert np.array_equal(found[:, scan.mask], PATTERNS[:, scan.mask])
+
+
+def test_a_dark_image_that_was_subtracted_is_told(tmp_path: Path) -> None:
+    said = convert(tmp_path, PATTERNS - np.random.default_rng(0).normal(0, 1, PATTERNS.shape), code=4)[1]
+    assert "Where a dark image was subtracted, write the counts as they were" in said
+
+
+def test_words_are_those_of_the_command(tmp_path: Path) -> None:
+    convert(tmp_path, PATTERNS)
+    source, path = str(tmp_path / "scan.h5"), str(tmp_path / "scan.zarr")
+    for words, said in (
+        (
+            [source, path, *NAMED, *GEOMETRY],
+            f"the path is {path}: something stands there. Write another path, or --overwrite.",
+        ),
+        ([f"{source}5", f"{path}2", *NAMED, *GEOMETRY], f"there is no file {source}5."),
+        ([f"{source}.npy", f"{path}2", *NAMED, *GEOMETRY], f"there is no file {source}.npy."),
+        (
+            [source, f"{path}2", *NAMED, *GEOMETRY, "--position-unit", "10 m"],
+            "Write their unit, such as --position-unit um",
+        ),
+    ):
+        done = CliRunner().invoke(app, ["convert", *words])
+        assert done.exit_code in (2, 4)
+        assert said in " ".join(done.output.split()).replace("- ", "-")
+
+
 def _noted(patterns: Any) -> Any:
     seen = PatternCounts(patterns.shape, None, Framing())
     seen.cleaned(patterns, np.arange(len(patterns)))

@@ -16,6 +16,7 @@ from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError, OutputRefused
 from halotile.storage.scans.convert import along_curve, convert_scan
 from halotile.storage.scans.framing import Framing
+from halotile.storage.scans.known import KnownValues
 from halotile.storage.scans.scan import open_scan, open_summary
 
 COUNT, EDGE = 30, 12
@@ -280,6 +281,7 @@ def test_what_a_file_lacks_is_told_with_its_option(tmp_path: Path) -> None:
     ("name", "value", "said"),
     [
         ("energy", 8800.0, "whose energy in joules"),
+        ("wavelength", 1.4089, "the wavelength is 1.4089 m by .* whose wavelength is in metres"),
         ("wavelength", 2e-10, "and by the energy it is 1e-10 m"),
         ("energy", [1.9e-15, 2.1e-15], "all patterns of a scan have one wavelength"),
     ],
@@ -293,6 +295,16 @@ def test_an_energy_that_cannot_be_is_told(tmp_path: Path, name: str, value: Any,
 
     with pytest.raises(InputError, match=said):
         convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(tmp_path / "scan.zarr"))
+
+
+@pytest.mark.parametrize("wavelength", [1.4, 1e-17])
+def test_a_wavelength_that_nothing_has_is_refused(tmp_path: Path, wavelength: float) -> None:
+    with pytest.raises(InputError, match="from 1 fm to 1 mm"):
+        convert_scan(
+            write_cxi(tmp_path / "scan.cxi"),
+            str(tmp_path / "s.zarr"),
+            known=KnownValues(wavelength=wavelength),
+        )
 
 
 def test_an_odd_detector_keeps_its_pixels() -> None:

@@ -59,7 +59,7 @@ class ScanFacts:
             "pixel": list(scan.pixel),
             "full": scan.full,
             "left_out": 0 if scan.mask is None else int((~scan.mask).sum()),
-            "remarks": dict(scan.remarks),
+            "remarks": [f"{label}: {text}" for label, text in scan.remarks],
             "has": [name for name in OPTIONAL if getattr(scan, name) is not None],
         }
 

@@ -61,7 +61,15 @@ def convert_scan(
         if not framing.corner:
             framing = replace(framing, center=framing.center or found.center)
         write_scan(
-            path, found.scan, found.patterns, framing, overwrite=overwrite, source=source, report=report
+            path,
+            found.scan,
+            found.patterns,
+            framing,
+            overwrite=overwrite,
+            remedy="--overwrite",
+            leaves_negative_out=known.leaves_negative_out,
+            source=source,
+            report=report,
         )
 
 
@@ -72,39 +80,63 @@ def write_scan(
     framing: Framing = Framing(),
     *,
     overwrite: bool = False,
+    remedy: str = "overwrite=True",
+    leaves_negative_out: bool = False,
     source: str = "",
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> None:
     """Write a scan as a Zarr group, with patterns that are read some at once; errors as of :func:`convert_scan`."""
     check_path(path, "the path")
-    check_place(path, overwrite=overwrite)
+    check_place(path, overwrite=overwrite, key="the path", remedy=remedy)
     root = Path(path).absolute()
     part = root.with_name(f".{root.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    if framing.corner:
-        scan, patterns = shifted_scan(scan), ShiftedPatterns(patterns)
-    kept = framed(scan, framing, patterns.shape)
-    order = along_curve(scan.positions)
-    seen, maximum = _write_patterns(part, patterns, scan.mask, order, framing, report)
-    if len(blank := seen.blank()):
-        # They are rare: only then is the scan copied twice.
-        shutil.rmtree(part)
-        order = order[~np.isin(order, blank)]
-        seen, maximum = _write_patterns(part, patterns, scan.mask, order, framing, report)
-    full = framing.binned(seen.full) > 0
-    if full.any():
-        kept = replace(kept, mask=~full if kept.mask is None else kept.mask & ~full, full=int(full.sum()))
-    kept = replace(_in_order(kept, order), remarks=(*kept.remarks, *blank_remarks(blank), *seen.notes()))
-    kept.check((len(order), *full.shape), source or path)
-    _write_values(part, kept, source)
-    mean = framing.binned(seen.sum) / len(order)
-    _write_arrays(part, {MEAN: mean.astype(np.float32), MAXIMUM: maximum})
+    try:
+        _write_group(part, scan, patterns, framing, leaves_negative_out, source or path, report)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     for written in part.rglob("*"):
         if written.is_file():
             DISK.sync(written)
     if root.exists():
         DISK.remove_tree(root, last=ZARR_FILES)
     DISK.move(part, root)
+
+
+def _write_group(
+    part: Path,
+    scan: Scan,
+    patterns: PatternArray,
+    framing: Framing,
+    leaves_negative_out: bool,
+    source: str,
+    report: Callable[[int, int], None],
+) -> None:
+    if framing.corner:
+        scan, patterns = shifted_scan(scan), ShiftedPatterns(patterns)
+    kept = framed(scan, framing, patterns.shape)
+
+    def copied(order: NDArray[np.int64]) -> tuple[PatternCounts, NDArray[np.float32]]:
+        seen = PatternCounts(patterns.shape, scan.mask, framing, leaves_negative_out=leaves_negative_out)
+        return seen, _write_patterns(part, patterns, seen, order, framing, report)
+
+    order = along_curve(scan.positions)
+    seen, maximum = copied(order)
+    if len(blank := seen.blank()):
+        # They are rare: only then is the scan copied twice.
+        shutil.rmtree(part)
+        order = order[~np.isin(order, blank)]
+        seen, maximum = copied(order)
+    full, negative = (framing.binned(pixels) > 0 for pixels in (seen.full, seen.negative))
+    if (left_out := full | negative).any():
+        good = ~left_out if kept.mask is None else kept.mask & ~left_out
+        kept = replace(kept, mask=good, full=int(full.sum()))
+    kept = replace(_in_order(kept, order), remarks=(*kept.remarks, *blank_remarks(blank), *seen.notes()))
+    kept.check((len(order), *full.shape), source)
+    _write_values(part, kept, source)
+    mean = framing.binned(seen.sum) / len(order)
+    _write_arrays(part, {MEAN: mean.astype(np.float32), MAXIMUM: maximum})
 
 
 def along_curve(positions: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -167,16 +199,15 @@ def _write_arrays(part: Path, arrays: Mapping[str, NDArray[Any] | None]) -> None
 
 def _write_patterns(
     part: Path,
-    patterns: Any,
-    mask: NDArray[np.bool_] | None,
+    patterns: PatternArray,
+    seen: PatternCounts,
     order: NDArray[np.int64],
     framing: Framing,
     report: Callable[[int, int], None],
-) -> tuple[PatternCounts, NDArray[np.float32]]:
-    """Write the patterns shard by shard, in the order of the curve; return what they are like, and the maximum of each pixel."""
+) -> NDArray[np.float32]:
+    """Write the patterns shard by shard, in the order of the curve, and return the maximum of each pixel."""
     count = len(order)
     rows, columns = framing.windows(*patterns.shape[1:])
-    seen = PatternCounts(patterns.shape, mask, framing)
     first = framing.binned(np.asarray(patterns[:1, rows, columns]))
     dtype = _stored(first.dtype)
     shape = first.shape[1:]
@@ -197,7 +228,7 @@ def _write_patterns(
         writer.write(Region((start, 0, 0), (start + len(numbers), *shape)), pixels.astype(dtype))
         maximum = np.maximum(maximum, pixels.max(0).astype(np.float32))
         report(start + len(numbers), count)
-    return seen, maximum
+    return maximum
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:

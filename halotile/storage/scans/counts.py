@@ -36,14 +36,25 @@ class PatternCounts:
         True where a pixel counts.
     framing : Framing
         The part of them that is read.
+    leaves_negative_out : bool
+        True where pixels that are negative or NaN in a pattern do not count, False where they are refused.
     """
 
-    def __init__(self, shape: tuple[int, ...], mask: NDArray[np.bool_] | None, framing: Framing) -> None:
-        self.framing, self.shape = framing, shape
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        mask: NDArray[np.bool_] | None,
+        framing: Framing,
+        *,
+        leaves_negative_out: bool = False,
+    ) -> None:
+        self.framing, self.shape, self.leaves_negative_out = framing, shape, leaves_negative_out
         counting = np.ones(shape[1:], bool) if mask is None else mask
         self.counting = counting[framing.windows(*shape[1:])]
         self.full = np.zeros(self.counting.shape, bool)
         """True where a pixel that counts has the largest number of its type in a pattern: a gap of the detector, or saturated."""
+        self.negative = np.zeros(self.counting.shape, bool)
+        """True where a pixel that counts is negative or NaN in a pattern."""
         self.sum = np.zeros(self.counting.shape)
         self.totals = np.full(shape[0], np.nan)
         """Counts of each pattern; NaN for one that was not read."""
@@ -67,10 +78,10 @@ class PatternCounts:
             read = np.where(at_most, zero, read)
         wrong = ~(np.isfinite(read) & (read >= 0))
         if wrong.any():  # detectors mark bad pixels with -1 or NaN
-            if (wrong & self.counting).any():
-                raise InputError(
-                    "a pattern has negative pixels or NaN, which are no counts. Take out the offset, or mark these pixels in the mask."
-                )
+            wrong_counts = wrong & self.counting
+            if wrong_counts.any() and not self.leaves_negative_out:
+                raise self._negative_error(read, wrong_counts, numbers)
+            self.negative |= wrong_counts.any(0)
             read = np.where(wrong, zero, read)
         self.sum += read.sum(0, dtype=np.float64)
         self.totals[numbers] = np.where(self.counting, read, zero).sum((1, 2), dtype=np.float64)
@@ -80,6 +91,26 @@ class PatternCounts:
         self.alone += _alone(np.where(self.counting, some, zero)).sum(0)
         self.looked_at += len(some)
         return read
+
+    def _negative_error(
+        self, read: NDArray[Any], wrong: NDArray[np.bool_], numbers: NDArray[np.int64]
+    ) -> InputError:
+        """Say which pixels are no counts, and what to write."""
+        first = np.argwhere(wrong)[0]
+        row, column = self.framing.in_file(first[None, 1:], *self.shape[1:])[0]
+        places, patterns = int(wrong.any(0).sum()), int(wrong.any((1, 2)).sum())
+        found = (
+            f"{places:,} of the pixels {'is' if places == 1 else 'are'} negative or NaN in {patterns:,} of {len(read):,} patterns: the first one is "
+            f"{read[tuple(first)]:g} in pattern {numbers[first[0]]}, row {row}, column {column}."
+        )
+        if int(wrong.sum()) == places * len(read):
+            return InputError(
+                f"{found} These negative pixels or NaN are no counts, and the same in each pattern, as gaps and bad pixels are. Leave them out: --bad-pixels negative"
+            )
+        return InputError(
+            f"{found} These negative pixels or NaN are no counts. Where a dark image was subtracted, write the counts as they were, or 0 for what is below it; "
+            "bad pixels are left out of all patterns with --bad-pixels negative"
+        )
 
     def blank(self) -> NDArray[np.int64]:
         """Numbers of the patterns without a count where others have many: the shutter was closed."""

@@ -13,7 +13,7 @@ from halotile.errors import InputError
 from halotile.storage.scans.hdf5 import load_h5py
 from halotile.storage.scans.known import CHARGE, KnownValues, wavelength_of
 from halotile.storage.scans.named import mask_of
-from halotile.storage.scans.scan import Scan
+from halotile.storage.scans.scan import LONGEST, Scan
 
 ENTRY, INSTRUMENT = "entry_1", "entry_1/instrument_1"
 DETECTOR, SOURCE = f"{INSTRUMENT}/detector_1", f"{INSTRUMENT}/source_1"
@@ -155,7 +155,7 @@ def _wavelength(file: Any) -> float:
     if not said and not by_energy:
         raise _missing(file, f"{SOURCE}/wavelength or {SOURCE}/energy")
     wavelength = said or by_energy[0]
-    if not SHORTEST < wavelength < np.inf:
+    if not SHORTEST < wavelength < LONGEST:
         raise InputError(
             f"{file.filename}: the wavelength is {wavelength:g} m by {SOURCE}, whose wavelength is in metres and whose energy in joules. Write it as --energy."
         )

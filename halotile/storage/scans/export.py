@@ -123,7 +123,7 @@ def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bo
     """
     _check_result(path)
     check_path(target, "the path")
-    check_place(target, overwrite=overwrite)
+    check_place(target, overwrite=overwrite, key="the path", remedy="--overwrite")
     root = Path(target).absolute()
     part = root.with_name(f".{root.name}.part")
     shutil.rmtree(part, ignore_errors=True)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import ConfigError
+import numpy as np
+
+from halotile.errors import ConfigError, InputError
 from halotile.storage.scans.cxi import holds_scan, read_cxi
 from halotile.storage.scans.known import KnownValues
 from halotile.storage.scans.named import container_of, read_named
@@ -16,6 +18,9 @@ from halotile.storage.scans.ptyd import center_of, is_ptyd, read_ptyd
 from halotile.storage.scans.scan import Scan
 
 SUFFIXES = (".cxi", ".ptyd", ".h5", ".hdf5")
+
+FARTHEST = 1.0
+"""Metres between two positions of a scan."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,21 @@ def opened_scan(path: str, known: KnownValues = KnownValues()) -> Iterator[Found
                 f"{path} has its positions first. Leave --positions-last out, or name --patterns as well."
             )
         if is_cxi:
-            yield FoundScan(*read_cxi(container, known))
+            found = FoundScan(*read_cxi(container, known))
         elif has_names and is_ptyd(container):
-            yield FoundScan(*read_ptyd(container, known), center_of(container))
+            found = FoundScan(*read_ptyd(container, known), center_of(container))
         else:
-            yield FoundScan(*read_named(container, path, known))
+            found = FoundScan(*read_named(container, path, known))
+        _check_extent(found.scan, path)
+        yield found
+
+
+def _check_extent(scan: Scan, path: str) -> None:
+    """Refuse positions in another unit than was said: no stage goes as far."""
+    if (extent := float(np.ptp(scan.positions, axis=0).max())) > FARTHEST:
+        raise InputError(
+            f"{path}: the positions are {extent:.4g} m apart at most, and those of a scan lie within {FARTHEST:g} m. Write their unit, such as --position-unit um, or mend the one that is wrong."
+        )
 
 
 def knows_scan(path: str) -> bool:

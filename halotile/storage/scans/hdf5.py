@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from halotile.errors import MissingPackage
+from halotile.errors import InputError, MissingPackage
 from halotile.storage.stored_array import read_error
 
 
@@ -27,6 +28,18 @@ def load_h5py() -> Any:
     return h5py
 
 
+def check_there(path: str) -> None:
+    """Refuse a path where nothing is.
+
+    Raises
+    ------
+    InputError
+        With the path.
+    """
+    if not os.path.exists(path):
+        raise InputError(f"there is no file {path}. Write the path of one that is there.")
+
+
 @contextmanager
 def opened(path: str) -> Iterator[Any]:
     """Open an HDF5 file for reading.
@@ -36,6 +49,7 @@ def opened(path: str) -> Iterator[Any]:
     InputError, MissingPackage
         When it is none, or h5py is not installed.
     """
+    check_there(path)
     try:
         file = load_h5py().File(path, "r")
     except OSError as error:

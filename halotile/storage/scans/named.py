@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
-from halotile.storage.scans.hdf5 import opened
+from halotile.storage.scans.hdf5 import check_there, opened
 from halotile.storage.scans.known import KnownValues
 from halotile.storage.scans.scan import Scan
 
@@ -123,8 +123,9 @@ def container_of(path: str) -> Iterator[Any]:
     Raises
     ------
     InputError
-        When it is of no such format.
+        When nothing is there, or it is of no such format.
     """
+    check_there(path)
     if path.endswith(".npy"):
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -22,6 +22,8 @@ MEAN, MAXIMUM = "mean", "maximum"
 """Arrays that are there to be looked at: over all patterns."""
 LENGTHS = {"wavelength": "energy", "distance": "distance", "pixel": "pixel"}
 """Options of `recon-cli convert` that give a length."""
+SHORTEST, LONGEST = 1e-15, 1e-3
+"""Wavelengths in metres beyond which nothing has one that diffracts."""
 OPTIONAL = ("mask", "background", "probe", "intensities")
 
 
@@ -96,6 +98,10 @@ class Scan:
                 raise InputError(
                     f"{path}: the {name} is {length:g} m, which is no length. Give the right one: --{LENGTHS[name]}."
                 )
+        if not SHORTEST < self.wavelength < LONGEST:
+            raise InputError(
+                f"{path}: the wavelength is {self.wavelength:g} m, and that of photons and electrons is from 1 fm to 1 mm. Write the right one as --energy."
+            )
         count, *pattern = shape
         expected = {"positions": (count, 2), "intensities": (count,)}
         expected |= dict.fromkeys(("mask", "background"), tuple(pattern))
