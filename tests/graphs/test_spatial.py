@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from halotile import DistributedContext
-from halotile.errors import RankFailed
+from halotile import DistributedContext, torch_group
+from halotile.errors import ConfigError, RankFailed
 from halotile.tasks.denoisers.common.unet_layers import BlindUNet
 from tests.benchmarks.unets import PlainUNet
 from tests.graphs import unet_on_ranks
@@ -81,3 +81,20 @@ def test_an_image_of_too_few_rows_is_refused_on_all_ranks(four: DistributedConte
     with pytest.raises(RankFailed, match="a rank has no rows of an image of 4 rows"):
         four.run_torch(unet_on_ranks.compared, 4, "zeros", False, ranks=2)
     assert time.monotonic() - began < 20
+
+
+def test_a_rank_without_rows_is_refused_on_all_ranks_whatever_layer_comes_first(
+    four: DistributedContext,
+) -> None:
+    words = (
+        "a rank has no rows of an image of 44 rows here ([4, 0, 32, 8]). Take fewer ranks, or a larger image."
+    )
+    assert four.run_torch(unet_on_ranks.said_of_parts, [4, 0, 32, 8], ranks=4) == [[words] * 4] * 4
+
+
+def test_rows_are_not_cut_so_that_a_rank_has_none() -> None:
+    assert torch_group.aligned_sizes(9, 3, 4) == [4, 4, 1]
+    with pytest.raises(
+        ConfigError, match=r"8 rows that is cut at multiples of 4 among 4 ranks\. Take 2 at most"
+    ):
+        torch_group.aligned_sizes(8, 4, 4)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from halotile import collectives, torch_group
+from halotile.errors import ConfigError
 from halotile.tasks.groups.group import TorchGroup
 
 
@@ -88,6 +89,23 @@ def network_gaps(
             if a.is_floating_point()
         },
     }
+
+
+def said_of_parts(group: TorchGroup, sizes: list[int]) -> list[str]:
+    """Errors of networks that begin with a norm or with nothing but functions of pixels, on parts of such sizes."""
+    part = torch.randn(2, 3, sizes[group.rank], 24)
+    said = []
+    for network in (
+        nn.BatchNorm2d(3),
+        nn.InstanceNorm2d(3),
+        nn.Sequential(nn.ReLU(), nn.GroupNorm(3, 3)),
+        UNet(),
+    ):
+        try:
+            torch_group.spatial(network, group)(part)
+        except ConfigError as error:
+            said.append(str(error))
+    return said
 
 
 def pools(group: TorchGroup) -> list[float]:

@@ -21,18 +21,32 @@ from halotile.tasks.groups.group import TorchGroup
 ROWS = -2
 
 
-def _row_counts(x: torch.Tensor, group: TorchGroup) -> list[int]:
+def row_counts(x: torch.Tensor, group: TorchGroup) -> list[int]:
     """Numbers of rows of all ranks."""
     own = torch.zeros(group.world_size, dtype=torch.int64, device=x.device)
     own[group.rank] = x.shape[ROWS]
     return [int(n) for n in group.all_reduce(own)]
 
 
+def check_counts(sizes: Sequence[int]) -> None:
+    """Refuse an image of which a rank has no rows.
+
+    Raises
+    ------
+    ConfigError
+        When one has none.
+    """
+    if not all(sizes):
+        raise ConfigError(
+            f"a rank has no rows of an image of {sum(sizes)} rows here ({list(sizes)}). Take fewer ranks, or a larger image."
+        )
+
+
 def _window(
     x: torch.Tensor, group: TorchGroup, kernel: int, stride: int, dilation: int, padding: int
 ) -> torch.Tensor:
     """The rows from which this rank's rows of the result are computed; a row of the result belongs to the rank of its central row."""
-    sizes = _row_counts(x, group)
+    sizes = row_counts(x, group)
     bounds = [*itertools.accumulate(sizes, initial=0)]
     reach = (kernel - 1) * dilation
     rows_out = (bounds[-1] + 2 * padding - reach - 1) // stride + 1
@@ -44,10 +58,8 @@ def _window(
     ]
     before = max(0, *(bounds[r] - needs[r][0] for r in range(len(sizes)) if sizes[r]))
     after = max(0, *(needs[r][1] - bounds[r + 1] for r in range(len(sizes)) if sizes[r]))
-    if not all(sizes) or any(a == b for a, b in itertools.pairwise(firsts)):  # for all ranks alike
-        raise ConfigError(
-            f"a rank has no rows of an image of {bounds[-1]} rows here ({sizes}). Take fewer ranks, or a larger image."
-        )
+    check_counts(sizes)
+    check_counts([b - a for a, b in itertools.pairwise(firsts)])  # for all ranks alike
     wide = halo_exchange(x, group, sizes, ROWS, before, after, "zero")
     start = needs[group.rank][0] - (bounds[group.rank] - before)
     return wide.narrow(ROWS, start, needs[group.rank][1] - needs[group.rank][0])
@@ -101,7 +113,7 @@ def _conv_transpose2d(
             "the network calls conv_transpose2d, and its result has not stride times the rows of its input. Choose padding and output_padding so "
             "that it has, or cut the image among fewer axes."
         )
-    sizes = _row_counts(input, group)
+    sizes = row_counts(input, group)
     halo = -(-max((weight.shape[2] - 1) * spread[0], edge) // step)
     rows, start = input.shape[ROWS], sum(sizes[: group.rank])
     wider = halo_exchange(input, group, sizes, ROWS, halo, halo)
@@ -186,7 +198,7 @@ def _interpolate(
             "the network interpolates to a size, by a fraction, or with align_corners, and its rows are cut among ranks. Write a scale_factor of "
             "whole numbers, with mode nearest, bilinear or bicubic."
         )
-    sizes, halo = _row_counts(input, group), _HALO_OF_MODE[mode]
+    sizes, halo = row_counts(input, group), _HALO_OF_MODE[mode]
     rows, start, factor = input.shape[ROWS], sum(sizes[: group.rank]), int(factors[0])
     wide = halo_exchange(input, group, sizes, ROWS, halo, halo)
     full = F.interpolate(wide, None, scale_factor, mode, align_corners, **options)
@@ -204,10 +216,10 @@ def _pad(
         return F.pad(input, pad, mode, value)
     left, right, top, bottom = pad[:4]
     if mode == "circular":
-        sizes = _row_counts(input, group)
+        sizes = row_counts(input, group)
         input = _wrapped(input, group, sizes, top, bottom)  # noqa: A001 - torch's own name
         return F.pad(input, (left, right, 0, 0), mode)
-    if mode == "reflect" and ((sizes := _row_counts(input, group))[0] <= top or sizes[-1] <= bottom):
+    if mode == "reflect" and ((sizes := row_counts(input, group))[0] <= top or sizes[-1] <= bottom):
         raise ConfigError(
             f"the network reflects {max(top, bottom)} rows at the edge of an image of {sum(sizes)}, and the ranks there have too few ({sizes}). "
             "Take fewer ranks, or a larger image."

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from halotile.errors import ConfigError
-from halotile.tasks.groups.cut_tensors.row_layers import LAYERS
+from halotile.tasks.groups.cut_tensors.row_layers import LAYERS, check_counts, row_counts
 from halotile.tasks.groups.cut_tensors.transfers import even_sizes
 from halotile.tasks.groups.group import TorchGroup
 
@@ -56,15 +56,24 @@ _PROPERTIES = {
 def aligned_sizes(rows: int, ranks: int, stride: int) -> list[int]:
     """Numbers of rows of the ranks, multiples of a network's total stride but for the last one's.
 
+    Raises
+    ------
+    ConfigError
+        When a rank would have no rows.
+
     Examples
     --------
     >>> aligned_sizes(100, 3, 8)
     [40, 32, 28]
     """
-    parts = even_sizes(-(-rows // stride), ranks)
-    sizes = [stride * part for part in parts]
-    last = max(rank for rank in range(ranks) if sizes[rank])
-    sizes[last] -= sum(sizes) - rows
+    parts = -(-rows // stride)
+    if parts < ranks:
+        raise ConfigError(
+            f"a rank has no rows of an image of {rows} rows that is cut at multiples of {stride} among {ranks} ranks. "
+            f"Take {max(1, parts)} at most, or a larger image."
+        )
+    sizes = [stride * part for part in even_sizes(parts, ranks)]
+    sizes[-1] -= sum(sizes) - rows
     return sizes
 
 
@@ -85,7 +94,7 @@ def spatial(module: Callable[..., Any], group: TorchGroup) -> Callable[..., Any]
     Raises
     ------
     ConfigError
-        When the network calls a function that mixes rows in another way.
+        When the network calls a function that mixes rows in another way, or a rank has no rows; the latter on all ranks.
 
     Examples
     --------
@@ -102,6 +111,7 @@ def spatial(module: Callable[..., Any], group: TorchGroup) -> Callable[..., Any]
             raise ConfigError(
                 "the network calls spatial with another group than its own. Write the same for both."
             )
+        _check_parts(group, [*args, *kwargs.values()])
         token = _CUT.set(group)
         try:
             rows = _CutRows(group)
@@ -115,6 +125,13 @@ def spatial(module: Callable[..., Any], group: TorchGroup) -> Callable[..., Any]
             _CUT.reset(token)
 
     return apply
+
+
+def _check_parts(group: TorchGroup, values: Sequence[Any]) -> None:
+    """Refuse, on all ranks alike, an image of which a rank has no rows: layers and norms would fail there in words of torch."""
+    images = (each for each in values if isinstance(each, torch.Tensor) and each.ndim == 4)
+    if (image := next(images, None)) is not None:
+        check_counts(row_counts(image, group))
 
 
 _CUT: ContextVar[TorchGroup | None] = ContextVar("cut", default=None)
