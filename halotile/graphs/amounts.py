@@ -48,10 +48,11 @@ def counted(count: int, word: str) -> str:
 
 
 TRACEBACK = "Traceback (most recent call last):"
+STACK = "Stack (most recent call last):"
 
 
 def first_line(text: str) -> str:
-    """The first line of an error's text, with the next one where the first ends with a colon, or its error where a traceback follows.
+    """The first line of an error's text, with the next one where the first ends with a colon, or its error where a traceback follows, or the last place of a stack.
 
     Examples
     --------
@@ -59,11 +60,15 @@ def first_line(text: str) -> str:
     ('ValueError: out of range', 'RuntimeError: no weights')
     >>> first_line('rank 0 failed: Traceback (most recent call last):\\n  File "a.py"\\n    f()\\nValueError: out of range\\nThen ended: rank 1.')
     'rank 0 failed: ValueError: out of range'
+    >>> first_line('It was here:\\nStack (most recent call last):\\n  File "a.py", line 3, in f\\n    sleep(9)\\nThe others wait.')
+    'It was here: File "a.py", line 3, in f'
     """
     text, _, trace = text.partition(TRACEBACK)
+    text, _, stack = text.partition(STACK)
+    places = [line for line in stack.splitlines() if line.startswith('  File "')]
     _, _, after = trace.rpartition('\n  File "')
     errors = [line for line in after.splitlines()[1:] if line.strip() and not line.startswith(" ")]
-    lines = [line.strip() for line in [*text.splitlines(), *errors[:1]] if line.strip()]
+    lines = [line.strip() for line in [*text.splitlines(), *places[-1:], *errors[:1]] if line.strip()]
     return " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
 
 

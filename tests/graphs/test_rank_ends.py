@@ -14,11 +14,12 @@ import pytest
 
 from halotile import DistributedContext, torch_group
 from halotile.errors import PeerLost, RankFailed, WorkerDied
-from halotile.graphs.runs.passes import torch_ranks
+from halotile.graphs.runs.passes import rank_watch, torch_ranks
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram
 from halotile.tasks.groups import opening, script
 from halotile.tasks.groups.group import TorchGroup, talking
 from halotile.tasks.groups.launchers import Copy
+from tests.graphs import ranks as programs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -51,6 +52,40 @@ def test_a_program_without_any_worker_is_lost_and_no_fault_of_the_number_of_rank
     with pytest.raises(WorkerDied, match=r"no worker came back within 0\.1 s") as caught:
         TorchProgram(lambda _: None, tmp_path).run(client, None, 0, usual=2)
     assert isinstance(caught.value, ConnectionError)  # for which a run starts its cluster anew
+
+
+@pytest.mark.filterwarnings("default")
+def test_ranks_that_are_still_at_work_long_after_others_returned_are_named_again_and_again(
+    four: DistributedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_watch, "LINGER_SECONDS", 1.0)
+    words = (
+        r"rank 1 is still at work, and the other ranks of 3 returned more than \d+ s ago and wait\. "
+        r"The place in the code:\nStack(?s:.)* in late\n +time\.sleep"
+    )
+    with pytest.warns(UserWarning, match=words) as said:
+        assert len(four.run_torch(programs.late, 1, 9.0, ranks=3)) == 3
+    assert len([each for each in said if "still at work" in str(each.message)]) >= 2
+
+
+def test_ranks_that_all_work_are_not_named(
+    four: DistributedContext, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(rank_watch, "LINGER_SECONDS", 0.5)
+    four.run_torch(lambda _: time.sleep(4), ranks=2)
+    assert not [each for each in recwarn if "at work" in str(each.message)]
+
+
+def test_a_killed_worker_is_lost_also_where_the_scheduler_has_not_missed_it(
+    four: DistributedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present = torch_ranks.present_workers(four.client)
+    with monkeypatch.context() as patched:
+        patched.setattr(four.client.cluster.scheduler, "allowed_failures", 0)
+        patched.setattr(torch_ranks, "present_workers", lambda _: present)
+        with pytest.raises(RankFailed, match=r"rank 1 of 3 failed: its worker tls://\S+ died: it was killed"):
+            four.run_torch(programs.fail, "killed", 1, ranks=3)
+    four.client.wait_for_workers(4, timeout=60)
 
 
 def test_a_peer_that_does_not_connect_is_lost() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from base64 import b64decode
@@ -147,6 +148,43 @@ def test_a_killed_worker_and_a_killed_driver_change_no_bit(
     assert weights == expected
     assert curve_of(job) == curve_of(whole)
     assert verify(job.output.path, job=job).sound
+
+
+@pytest.mark.cluster
+def test_a_rank_that_hangs_is_named_before_the_cluster_is_given_up(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int] = []
+    start = local.start
+
+    @contextmanager
+    def noted(order: Order) -> Iterator[RunningCluster]:
+        with start(order) as cluster:
+            cluster.client.wait_for_workers(2)
+            pids.extend(cluster.client.run(os.getpid).values())
+            yield cluster
+
+    def stop_one(progress: Progress) -> None:
+        if progress.done > 20 and pids:
+            os.kill(pids[1], signal.SIGSTOP)
+            pids.clear()
+
+    monkeypatch.setattr(local, "start", noted)
+    usual = Run(workers=2, memory_per_worker="3GiB", stall_seconds=40)
+    job = training(images, tmp_path, steps=300, run=usual)
+    run(make_plan(job), observer=stop_one)
+    assert not pids
+    events = RunDirectory.beside(job.output.path).events_path.read_text().splitlines()
+    said = [
+        text for text in (json.loads(line).get("text", "") for line in events) if "did not answer" in text
+    ]
+    (text,) = said
+    assert re.match(
+        r"rank [01] of 2 did not answer the others in time, and its worker was started anew\.", text
+    )
+    assert "Going on from the last checkpoint.\n" in text
+    assert "raise run.stall_seconds" in text
+    assert curve_of(job)[-1]["iteration"] == 300
 
 
 @pytest.mark.cluster

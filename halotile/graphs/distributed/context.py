@@ -33,7 +33,8 @@ from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.resources.memory import machine_bytes
 from halotile.graphs.rules.arguments import Words, cluster_of
 from halotile.graphs.runs.passes.futures import await_all, results
-from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group
+from halotile.graphs.runs.passes.rank_calls import call_with_group
+from halotile.graphs.runs.passes.torch_ranks import TorchProgram
 from halotile.graphs.tree_sum import groups_of, key_of, plan_sums
 from halotile.registry import find
 from halotile.storage.rim import Array
@@ -322,8 +323,8 @@ class DistributedContext(SingleRank):
         timeout_seconds : float
             Longest time that a rank waits for the others.
         end_seconds : float
-            Longest time that ranks whose function has returned wait for the others to return; left out, as long as these work, for ever where
-            one hangs.
+            Longest time that ranks whose function has returned wait for the others to return; left out, as long as these work. A warning names
+            ranks that are still at work a minute or two after others have returned, and again later.
         retries : int
             Further attempts after a rank has failed; the function begins anew, from a checkpoint of its own if it wrote one.
 

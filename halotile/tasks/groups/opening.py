@@ -126,7 +126,7 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
         # Its wait would keep a GPU busy, and nccl ends a process whose wait is longer than the timeout of its group.
         ending = group if backend == "gloo" else _beside(group)
         yield group
-        ending.barrier(place.end_seconds)  # nobody ends a connection that others still use
+        wait_at_end(ending, place.end_seconds)
     finally:
         try:
             if shared:
@@ -137,6 +137,11 @@ def opened(place: Rendezvous) -> Iterator[TorchGroup]:
         if "://" not in place.meeting:
             with suppress(OSError):
                 Path(place.meeting).unlink()
+
+
+def wait_at_end(group: TorchGroup, seconds: float) -> None:
+    """Wait until all ranks are done: nobody ends a connection that others still use. Who looks at a rank knows the wait by its name."""
+    group.barrier(seconds)
 
 
 def interface_of(host: str) -> str:

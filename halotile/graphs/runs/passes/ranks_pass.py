@@ -14,7 +14,8 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.kinds.base import RankProgram
 from halotile.graphs.runs.passes.one_block import OneBlockPass
-from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group, is_final
+from halotile.graphs.runs.passes.rank_calls import call_with_group
+from halotile.graphs.runs.passes.torch_ranks import TorchProgram, is_final
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.worker_lock import WorkerLock
@@ -23,8 +24,10 @@ from halotile.tasks.block import peak_memory_bytes
 
 ENDED = digest_of([])
 """Digest of the steps: what they give is in the checkpoint, which has one of its own."""
-TIMEOUT_SECONDS = 300.0
-"""Longest wait of a rank for the others, which may read or validate."""
+PATIENCE = 0.5
+"""Longest wait of a rank for the others, which may read or validate, as a share of ``run.stall_seconds``: a rank that hangs is named by those
+that wait for it before the driver, which misses a step alone, gives up the cluster."""
+ADVICE = "Where a rank works that long without the others, raise run.stall_seconds: they wait for half of it."
 
 
 class RanksPass(OneBlockPass[RankProgram]):
@@ -89,7 +92,8 @@ class RanksPass(OneBlockPass[RankProgram]):
                 failures = 1 if self.done > before else failures + 1
                 if is_final(error) or failures > self.context.plan.run.retries:
                     raise (error.__cause__ or error) from None  # an error with words needs no traceback
-                self.status.report(f"{first_line(str(error))} Going on from the last checkpoint.")
+                said = first_line(str(error)).rstrip(".")
+                self.status.report(f"{said}. Going on from the last checkpoint.\n{error}")
 
     def _attempt(self, cluster: RunningCluster) -> None:
         directory, run = self.context.directory, self.context.plan.run
@@ -97,7 +101,12 @@ class RanksPass(OneBlockPass[RankProgram]):
         given = self.wanted.program, directory, directory.driver()
         call = partial(call_with_group, _peak_of, given)
         program = TorchProgram(
-            call, self.wanted.records.folder, device_mode=mode, timeout_seconds=TIMEOUT_SECONDS
+            call,
+            self.wanted.records.folder,
+            device_mode=mode,
+            timeout_seconds=PATIENCE * run.stall_seconds,
+            advice=ADVICE,
+            report=self.status.report,
         )
         count = min(cluster.workers, run.count)
         if (present := len(present_workers(cluster.client))) < count:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
-import threading
 import time
 import traceback
 import warnings
@@ -14,22 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, Future
+from distributed import Client, Future, KilledWorker
 
 from halotile.errors import (
     ConfigError,
     DamagedData,
     HalotileError,
     InputUnreadable,
-    PeerLost,
     RankFailed,
     WorkerDied,
 )
 from halotile.graphs.clusters.connection.addresses import host_of
 from halotile.graphs.clusters.connection.present import present_workers
-from halotile.tasks.devices.memory_limits import release_memory
-from halotile.tasks.groups.opening import END_SECONDS, Rendezvous, opened
-from halotile.tasks.groups.script import print_place
+from halotile.graphs.runs.passes.rank_calls import RankEnd, run_rank
+from halotile.graphs.runs.passes.rank_watch import RankWatch, warn, where
+from halotile.tasks.groups.opening import END_SECONDS, Rendezvous
 
 GRACE_SECONDS = 3.0
 """Time that ranks have to end by themselves once one has failed; connections to it break at once."""
@@ -39,27 +36,6 @@ QUICK_SECONDS = 5.0
 RETURN_SECONDS = 60.0
 """Time in which workers come back before another attempt."""
 RESTART_SECONDS = 30.0
-LOOK_SECONDS = 2.0
-"""Time in which a worker tells where its rank hangs; one that was stopped does not."""
-
-
-@dataclass(frozen=True)
-class RankEnd:
-    """End of one rank: its result, or its failure."""
-
-    rank: int
-    result: Any = None
-    trace: str = ""
-    """Traceback of its failure; empty where it succeeded."""
-    by_others: bool = False
-    """True where it failed because another rank did."""
-    cause: HalotileError | None = None
-    """Its failure, where halotile has words for it."""
-
-    @classmethod
-    def lost(cls, rank: int, worker: str) -> RankEnd:
-        """The end of a rank whose worker is gone."""
-        return cls(rank, trace=f"its worker {worker} died: it was killed, or ran out of memory.")
 
 
 @dataclass(frozen=True)
@@ -74,6 +50,10 @@ class TorchProgram:
         A private folder that all workers see, in which the ranks meet.
     backend, device_mode, timeout_seconds, end_seconds
         As for :class:`~halotile.tasks.groups.opening.Rendezvous`.
+    advice : str
+        Last words of the error where a rank does not answer.
+    report : callable
+        Called with words about ranks that are still at work long after others have returned.
     """
 
     call: Callable[[Rendezvous], Any]
@@ -82,6 +62,8 @@ class TorchProgram:
     device_mode: str | None = None
     timeout_seconds: float = 60.0
     end_seconds: float = END_SECONDS
+    advice: str = ""
+    report: Callable[[str], None] = warn
 
     def run(
         self,
@@ -156,7 +138,7 @@ class TorchProgram:
         hanging = ""
         try:
             self._await(client, futures, workers, ends, between)
-            hanging = _where(client, [worker for rank, worker in enumerate(workers) if rank not in ends])
+            hanging = where(client, [worker for rank, worker in enumerate(workers) if rank not in ends])
         finally:
             hung = [worker for rank, worker in enumerate(workers) if rank not in ends]
             client.cancel(futures, force=True)
@@ -166,7 +148,9 @@ class TorchProgram:
         if failed or hung:
             causes = (end.cause for end in failed if end.cause)
             left = [rank for rank in range(len(workers)) if rank not in ends]
-            raise _failure(failed, left, len(workers), is_restarted, hanging) from next(causes, None)
+            raise _failure(failed, left, len(workers), is_restarted, hanging, self.advice) from next(
+                causes, None
+            )
         return [ends[rank].result for rank in range(len(workers))]
 
     def _await(
@@ -179,6 +163,7 @@ class TorchProgram:
     ) -> None:
         """Wait until all ranks have ended, or some seconds after the first failure."""
         began, failed_at = time.monotonic(), None
+        watch = RankWatch(client, workers, self.report)
         while len(ends) < len(futures) and (
             failed_at is None or time.monotonic() < failed_at + GRACE_SECONDS
         ):
@@ -192,11 +177,13 @@ class TorchProgram:
                 if rank in ends:
                     continue
                 if future.done():
-                    ends[rank] = _end_of(future, rank)
+                    ends[rank] = _end_of(future, rank, worker)
                 elif worker not in present:
                     ends[rank] = RankEnd.lost(rank, worker)
             if failed_at is None and any(end.trace for end in ends.values()):
                 failed_at = time.monotonic()
+            if failed_at is None:
+                watch.look(ends)
 
 
 def is_final(error: RankFailed) -> bool:
@@ -206,76 +193,23 @@ def is_final(error: RankFailed) -> bool:
     )
 
 
-def call_with_group(function: Callable[..., Any], args: tuple[Any, ...], place: Rendezvous) -> Any:
-    """Call a function with the group of a rank."""
-    with opened(place) as group:
-        return function(group, *args)
-
-
-def run_rank(call: Callable[[Rendezvous], Any], place: Rendezvous) -> RankEnd:
-    """Run one rank of a program on this worker; its failure is a value, so that the driver sees those of all ranks."""
-    try:
-        return RankEnd(place.rank, call(place))
-    except RankFailed as error:
-        return RankEnd(place.rank, trace=str(error), by_others=_is_by_others(error))
-    except (Exception, SystemExit) as error:  # the latter would end the worker
-        own = error.__traceback__ and error.__traceback__.tb_next  # without this function
-        trace = "".join(traceback.format_exception(error.with_traceback(own)))
-        by_others = _is_by_others(error)
-        cause = error.with_traceback(None) if isinstance(error, HalotileError) and not by_others else None
-        del own  # with the rank's tensors
-        return RankEnd(place.rank, trace=trace, by_others=by_others, cause=cause)
-    finally:
-        release_memory()
-
-
-def _is_by_others(error: BaseException | None) -> bool:
-    """Return True where an error, or one of its causes, is the end of another rank."""
-    from halotile.tasks.groups.gloo import is_lost_peer
-
-    return error is not None and (
-        isinstance(error, PeerLost) or is_lost_peer(error) or _is_by_others(error.__cause__)
-    )
-
-
-def _end_of(future: Future, rank: int) -> RankEnd:
+def _end_of(future: Future, rank: int, worker: str) -> RankEnd:
     try:
         end: RankEnd = future.result()
+    except KilledWorker:  # the scheduler may say so before the worker is missed
+        return RankEnd.lost(rank, worker)
     except Exception as error:
         return RankEnd(rank, trace="".join(traceback.format_exception_only(error)))
     return end
 
 
-def _where(client: Client, workers: Sequence[str]) -> str:
-    """Tracebacks of the ranks that hang on some workers; empty if one of these does not answer."""
-    stacks: dict[str, str] = {}
-
-    def ask() -> None:
-        with suppress(Exception):  # a worker may end just now
-            stacks.update(client.run(_stack_of_rank, workers=list(workers)))
-
-    if workers:
-        thread = threading.Thread(target=ask, daemon=True)  # one that does not answer is not waited for
-        thread.start()
-        thread.join(LOOK_SECONDS)
-    return "".join(stacks.get(worker) or "" for worker in workers)
-
-
-def _stack_of_rank() -> str:
-    """The traceback of the rank that is at work in this process; empty if there is none. A script prints it itself."""
-    if said := print_place():
-        return said
-    for top in sys._current_frames().values():
-        frames = [*traceback.walk_stack(top)]
-        own = [place for place, (frame, _) in enumerate(frames) if frame.f_code is run_rank.__code__]
-        if own:
-            lines = traceback.StackSummary.extract(reversed(frames[: own[0]])).format()
-            return "".join(["Stack (most recent call last):\n", *lines])
-    return ""
-
-
 def _failure(
-    failed: Sequence[RankEnd], hung: Sequence[int], count: int, is_restarted: bool, hanging: str = ""
+    failed: Sequence[RankEnd],
+    hung: Sequence[int],
+    count: int,
+    is_restarted: bool,
+    hanging: str = "",
+    advice: str = "",
 ) -> RankFailed:
     """The error of a program: first that of the rank that failed by itself, or waited in vain, then the others in a line."""
     causes = sorted(
@@ -284,11 +218,11 @@ def _failure(
     first = causes[0]
     if first.by_others and hung:
         listed = ", ".join(map(str, hung))
-        where = f" It was here:\n{hanging.rstrip()}\n" if hanging else ""
+        place = f" It was here:\n{hanging.rstrip()}\n" if hanging else ""
         then = "was started anew" if is_restarted else "could not be started anew: it may still be at work"
         return RankFailed(
-            f"rank {listed} of {count} did not answer the others in time, and its worker {then}.{where} The first that waited for it:\n"
-            f"{first.trace}",
+            f"rank {listed} of {count} did not answer the others in time, and its worker {then}.{place} The first that waited for it:\n"
+            f"{first.trace.rstrip()}\n{advice}",
             hung[0],
         )
     way = "ended by force" if is_restarted else "may still be at work"

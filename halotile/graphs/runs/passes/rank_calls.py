@@ -1,0 +1,88 @@
+"""One rank of a torch program on its worker: its call, its end as a value, and the place in the code where it is."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from halotile.errors import HalotileError, PeerLost, RankFailed
+from halotile.tasks.devices.memory_limits import release_memory
+from halotile.tasks.groups.opening import Rendezvous, opened, wait_at_end
+from halotile.tasks.groups.script import print_place
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """End of one rank: its result, or its failure."""
+
+    rank: int
+    result: Any = None
+    trace: str = ""
+    """Traceback of its failure; empty where it succeeded."""
+    by_others: bool = False
+    """True where it failed because another rank did."""
+    cause: HalotileError | None = None
+    """Its failure, where halotile has words for it."""
+
+    @classmethod
+    def lost(cls, rank: int, worker: str) -> RankEnd:
+        """The end of a rank whose worker is gone."""
+        return cls(rank, trace=f"its worker {worker} died: it was killed, or ran out of memory.")
+
+
+def call_with_group(function: Callable[..., Any], args: tuple[Any, ...], place: Rendezvous) -> Any:
+    """Call a function with the group of a rank."""
+    with opened(place) as group:
+        return function(group, *args)
+
+
+def run_rank(call: Callable[[Rendezvous], Any], place: Rendezvous) -> RankEnd:
+    """Run one rank of a program on this worker; its failure is a value, so that the driver sees those of all ranks."""
+    try:
+        return RankEnd(place.rank, call(place))
+    except RankFailed as error:
+        return RankEnd(place.rank, trace=str(error), by_others=_is_by_others(error))
+    except (Exception, SystemExit) as error:  # the latter would end the worker
+        own = error.__traceback__ and error.__traceback__.tb_next  # without this function
+        trace = "".join(traceback.format_exception(error.with_traceback(own)))
+        by_others = _is_by_others(error)
+        cause = error.with_traceback(None) if isinstance(error, HalotileError) and not by_others else None
+        del own  # with the rank's tensors
+        return RankEnd(place.rank, trace=trace, by_others=by_others, cause=cause)
+    finally:
+        release_memory()
+
+
+def _is_by_others(error: BaseException | None) -> bool:
+    """Return True where an error, or one of its causes, is the end of another rank."""
+    from halotile.tasks.groups.gloo import is_lost_peer
+
+    return error is not None and (
+        isinstance(error, PeerLost) or is_lost_peer(error) or _is_by_others(error.__cause__)
+    )
+
+
+def stack_of_rank() -> str:
+    """The traceback of the rank that is at work in this process; empty if there is none. A script prints it itself."""
+    if said := print_place():
+        return said
+    for top in sys._current_frames().values():
+        frames = [*traceback.walk_stack(top)]
+        own = [place for place, (frame, _) in enumerate(frames) if frame.f_code is run_rank.__code__]
+        if own:
+            lines = traceback.StackSummary.extract(reversed(frames[: own[0]])).format()
+            return "".join(["Stack (most recent call last):\n", *lines])
+    return ""
+
+
+def has_returned() -> bool:
+    """Return True where the function of the rank in this process has returned, and the rank waits for the others to return."""
+    code = wait_at_end.__code__
+    return any(
+        frame.f_code is code
+        for top in sys._current_frames().values()
+        for frame, _ in traceback.walk_stack(top)
+    )
