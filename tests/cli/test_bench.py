@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 from halotile import ptychography
 from halotile.cli.config.loading import load_job
 from halotile.cli.main import app
+from halotile.cli.screens.scaling_page import write_page
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.simulate.job import Simulation
@@ -182,6 +184,24 @@ def test_training_is_measured_by_its_steps(folder: Path, length: str) -> None:
     # In each of 3 steps, half of two slots and half of the sum, on both ranks.
     assert float(two[8].removesuffix(" KiB")) * 2**10 == pytest.approx(3 * 3 * gradients, rel=0.02)
     assert contents(folder) == before
+
+
+@pytest.mark.cluster
+def test_what_is_not_counted_is_null_in_json(folder: Path) -> None:
+    (folder / "train.yaml").write_text(TRAINING)
+    result = invoke("train.yaml", "--workers", "1", "--trials", "1", "--steps", "3", "--json")
+    (row,) = json.loads(result.stdout)["workers"]
+    assert (row["read_bytes"], row["written_bytes"], row["exchanged_bytes"]) == (None, None, 0)
+
+
+def test_labels_of_an_axis_do_not_lie_on_one_another_and_a_wide_table_scrolls(tmp_path: Path) -> None:
+    runs = [TimedRun(n, 1.0, (0.2 / n, 0.0963), (), 0, 0, 0, 0, 0) for n in (1, 2)]
+    write_page(tmp_path / "p.html", "job.yaml", Scaling("denoise", "block", 8, 9, 2, runs))
+    page = (tmp_path / "p.html").read_text()
+    places = [float(place) for place in re.findall(r'y="([\d.]+)" text-anchor="end"', page)]
+    assert len(places) > 1
+    assert min(abs(a - b) for a, b in itertools.combinations(places, 2)) >= 14
+    assert '<div class="wide"><table>' in page
 
 
 @pytest.mark.cluster

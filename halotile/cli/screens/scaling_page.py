@@ -18,14 +18,19 @@ if TYPE_CHECKING:
     from halotile.graphs.scaling.scaling import Scaling
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 600, 360, 70, 40, 130, 50
+LEAST_GAP = 14
+"""Pixels between labels of an axis."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 FAINT = "#888"
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 15px sans-serif; margin: 2em }}
-td, th {{ padding: .3em .8em; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }}
+.wide {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-size: 14px }}
+td, th {{ padding: .3em .6em; text-align: right; vertical-align: bottom; border-bottom: 1px solid #ddd }}
+td {{ white-space: nowrap }}
 svg {{ margin: 1.5em 2em 0 0 }}
-</style></head><body><h1>{title}</h1><p>{about}</p><table>{table}</table>{remarks}{charts}</body></html>
+</style></head><body><h1>{title}</h1><p>{about}</p><div class="wide"><table>{table}</table></div>{remarks}<div class="wide">{charts}</div></body></html>
 """
 
 
@@ -93,7 +98,7 @@ def _chart(
     parts = [_text(middle, 20, title, "middle", 16), _text(middle, HEIGHT - 10, label, "middle")]
     some = ticks[:: -(-len(ticks) // 12)]
     parts += [_text(x_of(n), HEIGHT - BOTTOM + 18, str(n), "middle") for n in some]
-    for value in _ticks(min(values), max(values), log=log_y):
+    for value in _apart(_ticks(min(values), max(values), log=log_y), y_of):
         y = y_of(value)
         parts += [
             _path([(LEFT, y), (WIDTH - RIGHT, y)], "#ddd", 1),
@@ -136,6 +141,21 @@ def _ticks(low: float, high: float, *, log: bool) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
     inside = [n * 10.0**decade for decade in decades for n in (1, 2, 5) if low <= n * 10.0**decade <= high]
     return inside if len(inside) > 2 else sorted({low, high, *inside})
+
+
+def _apart(ticks: Sequence[float], place: Callable[[float], float]) -> list[float]:
+    """Leave out values whose labels would lie on those of others; the first and the last stay.
+
+    Examples
+    --------
+    >>> _apart([0.0963, 0.1, 0.2, 0.3], lambda value: 1000 * value), _apart([2.0], float)
+    ([0.0963, 0.2, 0.3], [2.0])
+    """
+    kept = list(dict.fromkeys([ticks[0], ticks[-1]]))
+    for value in ticks[1:-1]:
+        if all(abs(place(value) - place(other)) >= LEAST_GAP for other in kept):
+            kept.append(value)
+    return sorted(kept)
 
 
 def _path(points: Sequence[tuple[float, float]], color: str, width: float, dash: str = "") -> str:

@@ -38,7 +38,7 @@ def table_cells(scaling: Scaling) -> list[list[str]]:
     cells = [[*head, "written", "exchanged", "peak memory", *(["on GPU"] if on_gpu else [])]]
     for row in scaling.rows:
         run, (seconds, *ends) = row.run, map(precise_seconds_text, row.seconds)
-        on_disk = [run.read_bytes, run.written_bytes]
+        counts = [run.read_bytes, run.written_bytes, run.exchanged_bytes]
         peaks = [run.peak_memory_bytes, *([run.device_peak_bytes] if on_gpu else [])]
         texts = [
             str(run.workers),
@@ -48,11 +48,8 @@ def table_cells(scaling: Scaling) -> list[list[str]]:
             f"{row.speed_up:.3g}",
             f"{100 * row.efficiency:.0f} %",
         ]
-        # Without blocks nothing is counted on the disk, and of programs of ranks what trainings and ptychography exchange.
-        moved = [bytes_text(n) if any(on_disk) else "-" for n in on_disk]
-        is_known = any(on_disk) or run.exchanged_bytes or run.workers == 1
-        exchanged = bytes_text(run.exchanged_bytes) if is_known else "-"
-        cells.append([*texts, *moved, exchanged, *map(bytes_text, peaks)])
+        moved = ["-" if n is None else bytes_text(n) for n in counts]
+        cells.append([*texts, *moved, *map(bytes_text, peaks)])
     return cells
 
 

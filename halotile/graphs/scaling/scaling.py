@@ -23,10 +23,10 @@ class TimedRun:
         Seconds for a unit, block or step, after that.
     losses : tuple of (int, float)
         Number and loss of each step, the first one included.
-    read_bytes, written_bytes : int
-        Bytes that blocks read and wrote, in the whole trial; 0 where there are no blocks, and nothing is counted.
-    exchanged_bytes : int
-        Bytes that workers received from one another: of results, and in the steps of a training.
+    read_bytes, written_bytes : int, optional
+        Bytes that blocks read and wrote, in the whole trial; None where there are no blocks, and nothing is counted.
+    exchanged_bytes : int, optional
+        Bytes that workers received from one another: of results, and in the steps of trainings and ptychography; None where they are not counted.
     peak_memory_bytes, device_peak_bytes : int
         Peak of one worker, in its memory and on its GPU.
     """
@@ -35,9 +35,9 @@ class TimedRun:
     start_seconds: float
     seconds: tuple[float, ...]
     losses: tuple[tuple[int, float], ...]
-    read_bytes: int
-    written_bytes: int
-    exchanged_bytes: int
+    read_bytes: int | None
+    written_bytes: int | None
+    exchanged_bytes: int | None
     peak_memory_bytes: int
     device_peak_bytes: int
 
@@ -140,5 +140,10 @@ def _joined(runs: Sequence[TimedRun]) -> TimedRun:
         runs[0],
         start_seconds=median(run.start_seconds for run in runs),
         seconds=tuple(seconds for run in runs for seconds in run.seconds),
-        **{name: max(getattr(run, name) for run in runs) for name in largest},
+        **{name: _largest([getattr(run, name) for run in runs]) for name in largest},
     )
+
+
+def _largest(counts: Sequence[int | None]) -> int | None:
+    """The largest of those that are counted."""
+    return max((count for count in counts if count is not None), default=None)

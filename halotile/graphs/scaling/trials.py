@@ -259,14 +259,16 @@ def _run(plan: Plan, portion: Portion, signals: Signals) -> TimedRun:
             "left to measure. Write a job with more."
         )
     last = progress[-1]
+    # Without blocks nothing is counted on the disk, and of programs of ranks what trainings and ptychography exchange.
+    has_blocks, exchanged = bool(last.read_bytes or last.written_bytes), sum(received.values())
     return TimedRun(
         workers=plan.run.count,
         start_seconds=work.start_seconds,
         seconds=work.seconds,
         losses=work.losses,
-        read_bytes=last.read_bytes,
-        written_bytes=last.written_bytes,
-        exchanged_bytes=sum(received.values()),
+        read_bytes=last.read_bytes if has_blocks else None,
+        written_bytes=last.written_bytes if has_blocks else None,
+        exchanged_bytes=exchanged if has_blocks or exchanged or plan.run.count == 1 else None,
         peak_memory_bytes=max([last.peak_memory_bytes, *peaks.values()]),
         device_peak_bytes=last.device_peak_bytes,
     )
