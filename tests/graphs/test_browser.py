@@ -137,6 +137,7 @@ def test_the_map_fills_while_a_job_runs(
         scene.set_pace(0)
         follows(browser, lambda: text(browser, "word") == "the run is over")
         assert text(browser, "done") == "63"
+        assert browser.execute_script("return document.getElementById('stages-card').hidden") is False
         assert painted(browser, "todo") == 0
     finally:
         scene.set_pace(0)
@@ -177,6 +178,8 @@ def test_a_training_is_shown_with_its_examples_then_and_later(
         browser.get(address)
         follows(browser, lambda: text(browser, "word") == "the run is over")
         assert (text(browser, "counted"), text(browser, "done")) == ("Steps done", "12")
+        assert text(browser, "pass") == "finished"
+        assert browser.execute_script("return document.getElementById('stages-card').hidden") is True
         buttons = browser.find_elements("css selector", "#choices button")
         assert [button.text for button in buttons] == ["loss", "loss on held-out patches", "learning rate"]
         for button in buttons:

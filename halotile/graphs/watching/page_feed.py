@@ -176,6 +176,7 @@ def facts(plan: Plan) -> dict[str, Any]:
         "shape": list(plan.grid.shape),
         "block": list(plan.grid.block),
         "counted": plan.counted,
+        "uncounted": [each.phase for each in plan.work.passes if not each.times],
         "drawing": plan.kind.steps.drawing if plan.kind.steps else "",
         "workers": plan.run.workers,
         "planned_memory_bytes": plan.summary().get("peak_memory_per_worker_bytes"),
