@@ -135,12 +135,13 @@ class Scaling:
 
 
 def _joined(runs: Sequence[TimedRun]) -> TimedRun:
-    largest = [name for name in TimedRun.__dataclass_fields__ if name.endswith("_bytes")]
+    names = [name for name in TimedRun.__dataclass_fields__ if name.endswith("_bytes")]
+    figures: dict[str, Any] = {name: _largest([getattr(run, name) for run in runs]) for name in names}
     return replace(
         runs[0],
         start_seconds=median(run.start_seconds for run in runs),
         seconds=tuple(seconds for run in runs for seconds in run.seconds),
-        **{name: _largest([getattr(run, name) for run in runs]) for name in largest},
+        **figures,
     )
 
 
