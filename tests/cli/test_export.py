@@ -14,9 +14,12 @@ from typer.testing import CliRunner
 import halotile
 from halotile.cli.config.loading import load_job
 from halotile.cli.main import app
+from halotile.cli.screens.scan_sheet import draw_result
 from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.outputs.claim import claim
+from halotile.storage.scans.export import ScanResult
+from halotile.storage.scans.lengths import AT_BEST, AT_WORST, MEASURED
 
 RUNNER = CliRunner()
 PIXELS = np.random.default_rng(0).integers(0, 4000, (2, 3, 600, 90), "u2")
@@ -98,3 +101,32 @@ def test_an_unfinished_output_is_refused(folder: Path) -> None:
     result = invoke("out.zarr", "out.tif")
     assert (result.exit_code, "left to do" in result.stderr) == (4, True)
     assert not (folder / "out.tif").exists()
+
+
+@pytest.mark.parametrize("bound", [MEASURED, AT_WORST, AT_BEST])
+def test_no_text_of_a_drawn_result_is_cut_off(
+    bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Figure = pytest.importorskip("matplotlib.figure").Figure
+    outside: list[str] = []
+    save = Figure.savefig
+
+    def look(figure: Any, *args: Any, **options: Any) -> None:
+        save(figure, *args, **options)
+        for axes in figure.axes:
+            box = axes.xaxis.label.get_window_extent()
+            if axes.axison and (box.x0 < 0 or box.x1 > figure.bbox.x1 or box.y0 < 0):
+                outside.append(axes.get_xlabel())
+
+    rings = {
+        "ring_frequency": np.arange(9) * 3e5,
+        "ring_correlation": np.ones(9),
+        "ring_threshold": np.ones(9),
+    }
+    rings |= {"resolution": np.float64(1.8214e-7), "resolution_bound": np.float64(bound)}
+    places, whole = np.arange(8.0).reshape(4, 2) * 1e-7, (slice(None), slice(None))
+    pixels = np.exp(1j * np.arange(64.0).reshape(8, 8))
+    result = ScanResult(pixels, pixels[None], (1e-8, 1e-8), np.ones(3), places, places, whole, rings)
+    monkeypatch.setattr(Figure, "savefig", look)
+    draw_result(tmp_path / "sheet.png", result)
+    assert outside == []

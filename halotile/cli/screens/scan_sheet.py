@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ Panels = Mapping[str, Callable[..., None]]
 MODES = 4
 """Modes of the probe, at most, that are drawn."""
 MICRON = 1e-6
+MOST_LETTERS = 56
+"""Letters of a line below a panel."""
 
 
 def draw_result(path: Path, result: ScanResult) -> None:
@@ -164,5 +167,6 @@ def _rings(axes: Any, result: ScanResult) -> None:
         axes.axvline(0.5 * MICRON / result.rings["resolution"], color="C1", linewidth=1, label="resolution")
     axes.set_ylim(min(-0.1, 1.1 * result.rings["ring_correlation"].min()), 1.05)
     resolution = shown_resolution(result.rings["resolution"], result.rings.get("resolution_bound", 0))
-    axes.set_xlabel(f"periods per µm; resolution {resolution}")
+    # What a bound means has no room in the line of the unit, and as "worse than" not in one of its own.
+    axes.set_xlabel(f"periods per µm\n{fill(f'resolution {resolution}', MOST_LETTERS)}")
     axes.legend()
