@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from halotile import DistributedContext, torch_group
 from halotile.errors import PeerLost, RankFailed, WorkerDied
 from halotile.graphs.runs.passes import rank_watch, torch_ranks
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram
+from halotile.graphs.scripts.torch_script import run_rank_of_script
 from halotile.tasks.groups import opening, script
 from halotile.tasks.groups.group import TorchGroup, talking
 from halotile.tasks.groups.launchers import Copy
@@ -60,12 +62,28 @@ def test_ranks_that_are_still_at_work_long_after_others_returned_are_named_again
 ) -> None:
     monkeypatch.setattr(rank_watch, "LINGER_SECONDS", 1.0)
     words = (
-        r"rank 1 is still at work, and the other ranks of 3 returned more than \d+ s ago and wait\. "
+        r"rank 1 is still at work, and the other ranks of 3 returned more than \d+ s ago\. "
         r"The place in the code:\nStack(?s:.)* in late\n +time\.sleep"
     )
     with pytest.warns(UserWarning, match=words) as said:
         assert len(four.run_torch(programs.late, 1, 9.0, ranks=3)) == 3
     assert len([each for each in said if "still at work" in str(each.message)]) >= 2
+
+
+def test_a_script_that_others_left_behind_is_named_and_gets_no_signal(
+    four: DistributedContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rank_watch, "LINGER_SECONDS", 1.0)
+    path, said = tmp_path / "lingers.py", list[str]()
+    # A signal without a handler ends a process: so does one that comes while the script begins or ends.
+    path.write_text(
+        "import faulthandler, os, signal, time\nfaulthandler.unregister(signal.SIGUSR2)\n"
+        "time.sleep(7 if os.environ['RANK'] == '1' else 0)\n"
+    )
+    call = partial(run_rank_of_script, str(path), ())
+    TorchProgram(call, four.folder, report=said.append).run(four.client, 2, 0)
+    assert said
+    assert all(text.startswith("rank 1 is still at work, and the other ranks of 2 returned") for text in said)
 
 
 def test_ranks_that_all_work_are_not_named(

@@ -98,6 +98,11 @@ def print_place() -> str:
     return "see the lines that it printed last\n" if _running else ""
 
 
+def runs_script() -> bool:
+    """Return True while this process runs a script."""
+    return bool(_running)
+
+
 def _end_text(code: int) -> str:
     """Return how a process ended that has this exit code.
 

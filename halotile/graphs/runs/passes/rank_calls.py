@@ -11,7 +11,7 @@ from typing import Any
 from halotile.errors import HalotileError, PeerLost, RankFailed
 from halotile.tasks.devices.memory_limits import release_memory
 from halotile.tasks.groups.opening import Rendezvous, opened, wait_at_end
-from halotile.tasks.groups.script import print_place
+from halotile.tasks.groups.script import print_place, runs_script
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,17 @@ def _is_by_others(error: BaseException | None) -> bool:
 
 
 def stack_of_rank() -> str:
-    """The traceback of the rank that is at work in this process; empty if there is none. A script prints it itself."""
-    if said := print_place():
-        return said
+    """The traceback of a rank in this process that is about to be ended; empty if there is none. A script prints it itself."""
+    return print_place() or place_of_rank()
+
+
+def place_of_rank() -> str:
+    """The traceback of the rank that is at work in this process; empty if there is none.
+
+    Empty for a script too: it prints its place at a signal, which would end a script that is just about to end by itself.
+    """
+    if runs_script():
+        return ""
     for top in sys._current_frames().values():
         frames = [*traceback.walk_stack(top)]
         own = [place for place, (frame, _) in enumerate(frames) if frame.f_code is run_rank.__code__]

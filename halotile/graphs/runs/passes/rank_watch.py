@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from distributed import Client
 
-from halotile.graphs.runs.passes.rank_calls import has_returned, stack_of_rank
+from halotile.graphs.runs.passes.rank_calls import has_returned, place_of_rank, stack_of_rank
 
 LOOK_SECONDS = 2.0
 """Time in which a worker answers about its rank; one that was stopped does not."""
@@ -68,17 +68,20 @@ class RankWatch:
     def _text(self, at_work: Sequence[str], seconds: float) -> str:
         ranks = [str(self.workers.index(worker)) for worker in at_work]
         are = f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {', '.join(ranks)} are"
-        place = where(self.client, at_work)
-        here = f" The place in the code:\n{place}" if place else " No worker of these says where it is."
+        place = _joined(answers(self.client, place_of_rank, at_work), at_work)
+        here = f" The place in the code:\n{place}" if place else ""
         return (
-            f"{are} still at work, and the other ranks of {len(self.workers)} returned more than {seconds:.0f} s ago and wait."
+            f"{are} still at work, and the other ranks of {len(self.workers)} returned more than {seconds:.0f} s ago."
             f"{here}"
         )
 
 
 def where(client: Client, workers: Sequence[str]) -> str:
-    """Tracebacks of the ranks on some workers, as far as these answer."""
-    stacks = answers(client, stack_of_rank, workers)
+    """Tracebacks of the ranks on some workers, as far as these answer; the ranks are about to be ended."""
+    return _joined(answers(client, stack_of_rank, workers), workers)
+
+
+def _joined(stacks: Mapping[str, str], workers: Sequence[str]) -> str:
     return "".join(stacks.get(worker) or "" for worker in workers)
 
 
