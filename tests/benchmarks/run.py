@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks.bars import program
-from tests.benchmarks.rows import FIGURES, GROUPS, LONG_GROUPS, RATIOS, Ratio
+from tests.benchmarks.bars import Ratio, program
+from tests.benchmarks.rows import FIGURES, GROUPS, LONG_GROUPS, RATIOS
 from tests.benchmarks.turns import machine, take_turns, versions
 
 LONGER = 1.03

@@ -118,7 +118,7 @@ def test_no_text_of_a_drawn_result_is_cut_off(
             if axes.axison and (box.x0 < 0 or box.x1 > figure.bbox.x1 or box.y0 < 0):
                 outside.append(axes.get_xlabel())
 
-    rings = {
+    rings: dict[str, Any] = {
         "ring_frequency": np.arange(9) * 3e5,
         "ring_correlation": np.ones(9),
         "ring_threshold": np.ones(9),

@@ -109,7 +109,8 @@ def test_a_loop_sees_each_epoch_and_positions_move_late(folder: Path) -> None:
     scan = halotile.ptychography.open(folder / "scan.zarr")
     start = scan.positions
     with halotile.ptychography.Adam(scan) as adam:
-        for options, held in (({}, 2), ({}, 0), ({"hold_positions": 3}, 3)):
+        calls: list[tuple[dict[str, Any], int]] = [({}, 2), ({}, 0), ({"hold_positions": 3}, 3)]
+        for options, held in calls:
             moved, objects = [], [scan.object]
             for _ in adam.optimize(4, **options):
                 moved.append(not np.array_equal(scan.positions, start))

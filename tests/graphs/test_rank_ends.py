@@ -15,6 +15,7 @@ import pytest
 
 from halotile import DistributedContext, torch_group
 from halotile.errors import PeerLost, RankFailed, WorkerDied
+from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.runs.passes import rank_watch, torch_ranks
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram
 from halotile.graphs.scripts.torch_script import run_rank_of_script
@@ -97,7 +98,7 @@ def test_ranks_that_all_work_are_not_named(
 def test_a_killed_worker_is_lost_also_where_the_scheduler_has_not_missed_it(
     four: DistributedContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    present = torch_ranks.present_workers(four.client)
+    present = present_workers(four.client)
     with monkeypatch.context() as patched:
         patched.setattr(four.client.cluster.scheduler, "allowed_failures", 0)
         patched.setattr(torch_ranks, "present_workers", lambda _: present)

@@ -101,7 +101,7 @@ def photons(count: float) -> NDArray[Any]:
     """An image as a camera with an offset counts so many photons at its brightest."""
     y, x = np.mgrid[:256, :256]
     counts = np.random.default_rng(1).poisson(count * (0.4 + 0.3 * np.sin(y / 30) * np.cos(x / 40)))
-    return (50 * counts + 100).astype(np.uint16)
+    return np.asarray(50 * counts + 100, np.uint16)
 
 
 @pytest.mark.parametrize(
