@@ -65,7 +65,8 @@ def ours_petra_loss(folder: Path, edge: int) -> Result:
     scan = petra(folder)
     with halotile.ptychography.Adam(scan, workers=2) as adam:
         for stage in RECIPE:
-            for loss in adam.optimize(int(stage["epochs"]), lr=stage["lr"], batch_size=int(stage["batch"])):
+            epochs, rate, batch = int(stage["epochs"]), stage["lr"], int(stage["batch"])
+            for loss in adam.optimize(epochs, lr=rate, batch_size=batch, hold_positions=0):
                 last = loss
     return {"loss": last}
 
