@@ -126,6 +126,18 @@ def test_words_are_those_of_the_command(tmp_path: Path) -> None:
         assert said in " ".join(done.output.split()).replace("- ", "-")
 
 
+def test_a_scan_without_patterns_and_a_result_that_is_not_there_yet_are_refused(tmp_path: Path) -> None:
+    said = convert(tmp_path, PATTERNS[:0], code=4)[1]
+    assert "has no patterns" in said
+    path = tmp_path / "result.cxi"
+    path.touch()
+    (tmp_path / "result.cxi.run").mkdir()
+    for words in (["info", str(path)], ["export", str(path), str(tmp_path / "sheet.png")]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 4
+        assert f"recon-cli resume {path}.run" in "".join(done.output.split("\n"))
+
+
 def _noted(patterns: Any) -> Any:
     seen = PatternCounts(patterns.shape, None, Framing())
     seen.cleaned(patterns, np.arange(len(patterns)))

@@ -72,6 +72,8 @@ def opened_scan(path: str, known: KnownValues = KnownValues()) -> Iterator[Found
             found = FoundScan(*read_ptyd(container, known), center_of(container))
         else:
             found = FoundScan(*read_named(container, path, known))
+        if not len(found.scan.positions):
+            raise InputError(f"{path} has no patterns: nothing was recorded, or another dataset has them.")
         _check_extent(found.scan, path)
         yield found
 

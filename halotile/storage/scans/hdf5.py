@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from halotile.errors import InputError, MissingPackage
+from halotile.storage.run_directory.names import run_path
 from halotile.storage.stored_array import read_error
 
 
@@ -29,7 +32,7 @@ def load_h5py() -> Any:
 
 
 def check_there(path: str) -> None:
-    """Refuse a path where nothing is.
+    """Refuse a path where nothing is, or nothing yet.
 
     Raises
     ------
@@ -38,6 +41,11 @@ def check_there(path: str) -> None:
     """
     if not os.path.exists(path):
         raise InputError(f"there is no file {path}. Write the path of one that is there.")
+    run = run_path(Path(path).absolute())
+    if run.is_dir() and os.path.isfile(path) and not os.path.getsize(path):
+        raise InputError(
+            f"{path} is empty: the run in {run} has not written it yet. Wait for it, or go on with `recon-cli resume {shlex.quote(str(run))}`."
+        )
 
 
 @contextmanager
