@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
-ALIKE = {"gpu": ("cuda", "local-cuda"), "gpus": ("cuda", "local-cuda")}
+ALIKE = {
+    "gpu": ("cuda", "local-cuda"),
+    "gpus": ("cuda", "local-cuda"),
+    "lr": ("rate",),
+    "learning_rate": ("rate",),
+    "lr_factors": ("rates",),
+    "batch_size": ("batch",),
+}
 """Words that users write, with the accepted words of the same meaning."""
 _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 
@@ -51,6 +58,8 @@ def nearest(word: str, words: Iterable[str], *, likeness: float = 0.7) -> str | 
     --------
     >>> nearest("gpu", ["auto", "cpu", "cuda"]), nearest("GPU", ["local", "local-cuda"])
     ('cuda', 'local-cuda')
+    >>> nearest("lr", ["solver", "rate"])
+    'rate'
     >>> nearest("siez", ["size", "depth"]), nearest("Size", ["size"]), nearest("colour", ["size"])
     ('size', 'size', None)
     """

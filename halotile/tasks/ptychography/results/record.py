@@ -24,7 +24,7 @@ CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 1.0, 0.1
 
 @dataclass
 class Record:
-    """What rank 0 writes of a reconstruction while it goes on.
+    """Files that rank 0 writes of a reconstruction while it goes on.
 
     Parameters
     ----------
