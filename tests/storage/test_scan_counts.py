@@ -12,6 +12,7 @@ import pytest
 import skimage
 from typer.testing import CliRunner
 
+import halotile
 from halotile.cli.main import app
 from halotile.storage.scans.counts import PatternCounts
 from halotile.storage.scans.framing import Framing
@@ -124,6 +125,23 @@ def test_words_are_those_of_the_command(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["convert", *words])
         assert done.exit_code in (2, 4)
         assert said in " ".join(done.output.split()).replace("- ", "-")
+
+
+def test_a_probe_of_the_file_is_begun_with_where_it_is_named(tmp_path: Path) -> None:
+    modes = np.random.default_rng(2).normal(size=(2, EDGE, EDGE)) * (1 + 1j)
+    scan, _ = convert(tmp_path, PATTERNS, "--probe", "light", light=modes)[0]
+    assert np.array_equal(scan.probe, modes.astype(np.complex64))
+    recipe = halotile.ptychography.open(tmp_path / "scan.zarr", modes=2)
+    found = recipe.state.probe.numpy()
+    assert np.allclose(found / found[0, 0, 0], modes / modes[0, 0, 0], rtol=1e-5)
+    assert np.square(np.abs(found)).sum() == pytest.approx(PATTERNS.sum((1, 2)).mean(), rel=1e-4)
+    assert (
+        "Leave --probe out" in convert(tmp_path, PATTERNS, "--probe", "light", light=modes[:, 1:], code=4)[1]
+    )
+    assert (
+        "--bin and --corner out"
+        in convert(tmp_path, PATTERNS, "--probe", "light", "--bin", "2", light=modes, code=2)[1]
+    )
 
 
 def test_a_scan_without_patterns_and_a_result_that_is_not_there_yet_are_refused(tmp_path: Path) -> None:

@@ -40,6 +40,20 @@ def write_cxi(path: Path, change: Callable[[Any], None] = lambda file: None) -> 
     return str(path)
 
 
+def test_a_probe_in_the_file_is_told(tmp_path: Path) -> None:
+    name = "entry_1/instrument_1/source_1/illumination"
+    source = write_cxi(
+        tmp_path / "scan.cxi", lambda file: file.create_dataset(name, data=np.ones((EDGE, EDGE)))
+    )
+    convert_scan(source, str(tmp_path / "scan.zarr"))
+    scan, _ = open_scan(str(tmp_path / "scan.zarr"))
+    assert scan.probe is None
+    assert (
+        "note",
+        f"the file has a probe: --probe {name} lets reconstructions begin with it",
+    ) in scan.remarks
+
+
 def test_a_scan_has_the_values_of_its_file(tmp_path: Path) -> None:
     source, path = write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr")
     convert_scan(source, path)

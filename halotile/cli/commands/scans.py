@@ -71,6 +71,9 @@ BadOption = Annotated[
         "--bad-pixels",
     ),
 ]
+ProbeOption = Annotated[
+    str | None, _value("NAME", "First guess of the probe, complex: modes, rows and columns of a pattern.")
+]
 EnergyOption = Annotated[str | None, _value("ENERGY", "Of a photon, such as 8.8 keV.")]
 ElectronsOption = Annotated[bool, typer.Option("--electrons", help="The energy is that of electrons.")]
 DistanceOption = Annotated[str | None, _value("LENGTH", "From the sample to the detector.")]
@@ -108,6 +111,7 @@ def convert(
     rotation: RotationOption = 0.0,
     good: GoodOption = None,
     bad: BadOption = None,
+    probe: ProbeOption = None,
     energy: EnergyOption = None,
     electrons: ElectronsOption = False,
     distance: DistanceOption = None,
@@ -131,6 +135,7 @@ def convert(
         positions=positions,
         good=good,
         bad=tuple(bad or ()),
+        probe=probe,
         step=_pair("--step", step),
         unit=_lengths("--position-unit", f"1 {unit}" if unit[:1].isalpha() else unit)[0],
         axes=axes,

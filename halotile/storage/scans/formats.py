@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from halotile.errors import ConfigError, InputError
-from halotile.storage.scans.cxi import holds_scan, read_cxi
+from halotile.storage.scans.cxi import SOURCE, holds_scan, read_cxi
 from halotile.storage.scans.known import KnownValues
-from halotile.storage.scans.named import container_of, read_named
+from halotile.storage.scans.named import container_of, read_named, small_array
 from halotile.storage.scans.ptyd import center_of, is_ptyd, read_ptyd
 from halotile.storage.scans.scan import Scan
 
+PROBES = (f"{SOURCE}/illumination", f"{SOURCE}/probe")
+"""Usual names of a probe in CXI files."""
 SUFFIXES = (".cxi", ".ptyd", ".h5", ".hdf5")
 
 FARTHEST = 1.0
@@ -75,7 +77,7 @@ def opened_scan(path: str, known: KnownValues = KnownValues()) -> Iterator[Found
         if not len(found.scan.positions):
             raise InputError(f"{path} has no patterns: nothing was recorded, or another dataset has them.")
         _check_extent(found.scan, path)
-        yield found
+        yield replace(found, scan=_with_probe(found, container, path, known))
 
 
 def _check_extent(scan: Scan, path: str) -> None:
@@ -84,6 +86,25 @@ def _check_extent(scan: Scan, path: str) -> None:
         raise InputError(
             f"{path}: the positions are {extent:.4g} m apart at most, and those of a scan lie within {FARTHEST:g} m. Write their unit, such as --position-unit um, or mend the one that is wrong."
         )
+
+
+def _with_probe(found: FoundScan, container: Any, path: str, known: KnownValues) -> Scan:
+    """The scan with the first guess of its probe that is named, or with a remark that the file has one."""
+    if known.probe is None:
+        there = [name for name in PROBES if hasattr(container, "keys") and name in container]
+        remarks = [
+            ("note", f"the file has a probe: --probe {name} lets reconstructions begin with it")
+            for name in there[:1]
+        ]
+        return replace(found.scan, remarks=(*found.scan.remarks, *remarks))
+    values = small_array(container, path, known.probe)
+    modes = values[None] if values.ndim == 2 else values
+    _, *pattern = found.patterns.shape
+    if modes.ndim != 3 or list(modes.shape[1:]) != pattern or not np.isfinite(modes).all() or not modes.any():
+        raise InputError(
+            f"{path}: {known.probe} has shape {list(values.shape)}, and a probe is finite, not 0 everywhere, and has {pattern}, or (modes, rows, columns). Leave --probe out: a guess is made."
+        )
+    return replace(found.scan, probe=modes.astype(np.complex64))
 
 
 def knows_scan(path: str) -> bool:

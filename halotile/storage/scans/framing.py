@@ -122,4 +122,8 @@ def framed(scan: Scan, framing: Framing, shape: tuple[int, ...]) -> Scan:
     bins = framing.binning
     good = None if scan.mask is None else framing.binned(~scan.mask[rows, columns]) == 0
     dark = None if scan.background is None else framing.binned(scan.background[rows, columns])
-    return replace(scan, pixel=(bins * height, bins * width), mask=good, background=dark, probe=None)
+    if scan.probe is not None and framing != Framing():
+        raise ConfigError(
+            "--probe has the pixels that all of the patterns give it. Leave --crop, --center, --bin and --corner out, or the probe: a guess is made."
+        )
+    return replace(scan, pixel=(bins * height, bins * width), mask=good, background=dark)

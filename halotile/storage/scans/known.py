@@ -36,6 +36,8 @@ class KnownValues:
     bad : tuple of str
         Names of images that are not 0 where a pixel does not count, pixels such as ``"10,12 50,20"``, or ``negative``: those that are
         negative or NaN in any pattern.
+    probe : str, optional
+        Name of a first guess of the probe, complex, (rows, columns) or (modes, rows, columns), with the beam in the middle.
     step : tuple of float, optional
         Between the positions of a raster along its rows and columns, in metres.
     unit : float
@@ -57,6 +59,7 @@ class KnownValues:
     patterns: str | None = None
     positions: str | None = None
     good: str | None = None
+    probe: str | None = None
     bad: tuple[str, ...] = ()
     step: tuple[float, float] | None = None
     unit: float = 1.0

@@ -112,7 +112,7 @@ def read_named(container: Any, path: str, known: KnownValues) -> tuple[Scan, Sto
 def mask_of(container: Any, path: str, known: KnownValues) -> NDArray[np.bool_] | None:
     """The mask of the images that are named, True where a pixel counts; None where there is none."""
     named = [(known.good, True), *((name, False) for name in known.bad_images)]
-    masks = [(_values(container, path, name) != 0) == good for name, good in named if name is not None]
+    masks = [(small_array(container, path, name) != 0) == good for name, good in named if name is not None]
     return np.asarray(np.logical_and.reduce(masks)) if masks else None
 
 
@@ -160,7 +160,7 @@ def _positions(
         raise ConfigError(
             f"{path}: --positions and --step both say where the beam was. Leave one of them out."
         )
-    parts = [_values(container, path, name.strip()) for name in known.positions.split(",")]
+    parts = [small_array(container, path, name.strip()) for name in known.positions.split(",")]
     if len(parts) == 1 and parts[0].ndim == 2 and parts[0].shape[1] in (2, 3):
         return known.placed(parts[0])
     if len(parts) == 2 and parts[0].size == parts[1].size:
@@ -171,7 +171,7 @@ def _positions(
     )
 
 
-def _values(container: Any, path: str, name: str) -> NDArray[Any]:
+def small_array(container: Any, path: str, name: str) -> NDArray[Any]:
     """An array that is small, of this file or of one of its own."""
     if name.endswith(FILES) and not (hasattr(container, "keys") and name in container):
         try:

@@ -125,6 +125,8 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
         known = first[None]
     else:
         known = torch.from_numpy(guess).flatten(0, -3).to(torch.complex64)
+        if recipe.start is None or recipe.start.probe is None:  # it is of a file whose units nobody knows
+            known = known * (mean.sum() / known.abs().square().sum()).sqrt()
     if known.shape[-2:] != recipe.frame:
         known = _padded(known, recipe.frame)
     probe = _with_modes(known, recipe.modes, recipe.seed)
