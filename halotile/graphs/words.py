@@ -13,9 +13,9 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 ALIKE = {
     "gpu": ("cuda", "local-cuda"),
     "gpus": ("cuda", "local-cuda"),
-    "lr": ("rate",),
-    "learning_rate": ("rate",),
-    "lr_factors": ("rates",),
+    "rate": ("lr",),
+    "learning_rate": ("lr",),
+    "rates": ("lr_factors",),
     "batch_size": ("batch",),
 }
 """Words that users write, with the accepted words of the same meaning."""
@@ -58,8 +58,8 @@ def nearest(word: str, words: Iterable[str], *, likeness: float = 0.7) -> str | 
     --------
     >>> nearest("gpu", ["auto", "cpu", "cuda"]), nearest("GPU", ["local", "local-cuda"])
     ('cuda', 'local-cuda')
-    >>> nearest("lr", ["solver", "rate"])
-    'rate'
+    >>> nearest("learning_rate", ["solver", "lr"])
+    'lr'
     >>> nearest("siez", ["size", "depth"]), nearest("Size", ["size"]), nearest("colour", ["size"])
     ('size', 'size', None)
     """

@@ -39,7 +39,7 @@ SCAN: Mapping[str, Any] = {
     "resolution": True,
 }
 STAGES = {
-    "adam": {"solver": "adam", "epochs": 4, "rate": 0.05, "batch": 16},
+    "adam": {"solver": "adam", "epochs": 4, "lr": 0.05, "batch": 16},
     "rpie": {"solver": "rpie", "epochs": 4, "batch": 16},
     "lbfgs": {"solver": "lbfgs", "epochs": 3},
 }

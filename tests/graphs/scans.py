@@ -12,7 +12,7 @@ from halotile.cli.main import app
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.ptychography.simulated import SimulatedScan
 
-STAGES = [{"epochs": 8, "rate": 0.05, "batch": 6}, {"epochs": 4, "rate": 0.01, "batch": 16}]
+STAGES = [{"epochs": 8, "lr": 0.05, "batch": 6}, {"epochs": 4, "lr": 0.01, "batch": 16}]
 
 
 def job(folder: Path, name: str = "result.cxi", **parts: Any) -> Path:

@@ -68,7 +68,7 @@ def none(scan, patterns):
     return torch.nn.Linear(2, 2)
 '''
 FANCY = re.search(r"```text\n(# fancy\.py\n.*?)```", (ROOT / "docs/pattern-models.md").read_text(), re.DOTALL)
-STAGES = [{"epochs": 20, "rate": 0.03, "batch": 8}]
+STAGES = [{"epochs": 20, "lr": 0.03, "batch": 8}]
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_a_model_of_cdtools_is_refined(folder: Path) -> None:
         ("own:wrong", {}, "and [8, 24, 24] were counted"),
         (
             "own:build",
-            {"stages": [{"epochs": 1, "rates": {"probe": 2}}]},
+            {"stages": [{"epochs": 1, "lr_factors": {"probe": 2}}]},
             "are image, beam. Write some of them",
         ),
         ("own:none", {}, "the object of own:none is missing"),

@@ -66,7 +66,7 @@ def object_error(path: Path, truth: SimulatedScan) -> float:
 @pytest.mark.parametrize(
     "stages",
     [
-        [{"epochs": 60, "rate": 0.03, "batch": 8}, {"epochs": 20, "rate": 0.003, "batch": 16}],
+        [{"epochs": 60, "lr": 0.03, "batch": 8}, {"epochs": 20, "lr": 0.003, "batch": 16}],
         [{"solver": "rpie", "epochs": 60, "batch": 4}],
     ],
     ids=["adam", "rpie"],
@@ -144,7 +144,7 @@ def test_a_result_is_exported_as_images(folder: Path) -> None:
 
 
 def test_the_resolution_is_that_of_two_halves(folder: Path, simulated: SimulatedScan) -> None:
-    stages = [{"epochs": 40, "rate": 0.05, "batch": 6}]
+    stages = [{"epochs": 40, "lr": 0.05, "batch": 6}]
     done = run(job(folder, "both.cxi", stages=stages, resolution=True), "--workers", "2")
     assert done.exit_code == 0, done.output
     assert run(job(folder, "one.cxi", stages=stages), "--workers", "1").exit_code == 0
@@ -166,7 +166,7 @@ def test_the_resolution_is_that_of_two_halves(folder: Path, simulated: Simulated
 
 
 def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path) -> None:
-    stages, more = [{"epochs": 240, "rate": 0.02, "batch": 6}], {"resolution": True}
+    stages, more = [{"epochs": 240, "lr": 0.02, "batch": 6}], {"resolution": True}
     assert run(job(folder, "whole.cxi", stages=stages, **more), "--workers", "2").exit_code == 0
     path = job(folder, "killed.cxi", stages=stages, **more)
     command = [sys.executable, "-m", "halotile", "run", str(path), "--quiet", "--workers", "2"]
@@ -196,7 +196,7 @@ def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path) -> 
         ({"stages": []}, "stages: is empty"),
         ({"stages": [{"epochs": 0}]}, r"stages\[0\].epochs: 0 is too small"),
         ({"stages": [{"epochs": 1, "alpha": 0}]}, "write more than 0, such as 0.1"),
-        ({"stages": [{"epochs": 1, "rates": {"objekt": 1.0}}]}, "names objekt"),
+        ({"stages": [{"epochs": 1, "lr_factors": {"objekt": 1.0}}]}, "names objekt"),
         ({"stages": [{"epochs": 1, "solver": "sgd"}]}, "begin with 0.001"),
         (
             {"stages": [{"epochs": 1, "solver": "lbfgs", "batch": 20}]},
@@ -208,7 +208,7 @@ def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path) -> 
             "is for loss: amplitude_mse, and the loss is poisson_nll",
         ),
         (
-            {"model": {"refine": ["object"]}, "stages": [{"epochs": 1, "rates": {"probe": 1}}]},
+            {"model": {"refine": ["object"]}, "stages": [{"epochs": 1, "lr_factors": {"probe": 1}}]},
             "names probe, which is not refined",
         ),
         ({"model": {"focus": "3 mm"}}, "is for field: near"),
@@ -253,7 +253,7 @@ def test_a_reconstruction_begins_with_the_result_of_another(folder: Path) -> Non
     with h5py.File(folder / "first.cxi") as first, h5py.File(folder / "probe.h5", "w") as file:
         file["probe"] = first["probe"][()]
     for name, start in (("again.cxi", "first.cxi"), ("light.cxi", "probe.h5")):
-        path = job(folder, name, model=model, stages=[{"epochs": 1, "rate": 0.001, "batch": 16}])
+        path = job(folder, name, model=model, stages=[{"epochs": 1, "lr": 0.001, "batch": 16}])
         content = json.loads(path.read_text())
         content["input"]["start"] = str(folder / start)
         path.write_text(json.dumps(content))

@@ -88,7 +88,7 @@ def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path) -> None:
 def test_the_resolution_is_that_of_the_positions_that_were_used(folder: Path) -> None:
     """Each loop over some of them is one stage of a job with a subset."""
     stages: list[dict[str, Any]] = [
-        {"epochs": epochs, "rate": 0.05, "batch": 6, "subset": list(range(first, last))}
+        {"epochs": epochs, "lr": 0.05, "batch": 6, "subset": list(range(first, last))}
         for epochs, first, last in ((3, 0, 56), (2, 2, 60))
     ]
     assert run(job(folder, resolution=True, stages=stages)).exit_code == 0

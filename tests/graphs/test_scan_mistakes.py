@@ -80,7 +80,7 @@ def test_steps_that_are_too_long_end_with_words(tmp_path: Path) -> None:
             "input": {"path": str(tmp_path / "scan.zarr")},
             "output": {"path": str(tmp_path / f"{solver}-{len(refined)}.cxi")},
             "model": {"refine": refined},
-            "stages": [{"solver": solver, "epochs": 2, "batch": 6, "rate": rate}],
+            "stages": [{"solver": solver, "epochs": 2, "batch": 6, "lr": rate}],
             "run": {"workers": 1},
             "cluster": {"dashboard": False},
         }
@@ -88,5 +88,5 @@ def test_steps_that_are_too_long_end_with_words(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["run", str(tmp_path / "job.yaml"), "--quiet"])
         assert done.exit_code != 0
         said = " ".join(done.output.split())
-        assert "Write a smaller rate" in said
+        assert "Write a smaller lr" in said
         assert "Traceback" not in said

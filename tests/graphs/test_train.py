@@ -192,7 +192,7 @@ def test_the_weights_denoise_with_nothing_else_to_say(
     images: Path, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     job = training(
-        images, tmp_path, steps=150, rate=5e-3, second=str(images / "second.zarr"), method="noise2noise"
+        images, tmp_path, steps=150, lr=5e-3, second=str(images / "second.zarr"), method="noise2noise"
     )
     outcome, _ = train(job, cluster)
     denoiser = dict(outcome.inspection.figures["denoiser"])
@@ -226,7 +226,7 @@ def test_a_loss_that_is_not_finite_ends_the_job_in_its_own_words(
     images: Path, cluster: RunningCluster, tmp_path: Path
 ) -> None:
     with pytest.raises(Diverged, match=r"the loss is .* Write a smaller learning rate"):
-        train(training(images, tmp_path, rate=1e30), cluster)
+        train(training(images, tmp_path, lr=1e30), cluster)
 
 
 @pytest.mark.cluster

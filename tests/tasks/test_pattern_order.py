@@ -26,7 +26,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScanRecipe:
     convert.write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
     scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
     optics = Optics.of(scan, (16, 16), "far", None)
-    stages = (SolverStage(epochs=3, rate=0.1, batch=7),)
+    stages = (SolverStage(epochs=3, lr=0.1, batch=7),)
     return ScanRecipe(scan, patterns, optics, "amplitude_mse", 1, ("object",), stages, SLOTS, 5, 2)
 
 

@@ -33,7 +33,7 @@ def recipe(tmp_path: Path) -> ScanRecipe:
     write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
     scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
     optics = Optics.of(scan, (24, 24), "far", None)
-    stages = (SolverStage(solver="lbfgs", epochs=60, rate=1.0, batch=36),)
+    stages = (SolverStage(solver="lbfgs", epochs=60, lr=1.0, batch=36),)
     found = ScanRecipe(scan, patterns, optics, "amplitude_mse", 1, PARTS, stages, 3, 5, 4)
     return replace(found, checkpoint=tmp_path / "checkpoint", curve=tmp_path / "curve.json")
 
@@ -66,7 +66,7 @@ def test_slots_that_are_computed_together_have_the_bits_of_each_by_itself(
     simulated = SimulatedScan(raster=(6, 6), pattern=edge, step=3.0)
     write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
     scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
-    stages = (SolverStage(epochs=2, rate=0.03, batch=batch),)
+    stages = (SolverStage(epochs=2, lr=0.03, batch=batch),)
     optics = Optics.of(scan, (edge, edge), "far", None)
     refined = PARTS if variations else PARTS[:5]
     recipe = ScanRecipe(scan, patterns, optics, "poisson_nll", 2, refined, stages, 4, 5, 4)
@@ -111,7 +111,7 @@ def test_patterns_may_have_any_unit(recipe: ScanRecipe, tmp_path: Path) -> None:
             overwrite=True,
         )
         scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
-        stages = (SolverStage(epochs=20, rate=0.02, batch=9),)
+        stages = (SolverStage(epochs=20, lr=0.02, batch=9),)
         given = replace(recipe, scan=scan, patterns=patterns, stages=stages, refined=PARTS[:5])
         work = Refinement(given, TorchGroup())
         state = work.first_state()
@@ -123,7 +123,7 @@ def test_patterns_may_have_any_unit(recipe: ScanRecipe, tmp_path: Path) -> None:
 
 
 def test_what_was_not_said_before_a_kill_is_said_after_it(recipe: ScanRecipe) -> None:
-    stages = (SolverStage(epochs=3, rate=0.02, batch=9),)
+    stages = (SolverStage(epochs=3, lr=0.02, batch=9),)
     work = Refinement(replace(recipe, stages=stages, refined=PARTS[:2]), TorchGroup())
     work.run()
     assert all(row["seconds"] > 0 for row in read_curve(recipe.curve)[1])
@@ -135,7 +135,7 @@ def test_what_was_not_said_before_a_kill_is_said_after_it(recipe: ScanRecipe) ->
 def test_lbfgs_goes_down_and_faster_than_steepest_descent(recipe: ScanRecipe) -> None:
     losses = {}
     for solver, rate in (("lbfgs", 0.5), ("sgd", 0.001), ("sgd", 0.005)):
-        stages = (SolverStage(solver=solver, epochs=40, rate=rate, batch=36),)
+        stages = (SolverStage(solver=solver, epochs=40, lr=rate, batch=36),)
         work = Refinement(replace(recipe, stages=stages, refined=("object", "probe")), TorchGroup())
         state = first_state(recipe, work.patterns, "cpu")
         for epoch in range(40):
@@ -204,7 +204,7 @@ def last_loss(recipe: ScanRecipe, folder: Path, simulated: SimulatedScan, pixels
     """The loss of a reconstruction from other patterns."""
     write_scan(str(folder / "scan.zarr"), simulated.scan, _Patterns(pixels), overwrite=True)
     scan, patterns = open_scan(str(folder / "scan.zarr"))
-    stages = (SolverStage(epochs=50, rate=0.03, batch=9),)
+    stages = (SolverStage(epochs=50, lr=0.03, batch=9),)
     work = Refinement(replace(recipe, scan=scan, patterns=patterns, stages=stages), TorchGroup())
     state = first_state(work.recipe, work.patterns, "cpu")
     for epoch in range(50):
@@ -284,7 +284,7 @@ def test_smoothness_is_the_gradient_of_squared_differences_by_the_light() -> Non
 def test_a_smooth_object_has_smaller_differences_whatever_the_batch(recipe: ScanRecipe) -> None:
     rough = {}
     for batch, smoothness in ((9, 0.0), (9, 0.1), (36, 0.1)):
-        stages = (SolverStage(epochs=20, rate=0.05, batch=batch, smoothness=smoothness),)
+        stages = (SolverStage(epochs=20, lr=0.05, batch=batch, smoothness=smoothness),)
         work = Refinement(replace(recipe, stages=stages, refined=("object",)), TorchGroup())
         state = first_state(recipe, work.patterns, "cpu")
         for epoch in range(20):
@@ -296,7 +296,7 @@ def test_a_smooth_object_has_smaller_differences_whatever_the_batch(recipe: Scan
 
 def test_rpie_stays_finite_with_any_smoothness(recipe: ScanRecipe) -> None:
     for smoothness in (0.01, 10.0):
-        stages = (SolverStage(solver="rpie", epochs=15, rate=1.0, batch=36, smoothness=smoothness),)
+        stages = (SolverStage(solver="rpie", epochs=15, lr=1.0, batch=36, smoothness=smoothness),)
         work = Refinement(replace(recipe, stages=stages, refined=("object",)), TorchGroup())
         state = first_state(recipe, work.patterns, "cpu")
         for epoch in range(15):

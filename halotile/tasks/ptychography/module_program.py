@@ -38,9 +38,11 @@ class ModuleRefinement(Refinement):
 
     def first_state(self) -> ReconstructionState:
         """The module as it was built on rank 0."""
-        for part in {part for stage in self.recipe.stages for part in stage.rates}.difference(self.refined):
+        for part in {part for stage in self.recipe.stages for part in stage.lr_factors}.difference(
+            self.refined
+        ):
             raise ConfigError(
-                f"rates name {part}, and the parameters of {self.recipe.module} are {', '.join(self.refined)}. Write some of them."
+                f"lr_factors names {part}, and the parameters of {self.recipe.module} are {', '.join(self.refined)}. Write some of them."
             )
         values = dict(self.module.named_parameters())
         parameters = {name: _sent(values[name].detach().clone(), self.group) for name in self.refined}

@@ -83,7 +83,7 @@ class Refinement:
                 one.losses.append(self.epoch(one, epoch, half))
             if diverged := [one for one in (state, *state.halves) if one.has_diverged]:
                 raise Diverged(
-                    f"the loss is {diverged[0].losses[-1]:.4g} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller rate, or look at the patterns."
+                    f"the loss is {diverged[0].losses[-1]:.4g} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller lr, or look at the patterns."
                 )
             if group.rank == 0:
                 record.epoch_ended(time.monotonic() - began, is_last=epoch + 1 == recipe.epochs)
@@ -96,7 +96,7 @@ class Refinement:
             begin_stage(state)
         rate = rate_of(stage, state.losses[first:])
         if "positions" in self.refined and epoch < first + stage.hold_positions:
-            stage = replace(stage, rates={**stage.rates, "positions": 0.0})
+            stage = replace(stage, lr_factors={**stage.lr_factors, "positions": 0.0})
         total = 0.0
         steps = steps_of(self.recipe, epoch, half)
         ahead = max(1, self.recipe.window * self.recipe.slots // stage.batch)
@@ -133,7 +133,7 @@ class Refinement:
         scale = 1 / (sum(map(len, parts)) * self.counted_pixels)
         if smoothness := stage.smoothness / scale:
             add_smoothness(state, gradients, smoothness)
-        rates = {name: rate * stage.rates.get(name, 1.0) for name in self.refined}
+        rates = {name: rate * stage.lr_factors.get(name, 1.0) for name in self.refined}
         SOLVERS[stage.solver](
             state, gradients, rates, PatternBatch(places, scale, stage.alpha, rate, smoothness)
         )

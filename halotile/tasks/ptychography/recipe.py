@@ -74,11 +74,11 @@ class SolverStage:
         One of :data:`SOLVER_TRAITS`.
     epochs : int
         Number of times that each pattern is used.
-    rate : float
+    lr : float
         Learning rate.
     batch : int
         Patterns of a step.
-    rates : mapping of str to float
+    lr_factors : mapping of str to float
         Factors of the learning rate, by part.
     hold_positions : int
         Epochs in which positions stay where they are.
@@ -94,9 +94,9 @@ class SolverStage:
 
     solver: str = "adam"
     epochs: int
-    rate: float
+    lr: float
     batch: int
-    rates: Mapping[str, float] = field(default_factory=dict)
+    lr_factors: Mapping[str, float] = field(default_factory=dict)
     plateau: bool = False
     hold_positions: int = 0
     alpha: float = 0.1
@@ -109,7 +109,7 @@ def first_epochs(stages: Iterable[SolverStage], epochs: int) -> Iterator[SolverS
 
     Examples
     --------
-    >>> stages = [SolverStage(epochs=n, rate=0.1, batch=8) for n in (3, 5, 7)]
+    >>> stages = [SolverStage(epochs=n, lr=0.1, batch=8) for n in (3, 5, 7)]
     >>> [stage.epochs for stage in first_epochs(stages, 6)]
     [3, 3]
     """

@@ -209,7 +209,7 @@ def _passed(state: ReconstructionState, batch: PatternBatch) -> torch.Tensor:
 
 def rate_of(stage: SolverStage, losses: Sequence[float]) -> float:
     """The learning rate after the epochs of a stage that are done."""
-    rate = stage.rate
+    rate = stage.lr
     if stage.plateau:
         best, waited = math.inf, 0
         for loss in losses:

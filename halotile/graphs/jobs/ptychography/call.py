@@ -248,9 +248,9 @@ class _Solver:
         options = StageOptions(
             solver=self.name,
             epochs=epochs,
-            rate=lr,
+            lr=lr,
             batch=batch_size,
-            rates=lr_factors or {},
+            lr_factors=lr_factors or {},
             plateau=schedule,
             hold_positions=hold_positions,
             alpha=alpha,

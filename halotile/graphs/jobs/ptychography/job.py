@@ -82,14 +82,14 @@ class StageOptions:
     """adam; sgd, steepest descent; rpie, the regularised ptychographic iterative engine; lbfgs, limited-memory BFGS of all patterns at once."""
     epochs: int
     """Number of times that each pattern is used."""
-    rate: float | Auto = "auto"
+    lr: float | Auto = "auto"
     """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels. auto: 0.02, of rpie 0.5, of lbfgs 0.1; sgd needs one."""
     batch: int | Auto = "auto"
     """Patterns of a step. auto: 20, of lbfgs all."""
-    rates: Mapping[str, float] = field(default_factory=dict)
+    lr_factors: Mapping[str, float] = field(default_factory=dict)
     """Factors of the learning rate by part, such as {positions: 0.5}."""
     hold_positions: int | Auto = "auto"
-    """Epochs of the stage before positions that are refined begin to move: until object and probe are about right, they would follow their errors. auto: half of the first stage, at most 100, unless rates names positions or a result is begun with; none of later ones."""
+    """Epochs of the stage before positions that are refined begin to move: until object and probe are about right, they would follow their errors. auto: half of the first stage, at most 100, unless lr_factors names positions or a result is begun with; none of later ones."""
     alpha: float = 0.1
     """rpie: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE."""
     smoothness: float = 0.0
@@ -111,7 +111,7 @@ class Ptychography(Job):
     model: ModelOptions = field(default_factory=ModelOptions)
     stages: tuple[StageOptions, ...] = (
         StageOptions(epochs=150),
-        StageOptions(epochs=20, rate=0.005, batch=50),
+        StageOptions(epochs=20, lr=0.005, batch=50),
     )
     """One after the other."""
     slots: int = 4

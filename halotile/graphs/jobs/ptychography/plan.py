@@ -231,12 +231,13 @@ def check_used(recipe: ScanRecipe) -> None:
 def stage_of(options: StageOptions, count: int, *, holds: bool) -> SolverStage:
     """Return a stage as ranks take it, of a scan with so many patterns; auto, one that ``holds`` positions does so at its beginning."""
     usual = SOLVER_TRAITS[options.solver]
-    rate = usual.rate if options.rate == "auto" else options.rate
+    rate = usual.rate if options.lr == "auto" else options.lr
     batch = (usual.batch or count) if options.batch == "auto" else options.batch
     held = options.hold_positions
     if held == "auto":
-        held = min(options.epochs // 2, MOST_HELD) if holds and "positions" not in options.rates else 0
-    return SolverStage(**(asdict(options) | {"rate": rate, "batch": batch, "hold_positions": held}))
+        held = min(options.epochs // 2, MOST_HELD) if holds and "positions" not in options.lr_factors else 0
+    decided = replace(options, lr=rate, batch=batch, hold_positions=held)
+    return SolverStage(**asdict(decided))
 
 
 def _window(job: Ptychography, recipe: ScanRecipe) -> int:
@@ -327,7 +328,7 @@ def _note_of_counts(recipe: ScanRecipe, path: str) -> tuple[str, ...]:
 
 
 def _stage_text(stage: SolverStage) -> str:
-    text = f"{counted(stage.epochs, 'epoch')} of {stage.solver}, rate {stage.rate:g}, {counted(stage.batch, 'pattern')} a step"
+    text = f"{counted(stage.epochs, 'epoch')} of {stage.solver}, lr {stage.lr:g}, {counted(stage.batch, 'pattern')} a step"
     return f"{text}, positions held for {stage.hold_positions}" if stage.hold_positions else text
 
 

@@ -47,7 +47,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("model", "margin"): AtLeast(1),
     ("stages", "epochs"): AtLeast(1),
     ("stages", "batch"): AtLeast(1),
-    ("stages", "rate"): Above(0),
+    ("stages", "lr"): Above(0),
     ("stages", "hold_positions"): AtLeast(0),
     ("stages", "alpha"): _share,
     ("stages", "smoothness"): AtLeast(0),
@@ -95,15 +95,15 @@ def starts(input: ScanInput, model: ModelOptions, resolution: bool) -> Faults:  
 
 
 def parts_of_rates(model: ModelOptions, stages: Sequence[StageOptions]) -> Faults:
-    """Yield rates of parts that are not refined; those of a user's own model are known when it is built."""
+    """Yield factors of parts that are not refined; those of a user's own model are known when it is built."""
     refined = (*model.refine, *(VARYING if model.variations else ()))
     for number, stage in enumerate(stages if model.import_ is None else ()):
-        for part in stage.rates:
+        for part in stage.lr_factors:
             if part not in PARTS:
-                yield ("stages", number, "rates"), f"names {part}; write some of {', '.join(refined)}"
+                yield ("stages", number, "lr_factors"), f"names {part}; write some of {', '.join(refined)}"
             elif part not in refined:
                 yield (
-                    ("stages", number, "rates"),
+                    ("stages", number, "lr_factors"),
                     f"names {part}, which is not refined; leave it out, or add it to model.refine",
                 )
 
@@ -145,9 +145,9 @@ def solvers(model: ModelOptions, stages: Sequence[StageOptions]) -> Faults:
                 ("stages", number, "solver"),
                 f"is {stage.solver}, which is for loss: {' or '.join(losses)}, and the loss is {model.loss}; write adam",
             )
-        if not SOLVER_TRAITS[stage.solver].rate and stage.rate == "auto":
+        if not SOLVER_TRAITS[stage.solver].rate and stage.lr == "auto":
             yield (
-                ("stages", number, "rate"),
+                ("stages", number, "lr"),
                 f"is needed: that of {stage.solver} depends on the counts; begin with 0.001",
             )
         if not SOLVER_TRAITS[stage.solver].batch and stage.batch != "auto":

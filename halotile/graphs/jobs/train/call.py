@@ -64,7 +64,7 @@ def train(
     observer : callable, optional
         Called with a :class:`~halotile.graphs.watching.progress.Progress` about twice a second.
     **length
-        Further keys of the job: ``steps``, ``epochs`` or ``minutes``; ``patch``, ``batch``, ``slots``, ``rate``, ``mode``, ``seed``.
+        Further keys of the job: ``steps``, ``epochs`` or ``minutes``; ``patch``, ``batch``, ``slots``, ``lr``, ``mode``, ``seed``.
 
     Raises
     ------

@@ -61,7 +61,7 @@ class Training(Job):
     """Number of patches in a step."""
     slots: int = 4
     """Parts of a batch that workers share: no more workers can take part. The weights depend on it, and not on the number of workers."""
-    rate: float = 1e-3
+    lr: float = 1e-3
     """Learning rate of Adam in the first step; it falls to 0."""
     mode: Literal["exact", "fast"] = "exact"
     """exact: gradients are added in the order of the slots; fast: in that of the backend, and the weights depend on the number of workers."""

@@ -84,7 +84,7 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
         length.steps,
         job.batch,
         job.slots,
-        job.rate,
+        job.lr,
         max(1, length.steps // ROWS),
         job.mode,
     )
@@ -248,7 +248,7 @@ def _identity(
         "method": job.method,
         "network": {"name": network.name, **describe_options(network)},
         "length": {"steps": length.steps, "minutes": job.minutes},
-        **{key: getattr(job, key) for key in ("patch", "batch", "slots", "rate", "mode", "seed")},
+        **{key: getattr(job, key) for key in ("patch", "batch", "slots", "lr", "mode", "seed")},
         "device": device,
         "code": code_versions(),
     }

@@ -29,7 +29,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("", "patch"): AtLeast(LEAST_PATCH),
     ("", "batch"): AtLeast(1),
     ("", "slots"): AtLeast(1),
-    ("", "rate"): Above(0),
+    ("", "lr"): Above(0),
     ("", "seed"): seed,
 }
 
