@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,14 @@ def run(path: Path, *options: str) -> Any:
     return CliRunner().invoke(app, ["run", str(path), "--quiet", *options])
 
 
+@cache
 def small_scan() -> SimulatedScan:
     """A far field of a small raster."""
     return SimulatedScan(raster=(8, 8), pattern=32, step=3.0)
 
 
-def write_simulated(folder: Path, simulated: SimulatedScan) -> Path:
-    """Write a scan as scan.zarr; return its folder."""
+def write_small_scan(folder: Path) -> Path:
+    """Write that scan as scan.zarr; return its folder."""
+    simulated = small_scan()
     write_scan(str(folder / "scan.zarr"), simulated.scan, simulated)
     return folder

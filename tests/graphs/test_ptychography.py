@@ -23,25 +23,18 @@ from halotile.cli.main import app
 from halotile.errors import InputError
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans import convert
-from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography.simulated import SimulatedScan
 from tests.faults import until
-from tests.graphs.scans import STAGES, job, run, small_scan, write_simulated
+from tests.graphs.scans import STAGES, job, run, small_scan, write_small_scan
 
 pytestmark = [pytest.mark.cluster]
 
 
-@pytest.fixture(scope="module")
-def simulated() -> SimulatedScan:
-    """A far field of a small raster."""
-    return small_scan()
-
-
 @pytest.fixture
-def folder(tmp_path: Path, simulated: SimulatedScan) -> Path:
-    """A folder with that scan."""
-    return write_simulated(tmp_path, simulated)
+def folder(tmp_path: Path) -> Path:
+    """A folder with a small scan."""
+    return write_small_scan(tmp_path)
 
 
 def object_error(path: Path, truth: SimulatedScan) -> float:
@@ -71,12 +64,10 @@ def object_error(path: Path, truth: SimulatedScan) -> float:
     ],
     ids=["adam", "rpie"],
 )
-def test_the_object_of_a_known_scan_is_found(
-    folder: Path, simulated: SimulatedScan, stages: list[dict[str, Any]]
-) -> None:
+def test_the_object_of_a_known_scan_is_found(folder: Path, stages: list[dict[str, Any]]) -> None:
     done = run(job(folder, stages=stages, model={"refine": ["object", "probe"]}), "--workers", "2")
     assert done.exit_code == 0, done.output
-    assert object_error(folder / "result.cxi", simulated) < 0.05
+    assert object_error(folder / "result.cxi", small_scan()) < 0.05
 
 
 def test_the_result_has_the_same_bits_for_any_number_of_workers(folder: Path) -> None:
@@ -93,14 +84,12 @@ def test_the_result_has_the_same_bits_for_any_number_of_workers(folder: Path) ->
     assert losses[-1] < losses[0] / 3
 
 
-def test_patterns_beyond_memory_give_the_same_bits_for_any_number_of_workers(
-    folder: Path, simulated: SimulatedScan
-) -> None:
+def test_patterns_beyond_memory_give_the_same_bits_for_any_number_of_workers(folder: Path) -> None:
     """A chunk of these patterns has all of them: the scan is written again with chunks of four."""
     shutil.rmtree(folder / "scan.zarr")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(convert, "CHUNK_BYTES", 4 * 32 * 32 * 4)
-        write_scan(str(folder / "scan.zarr"), simulated.scan, simulated)
+        write_small_scan(folder)
     results = []
     stages = [*STAGES, {"solver": "lbfgs", "epochs": 4}]
     for workers in (1, 2, 3):
@@ -143,7 +132,7 @@ def test_a_result_is_exported_as_images(folder: Path) -> None:
     assert CliRunner().invoke(app, ["export", result, str(images), "--overwrite"]).exit_code == 0
 
 
-def test_the_resolution_is_that_of_two_halves(folder: Path, simulated: SimulatedScan) -> None:
+def test_the_resolution_is_that_of_two_halves(folder: Path) -> None:
     stages = [{"epochs": 40, "lr": 0.05, "batch": 6}]
     done = run(job(folder, "both.cxi", stages=stages, resolution=True), "--workers", "2")
     assert done.exit_code == 0, done.output

@@ -12,22 +12,15 @@ import pytest
 
 import halotile
 from halotile.errors import ConfigError
-from halotile.tasks.ptychography.simulated import SimulatedScan
-from tests.graphs.scans import STAGES, job, run, small_scan, write_simulated
+from tests.graphs.scans import STAGES, job, run, write_small_scan
 
 pytestmark = [pytest.mark.cluster]
 
 
-@pytest.fixture(scope="module")
-def simulated() -> SimulatedScan:
-    """A far field of a small raster."""
-    return small_scan()
-
-
 @pytest.fixture
-def folder(tmp_path: Path, simulated: SimulatedScan) -> Path:
-    """A folder with that scan."""
-    return write_simulated(tmp_path, simulated)
+def folder(tmp_path: Path) -> Path:
+    """A folder with a small scan."""
+    return write_small_scan(tmp_path)
 
 
 def test_a_loop_in_python_gives_the_bits_of_the_job(folder: Path) -> None:

@@ -115,10 +115,10 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     mean = patterns.mean()
     background = torch.zeros(recipe.pattern) if scan.background is None else torch.from_numpy(scan.background)
     background = turned(background, recipe)
+    light = (mean - background).clamp(min=0)
     guess = scan.probe if recipe.start is None or recipe.start.probe is None else recipe.start.probe
     if guess is None:
-        light = (mean - background).clamp(min=0).sqrt().to(torch.complex64)
-        first, _ = propagator.adjoint(light, propagator.factor(torch.ones(1, 1)))
+        first, _ = propagator.adjoint(light.sqrt().to(torch.complex64), propagator.factor(torch.ones(1, 1)))
         first = first.conj().resolve_conj()
         if recipe.optics.field == "far":
             first = torch.fft.fftshift(first)
@@ -126,7 +126,7 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     else:
         known = torch.from_numpy(guess).flatten(0, -3).to(torch.complex64)
         if recipe.start is None or recipe.start.probe is None:  # it is of a file whose units nobody knows
-            known = known * (mean.sum() / known.abs().square().sum()).sqrt()
+            known = known * (light.sum() / known.abs().square().sum()).sqrt()
     if known.shape[-2:] != recipe.frame:
         known = _padded(known, recipe.frame)
     probe = _with_modes(known, recipe.modes, recipe.seed)

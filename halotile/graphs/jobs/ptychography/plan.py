@@ -126,7 +126,7 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
     optics = Optics.of(scan, (rows, columns), model.field, focus)
     margin = max(4, max(rows, columns) // 10) if model.margin == "auto" else model.margin
     refined = (*model.refine, *(VARYING if model.variations else ()))
-    moves = "positions" in refined and job.input.start is None
+    moves = "positions" in refined and job.input.start is None and model.import_ is None
     stages = tuple(
         stage_of(stage, len(scan.positions), holds=moves and n == 0) for n, stage in enumerate(job.stages)
     )

@@ -94,7 +94,7 @@ def starts(input: ScanInput, model: ModelOptions, resolution: bool) -> Faults:  
         yield ("input", "start"), "is for the model of halotile; leave it out"
 
 
-def parts_of_rates(model: ModelOptions, stages: Sequence[StageOptions]) -> Faults:
+def parts_of_factors(model: ModelOptions, stages: Sequence[StageOptions]) -> Faults:
     """Yield factors of parts that are not refined; those of a user's own model are known when it is built."""
     refined = (*model.refine, *(VARYING if model.variations else ()))
     for number, stage in enumerate(stages if model.import_ is None else ()):
@@ -157,4 +157,4 @@ def solvers(model: ModelOptions, stages: Sequence[StageOptions]) -> Faults:
             )
 
 
-RULES = (optics, starts, import_of_model, parts_of_rates, smooth_objects, solvers, workers_of_slots)
+RULES = (optics, starts, import_of_model, parts_of_factors, smooth_objects, solvers, workers_of_slots)
