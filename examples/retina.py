@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from halotile.storage.grid import Grid, Region
+from halotile.storage.grid import Block, Grid, Region
 from halotile.storage.rim import source_positions
 
 CONFIG = Path(__file__).with_name("demo.yaml")
@@ -45,11 +47,15 @@ class Retina:
         """Write ``truth.zarr`` and ``noisy.zarr`` shard by shard."""
         tile = retina()
         truth, noisy = (_create(folder / f"{name}.zarr", self.size) for name in ("truth", "noisy"))
-        for block in self.grid:
+
+        def write_shard(block: Block) -> None:
             clean = _mirrored(tile, block.core)
             noise = np.random.default_rng([self.seed, block.number]).standard_normal(clean.shape, np.float32)
             truth[block.core.slices] = clean
             noisy[block.core.slices] = clean + np.float32(self.sigma) * noise
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(write_shard, self.grid))
 
     @property
     def grid(self) -> Grid:
@@ -108,13 +114,13 @@ def open_image(path: Path) -> zarr.Array:
 def psnr(folder: Path, name: str, grid: Grid) -> float:
     """Peak signal-to-noise ratio of an image against the truth, in dB, for a peak of 1; read shard by shard."""
     image, truth = (open_image(folder / f"{n}.zarr") for n in (name, "truth"))
-    squares = (
-        float(
-            np.square(np.subtract(image[block.core.slices], truth[block.core.slices], dtype=np.float64)).sum()
-        )
-        for block in grid
-    )
-    return 10 * math.log10(math.prod(grid.shape) / math.fsum(squares))
+
+    def squares(block: Block) -> float:
+        difference = np.subtract(image[block.core.slices], truth[block.core.slices], dtype=np.float64)
+        return float(np.vdot(difference, difference))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return 10 * math.log10(math.prod(grid.shape) / math.fsum(pool.map(squares, grid)))
 
 
 def draw(folder: Path, size: int, before: float, after: float) -> Path:

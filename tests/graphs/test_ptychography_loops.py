@@ -61,6 +61,9 @@ def test_a_loop_may_end_early_and_go_on_with_other_values(folder: Path) -> None:
         unfinished.close()
         with pytest.raises(ConfigError, match="shape"):
             scan.object = np.ones((3, 3))
+        for unusable in (0 * first, np.full_like(first, np.nan)):
+            with pytest.raises(ConfigError, match="0 everywhere, or has NaN"):
+                scan.probe = unusable
         with pytest.raises(ConfigError, match=r"stages.*epochs"):
             list(adam.optimize(0))
         with pytest.raises(ConfigError, match="subset names 64"):

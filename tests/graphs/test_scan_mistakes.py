@@ -60,6 +60,16 @@ def test_a_result_is_no_image_and_no_scan(result: Path, tmp_path: Path) -> None:
         assert "a CXI file as it is" in " ".join(done.output.split())
 
 
+def test_a_scan_is_no_image(tmp_path: Path) -> None:
+    simulated = SimulatedScan(raster=(4, 4), pattern=16, step=3.0)
+    scan = str(tmp_path / "scan.zarr")
+    write_scan(scan, simulated.scan, simulated)
+    for command in (["preview", scan, "out.png"], ["export", scan, str(tmp_path / "out.tif")]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 2
+        assert f"recon-cli export {scan} FILE" in " ".join(done.output.split())
+
+
 def test_a_file_in_place_of_a_zarr_is_named_as_the_source(result: Path, tmp_path: Path) -> None:
     job = {"input": {"path": str(result)}, "output": {"path": str(tmp_path / "out.cxi")}}
     (tmp_path / "job.yaml").write_text(json.dumps({"version": 1, "job": "ptychography", **job}))

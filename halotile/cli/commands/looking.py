@@ -93,9 +93,15 @@ def verify(
         raise typer.Exit(exits.QUARANTINED if verdict.sound else exits.BAD_DATA)
 
 
-def _check_no_result(path: str, dataset: str | None) -> None:
-    """Refuse the result of a ptychography job as an image."""
+def _check_is_image(path: str, dataset: str | None) -> None:
+    """Refuse a ptychographic scan and the result of a job as an image."""
     from halotile.storage.scans.export import is_result
+    from halotile.storage.scans.scan import is_scan
+
+    if dataset is None and is_scan(path):
+        raise ConfigError(
+            f"{path} is a ptychographic scan. To look at it, write: recon-cli export {path} FILE, with a name that ends in .png."
+        )
 
     if dataset is None and is_result(path):
         raise ConfigError(
@@ -130,7 +136,7 @@ def info(
             echo(f"\n{scan.next_step()}")
         return
 
-    _check_no_result(path, dataset)
+    _check_is_image(path, dataset)
     facts = describe(path, level=level, dataset=dataset)
     if as_json:
         print_json(facts)
@@ -172,7 +178,7 @@ def preview(
     from halotile.cli.preview import PreviewRequest
     from halotile.cli.preview import preview as write_preview
 
-    _check_no_result(path, dataset)
+    _check_is_image(path, dataset)
     request = PreviewRequest(path, file, size, region, plane, against, values, level, dataset, overwrite)
     description = write_preview(request, quiet=quiet)
     if not quiet:
@@ -228,7 +234,7 @@ def export(
         raise ConfigError(
             f"--unwrap: {file} is not to be a .zarr, or {path} is no result of a ptychography job. Leave it out."
         )
-    _check_no_result(path, dataset)
+    _check_is_image(path, dataset)
     request = ExportRequest(path, file, region, plane, level, dataset, cog, overwrite)
     description = write_export(request, quiet=quiet)
     if not quiet:

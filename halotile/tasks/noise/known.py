@@ -38,12 +38,17 @@ def noise_at(task: DenoiseTask, region: Region, brightness: Array, level: Array 
             _side_at(task, name, region) if name in task.sides else getattr(task.denoiser, name)
             for name in ("gain", "variance")
         )
-        # No less than that of one photon: the brightness is not exact.
-        noise: Array = np.sqrt(np.maximum(gain * brightness + variance, gain * gain))
-        return noise
+        return photon_sigma(gain, variance, brightness)
     if has_noise_map(task):
         return np.broadcast_to(_side_at(task, "sigma", region) * (high - low), brightness.shape)
     return np.broadcast_to(np.asarray(level, np.float64), brightness.shape)
+
+
+def photon_sigma(gain: Array | float, variance: Array | float, brightness: Array) -> Array:
+    """The standard deviation of the noise of photons at pixels of that brightness, all in the units of the file."""
+    # No less than that of one photon: the brightness is not exact.
+    sigma: Array = np.sqrt(np.maximum(gain * brightness + variance, np.square(gain)))
+    return sigma
 
 
 def has_photons(task: DenoiseTask) -> bool:

@@ -152,6 +152,8 @@ class OpenedScan:
             raise ConfigError(
                 f"{name} has shape {list(given.shape)}, and the scan needs {list(there.shape)}."
             )
+        if not given.abs().isfinite().all() or not given.any():
+            raise ConfigError(f"{name} is 0 everywhere, or has NaN or inf: no epoch would change that.")
         self._own.parameters[name] = given.clone()
 
     def _check_free(self, refusal: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,8 @@ from halotile.tasks.block import Receipt
 from halotile.tasks.denoise_block import DenoiseStages, DenoiseTask
 from halotile.tasks.devices.device import torch_threads
 from halotile.tasks.noise.details import Values
-from halotile.tasks.noise.known import measured_at, noise_at
+from halotile.tasks.noise.known import measured_at, noise_at, photon_sigma
+from halotile.tasks.noise.photon_noise import Fit
 from halotile.tasks.noise.residual import local_mean
 from halotile.tasks.roles import Roles
 
@@ -60,6 +61,11 @@ class DenoisedPlace:
         everywhere = np.zeros(brightness.shape)
         self.view(everywhere)[...] = levels[:, None, None]
         return self.view(noise_at(self.task, self.region, brightness, everywhere)).astype(np.float64)
+
+    def photon_noise(self, fits: Sequence[Fit]) -> Values:
+        """The same for noise of photons, one fit for each channel."""
+        channels = zip(self.noisy, fits, strict=True)
+        return np.array([photon_sigma(fit.gain, fit.variance, local_mean(each)) for each, fit in channels])
 
     def denoise(self, image: Values) -> Values:
         """Denoise another image at this place, among the pixels around it; unrounded, with NaN in holes."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, HalotileError, InputError, TaskFailed
 from halotile.graphs.amounts import first_line
-from halotile.graphs.jobs.denoise.image.crop import choose_crop, levels_at
+from halotile.graphs.jobs.denoise.image.crop import choose_crop, clear_photons_at, levels_at
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
 from halotile.graphs.kinds.sections import Cluster, Job
@@ -31,6 +31,8 @@ from halotile.tasks.trials.place import DenoisedPlace, Spans
 Setting = tuple[str, ...]
 """Overrides of a job file, such as ``("denoiser.strength=0.5",)``."""
 Score = Literal["SURE", "Noise2Self"]
+GAUSSIAN_SCORE: Score = "SURE"
+PHOTON_SCORE: Score = "Noise2Self"
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,7 @@ def compare(
     # One description of the noise for all, or their figures could not be compared.
     known = next((task for task in tasks.values() if has_photons(task)), None)
     described = known or next((task for task in tasks.values() if has_noise_map(task)), _task_of(first))
-    noise = _noise_of(first, described, place)
-    score: Score = "Noise2Self" if known else "SURE"
+    noise, score = _noise_of(first, described, place)
     tried = []
     for setting, task in tasks.items():
         with _noted(failed, setting):
@@ -201,32 +202,38 @@ def _task_of(plan: Plan) -> DenoiseTask:
     return plan.work.task
 
 
-def _noise_of(plan: Plan, task: DenoiseTask, place: Spans) -> Values:
-    """Return the standard deviation of the noise of each pixel of a place.
+def _noise_of(plan: Plan, task: DenoiseTask, place: Spans) -> tuple[Values, Score]:
+    """Return the standard deviation of the noise of each pixel of a place, and the score for noise of this kind.
 
     Raises
     ------
     InputError
         When there is none.
     """
-    crop = DenoisedPlace(task, place)
-    needs_level = not has_photons(task) and not has_noise_map(task)
-    levels = levels_at(plan.sources[0], task, place) if needs_level else np.ones(len(crop.noisy))
-    noise = crop.noise(levels)
+    crop, score, source = DenoisedPlace(task, place), GAUSSIAN_SCORE, plan.sources[0]
+    if has_photons(task):
+        noise, score = crop.noise(np.ones(len(crop.noisy))), PHOTON_SCORE
+    elif has_noise_map(task):
+        noise = crop.noise(np.ones(len(crop.noisy)))
+    elif photons := clear_photons_at(source, task, place):
+        # One level for dark and bright alike would reward what leaves the noise of the bright.
+        noise, score = crop.photon_noise(photons), PHOTON_SCORE
+    else:
+        noise = crop.noise(levels_at(source, task, place))
     noise = np.where(noise > 0, noise, np.nan)  # a map may be 0 where nothing is to be done
     if not (noise[np.isfinite(crop.noisy)] > 0).any():
         raise InputError(
-            f"{plan.sources[0].path}: no noise can be estimated in the plane of the crop, and settings are compared by it. "
+            f"{source.path}: no noise can be estimated in the plane of the crop, and settings are compared by it. "
             "Choose another plane or region."
         )
-    return noise
+    return noise, score
 
 
 def _evaluated(setting: Setting, crop: DenoisedPlace, noise: Values, score: Score) -> TriedSetting:
     noisy, denoised = crop.noisy, crop.denoised
     values = denoised.astype(np.float64)
     residual = (noisy - values) / noise
-    if score == "SURE":
+    if score == GAUSSIAN_SCORE:
         is_exact = denoised.dtype.kind == "f" and denoised.dtype.itemsize >= 4
         unrounded = values if is_exact else crop.denoise(noisy)
         error = unbiased_risk(noisy, unrounded, noise, crop.denoise)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from halotile.storage.disk.durable import DISK
@@ -12,9 +12,9 @@ from halotile.storage.disk.durable import DISK
 CurveRow = dict[str, float]
 
 
-def write_curve(path: Path, step: int, rows: Sequence[CurveRow]) -> None:
-    """Write the curve, for the driver to show; what is lost of it is recorded again."""
-    with suppress(OSError):
+def write_curve(path: Path, step: int, rows: Sequence[CurveRow], *, is_awaited: bool = False) -> None:
+    """Write the curve, for the driver to show; what is lost of it is recorded again, unless a loop waits for it."""
+    with nullcontext() if is_awaited else suppress(OSError):
         DISK.write_file(path, [json.dumps({"step": step, "rows": rows}).encode()], sync=False)
 
 

@@ -79,7 +79,7 @@ class Record:
                 "resolution_bound": rings.bound,
                 "loss_of_halves": halves,
             }
-        write_curve(self.recipe.curve, len(rows), rows)
+        write_curve(self.recipe.curve, len(rows), rows, is_awaited=self.recipe.requests is not None)
         if self.recipe.drawing is not None:
             with suppress(OSError):
                 DISK.write_file(self.recipe.drawing, draw_object(*self.drawn()), sync=False)

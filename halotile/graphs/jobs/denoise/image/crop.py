@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from halotile.storage.rim import Array, Readable
 from halotile.storage.views import measured, readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_level, plane_regions, sample_regions
+from halotile.tasks.noise.photon_noise import Fit, fit_photon_noise
 from halotile.tasks.trials.place import Spans
 
 EDGE = 512
@@ -88,15 +89,25 @@ def image_of(source: Readable, task: DenoiseTask) -> Readable:
 
 def levels_at(source: Source, task: DenoiseTask, place: Spans) -> NDArray[np.float64]:
     """Return the estimated noise level of each channel of a place, in the units of the file, from samples of its whole plane."""
+    return np.array([plane_level(squares) for squares in _samples_at(source, task, place)])
+
+
+def clear_photons_at(source: Source, task: DenoiseTask, place: Spans) -> list[Fit] | None:
+    """Return the photon noise of each channel of a place, from the same samples; None unless all of them clearly show it."""
+    fits = [fit_photon_noise(squares) for squares in _samples_at(source, task, place)]
+    clear = [fit for fit in fits if fit is not None and fit.is_clear]
+    return clear if len(clear) == len(fits) else None
+
+
+def _samples_at(source: Source, task: DenoiseTask, place: Spans) -> Iterator[list[Array]]:
+    """Yield samples of the whole plane of each channel of a place."""
     axes, image = source.axes, image_of(source, task)
     square = axes.index("y"), axes.index("x")
     tiled = {task.roles.axes[i] for i in task.roles.spatial}
-    levels = []
     for channel in range(*place.get("c", (0, 1))):
         at = {i: place[a][0] if a != "c" else channel for i, a in enumerate(axes) if a not in tiled}
         regions = plane_regions(source.shape, square, at, SAMPLES)
-        levels.append(plane_level([as_square(part, square) for _, part in readable_parts(image, regions)]))
-    return np.array(levels)
+        yield [as_square(part, square) for _, part in readable_parts(image, regions)]
 
 
 def _candidates(source: Source, fixed: Spans) -> list[Region]:
