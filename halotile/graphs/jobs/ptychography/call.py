@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 __all__ = ["LBFGS", "RPIE", "SGD", "Adam", "open", "simulate"]
 
 
+LONGEST_PAUSE = 0.1
+"""Seconds between two looks for an epoch's loss, at most."""
+
+
 def open(  # noqa: A001 - as open() of other modules
     path: str | Path,
     *,
@@ -274,7 +278,7 @@ class _Solver:
         done, requests = len(self.scan.losses), StepRequests(asked)
         recipe = self.scan.hand_over(stage, checkpoint, curve, asked)
         failures: list[BaseException] = []
-        is_left = False
+        is_left, took = False, 0.0
 
         def compute() -> None:
             try:
@@ -286,9 +290,11 @@ class _Solver:
         thread.start()
         try:
             for epoch in range(done, done + stage.epochs):
+                began = time.monotonic()
                 requests.ask(epoch + 1)
-                if (loss := _loss_of(epoch, curve, thread)) is None:
+                if (loss := _loss_of(epoch, curve, thread, took)) is None:
                     break
+                took = time.monotonic() - began
                 self.scan.hand_out(loss, thread.is_alive)
                 yield loss
         except GeneratorExit:  # the loop was left: what is raised here would not reach the script
@@ -306,8 +312,9 @@ class _Solver:
             raise failures[0]
 
 
-def _loss_of(epoch: int, curve: Path, thread: threading.Thread) -> float | None:
-    """Wait for the loss of an epoch; None where the computation ended without."""
+def _loss_of(epoch: int, curve: Path, thread: threading.Thread, expected: float) -> float | None:
+    """Wait for the loss of an epoch that is expected to take so many seconds; None where the computation ended without."""
+    began = time.monotonic()
     is_over, seen = False, None
     while not is_over:
         is_over = not thread.is_alive()
@@ -317,8 +324,13 @@ def _loss_of(epoch: int, curve: Path, thread: threading.Thread) -> float | None:
                 seen, (step, rows) = found, read_curve(curve)
                 if step > epoch:
                     return rows[epoch]["loss"]
-        time.sleep(LOOK_SECONDS)
+        time.sleep(_pause(time.monotonic() - began, expected))
     return None
+
+
+def _pause(waited: float, expected: float) -> float:
+    """Return the seconds until the next look: few looks, since the ranks may need every core, and none comes late."""
+    return min(max(LOOK_SECONDS, 0.8 * expected - waited, waited / 200), LONGEST_PAUSE)
 
 
 class Adam(_Solver):
