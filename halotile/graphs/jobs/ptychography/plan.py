@@ -54,6 +54,8 @@ FEW_COUNTS = 0.5
 """Mean of a pixel below which most have no count."""
 SOME_POSITIONS = 1000
 """Positions, about, whose nearest neighbours are looked at."""
+FARTHEST = 10**9
+"""Sizes of a pattern beyond which all positions are as far away."""
 MOST_HELD = 100
 """Epochs, at most, in which positions are held unless the job says how many."""
 SMALLER = "a smaller batch, fewer modes, or a larger pixel (recon-cli convert --bin 2)"
@@ -162,7 +164,7 @@ def _check_overlap(recipe: ScanRecipe) -> None:
         raise ConfigError(
             f"all positions lie within {span.max():.2g} of a pixel of the object, which is {shown_length(recipe.optics.pixel[0])}. {remedy}"
         )
-    in_patterns = pixels / (rows, columns)
+    in_patterns = np.divide(pixels, (rows, columns), out=pixels)  # one array for both: there may be millions
     some = in_patterns[:: 1 + len(pixels) // SOME_POSITIONS]
     distance = np.median(KDTree(in_patterns).query(some, 2, p=np.inf)[0][:, 1])
     if distance >= 1:
@@ -176,12 +178,16 @@ def _check_strays(recipe: ScanRecipe, in_patterns: NDArray[np.float64]) -> None:
     """Refuse a position, in sizes of a pattern, far from all others, which would make the object as large as the way to it."""
     from scipy.spatial import KDTree
 
-    cells, which, counts = np.unique(np.floor(in_patterns), axis=0, return_inverse=True, return_counts=True)
-    if len(cells) == 1:
+    # One number for each cell of the size of a pattern.
+    cells = np.clip(np.floor(in_patterns - in_patterns.min(axis=0)), 0, FARTHEST).astype(np.int64)
+    keys = cells[:, 0] * (FARTHEST + 1) + cells[:, 1]
+    _, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    if len(first) == 1:
         return
-    alone = (counts == 1) & (KDTree(cells).query(cells, 2, p=np.inf)[0][:, 1] > 1)
+    kinds = cells[first]
+    alone = (counts == 1) & (KDTree(kinds).query(kinds, 2, p=np.inf)[0][:, 1] > 1)
     if alone.any():
-        stray = int(alone[which.reshape(-1)].argmax())
+        stray = int(first[alone].min())
         away = recipe.scan.positions[stray] - np.median(recipe.scan.positions, axis=0)
         place = " and ".join(shown_length(abs(length)) for length in away)
         raise ConfigError(
@@ -213,10 +219,10 @@ def check_used(recipe: ScanRecipe) -> None:
             raise ConfigError(
                 f"a batch is {stage.batch}, and each of the {recipe.slots} slots draws from a window of its own. Write a batch of {recipe.slots} or more, or fewer slots."
             )
-        missing = set(stage.subset or ()).difference(recipe.scan.numbers.tolist())
+        missing: list[int] = np.setdiff1d(stage.subset, recipe.scan.numbers).tolist() if stage.subset else []
         if missing or stage.subset == ():
             raise ConfigError(
-                f"subset names {min(missing) if missing else 'no pattern'}, and the scan has patterns 0 to {recipe.scan.numbers.max()}. Write some of them."
+                f"subset names {missing[0] if missing else 'no pattern'}, and the scan has patterns 0 to {recipe.scan.numbers.max()}. Write some of them."
             )
     if recipe.resolution:
         covered(recipe)
