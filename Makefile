@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs bench gpu-check wheels venv clean
+.PHONY: help demo test test-all check docs bench gpu-check wheels venv clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s%s\n", $$1, $$2 }' Makefile
@@ -26,8 +26,11 @@ help:  ## list the commands
 demo: $(VENV)/stamp-demo  ## denoise a real image, show what it did (output: demo/)
 	$(PY) examples/retina.py --out demo --workers $(WORKERS) $(ARGS)
 
-test: $(VENV)/stamp-oracles  ## run the whole suite; JOBS=2: two files at once
+test: $(VENV)/stamp-oracles  ## run the tests but the thorough ones; JOBS=2: two files at once
 	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-all: $(VENV)/stamp-oracles  ## run all tests; takes JOBS and ARGS as test does
+	$(PY) -m pytest --thorough -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(VENV)/stamp-test  ## ruff, mypy --strict, import-linter, doctests
 	$(PY) -m ruff check .
@@ -49,7 +52,7 @@ gpu-check:  ## on a machine with a GPU: its tests and its table
 	  echo "$(GPU_PY) lacks what halotile needs. Write: make gpu-check PYTHON=/path/to/python, or see docs/gpu.md" >&2; exit 2; }
 	@$(GPU_PY) tests/benchmarks/bench_gpu.py --look
 	@outcome=0; \
-	$(GPU_PY) -m pytest tests/gpu -m gpu --gpu-device cuda || outcome=$$?; \
+	$(GPU_PY) -m pytest tests/gpu -m gpu --thorough --gpu-device cuda || outcome=$$?; \
 	if [ $$outcome = 5 ]; then echo "no test was collected: nothing of the GPU was tested" >&2; fi; \
 	$(GPU_PY) tests/benchmarks/bench_gpu.py $(ARGS) || outcome=$$?; \
 	exit $$outcome

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +21,47 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What computes the tests of a GPU."""
+    """How much is tested, and what computes the tests of a GPU."""
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="also the tests marked thorough, which are left out without it",
+    )
     parser.addoption(
         "--gpu-device",
         choices=["auto", "cuda", "cpu"],
         default="auto",
         help="tests marked gpu: on a GPU or else skipped (auto), failing without one (cuda), rehearsed on the CPU (cpu)",
     )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say it here as well: where several processes run the tests, the last line does not count what is left out."""
+    return f"tests marked thorough: {'run' if config.getoption('--thorough') else 'left out, see --thorough'}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests marked thorough, but for those that are named one by one."""
+    if config.getoption("--thorough"):
+        return
+    named = [_node_id(argument, config) for argument in config.args if "::" in argument]
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        is_named = any(
+            item.nodeid == each or item.nodeid.startswith((f"{each}[", f"{each}::")) for each in named
+        )
+        (left_out if item.get_closest_marker("thorough") and not is_named else kept).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
+
+
+def _node_id(argument: str, config: pytest.Config) -> str:
+    """The node id that an argument of the command line means: its path may begin anywhere."""
+    path, names = argument.split("::", 1)
+    absolute = os.path.abspath(config.invocation_params.dir / path)
+    return f"{os.path.relpath(absolute, config.rootpath)}::{names}"
 
 
 @pytest.fixture(scope="session", autouse=True)

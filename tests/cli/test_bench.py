@@ -32,6 +32,7 @@ from halotile.graphs.runs.passes.stream import workers_of
 from halotile.graphs.scaling import trials
 from halotile.graphs.scaling.scaling import Scaling, TimedRun
 from halotile.tasks.denoisers.common.unet_layers import BlindUNet
+from tests.cases import thorough
 
 RUNNER = CliRunner()
 JOB = """\
@@ -228,7 +229,7 @@ def test_the_first_of_many_images_is_measured_up_to_the_workers_of_the_job(folde
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(("number", "code"), [thorough(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_ends_it_and_its_folder_is_removed(folder: Path, number: signal.Signals, code: int) -> None:
     before = contents(folder)
     program = [sys.executable, "-m", "halotile", "bench", "job.yaml", "--workers", "1,2", "--trials", "50"]

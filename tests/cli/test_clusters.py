@@ -49,7 +49,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_a_script_joins_the_cluster_that_is_up_for_it(home: Path) -> None:
     (home / "script.py").write_text(SCRIPT)
     done = subprocess.run(
@@ -84,7 +83,6 @@ def test_options_replace_what_the_file_says(config: Path) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_copies_end_when_the_first_one_is_refused(tmp_path: Path) -> None:
     launch = os.environ | {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": f"refused-{os.getpid()}"}
     HpcJob.create(tmp_path)
@@ -175,7 +173,7 @@ def leave_behind(run_directory: Path, host: str) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
 def test_copies_that_mpirun_starts_become_workers_of_the_first(host: str, tmp_path: Path) -> None:
     """Copies with the variables of Open MPI, of which nothing else is used."""

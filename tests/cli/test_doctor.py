@@ -44,7 +44,6 @@ def test_the_doctor_does_without_an_installed_copy(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
 def test_the_doctor_compares_the_workers(tmp_path: Path) -> None:
     done = RUNNER.invoke(
         app, ["doctor", "--output", str(tmp_path), "--start", "--workers", "1", "--cluster", "local"]

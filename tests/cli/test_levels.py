@@ -150,6 +150,7 @@ def files_in(folder: Path) -> int:
     return sum(len(names) for _, _, names in os.walk(folder))
 
 
+@pytest.mark.thorough
 def test_killed_without_warning_it_goes_on(folder: Path) -> None:
     save_image(folder / "large.zarr", np.tile(PIXELS, (4, 5)))
     save_image(folder / "whole.zarr", np.tile(PIXELS, (4, 5)))

@@ -17,6 +17,7 @@ import pytest
 from halotile import errors
 from halotile.cli.main import app
 from halotile.graphs.kinds.base import Inspection
+from tests.cases import thorough
 from tests.cli.engine import FIGURES, RUNNER, Bad, Ending, Engine
 
 
@@ -259,7 +260,7 @@ def test_scratch_is_told_where_there_is_some(
     assert "up to 9.1 GiB of output and 1 MiB of scratch; 93.1 GiB free" in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, thorough(signal.SIGUSR1)])
 def test_a_signal_before_a_run_begins_stops_it_resumably(config: Path, number: signal.Signals) -> None:
     """While the plan is made, say."""
     script = (

@@ -17,7 +17,7 @@ from tests.hpc import BLOCKS, EDGE, HpcJob, wait_for
 from tests.slurm import Slurm
 from tests.support import read_zarr
 
-pytestmark = [pytest.mark.slurm, pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.cluster]
 SUBMIT = ("submit", "job.yaml", "--allow-import")
 
 
@@ -99,6 +99,7 @@ def at_work(job: HpcJob) -> set[str]:
     return {node for _, _, node, _ in job.log()}
 
 
+@pytest.mark.thorough
 def test_a_node_that_dies_takes_its_own_workers_and_no_others(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.5)
     number = submitted(job, "--workers", "4")
@@ -111,6 +112,7 @@ def test_a_node_that_dies_takes_its_own_workers_and_no_others(job: HpcJob, slurm
     job.check_whole()
 
 
+@pytest.mark.thorough
 def test_a_driver_whose_node_dies_is_asked_for_again(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.5)
     number = submitted(job, "--workers", "4")
@@ -164,6 +166,7 @@ def iteration(job: HpcJob) -> int:
     return int((status(job).get("figures") or {}).get("iteration", 0))
 
 
+@pytest.mark.thorough
 def test_iterations_go_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
     make_reconstruction(job, iterations=8)
     job.call("run", "job.yaml", "--allow-import", "--cluster", "local", "--set", "output.path=here.zarr")
@@ -182,6 +185,7 @@ def test_iterations_go_on_in_another_attempt(job: HpcJob, slurm: Slurm) -> None:
     np.testing.assert_array_equal(both, whole)
 
 
+@pytest.mark.thorough
 def test_blocks_for_which_no_time_is_left_are_given_up_and_done_in_another_attempt(
     job: HpcJob, slurm: Slurm
 ) -> None:
@@ -201,6 +205,7 @@ def test_blocks_for_which_no_time_is_left_are_given_up_and_done_in_another_attem
     job.check_whole()
 
 
+@pytest.mark.thorough
 def test_a_driver_that_is_killed_leaves_a_mark(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.3)
     submitted(job)
@@ -228,6 +233,7 @@ def test_a_run_that_may_not_be_put_back_is_submitted_again(job: HpcJob, slurm: S
     job.check_whole()
 
 
+@pytest.mark.thorough
 def test_an_attempt_that_did_nothing_is_the_last(job: HpcJob, slurm: Slurm) -> None:
     number = submitted(job, "--set", 'cluster.prologue=["sleep 1"]')
     log = job.run_directory / "batch.log"
@@ -268,6 +274,7 @@ def test_a_run_that_waits_is_not_submitted_twice(job: HpcJob) -> None:
     job.call("cancel", "out.zarr.run")
 
 
+@pytest.mark.thorough
 def test_what_slurm_refuses_is_told_and_leaves_everything_as_it_was(job: HpcJob) -> None:
     refused = (*SUBMIT, "--set", "cluster.queue=fast")
     assert "invalid partition specified: fast" in job.call(*refused, code=1)
@@ -290,6 +297,7 @@ def test_a_job_that_ends_before_the_run_begins_is_told(job: HpcJob, slurm: Slurm
     assert "no module called cuda" in job.call("logs", "out.zarr.run")
 
 
+@pytest.mark.thorough
 def test_fresh_begins_once_and_counts_what_it_does_itself(job: HpcJob, slurm: Slurm) -> None:
     job.call("run", "job.yaml", "--allow-import", "--cluster", "local")
     (job.folder / "log").write_text("")

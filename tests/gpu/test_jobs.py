@@ -23,6 +23,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
+from tests.cases import thorough
 from tests.faults import REPOSITORY, members, until
 from tests.support import Image, dncnn_weights, job_of, noisy_image, read_zarr, write_zarr
 
@@ -62,6 +63,7 @@ def denoised(wanted: Denoising, cluster: RunningCluster) -> Image:
     return read_zarr(Path(wanted.output.path))
 
 
+@pytest.mark.thorough
 def test_every_denoiser_agrees_with_the_cpu(gpu: str, cluster: RunningCluster, tmp_path: Path) -> None:
     apart = {}
     for name in DENOISERS:
@@ -72,7 +74,7 @@ def test_every_denoiser_agrees_with_the_cpu(gpu: str, cluster: RunningCluster, t
     assert max(apart.values()) <= 1e-5, apart
 
 
-@pytest.mark.parametrize("name", ["gaussian", "dncnn"])
+@pytest.mark.parametrize("name", ["gaussian", thorough("dncnn")])
 def test_one_worker_and_two_on_a_gpu_write_the_same_bits_each_time(
     gpu: str, cluster: RunningCluster, name: str, tmp_path: Path
 ) -> None:
@@ -84,7 +86,7 @@ def test_one_worker_and_two_on_a_gpu_write_the_same_bits_each_time(
     np.testing.assert_array_equal(single, first)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_job_that_is_killed_goes_on_and_writes_the_same_bits(
     gpu: str, cluster: RunningCluster, tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_what_is_recorded_has_the_same_bits(gpu_device: Gpu) -> None:
     assert recording.records, "it could be recorded"
 
 
+@pytest.mark.thorough
 def test_a_model_that_asks_for_a_value_in_between_is_not_recorded(gpu: str) -> None:
     """In a process of its own: a recording that breaks may leave one that cannot allocate."""
     program = (

@@ -17,6 +17,7 @@ from halotile.cli.main import app
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.ptychography.simulated import SimulatedScan
+from tests.cases import all_of
 from tests.support import noisy_image, write_zarr
 
 pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
@@ -81,7 +82,7 @@ def test_a_training_on_a_gpu_is_that_of_a_cpu_and_the_same_each_time(folder: Pat
     assert (folder / "first.safetensors").read_bytes() == (folder / "second.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("solver", sorted(STAGES))
+@pytest.mark.parametrize("solver", all_of(sorted(STAGES), thorough=["lbfgs", "rpie"]))
 def test_a_scan_is_reconstructed_on_a_gpu_as_on_a_cpu_and_the_same_each_time(
     folder: Path, gpu: str, solver: str
 ) -> None:

@@ -38,6 +38,7 @@ def job(folder: Path, device: str) -> Denoising:
     return replace(given, cluster=Choice(kind="local"))
 
 
+@pytest.mark.thorough
 def test_a_trial_reports_speed_memory_and_errors(gpu_device: Gpu, tmp_path: Path) -> None:
     task = work_of(make_plan(job(tmp_path, "cpu"))).task
     found = tune(task, TrialRequest(tiles=((512, 512), (256, 256)), batch=2, compare=True), gpu_device)
@@ -54,6 +55,7 @@ def test_a_trial_reports_speed_memory_and_errors(gpu_device: Gpu, tmp_path: Path
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 def test_a_run_holds_what_was_planned_of_the_gpu(gpu: str, cluster: RunningCluster, tmp_path: Path) -> None:
     plan = make_plan(job(tmp_path, gpu))
     outcome = run(plan, cluster=cluster)

@@ -16,6 +16,7 @@ from halotile.errors import BlockFailed, BlockInputFailed, ConfigError, ResumeRe
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.image import holes
 from halotile.storage.grid import Region
+from tests.cases import thorough
 from tests.faults import ACROSS, BLOCK, BLOCKS, Scene, image, truth
 from tests.support import write_zarr
 
@@ -38,9 +39,9 @@ def others(*bad: int) -> set[int]:
     [
         ("raise", "ValueError: poisoned by raise-19"),
         ("nan", r"returned NaN or infinity for finite pixels at .*64.*96"),
-        ("shape", r"the function returned \(31, 32\) for an image of shape \(32, 32\)"),
+        thorough("shape", r"the function returned \(31, 32\) for an image of shape \(32, 32\)"),
         ("die", "every worker that took it died"),
-        ("missing", r"FileNotFoundError: .*calibration\.npy"),
+        thorough("missing", r"FileNotFoundError: .*calibration\.npy"),
     ],
 )
 def test_a_bad_block_is_named_and_the_others_are_done(

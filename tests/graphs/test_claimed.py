@@ -27,6 +27,7 @@ from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import PARTIAL
 from halotile.storage.formats.zarr import ZarrReader
 from halotile.storage.sharded import output, ownership
+from tests.cases import all_of, thorough
 from tests.faults import BLOCK, BLOCKS, Scene, image, truth
 from tests.support import write_zarr
 
@@ -91,7 +92,9 @@ OUTPUT: dict[str, tuple[Change, type[HalotileError], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", OUTPUT)
+@pytest.mark.parametrize(
+    "name", all_of(OUTPUT, thorough=OUTPUT.keys() - {"moved", "with two shards swapped"})
+)
 def test_a_run_whose_output_is_changed_does_not_finish(
     scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None], name: str
 ) -> None:
@@ -141,8 +144,8 @@ def write_in_place(scene: Scene) -> None:
     ("change", "words"),
     [
         (rewrite, "was written to"),
-        (write_in_place, "was written to"),
-        (lambda scene: shutil.rmtree(scene.source), "was moved, removed or damaged"),
+        thorough(write_in_place, "was written to"),
+        thorough(lambda scene: shutil.rmtree(scene.source), "was moved, removed or damaged"),
     ],
     ids=["rewritten", "in place", "removed"],
 )
@@ -230,7 +233,7 @@ class Hiccup:
         return self._asked(*given, **named)
 
 
-@pytest.mark.parametrize("name", ASKING)
+@pytest.mark.parametrize("name", all_of(ASKING, thorough=["directory", "metadata"]))
 def test_what_the_system_does_not_tell_for_a_while_ends_no_run(
     scene: Scene,
     cluster: RunningCluster,
@@ -247,7 +250,7 @@ def test_what_the_system_does_not_tell_for_a_while_ends_no_run(
     check_whole()
 
 
-@pytest.mark.parametrize("name", ASKING)
+@pytest.mark.parametrize("name", all_of(ASKING, thorough=["directory", "metadata"]))
 def test_what_the_system_never_tells_ends_a_run_in_its_own_words(
     scene: Scene,
     cluster: RunningCluster,

@@ -131,7 +131,6 @@ def test_workers_come_back_when_the_process_that_they_are_forked_from_is_killed(
     assert (done.stdout, done.stderr, done.returncode) == ("started\n" * 30, "", 0)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="workers are forked on Linux only")
 def test_what_lies_in_the_working_directory_is_not_imported_by_workers(tmp_path: Path) -> None:
     script, elsewhere = tmp_path / "script.py", tmp_path / "elsewhere"
@@ -202,7 +201,6 @@ def test_nothing_listens_beyond_loopback(cluster: RunningCluster) -> None:
     assert set(listening) == {"127.0.0.1"}
 
 
-@pytest.mark.slow
 def test_the_driver_gets_its_environment_back_and_no_process_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("SET_SINCE_THE_LAST_CLUSTER", "yes")
@@ -300,7 +298,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_nobody_complains_of_what_a_killed_worker_left_behind(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(DIES)

@@ -14,11 +14,12 @@ from halotile.tasks.groups import collectives
 from halotile.tasks.groups.cut_tensors import fft
 from halotile.tasks.groups.cut_tensors.fft import with_real_ends
 from halotile.tasks.groups.group import TorchGroup
+from tests.cases import thorough
 from tests.graphs import collecting, jacobians, physicsnemo_cases
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
-RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+RANKS = pytest.mark.parametrize("ranks", [1, thorough(2), 3, thorough(4)])
 
 
 WAYS = pytest.mark.parametrize("is_shared", [True, False], ids=["memory", "gloo"])
@@ -43,6 +44,7 @@ def test_gradients_are_adjoints_and_have_gradients(
         assert {name: gap for name, gap in gaps.items() if gap > 1e-12} == {}
 
 
+@pytest.mark.thorough
 def test_gradients_are_differences_and_so_are_theirs(four: DistributedContext) -> None:
     assert four.run_torch(jacobians.gradient_faults, ranks=3) == [[]] * 3  # one of them has an empty part
 
@@ -55,8 +57,11 @@ def test_the_cases_of_physicsnemo_give_its_numbers(four: DistributedContext, ran
 
 @pytest.mark.parametrize(
     ("ranks", "dtype", "norm"),
-    [(ranks, torch.float32, "ortho") for ranks in (2, 4)]
-    + [(2, torch.float64, norm) for norm in ("backward", "ortho", "forward")],
+    [
+        (2, torch.float32, "ortho"),
+        thorough(4, torch.float32, "ortho"),
+        *(thorough(2, torch.float64, norm) for norm in ("backward", "ortho", "forward")),
+    ],
 )
 def test_the_field_of_physicsnemo_is_transformed_as_by_one_process(
     four: DistributedContext, ranks: int, dtype: torch.dtype, norm: str
@@ -137,6 +142,7 @@ def test_transforms_and_their_gradients_for_every_norm(
     assert faults == [[]] * ranks
 
 
+@pytest.mark.thorough
 def test_a_large_transform_in_single_precision(four: DistributedContext) -> None:
     assert four.run_torch(collecting.transform_faults, (2, 720, 1440), 1e-5, ranks=2) == [[], []]
 

@@ -20,6 +20,7 @@ from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.grid import Region
+from tests.cases import thorough
 from tests.graphs.holed import scene, with_tag
 from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
 
@@ -46,7 +47,7 @@ def noisy_retina(sigma: float = 0.1, edge: int = 512) -> tuple[NDArray[Any], NDA
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", ["float32", "uint16"])
+@pytest.mark.parametrize("dtype", ["float32", thorough("uint16")])
 def test_a_crop_has_the_bits_of_a_run(tmp_path: Path, name: str, dtype: str) -> None:
     pixels = noisy_retina(edge=320)[1]
     if dtype == "uint16":
@@ -60,7 +61,7 @@ def test_a_crop_has_the_bits_of_a_run(tmp_path: Path, name: str, dtype: str) -> 
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("value", [-9999.0, None])
+@pytest.mark.parametrize("value", [-9999.0, thorough(None)])
 def test_a_crop_with_holes_has_the_bits_of_a_run(tmp_path: Path, name: str, value: float | None) -> None:
     pixels, holes = scene(np.nan if value is None else value)
     source = (
@@ -76,7 +77,7 @@ def test_a_crop_with_holes_has_the_bits_of_a_run(tmp_path: Path, name: str, valu
     assert np.isfinite(found.best.error)
 
 
-@pytest.mark.parametrize("model", ["gaussian", "poisson-gaussian"])
+@pytest.mark.parametrize("model", ["gaussian", thorough("poisson-gaussian")])
 def test_a_crop_of_one_plane_has_the_bits_of_a_run(tmp_path: Path, model: str) -> None:
     rng = np.random.default_rng(0)
     counts = np.stack([3.0 * rng.poisson(retina()[::4, ::4, c][30:330, 30:330] / 4.0) + 50 for c in (0, 1)])
@@ -93,14 +94,14 @@ def test_a_crop_of_one_plane_has_the_bits_of_a_run(tmp_path: Path, model: str) -
     [
         ("zyx", "tv", {"strength": 1.0, "sigma": "auto", "iterations": 5}, "float32"),
         ("zyx", "nlm", {"strength": 0.8, "sigma": "auto", "distance": 2, "patch": 3}, "uint32"),
-        (
+        thorough(
             "cyx",
             "torch",
             {"import": "tests.networks:convolutions", "options": {"channels": 3}, "channels": [3, 3]},
             "uint8",
         ),
         ("yxc", "tv", {"strength": 1.0, "sigma": "auto"}, "uint8"),
-        ("qyx", "torch", {"import": "tests.networks:unet"}, ">f4"),
+        thorough("qyx", "torch", {"import": "tests.networks:unet"}, ">f4"),
         ("cyx", "gaussian", {"sigma": 1.0}, "float16"),
     ],
 )

@@ -9,6 +9,7 @@ reason.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from distributed import Client, LocalCluster
 from halotile import DistributedContext, distribute
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.local import LocalWorkers
+from tests.cases import all_of
 from tests.graphs.distributing import IN_THREADS
 
 peer: Any = pytest.importorskip("deepinv.tests.test_distributed")
@@ -91,7 +93,18 @@ def _failing(request: pytest.FixtureRequest) -> None:
 num_operators = peer.num_operators
 gather_strategy = peer.gather_strategy
 device_config = peer.device_config
-globals().update({name: thing for name, thing in vars(peer).items() if name.startswith("test_")})
+DEVICES = pytest.mark.parametrize(
+    "device_config",
+    all_of(["cpu_single", "cpu_multi", "gpu_single", "gpu_multi"], thorough=["cpu_single"]),
+    indirect=True,
+)
+globals().update(
+    {
+        name: DEVICES(thing) if "device_config" in inspect.signature(thing).parameters else thing
+        for name, thing in vars(peer).items()
+        if name.startswith("test_")
+    }
+)
 
 
 def test_the_documentation_lists_the_failures_with_their_reasons() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from halotile import DistributedContext
 from halotile.errors import ConfigError, TaskFailed
+from tests.cases import all_of
 from tests.graphs.distributing import Smooth, difference, image, tiled
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
@@ -83,7 +84,7 @@ def test_each_task_has_some_images(ctx: DistributedContext, monkeypatch: pytest.
     assert seen == [3, 1, 1]
 
 
-@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("dtype", all_of(NEAR, thorough=[torch.float64]), ids=str)
 @pytest.mark.parametrize("images", [1, 2, 5])
 def test_training_with_batch_norm_follows_the_program_in_one_process(
     ctx: DistributedContext, images: int, dtype: torch.dtype

@@ -13,6 +13,7 @@ import torch
 
 from halotile import DistributedContext, distribute
 from halotile.graphs.clusters.base import RunningCluster
+from tests.cases import all_of
 from tests.graphs.distributing import NEAR, OPERATIONS, difference, image, kernel
 
 physics: Any = pytest.importorskip("deepinv.physics")
@@ -126,7 +127,7 @@ LOCAL: dict[str, Callable[[], list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", LOCAL)
+@pytest.mark.parametrize("kind", all_of(LOCAL, thorough=["reflect", "constant"]))
 def test_large_dask_arrays_run_by_blocks(ctx: DistributedContext, kind: str) -> None:
     stack, x = distribute(LOCAL[kind](), ctx), image(1, 1, 1100, 900)
     lazy = da.from_array(x.numpy(), chunks=(1, 1, 400, 400))

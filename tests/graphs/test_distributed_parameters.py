@@ -12,6 +12,7 @@ import torch
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, TaskFailed
+from tests.cases import all_of
 from tests.graphs.distributing import difference, image, kernel, squares
 
 physics = pytest.importorskip("deepinv.physics")
@@ -171,7 +172,7 @@ def distances(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> li
     return [float((a - b).norm() / b.norm().clamp_min(1e-30)) for a, b in zip(left, right, strict=True)]
 
 
-@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("dtype", all_of(NEAR, thorough=[torch.float64]), ids=str)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_equal_the_plain_stack(

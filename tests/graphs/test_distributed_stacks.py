@@ -15,6 +15,7 @@ import torch
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, InputError, TaskFailed, WrongKind
 from halotile.graphs.clusters.base import RunningCluster
+from tests.cases import thorough
 from tests.graphs.distributing import NEAR, OPERATIONS, STACKS, difference, image, kernel, masks
 
 physics = pytest.importorskip("deepinv.physics")
@@ -96,7 +97,7 @@ def test_an_unknown_reduction_is_refused_at_any_size(ctx: DistributedContext) ->
         stack.A_adjoint_A(x, reduce_op="average")
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean", None])
+@pytest.mark.parametrize("reduction", [thorough("sum"), "mean", None])
 @pytest.mark.parametrize("name", ["circular blurs", "large"])
 def test_an_adjoint_is_the_sum_whatever_the_reduction(
     ctx: DistributedContext, name: str, reduction: str | None
@@ -255,6 +256,7 @@ def test_noise_is_that_of_the_operator_until_it_is_set(ctx: DistributedContext) 
 SIZES = {"odd": (1, 65, 47), "odd by odd": (1, 63, 45)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("padding", ["circular", "reflect"])
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_super_resolution_of_odd_sizes_equals_deepinv(

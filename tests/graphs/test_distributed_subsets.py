@@ -11,6 +11,7 @@ import torch
 
 from halotile import DistributedContext, distribute, ordered_subset
 from halotile.errors import ConfigError
+from tests.cases import thorough
 from tests.graphs.distributing import OPERATIONS, STACKS, difference, image, kernel
 
 physics = pytest.importorskip("deepinv.physics")
@@ -133,7 +134,7 @@ class Plain:
 
 @pytest.mark.parametrize("run", [run_sgd, run_saga, run_svrg, run_osem])
 @pytest.mark.parametrize("order", ["cyclic", "random"])
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), thorough(torch.float64, 1e-10)], ids=str)
 def test_a_loop_over_subsets_gives_the_numbers_of_a_program_in_one_process(
     counts: list[DistributedContext], run: Any, order: str, dtype: torch.dtype, near: float
 ) -> None:

@@ -13,6 +13,7 @@ from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
+from tests.cases import all_of, thorough
 from tests.support import (
     dncnn_weights,
     job_of,
@@ -32,13 +33,15 @@ DENOISERS: dict[str, dict[str, Any]] = {
     "dncnn": {"depth": 5, "width": 8},
 }
 CUTS: list[dict[str, Any]] = [
-    {"size": 64},
-    {"size": 100, "batch": 1},
     {"size": 77, "batch": 3},
-    {"size": 512},
-    {"size": 64, "block": 256},
     {"size": (50, 90), "block": (128, 256)},
     {"depth": 40},
+]
+MORE_CUTS: list[dict[str, Any]] = [
+    {"size": 64},
+    {"size": 100, "batch": 1},
+    {"size": 512},
+    {"size": 64, "block": 256},
 ]
 
 
@@ -48,7 +51,9 @@ def options_of(name: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", DENOISERS)
-@pytest.mark.parametrize("dtype", ["float32", "uint8", "uint16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", all_of(["float32", "uint8", "uint16", "float16"], thorough=["uint8", "float16"])
+)
 def test_tiles_have_the_bits_of_the_whole_picture(name: str, dtype: str, tmp_path: Path) -> None:
     pixels = noisy_image((301, 270), dtype)
     job = job_of(
@@ -58,7 +63,7 @@ def test_tiles_have_the_bits_of_the_whole_picture(name: str, dtype: str, tmp_pat
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth))
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("cut", all_of(CUTS + MORE_CUTS, thorough=MORE_CUTS), ids=str)
 @pytest.mark.parametrize("name", DENOISERS)
 def test_the_bits_do_not_depend_on_the_cut(name: str, cut: dict[str, Any], tmp_path: Path) -> None:
     pixels = noisy_image((301, 270))
@@ -70,9 +75,16 @@ def test_the_bits_do_not_depend_on_the_cut(name: str, cut: dict[str, Any], tmp_p
     assert np.array_equal(run_inline(cut_otherwise), whole_picture(plain, pixels, depth))
 
 
-@pytest.mark.parametrize("cut", [{"size": 75}, {"size": 151, "batch": 1}, {"size": 64, "batch": 3}], ids=str)
+@pytest.mark.parametrize(
+    "cut",
+    [{"size": 75}, thorough({"size": 151, "batch": 1}), thorough({"size": 64, "batch": 3})],
+    ids=str,
+)
 @pytest.mark.parametrize("kernel", [1, 3])
-@pytest.mark.parametrize("name", ["Mish", "Sigmoid", "Softplus", "SiLU", "GELU"])
+@pytest.mark.parametrize(
+    "name",
+    all_of(["Mish", "Sigmoid", "Softplus", "SiLU", "GELU"], thorough=["Mish", "Softplus", "SiLU"]),
+)
 def test_activations_have_their_bits_wherever_a_tile_ends(
     name: str, kernel: int, cut: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -83,7 +95,9 @@ def test_activations_have_their_bits_wherever_a_tile_ends(
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth=2))
 
 
-@pytest.mark.parametrize("shape", [(17, 19), (64, 200), (1, 300), (129, 130), (300, 3)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(17, 19), thorough((64, 200)), (1, 300), (129, 130), thorough((300, 3))], ids=str
+)
 @pytest.mark.parametrize("name", DENOISERS)
 def test_small_and_ragged_pictures_are_exact_too(name: str, shape: tuple[int, int], tmp_path: Path) -> None:
     pixels = noisy_image(shape)
@@ -94,7 +108,7 @@ def test_small_and_ragged_pictures_are_exact_too(name: str, shape: tuple[int, in
     assert np.array_equal(run_inline(job), whole_picture(job, pixels, depth))
 
 
-@pytest.mark.parametrize("name", ["gaussian", "median", "tv"])
+@pytest.mark.parametrize("name", ["gaussian", "median", thorough("tv")])
 def test_volumes_are_tiled_on_three_axes(name: str, tmp_path: Path) -> None:
     pixels = noisy_image((40, 70, 60))
     source = write_zarr(tmp_path / "in.zarr", pixels, chunk=32, axes="zyx")
@@ -151,8 +165,7 @@ def test_workers_give_the_same_bits(name: str, cluster: RunningCluster, tmp_path
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [thorough(1), 4])
 def test_any_number_of_workers_gives_the_same_bits(workers: int, tmp_path: Path) -> None:
     pixels = noisy_image((401, 330))
     job = job_of(
@@ -172,7 +185,11 @@ def test_any_number_of_workers_gives_the_same_bits(workers: int, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("shape", "depth", "width", "tile"),
-    [((1500, 1700), 7, 32, 700), ((1100, 1300), 9, 64, 512), ((110, 1100), 17, 64, 512)],
+    [
+        thorough((1500, 1700), 7, 32, 700),
+        thorough((1100, 1300), 9, 64, 512),
+        ((110, 1100), 17, 64, 512),
+    ],
     ids=["7x32", "9x64", "17x64"],
 )
 def test_networks_of_the_widths_that_people_use_have_the_bits_of_the_whole(

@@ -16,6 +16,7 @@ from halotile import DistributedContext, torch_group
 from halotile.errors import ConfigError, DamagedData, Diverged
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.traffic import received_bytes
+from tests.cases import thorough
 from tests.graphs import fitting
 
 Trained = tuple[list[float], dict[str, torch.Tensor]]
@@ -41,7 +42,7 @@ def assert_same(found: Trained, expected: Trained) -> None:
 
 
 @on_workers
-@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("count", [2, thorough(3), thorough(4)])
 def test_losses_and_weights_have_the_same_bits_for_any_number_of_ranks(
     four: DistributedContext, expected: Trained, count: int
 ) -> None:

@@ -20,6 +20,7 @@ from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.composition import Composition
 from halotile.tasks.operators.mask import Mask
+from tests.cases import all_of
 from tests.graphs.inline import InlineIterations
 from tests.graphs.solving import (
     Pixels,
@@ -57,7 +58,7 @@ def image_of(run: InlineIterations, iterations: int) -> Pixels:
     return read_all(run.image())
 
 
-@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("boundary", all_of(BOUNDARIES, thorough=["zero", "replicate"]))
 def test_the_normal_form_finds_the_image_of_the_plain_one(tmp_path: Path, boundary: str) -> None:
     image = scene()
     terms = terms_of(image, blurs(boundary))
@@ -72,7 +73,7 @@ def test_the_normal_form_finds_the_image_of_the_plain_one(tmp_path: Path, bounda
         assert ours["misfit"] == pytest.approx(theirs["misfit"], rel=1e-3)
 
 
-@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("boundary", all_of(BOUNDARIES, thorough=["zero", "replicate"]))
 def test_the_normal_form_has_the_same_bits_for_any_block(tmp_path: Path, boundary: str) -> None:
     image = scene()
     terms = terms_of(image, blurs(boundary))

@@ -25,6 +25,7 @@ from halotile.storage.images.added_levels import add_levels
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
+from tests.cases import thorough
 from tests.graphs.solving import kernel
 from tests.support import work_of
 
@@ -74,7 +75,7 @@ def directory(job: Reconstruction) -> RunDirectory:
     return RunDirectory(Path(job.output.path + ".run"))
 
 
-@pytest.mark.parametrize("name", ["fista", "cg", "admm"])
+@pytest.mark.parametrize("name", ["fista", thorough("cg"), thorough("admm")])
 def test_three_and_three_more_are_six(name: str, tmp_path: Path, cluster: RunningCluster) -> None:
     folders = [tmp_path / part for part in ("parts", "whole")]
     for folder in folders:

@@ -20,11 +20,12 @@ from halotile.storage.arrays import open_source
 from halotile.storage.images.planes import choose_planes
 from halotile.storage.images.png import write_png
 from halotile.tasks.holes import Holes, fill_from_nearest, fill_reach
+from tests.cases import all_of, thorough
 from tests.graphs.holed import FILTERS, NODATA, cut, scene, with_tag
 from tests.support import job_of, run_inline, work_of, write_zarr
 
 
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("name", all_of(FILTERS, thorough=["nlm", "torch", "function"]))
 def test_holes_stay_and_their_value_reaches_no_other_pixel(tmp_path: Path, name: str) -> None:
     pixels, holes = scene()
     results = [cut(tmp_path, write_zarr(tmp_path / "nan.zarr", pixels), name, 64)]
@@ -38,7 +39,7 @@ def test_holes_stay_and_their_value_reaches_no_other_pixel(tmp_path: Path, name:
         assert np.array_equal(results[0], other, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("name", all_of(FILTERS, thorough=["nlm", "torch", "function"]))
 def test_infinite_pixels_are_holes_too(tmp_path: Path, name: str) -> None:
     pixels, holes = scene()
     infinite = np.where(holes & (np.arange(300) % 2 == 0), np.float32(np.inf), pixels)
@@ -50,7 +51,7 @@ def test_infinite_pixels_are_holes_too(tmp_path: Path, name: str) -> None:
     assert np.array_equal(result, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("name", all_of(FILTERS, thorough=["nlm", "torch"]))
 def test_tiles_give_the_bits_of_the_whole_image(tmp_path: Path, name: str) -> None:
     pixels, _ = scene()
     source = write_zarr(tmp_path / "in.zarr", pixels)
@@ -59,7 +60,7 @@ def test_tiles_give_the_bits_of_the_whole_image(tmp_path: Path, name: str) -> No
         assert np.array_equal(cut(tmp_path, source, name, tile), whole, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("name", all_of(FILTERS, thorough=["nlm", "function"]))
 def test_far_from_holes_nothing_changes(tmp_path: Path, name: str) -> None:
     pixels, holes = scene()
     plain = np.where(holes, np.float32(100), pixels)
@@ -278,7 +279,7 @@ def masked(folder: Path, holes: NDArray[np.bool_]) -> dict[str, Any]:
     return {"sides": {"mask": str(folder / "mask.npy")}}
 
 
-@pytest.mark.parametrize("name", ["function", "torch"])
+@pytest.mark.parametrize("name", ["function", thorough("torch")])
 @pytest.mark.parametrize("nodata", ["auto", "none"])
 def test_a_mask_gives_the_same_bits_in_any_block(tmp_path: Path, name: str, nodata: str) -> None:
     pixels, holes = scene(100, "uint16" if nodata == "auto" else "float32")

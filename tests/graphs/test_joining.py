@@ -12,6 +12,7 @@ import pytest
 
 from halotile import torch_group
 from halotile.errors import ConfigError
+from tests.cases import thorough
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -40,8 +41,8 @@ OVERRIDE = {"HALOTILE_SIZE": "2", "HALOTILE_LOCAL_SIZE": "2", "MASTER_ADDR": "12
     ("launcher", "rank"),
     [
         (SLURM | ELSEWHERE, "SLURM_PROCID"),
-        (OPENMPI | ELSEWHERE, "OMPI_COMM_WORLD_RANK"),
-        (OVERRIDE, "HALOTILE_RANK"),
+        thorough(OPENMPI | ELSEWHERE, "OMPI_COMM_WORLD_RANK"),
+        thorough(OVERRIDE, "HALOTILE_RANK"),
     ],
 )
 def test_a_script_joins_the_ranks_of_its_launcher_and_listens_on_loopback_alone(

@@ -27,6 +27,7 @@ from halotile.graphs.runs.passes import worker_setup
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.worker_lock import WorkerLock
+from tests.cases import thorough
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
 from tests.support import work_of
 
@@ -71,6 +72,7 @@ def test_killed_workers_are_replaced_and_the_run_goes_on(
     assert scene.events("bad block") == scene.events("retry") == []
 
 
+@pytest.mark.thorough
 def test_workers_that_die_again_and_again_are_replaced_each_time(scene: Scene) -> None:
     for block in range(3):
         scene.make_trouble("die", block)
@@ -213,9 +215,9 @@ def heeding_hangups() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("send", "name"),
     [
-        (lambda driver: os.kill(driver, signal.SIGUSR1), "SIGUSR1"),
+        thorough(lambda driver: os.kill(driver, signal.SIGUSR1), "SIGUSR1"),
         (lambda driver: os.killpg(driver, signal.SIGTERM), "SIGTERM"),
-        (lambda driver: os.killpg(driver, signal.SIGHUP), "SIGHUP"),
+        thorough(lambda driver: os.killpg(driver, signal.SIGHUP), "SIGHUP"),
     ],
     ids=["SIGUSR1", "SIGTERM to the workers too", "SIGHUP"],
 )
@@ -237,7 +239,7 @@ def test_a_signal_drains_the_run(
     check_resumes()
 
 
-@pytest.mark.parametrize("pace", [1.5, 0.1])
+@pytest.mark.parametrize("pace", [thorough(1.5), 0.1])
 def test_a_drain_ends_with_the_blocks_at_hand_and_keeps_them(scene: Scene, pace: float) -> None:
     with running(scene) as driver:
         scene.set_pace(pace)
@@ -280,7 +282,7 @@ def test_a_signal_while_the_cluster_starts_stops_the_run_before_its_first_block(
     assert scene.seen() == []
 
 
-@pytest.mark.parametrize("presses", [1, 3])
+@pytest.mark.parametrize("presses", [1, thorough(3)])
 def test_ctrl_c_ends_every_process_and_keeps_the_journal(
     scene: Scene, check_resumes: Callable[[], None], presses: int
 ) -> None:

@@ -20,6 +20,7 @@ from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.levels import MOST_FILES
 from halotile.storage.sharded.output import Layout, create_output
+from tests.cases import thorough
 from tests.support import job_of, noisy_image, work_of, write_zarr
 
 ELSEWHERE = Cluster(kind="slurm")
@@ -96,7 +97,7 @@ MANY = "the output is 1,000,000 files and 3,000,006 inodes: each of 1,000,000 pl
 @pytest.mark.parametrize(
     ("planes", "edge", "memory", "note"),
     [
-        (1_000_000, 256, "4GiB", MANY),
+        thorough(1_000_000, 256, "4GiB", MANY),
         (100_000, 256, "4GiB", None),
         (50_000, 4096, "64GiB", None),
         (
@@ -121,6 +122,7 @@ def test_more_files_than_automatic_shards_keep_to_are_noted(
     assert note is None or re.match(note, found[0])
 
 
+@pytest.mark.thorough
 def test_of_shards_that_were_asked_for_nothing_is_noted(tmp_path: Path) -> None:
     job = job_of(stack(tmp_path, 1_000_000, 256), tmp_path / "out.zarr", "gaussian", {"sigma": 2}, shard=128)
     assert not any(" files and " in said for said in make_plan(job, refuse=False).notes)

@@ -13,6 +13,7 @@ import pytest
 
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.plans.make import make_plan
+from tests.cases import all_of
 from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
 
 MIB = 2**20
@@ -60,15 +61,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peaks are read from /proc")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", all_of(CASES, thorough=CASES.keys() - {"gaussian"}))
 def test_a_worker_stays_within_what_the_plan_projects(name: str, folder: Path, tmp_path: Path) -> None:
     options = CASES[name] | ({"weights": str(folder / "w.safetensors")} if name == "dncnn" else {})
     check(folder / "in.zarr", tmp_path, name, options, 1024)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peaks are read from /proc")
 def test_results_are_larger_than_what_is_stored_of_them(tmp_path: Path) -> None:
     """Images of bytes are computed in four bytes a pixel, and stay so until they are encoded."""

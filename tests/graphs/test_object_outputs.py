@@ -29,6 +29,7 @@ from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, files_below, store_at
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import CLAIM
+from tests.cases import thorough
 from tests.faults import BLOCKS, members, until
 from tests.graphs.test_kills import kill, running
 from tests.stores import BUCKET, DENIED, SECRET, ObjectServer, StoreScene, contents, delete, failing, put
@@ -98,6 +99,7 @@ def test_killed_workers_and_drivers_lose_nothing(
     make_plan(job_of(str(scene.output), Path("again.zarr"), "none"))
 
 
+@pytest.mark.thorough
 def test_damage_is_repaired_and_nothing_else_is_done(
     scene: StoreScene, store_cluster: RunningCluster, check_whole: Callable[[], None]
 ) -> None:
@@ -115,6 +117,7 @@ def test_damage_is_repaired_and_nothing_else_is_done(
     check_whole()
 
 
+@pytest.mark.thorough
 def test_a_block_whose_put_fails_is_done_again_and_what_is_done_stays_done(
     scene: StoreScene,
     object_store: ObjectServer,
@@ -197,8 +200,12 @@ def test_of_two_runs_that_claim_at_once_one_is_refused(scene: StoreScene, object
             lambda scene: put(scene.output.with_name("clean.zarr.run") / CLAIM, b"{}"),
             "now belongs to the run in unknown",
         ),
-        (lambda scene: delete(scene.output.with_name("clean.zarr.run") / CLAIM), "has lost its claim"),
-        (lambda scene: delete(scene.output / "zarr.json"), r"was moved or removed \(no such object\)"),
+        thorough(
+            lambda scene: delete(scene.output.with_name("clean.zarr.run") / CLAIM), "has lost its claim"
+        ),
+        thorough(
+            lambda scene: delete(scene.output / "zarr.json"), r"was moved or removed \(no such object\)"
+        ),
     ],
 )
 def test_a_run_ends_where_its_output_is_taken_away(
@@ -298,6 +305,7 @@ def images(tmp_path: Path, object_store: ObjectServer, monkeypatch: pytest.Monke
     return ObjectPath(f"s3://{BUCKET}/{tmp_path.name}")
 
 
+@pytest.mark.thorough
 def test_a_reconstruction_writes_the_same_and_keeps_its_state_here(
     images: ObjectPath, store_cluster: RunningCluster
 ) -> None:

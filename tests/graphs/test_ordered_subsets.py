@@ -37,6 +37,7 @@ from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.mask import Mask
 from halotile.tasks.terms import Term
+from tests.cases import all_of, thorough
 from tests.graphs.solving import blurs, in_memory, iterations_of, kernel, problem_of, scene, terms_of
 from tests.graphs.test_stages import WholeBlur, gathered, staged
 from tests.support import read_zarr, write_zarr
@@ -167,8 +168,8 @@ def alone() -> Iterator[RunningCluster]:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("order", ["cyclic", "random"])
-@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize("order", [thorough("cyclic"), "random"])
+@pytest.mark.parametrize("dtype", all_of(NEAR, thorough=["float64"]))
 @pytest.mark.parametrize("solver", OPTIONS)
 def test_a_job_gives_the_numbers_of_a_program_and_the_same_bits_on_any_workers(
     tmp_path: Path, cluster: RunningCluster, alone: RunningCluster, solver: str, dtype: str, order: str
@@ -188,7 +189,7 @@ def test_a_job_gives_the_numbers_of_a_program_and_the_same_bits_on_any_workers(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("solver", OPTIONS)
+@pytest.mark.parametrize("solver", all_of(OPTIONS, thorough=["sgd", "svrg"]))
 def test_more_iterations_go_on_in_the_middle_of_an_epoch_with_other_workers(
     tmp_path: Path, cluster: RunningCluster, alone: RunningCluster, solver: str
 ) -> None:

@@ -18,6 +18,7 @@ from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.solvers._subsets import PASSES_EACH
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.common.multiplied import Multiplied
+from tests.cases import thorough
 from tests.graphs.test_ordered_subsets import measured, reconstruction
 from tests.support import read_zarr, write_zarr
 
@@ -87,7 +88,7 @@ def changed(path: str, value: float) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("where", ["data", "mask"])
+@pytest.mark.parametrize("where", ["data", thorough("mask")])
 def test_a_pixel_that_is_no_number_is_found_whichever_subset_has_it(
     tmp_path: Path, cluster: RunningCluster, where: str
 ) -> None:

@@ -27,6 +27,7 @@ from halotile.storage.rim import Readable
 from halotile.tasks.fidelities.l2 import L2
 from halotile.tasks.options import check_above_zero
 from halotile.tasks.priors.l1 import Sparse
+from tests.cases import thorough
 from tests.support import noisy_image, read_zarr
 
 EDGE = 96
@@ -133,7 +134,7 @@ def image_of(folder: Path, cluster: RunningCluster, **parts: str) -> NDArray[np.
             {"SOLVER": "{name: slowed, part: 0.25, iterations: 3, step: 1.0}"},
             {"SOLVER": "{name: pgd, iterations: 3, step: 0.25}"},
         ),
-        (
+        thorough(
             {"FIDELITY": "{name: scaled, factor: 4}", "SOLVER": "{iterations: 3, step: 0.0625}"},
             {"FIDELITY": "{name: scaled}", "PRIOR": "{name: l1, weight: 0.0025}"},
         ),

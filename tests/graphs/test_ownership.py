@@ -15,6 +15,7 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.verify import verify
 from halotile.storage.sharded.output import ShardWriter
+from tests.cases import all_of, thorough
 from tests.faults import BLOCKS, Scene
 from tests.graphs.test_claimed import after
 from tests.graphs.test_refusals import refused
@@ -81,7 +82,7 @@ OTHERS: dict[str, Change] = {"array": put_array, "old array": put_old_array, "gr
 """What may stand at the output's place, beside its run directory."""
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", all_of(OTHERS, thorough=["old array", "group"]))
 def test_another_zarr_at_the_place_of_an_output_is_not_damage(finished: Scene, name: str) -> None:
     OTHERS[name](finished)
     for attempt in (
@@ -103,7 +104,9 @@ def write_metadata(scene: Scene, **values: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-@pytest.mark.parametrize("values", [{"shape": [250, 256]}, {"shape": [300, 256]}, {"data_type": "int32"}])
+@pytest.mark.parametrize(
+    "values", [{"shape": [250, 256]}, thorough({"shape": [300, 256]}), thorough({"data_type": "int32"})]
+)
 def test_metadata_that_describe_another_array_are_restored_where_the_pixels_are_the_runs(
     finished: Scene, check_whole: Callable[[], None], values: dict[str, object]
 ) -> None:
@@ -174,7 +177,7 @@ STRANGERS: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.parametrize("name", all_of(STRANGERS, thorough=["array", "old array", "group", "labels"]))
 def test_starting_over_discards_nothing_that_no_run_wrote(
     finished: Scene, cluster: RunningCluster, check_whole: Callable[[], None], name: str
 ) -> None:
@@ -187,8 +190,8 @@ def test_starting_over_discards_nothing_that_no_run_wrote(
     check_whole()
 
 
-@pytest.mark.parametrize("plan", ["there", "lost"])
-@pytest.mark.parametrize("metadata", ["gone", "half"])
+@pytest.mark.parametrize("plan", [thorough("there"), "lost"])
+@pytest.mark.parametrize("metadata", ["gone", thorough("half")])
 def test_starting_over_needs_no_metadata_where_all_else_is_the_runs(
     finished: Scene, cluster: RunningCluster, check_whole: Callable[[], None], metadata: str, plan: str
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_module_is_refined_with_the_same_bits_for_any_number_of_workers(folder
     )
 
 
+@pytest.mark.thorough
 def test_a_model_of_cdtools_is_refined(folder: Path) -> None:
     pytest.importorskip("cdtools")
     options = {"n_modes": 1, "obj_padding": 10}

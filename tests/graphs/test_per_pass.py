@@ -26,6 +26,7 @@ from halotile.tasks.priors.l1 import Sparse
 from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.priors.tv import Variation
 from halotile.tasks.terms import MISFIT, Gradient, Term
+from tests.cases import all_of, thorough
 from tests.graphs.inline import InlineIterations, inline
 from tests.graphs.solving import (
     blurs,
@@ -109,7 +110,7 @@ def pixels_of(run: InlineIterations) -> Any:
         ("gaussian", "reflect", 3),
     ],
 )
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", all_of(SOLVERS, thorough=["gd"]))
 def test_they_have_the_bits_of_passes_of_one(
     tmp_path: Path, solver: str, prior: str, boundary: str, per_pass: int
 ) -> None:
@@ -131,7 +132,7 @@ def test_a_pass_tells_the_misfit_of_the_image_that_is_stored(tmp_path: Path, sol
     assert pairs.done == alone.done == 6
 
 
-@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("boundary", all_of(BOUNDARIES, thorough=["replicate", "zero", "valid"]))
 def test_direct_convolutions_of_the_normal_form_have_the_same_bits(tmp_path: Path, boundary: str) -> None:
     terms = terms_of(IMAGE, blurs(boundary))
     found = []
@@ -143,7 +144,10 @@ def test_direct_convolutions_of_the_normal_form_have_the_same_bits(tmp_path: Pat
     assert np.array_equal(found[0], found[2])
 
 
-@pytest.mark.parametrize(("boundary", "per_pass"), [*((b, 3) for b in BOUNDARIES), ("reflect", 2)])
+@pytest.mark.parametrize(
+    ("boundary", "per_pass"),
+    [("circular", 3), *(thorough(rule, 3) for rule in BOUNDARIES[1:]), ("reflect", 2)],
+)
 def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(
     tmp_path: Path, boundary: str, per_pass: int
 ) -> None:
@@ -163,6 +167,7 @@ def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(
     assert np.abs(found[0] - truth).max() < 2e-6
 
 
+@pytest.mark.thorough
 def test_tiny_shards_do_not_share_what_one_of_them_computed(tmp_path: Path) -> None:
     terms = terms_of(IMAGE, blurs("reflect", (9, 13)))
     problem, options = folded_in(terms, 3)

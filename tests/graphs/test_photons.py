@@ -20,6 +20,7 @@ from halotile.graphs.runs.driver import run
 from halotile.storage.arrays import open_source
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.roles import Roles
+from tests.cases import all_of, thorough
 from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
 
 Image = NDArray[Any]
@@ -68,8 +69,17 @@ def denoised(
     )
 
 
-@pytest.mark.parametrize("name", ["tv", "nlm"])
-@pytest.mark.parametrize(("peak", "least"), [(5, 1.0), (20, 1.0), (100, -0.1)])
+@pytest.mark.parametrize(
+    ("peak", "least", "name"),
+    [
+        (5, 1.0, "tv"),
+        thorough(5, 1.0, "nlm"),
+        thorough(20, 1.0, "tv"),
+        thorough(20, 1.0, "nlm"),
+        (100, -0.1, "tv"),
+        thorough(100, -0.1, "nlm"),
+    ],
+)
 def test_counts_come_out_better_and_unbiased(tmp_path: Path, name: str, peak: int, least: float) -> None:
     truth = true_counts(peak)
     pixels = counted(truth)
@@ -80,7 +90,7 @@ def test_counts_come_out_better_and_unbiased(tmp_path: Path, name: str, peak: in
         assert result.mean() == pytest.approx(pixels.mean(), rel=0.005)
 
 
-@pytest.mark.parametrize("name", ["tv", "nlm"])
+@pytest.mark.parametrize("name", ["tv", thorough("nlm")])
 def test_an_offset_and_read_noise_are_taken_into_account(tmp_path: Path, name: str) -> None:
     truth = 100 + 2 * true_counts(40)
     read = 4 * np.random.default_rng(1).standard_normal(truth.shape)
@@ -105,7 +115,7 @@ def test_small_bright_things_in_the_dark_keep_their_brightness(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", AUTO)
-@pytest.mark.parametrize("holes", [False, True])
+@pytest.mark.parametrize("holes", [False, thorough(True)])
 def test_tiles_give_the_bits_of_the_whole_image(tmp_path: Path, name: str, holes: bool) -> None:
     pixels = counted(true_counts(20)[130:353, 90:301])
     if holes:
@@ -131,7 +141,7 @@ def test_the_value_in_a_hole_reaches_no_other_pixel(tmp_path: Path, name: str) -
     assert np.array_equal(results[0], results[1])
 
 
-@pytest.mark.parametrize("name", AUTO)
+@pytest.mark.parametrize("name", all_of(AUTO, thorough=["tv", "nlm"]))
 def test_each_plane_has_the_bits_that_it_has_alone(tmp_path: Path, name: str) -> None:
     counts = true_counts(50)[:, 100:]
     planes = np.stack([counted(counts), 3 * counted(counts, 1) + 10]).astype(np.float32)
@@ -179,7 +189,7 @@ def test_the_plan_shows_the_noise_of_each_plane(tmp_path: Path) -> None:
     assert plan.documents.resolved["denoiser"]["sigma"] == "auto"
 
 
-@pytest.mark.parametrize("name", ["tv", "nlm"])
+@pytest.mark.parametrize("name", ["tv", thorough("nlm")])
 @pytest.mark.parametrize(
     ("gains", "level", "sigma", "least"), [((30.0,), 100.0, 1.5, 0.3), ((2.0, 20.0), 420.0, 3.2, 0.6)]
 )

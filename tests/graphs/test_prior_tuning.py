@@ -29,6 +29,7 @@ from halotile.storage.views import Constant
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.noise.draws import RandomImage
+from tests.cases import thorough
 from tests.graphs.inline import inline
 from tests.graphs.solving import iterations_of_plan, kernel
 from tests.graphs.trials import FOUND, TWO, answering, deblurring, finding, out_of_memory_once
@@ -123,7 +124,7 @@ def asked_at_once(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> list[Region]:
 
 
 @pytest.mark.parametrize(
-    ("every", "exact", "edge"), [(1, True, 5), (2, True, 5), (2, False, 5), (2, False, 31)]
+    ("every", "exact", "edge"), [(1, True, 5), (2, True, 5), (2, False, 5), thorough(2, False, 31)]
 )
 @pytest.mark.usefixtures("as_in_a_worker")
 def test_a_trial_denoises_the_largest_region_that_is_asked_for_at_once(

@@ -25,6 +25,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans import convert
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography.simulated import SimulatedScan
+from tests.cases import thorough
 from tests.faults import until
 from tests.graphs.scans import STAGES, job, run, small_scan, write_small_scan
 
@@ -60,7 +61,7 @@ def object_error(path: Path, truth: SimulatedScan) -> float:
     "stages",
     [
         [{"epochs": 60, "lr": 0.03, "batch": 8}, {"epochs": 20, "lr": 0.003, "batch": 16}],
-        [{"solver": "rpie", "epochs": 60, "batch": 4}],
+        thorough([{"solver": "rpie", "epochs": 60, "batch": 4}]),
     ],
     ids=["adam", "rpie"],
 )
@@ -70,6 +71,7 @@ def test_the_object_of_a_known_scan_is_found(folder: Path, stages: list[dict[str
     assert object_error(folder / "result.cxi", small_scan()) < 0.05
 
 
+@pytest.mark.thorough
 def test_the_result_has_the_same_bits_for_any_number_of_workers(folder: Path) -> None:
     results = []
     for workers in (1, 2, 3, 4):
@@ -132,6 +134,7 @@ def test_a_result_is_exported_as_images(folder: Path) -> None:
     assert CliRunner().invoke(app, ["export", result, str(images), "--overwrite"]).exit_code == 0
 
 
+@pytest.mark.thorough
 def test_the_resolution_is_that_of_two_halves(folder: Path) -> None:
     stages = [{"epochs": 40, "lr": 0.05, "batch": 6}]
     done = run(job(folder, "both.cxi", stages=stages, resolution=True), "--workers", "2")
@@ -154,8 +157,9 @@ def test_the_resolution_is_that_of_two_halves(folder: Path) -> None:
     assert Path(sheet).read_bytes()[1:4] == b"PNG"
 
 
-def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path) -> None:
-    stages, more = [{"epochs": 240, "lr": 0.02, "batch": 6}], {"resolution": True}
+@pytest.mark.parametrize("epochs", [100, thorough(240)])
+def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path, epochs: int) -> None:
+    stages, more = [{"epochs": epochs, "lr": 0.02, "batch": 6}], {"resolution": True}
     assert run(job(folder, "whole.cxi", stages=stages, **more), "--workers", "2").exit_code == 0
     path = job(folder, "killed.cxi", stages=stages, **more)
     command = [sys.executable, "-m", "halotile", "run", str(path), "--quiet", "--workers", "2"]
@@ -174,7 +178,7 @@ def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path) -> 
         finally:
             driver.kill()
     assert driver.returncode == -signal.SIGKILL
-    assert 30 < read_curve(curve)[0] < 240
+    assert 30 < read_curve(curve)[0] < epochs
     assert run(path, "--workers", "1").exit_code == 0
     assert (folder / "killed.cxi").read_bytes() == (folder / "whole.cxi").read_bytes()
 

@@ -22,6 +22,7 @@ from halotile.graphs.scripts.torch_script import run_rank_of_script
 from halotile.tasks.groups import opening, script
 from halotile.tasks.groups.group import TorchGroup, talking
 from halotile.tasks.groups.launchers import Copy
+from tests.cases import thorough
 from tests.graphs import ranks as programs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
@@ -136,7 +137,7 @@ main()
     ("code", "words"),
     [
         ("0", ""),
-        ("3", "ended with exit code 3. Its last line: done"),
+        thorough("3", "ended with exit code 3. Its last line: done"),
         ("x", "ended with exit code 1. Its last line: ValueError"),
     ],
 )
@@ -172,7 +173,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
     "starts",
     [
         [((sys.executable,), {**MPI, "OMPI_COMM_WORLD_RANK": str(rank)}) for rank in range(2)],
-        [(TORCHRUN, {})],
+        thorough([(TORCHRUN, {})]),
     ],
     ids=["mpirun", "torchrun"],
 )

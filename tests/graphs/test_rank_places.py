@@ -151,6 +151,7 @@ Path(sys.argv[1], os.environ["RANK"]).write_text(gpu)
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 def test_ranks_of_a_script_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("dask_cuda", reason="the extra cuda is not installed")
     for module in (devices, gpus):

@@ -189,6 +189,7 @@ def test_a_killed_driver_loses_no_iteration_and_no_bit(scene: Scene, undisturbed
         check_resumes(scene, undisturbed)
 
 
+@pytest.mark.thorough
 def test_a_signal_drains_an_iteration_and_resume_goes_on(scene: Scene, undisturbed: Scene) -> None:
     with running(scene, 1) as driver:
         driver.send_signal(signal.SIGTERM)
@@ -200,6 +201,7 @@ def test_a_signal_drains_an_iteration_and_resume_goes_on(scene: Scene, undisturb
     check_resumes(scene, undisturbed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", ["y1.zarr", "x.zarr"])
 def test_a_run_ends_where_a_measurement_or_its_output_is_changed(
     scene: Scene, undisturbed: Scene, cluster: RunningCluster, what: str
@@ -284,6 +286,7 @@ def test_numbers_that_grow_end_the_run_with_its_last_image(scene: Scene) -> None
     assert "the misfit grew" in shown.stdout
 
 
+@pytest.mark.thorough
 def test_several_iterations_in_a_pass_come_to_the_same_image(scene: Scene, cluster: RunningCluster) -> None:
     images = []
     for every in (1, 3):
@@ -302,6 +305,7 @@ def test_several_iterations_in_a_pass_come_to_the_same_image(scene: Scene, clust
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 def test_what_is_advised_for_a_damaged_measurement_helps(scene: Scene, cluster: RunningCluster) -> None:
     chunk = next(path for path in sorted((scene.folder / "y0.zarr" / "c").rglob("*")) if path.is_file())
     whole = chunk.read_bytes()

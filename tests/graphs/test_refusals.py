@@ -24,6 +24,7 @@ from halotile.graphs.runs.driver import run
 from halotile.storage.arrays import open_source
 from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.operators.mask import Mask
+from tests.cases import thorough
 from tests.faults import BLOCKS, Scene, image
 from tests.support import job_of, write_zarr
 
@@ -179,7 +180,9 @@ def unfinished(scene: Scene, cluster: RunningCluster) -> Path:
     return scene.output
 
 
-@pytest.mark.parametrize("read_as", ["input", "side input", "mask", "mask of a script", "kernel"])
+@pytest.mark.parametrize(
+    "read_as", ["input", "side input", "mask", thorough("mask of a script"), thorough("kernel")]
+)
 def test_an_image_that_a_run_has_not_finished_is_not_read(
     scene: Scene, unfinished: Path, tmp_path: Path, read_as: str
 ) -> None:
@@ -215,11 +218,11 @@ def finished(scene: Scene, cluster: RunningCluster) -> Scene:
     ("parts", "words"),
     [
         ({"output": {"codec": "zstd"}}, 'output.codec was "lz4", is "zstd"'),
-        ({"output": {"chunk": 8}}, r"output.chunk was \[16, 16\], is \[8, 8\]"),
+        thorough({"output": {"chunk": 8}}, r"output.chunk was \[16, 16\], is \[8, 8\]"),
         ({"output": {"dtype": "float64"}}, 'output.dtype was "float32", is "float64"'),
-        ({"input": {"range": (0.0, 2.0)}}, r"range was absent, is \[0.0, 2.0\]"),
+        thorough({"input": {"range": (0.0, 2.0)}}, r"range was absent, is \[0.0, 2.0\]"),
         ({"run": {"on_nan": "fail"}}, 'on_nan was "propagate", is "fail"'),
-        ({"tile": {"boundary": "reflect"}}, 'boundary was .*"cut".*, is .*"reflect"'),
+        thorough({"tile": {"boundary": "reflect"}}, 'boundary was .*"cut".*, is .*"reflect"'),
         ({"tile": {"depth": 4}}, "depth was .*0.*, is .*4"),
     ],
 )
@@ -232,7 +235,7 @@ def test_another_job_does_not_go_on_with_a_run(
 
 
 @pytest.mark.parametrize("stands", ["finished", "half done", "run directory", "no job.json"])
-@pytest.mark.parametrize("change", ["output", "input", "denoiser"])
+@pytest.mark.parametrize("change", [thorough("output"), thorough("input"), "denoiser"])
 def test_starting_over_discards_no_other_job(
     finished: Scene, cluster: RunningCluster, stands: str, change: str
 ) -> None:
@@ -261,8 +264,8 @@ def test_starting_over_discards_no_other_job(
     "parts",
     [
         {"tile": {"boundary": "reflect"}},
-        {"tile": {"depth": 4, "size": 16}},
-        {"run": {"on_nan": "fail", "workers": 1}},
+        thorough({"tile": {"depth": 4, "size": 16}}),
+        thorough({"run": {"on_nan": "fail", "workers": 1}}),
         {"output": {"overwrite": True}},
     ],
     ids=str,

@@ -24,6 +24,7 @@ from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
+from tests.cases import all_of, thorough
 from tests.support import job_of, run_inline, work_of, write_zarr
 
 IMAGES: dict[str, Callable[[], NDArray[Any]]] = {
@@ -61,7 +62,7 @@ def residuals(inspection: Inspection) -> list[dict[str, Any]]:
     return list(inspection.figures["residual"])
 
 
-@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("image", all_of(IMAGES, thorough=["coins", "retina"]))
 @pytest.mark.parametrize("denoiser", TOO_MUCH)
 def test_too_much_is_warned_of(tmp_path: Path, image: str, denoiser: str) -> None:
     source = write_zarr(tmp_path / "a.zarr", noisy(image, 0.02))
@@ -72,9 +73,9 @@ def test_too_much_is_warned_of(tmp_path: Path, image: str, denoiser: str) -> Non
     )
 
 
-@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("image", all_of(IMAGES, thorough=["coins", "retina"]))
 @pytest.mark.parametrize("denoiser", SENSIBLE)
-@pytest.mark.parametrize("sigma", [0.02, 0.1, 0.2])
+@pytest.mark.parametrize("sigma", [thorough(0.02), 0.1, thorough(0.2)])
 def test_sensible_settings_are_not(tmp_path: Path, image: str, denoiser: str, sigma: float) -> None:
     source = write_zarr(tmp_path / "a.zarr", noisy(image, sigma))
     inspection = inspected(job_of(source, tmp_path / "o.zarr", denoiser, SENSIBLE[denoiser]))

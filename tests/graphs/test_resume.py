@@ -19,6 +19,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.journal import Journal
+from tests.cases import thorough
 from tests.faults import BLOCKS, Scene, flip_bit
 
 pytestmark = pytest.mark.cluster
@@ -51,11 +52,11 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     "change",
     [
         {"workers": 1},
-        {"workers": 7, "memory_per_worker": "2GiB"},
-        {"retries": 0, "on_bad_block": "quarantine", "stall_seconds": 60},
-        {"parts": {"tile": {"size": 16}}},
+        thorough({"workers": 7, "memory_per_worker": "2GiB"}),
+        thorough({"retries": 0, "on_bad_block": "quarantine", "stall_seconds": 60}),
+        thorough({"parts": {"tile": {"size": 16}}}),
         {"parts": {"tile": {"size": "auto", "batch": 3}}},
-        {"parts": {"tile": {"block": "auto"}}},
+        thorough({"parts": {"tile": {"block": "auto"}}}),
         {"parts": {"output": {"overwrite": True}}},
     ],
     ids=str,
@@ -90,7 +91,7 @@ def test_a_run_that_is_done_does_nothing_and_starts_no_cluster(
     check_whole()
 
 
-@pytest.mark.parametrize("cut", [1, 2, 5, 12])
+@pytest.mark.parametrize("cut", [1, thorough(2), thorough(5), 12])
 def test_a_journal_that_was_torn_goes_on_before_the_tear(
     half_done: Scene, check_resumes: Callable[[], None], cut: int
 ) -> None:
@@ -145,8 +146,8 @@ def test_starting_over_begins_with_nothing(
     check_whole()
 
 
-@pytest.mark.parametrize("how", ["gone", "half"])
-@pytest.mark.parametrize("names", [["plan.json"], ["job.json"], ["job.json", "plan.json"]], ids=str)
+@pytest.mark.parametrize("how", [thorough("gone"), "half"])
+@pytest.mark.parametrize("names", [["plan.json"], thorough(["job.json"]), ["job.json", "plan.json"]], ids=str)
 def test_a_run_that_has_its_journal_goes_on_and_restores_the_other_files(
     half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None], names: list[str], how: str
 ) -> None:
@@ -173,7 +174,7 @@ def test_a_journal_of_another_job_without_its_plan_is_refused(
     assert half_done.run(cluster).resumed == 44
 
 
-@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("finished", [False, thorough(True)])
 def test_blocks_whose_files_are_not_those_that_were_written_are_done_again(
     half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None], finished: bool
 ) -> None:
@@ -194,7 +195,7 @@ def test_blocks_whose_files_are_not_those_that_were_written_are_done_again(
     check_whole()
 
 
-@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("finished", [True, thorough(False)])
 def test_a_bit_that_flipped_in_what_an_earlier_run_wrote_is_mended(
     half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None], finished: bool
 ) -> None:
@@ -270,7 +271,7 @@ def small_disk() -> Iterator[Path]:
     folder.rmdir()
 
 
-@pytest.mark.parametrize("room_kib", [150, 40, 16, 8, 0])
+@pytest.mark.parametrize("room_kib", [thorough(150), 40, thorough(16), thorough(8), 0])
 def test_a_full_disk_stops_the_run_and_more_room_lets_it_go_on(
     cluster: RunningCluster, tmp_path: Path, small_disk: Path, undisturbed: dict[str, bytes], room_kib: int
 ) -> None:

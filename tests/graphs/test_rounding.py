@@ -19,6 +19,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source
 from halotile.tasks.denoisers.tv import TotalVariation
 from halotile.tasks.roles import Roles
+from tests.cases import thorough
 from tests.support import job_of, run_inline, write_zarr
 
 Image = NDArray[Any]
@@ -61,7 +62,7 @@ def on_rounding(job: Denoising) -> list[str]:
 
 
 @pytest.mark.parametrize("model", ["gaussian", "poisson-gaussian"])
-@pytest.mark.parametrize("peak", [5, 20, 100])
+@pytest.mark.parametrize("peak", [5, thorough(20), 100])
 def test_counts_lose_nothing_by_default(tmp_path: Path, peak: int, model: str) -> None:
     wanted = job(tmp_path, counted(peak), noise={"model": model})
     (note,) = on_rounding(wanted)

@@ -31,6 +31,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from halotile.storage.sharded.output import ShardWriter
 from halotile.tasks.block import BadBlock
+from tests.cases import thorough
 
 A, B = "a.zarr", "b.zarr"
 
@@ -121,7 +122,7 @@ def hold(run_directory: Path, held: Any, ends: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "taken"), [((A, B), (B,)), ((B,), (A, B))], ids=["of the first", "of a further one"]
+    ("of", "taken"), [((A, B), (B,)), thorough((B,), (A, B))], ids=["of the first", "of a further one"]
 )
 def test_workers_of_an_earlier_run_are_waited_for(
     folder: Path, of: tuple[str, ...], taken: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from tests.faults import REPOSITORY
 from tests.hpc import BLOCKS, HpcJob, finish, wait_for
 from tests.slurm import Slurm
 
-pytestmark = [pytest.mark.slurm, pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.cluster]
 
 
 @pytest.fixture
@@ -83,6 +83,7 @@ def test_between_machines_nothing_listens_but_on_the_address_of_this_one(job: Hp
     job.check_whole()
 
 
+@pytest.mark.thorough
 def test_logs_lie_in_the_run_directory_wherever_that_is(slurm: Slurm, tmp_path: Path) -> None:
     job = HpcJob.create(tmp_path / "my scans (1)", slurm.environment, kind="slurm", interface="lo")
     job.call("run", "job.yaml", "--allow-import")
@@ -92,6 +93,7 @@ def test_logs_lie_in_the_run_directory_wherever_that_is(slurm: Slurm, tmp_path: 
     assert [path for path in private_base().iterdir() if path.is_symlink()] == []
 
 
+@pytest.mark.thorough
 def test_a_worker_whose_job_is_cancelled_is_replaced(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.7)
     running = job.start("run", "job.yaml", "--allow-import")
@@ -105,6 +107,7 @@ def test_a_worker_whose_job_is_cancelled_is_replaced(job: HpcJob, slurm: Slurm) 
     job.check_whole()
 
 
+@pytest.mark.thorough
 def test_each_job_has_gpus_of_its_own(job: HpcJob) -> None:
     job.set_pace(0.1)
     job.call("run", "job.yaml", "--allow-import", "--set", "cluster.gpus=1", "--set", "run.device=cpu")
@@ -118,6 +121,7 @@ def test_a_wrong_partition_is_told_in_slurms_words(job: HpcJob) -> None:
     assert "`sinfo` lists its queues" in output
 
 
+@pytest.mark.thorough
 def test_jobs_that_end_at_once_are_told_with_the_end_of_their_log(job: HpcJob, slurm: Slurm) -> None:
     prologue = 'cluster.prologue=["echo no module called cuda >&2", "exit 7"]'
     output = job.call("run", "job.yaml", "--allow-import", "--set", prologue, code=1)
@@ -154,6 +158,7 @@ def test_in_an_allocation_workers_are_steps_with_gpus_of_their_own(job: HpcJob, 
     job.check_whole()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("gpus", "workers", "device"), [(2, 4, "cuda"), (1, 2, "cuda"), (2, 8, "cpu"), (0, 2, "cpu")]
 )
@@ -175,6 +180,7 @@ def test_in_an_allocation_gpus_compute_where_each_worker_has_one(
     assert done.stdout.split() == [device], done.stderr
 
 
+@pytest.mark.thorough
 def test_a_step_that_is_lost_is_replaced(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.7)
     process = allocate(job, slurm)
@@ -300,6 +306,7 @@ def test_copies_of_a_script_that_srun_starts_are_ranks(
     assert [*(tmp_path / "cache/halotile/ranks").iterdir()] == []
 
 
+@pytest.mark.thorough
 def test_ranks_of_a_script_wait_until_the_queue_has_let_all_in(slurm: Slurm, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(in_docs("torch.md", "train.py"))
     (tmp_path / "site.yaml").write_text("cluster: {kind: slurm, interface: lo}")

@@ -19,6 +19,7 @@ from halotile.storage.views import Constant
 from halotile.tasks.block import BlockRunner
 from halotile.tasks.fidelities.poisson import Poisson
 from halotile.tasks.operators.base import read_all
+from tests.cases import all_of, thorough
 from tests.graphs.inline import InlineIterations, inline
 from tests.graphs.solving import (
     Interrupted,
@@ -71,7 +72,7 @@ def test_a_pass_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path, so
     assert sorted(path.name for path in (tmp_path / "b").glob("journal*")) == []
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", all_of(SOLVERS, thorough=["gd", "pgd", "fista", "sgd"]))
 def test_a_shard_of_another_place_in_half_a_pass_is_written_again(tmp_path: Path, solver: str) -> None:
     go_on, undisturbed = cut_short(solver, tmp_path)
     names = [path.name for path in (tmp_path / "b").glob("*.*/") if "stage" not in path.name]
@@ -86,7 +87,7 @@ def test_a_shard_of_another_place_in_half_a_pass_is_written_again(tmp_path: Path
 
 
 @pytest.mark.parametrize("book", ["journal.2", "sums.2"])
-@pytest.mark.parametrize("left", [None, b"", b"\0" * 90], ids=["nothing", "an empty file", "zeros"])
+@pytest.mark.parametrize("left", [None, b"", thorough(b"\0" * 90)], ids=["nothing", "an empty file", "zeros"])
 def test_books_that_a_power_cut_took_cost_a_pass_and_no_bit(
     tmp_path: Path, book: str, left: bytes | None
 ) -> None:

@@ -13,12 +13,13 @@ from halotile import DistributedContext, torch_group
 from halotile.errors import ConfigError, RankFailed
 from halotile.tasks.denoisers.common.unet_layers import BlindUNet
 from tests.benchmarks.unets import PlainUNet
+from tests.cases import thorough
 from tests.graphs import unet_on_ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, thorough(3), thorough(4)])
 @pytest.mark.parametrize(
     ("rows", "padding_mode", "training"),
     [(40, "zeros", True), (36, "circular", False), (32, "reflect", True), (44, "replicate", False)],

@@ -35,6 +35,7 @@ from halotile.tasks.operators.base import InMemory, OperatorKind, Shape, read_al
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.crop import Crop
 from halotile.tasks.priors.none import NoPrior
+from tests.cases import thorough
 from tests.graphs.inline import inline
 from tests.graphs.solving import (
     Interrupted,
@@ -235,6 +236,7 @@ def tree(count: int) -> tuple[Any, ...]:
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 def test_whole_operators_on_a_cluster_give_what_one_pass_over_local_ones_gives(
     cluster: RunningCluster, tmp_path: Path
 ) -> None:
@@ -291,8 +293,7 @@ class Deadly(WholeBlur):
 
 
 @pytest.mark.cluster
-@pytest.mark.slow
-@pytest.mark.parametrize(("deaths", "ends"), [(2, False), (99, True)])
+@pytest.mark.parametrize(("deaths", "ends"), [(2, False), thorough(99, True)])
 def test_sums_over_whole_images_begin_anew_when_a_worker_dies(
     cluster: RunningCluster, tmp_path: Path, deaths: int, ends: bool
 ) -> None:

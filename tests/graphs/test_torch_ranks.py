@@ -33,6 +33,7 @@ from halotile.graphs.scripts import torch_script
 from halotile.graphs.scripts.torch_script import run_rank_of_script
 from halotile.tasks.groups import opening, script
 from halotile.tasks.groups.group import TorchGroup
+from tests.cases import thorough
 from tests.graphs import ranks
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
@@ -262,8 +263,8 @@ def test_a_torchrun_script_runs_unchanged_on_a_cluster_and_anew_after_a_failure(
     ("end", "said"),
     [
         ("sys.exit('no such data')", "exit code 1. Its last line: no such data"),
-        ("sys.exit(3)", "exit code 3. Its last line: at the end"),
-        ("raise OSError('no disk')", "exit code 1. Its last line: at the end"),
+        thorough("sys.exit(3)", "exit code 3. Its last line: at the end"),
+        thorough("raise OSError('no disk')", "exit code 1. Its last line: at the end"),
     ],
 )
 def test_a_script_that_fails_says_why_even_where_its_group_would_abort_it(
@@ -364,6 +365,7 @@ def test_copies_of_a_command_start_no_ranks(monkeypatch: pytest.MonkeyPatch) -> 
         torch_script.execute_torch("train.py", (), Order(workers=2, memory_bytes=1))
 
 
+@pytest.mark.thorough
 def test_a_script_that_fails_ends_those_of_all_ranks(four: DistributedContext, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)

@@ -25,6 +25,7 @@ from halotile.tasks.options import Auto
 from halotile.tasks.priors.none import NoPrior
 from halotile.tasks.shared import Scope, Shared
 from halotile.tasks.terms import Term
+from tests.cases import thorough
 from tests.graphs.solving import iterations_of_plan, kernel
 from tests.support import work_of, write_zarr
 
@@ -93,7 +94,7 @@ def moved(plan: Plan) -> int:
     return int(sum(receipt.read_bytes + receipt.written_bytes for receipt in last) // each)
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("exact", [thorough(False), True])
 @pytest.mark.parametrize(
     ("prior", "solver"), [("none", "pgd"), ("tv", "fista"), ("pnp", "pgd"), ("pnp", "gd"), ("none", "cg")]
 )
@@ -103,7 +104,7 @@ def test_a_plan_tells_what_an_iteration_moves(tmp_path: Path, prior: str, solver
     assert told == pytest.approx(moved(plan), rel=0.15)
 
 
-@pytest.mark.parametrize("every", [2, 3])
+@pytest.mark.parametrize("every", [2, thorough(3)])
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("prior", "solver"), [("none", "gd"), ("pnp", "pgd")])
 def test_a_plan_tells_what_an_iteration_of_several_in_a_pass_moves(

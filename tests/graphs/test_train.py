@@ -45,6 +45,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import EXAMPLES, PAGE
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.training import trainer
+from tests.cases import thorough
 from tests.faults import REPOSITORY, flip_bit, members, until
 from tests.graphs.test_watching import Looking, fetched
 from tests.graphs.trainings import curve_of, recipe_of, train, training, write_images
@@ -79,6 +80,7 @@ def test_one_worker_gives_the_same_bits(
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 def test_weights_and_curve_have_the_same_bits_for_one_to_four_workers(images: Path, tmp_path: Path) -> None:
     found = []
     with local.start(Order(workers=4, memory_bytes=3 * 2**30)) as four:
@@ -188,6 +190,7 @@ def test_a_rank_that_hangs_is_named_before_the_cluster_is_given_up(
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 def test_the_weights_denoise_with_nothing_else_to_say(
     images: Path, cluster: RunningCluster, tmp_path: Path
 ) -> None:
@@ -297,6 +300,7 @@ def every_checkpoint(cluster: RunningCluster) -> Iterator[None]:
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 def test_steps_that_may_have_seen_another_image_are_taken_back(
     images: Path, cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +326,7 @@ def test_steps_that_may_have_seen_another_image_are_taken_back(
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 def test_a_run_directory_that_is_moved_meanwhile_is_refused(
     images: Path, cluster: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,7 +343,9 @@ def test_a_run_directory_that_is_moved_meanwhile_is_refused(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("damage", [Path.unlink, flip_bit, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, thorough(flip_bit), thorough(lambda path: path.write_bytes(b""))]
+)
 def test_a_file_that_was_removed_or_damaged_is_mended_by_a_repair(
     images: Path, cluster: RunningCluster, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:

@@ -21,6 +21,7 @@ from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.kinds.sections import DenoiserChoice, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.trials import denoiser_trials
+from tests.cases import thorough
 from tests.graphs.trials import deblurring
 from tests.support import job_of, noisy_image, write_zarr
 
@@ -346,7 +347,7 @@ def edit(folder: Path, file: str, old: str, new: str) -> None:
     [
         ("tried_networks.py", "HERE = ", "THERE = HERE = "),
         ("tried_networks.py", "seed(0)", "seed(1)"),
-        ("other/elsewhere.py", "2", "3"),
+        thorough("other/elsewhere.py", "2", "3"),
     ],
     ids=["code", "weights", "code elsewhere"],
 )
@@ -356,7 +357,7 @@ def test_other_code_or_weights_are_tried_anew(folder: Path, file: str, old: str,
     assert calls_of(folder, "Network") > 0
 
 
-@pytest.mark.parametrize("build", ["Later", "Locked", "Passing"])
+@pytest.mark.parametrize("build", [thorough("Later"), "Locked", "Passing"])
 def test_nothing_is_kept_of_a_network_that_is_not_all_to_be_seen(folder: Path, build: str) -> None:
     assert calls_of(folder, build) > 0
     assert calls_of(folder, build) > 0

@@ -17,6 +17,7 @@ from halotile.tasks.operators.base import InMemory
 from halotile.tasks.operators.blur import Blur
 from halotile.tasks.priors.tv import Variation
 from halotile.tasks.terms import Term
+from tests.cases import thorough
 from tests.graphs.solving import Pixels, denoised_by, in_memory, kernel, problem_of
 
 pytestmark = pytest.mark.usefixtures("as_in_a_worker")
@@ -70,7 +71,7 @@ def minimum(spectrum: Pixels, measured: Pixels, weight: float) -> Pixels:
     return x
 
 
-@pytest.mark.parametrize("weight", [0.002, 0.004])
+@pytest.mark.parametrize("weight", [0.002, thorough(0.004)])
 def test_fista_with_tv_ends_at_the_minimum(tmp_path: Path, weight: float) -> None:
     taps, image = kernel(5).astype("float64"), scene()
     spectrum = np.fft.fft2(np.roll(np.pad(taps, (0, EDGE - 5)), (-2, -2), (0, 1)))

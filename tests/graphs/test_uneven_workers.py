@@ -148,6 +148,7 @@ def test_a_node_that_is_lost_in_the_middle_of_a_write_leaves_nothing_behind(
     check_whole()
 
 
+@pytest.mark.thorough
 def test_a_worker_that_wakes_when_the_run_is_over_spoils_nothing(
     scene: Scene, check_whole: Callable[[], None]
 ) -> None:

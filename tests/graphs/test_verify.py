@@ -15,6 +15,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.verify import verify
 from halotile.storage.run_directory.checksummed_lines import with_checksum
+from tests.cases import all_of, thorough
 from tests.faults import BLOCKS, Scene, flip_bit, until
 from tests.support import job_of, noisy_image, work_of, write_zarr
 
@@ -49,7 +50,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.parametrize(
+    "name", all_of(DAMAGE, thorough=["flip the first byte", "flip in the index", "cut", "empty"])
+)
 def test_a_damaged_shard_is_named(finished: Scene, name: str) -> None:
     DAMAGE[name](finished.output / "c" / "2" / "3")
     verdict = verify(finished.output)
@@ -72,7 +75,7 @@ def test_a_repair_does_exactly_the_damaged_blocks_again(
     check_whole()
 
 
-@pytest.mark.parametrize("damage", [flip_bit, cut_short, empty, Path.unlink])
+@pytest.mark.parametrize("damage", [flip_bit, thorough(cut_short), thorough(empty), Path.unlink])
 def test_damaged_metadata_is_named_and_restored(
     finished: Scene, check_whole: Callable[[], None], damage: Callable[[Path], None]
 ) -> None:
@@ -88,6 +91,7 @@ def test_damaged_metadata_is_named_and_restored(
     check_whole()
 
 
+@pytest.mark.thorough
 def test_a_repair_that_fails_is_not_called_one(finished: Scene) -> None:
     (finished.output / "c" / "2" / "3").unlink()
     finished.make_trouble("raise", 19)
@@ -102,7 +106,7 @@ def test_a_repair_that_fails_is_not_called_one(finished: Scene) -> None:
     assert (verdict.checked, list(verdict.undone), verdict.sound) == (BLOCKS - 1, [19], True)
 
 
-@pytest.mark.parametrize("also_damaged", [False, True])
+@pytest.mark.parametrize("also_damaged", [thorough(False), True])
 def test_a_repair_that_was_killed_is_finished_by_the_next(
     finished: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch, also_damaged: bool
 ) -> None:
@@ -202,7 +206,7 @@ def test_a_running_job_is_checked_as_far_as_it_is_and_not_repaired(scene: Scene)
 
 @pytest.mark.parametrize(
     ("network", "channels", "shape"),
-    [("doubler", [1, 1], (256, 320)), ("colouring", [1, 3], (3, 128, 160))],
+    [("doubler", [1, 1], (256, 320)), thorough("colouring", [1, 3], (3, 128, 160))],
 )
 def test_blocks_of_an_output_of_another_shape_are_told_by_their_own_numbers(
     cluster: RunningCluster, tmp_path: Path, network: str, channels: list[int], shape: tuple[int, ...]

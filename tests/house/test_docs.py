@@ -38,6 +38,17 @@ PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, "examples/tiff/README.md")
 LONGEST = {"README.md": 180}
 SITE = {"queue: gpu ": "queue: debug ", "account: phys123": "account: root", "ib0": "lo"}
 """Names of a site in the pages, and those of the Slurm that tests start."""
+THOROUGH = {
+    *("python-run", "tiff-example"),  # the job of first-run and tiff-walk
+    *("on-a-cluster", "hpc-alloc", "hpc-ranks", "hpc-jobs", "torch-slurm"),  # Slurm, as in hpc
+    *("hpc-exec", "torch-exec"),  # tests/cli/test_clusters.py and tests/graphs/test_torch_ranks.py do so
+    *("distribute-parameters", "distribute-subsets"),  # contexts, as in distribute-quick-start
+    *("torch-fft", "torch-fit", "torch-spatial"),  # ranks, as in torch-function
+    *("many-images", "python-reconstruct"),  # tests/graphs/test_many_images.py and test_reconstruct.py
+    *("export", "bench"),  # tests/cli/test_export.py and test_bench.py
+    "gpu-shared",  # tests/graphs/test_tuning.py
+}
+"""Examples that repeat what others show. None of them is the first of a page of docs/."""
 FENCE = re.compile(
     r"(?:<!-- example: (?P<name>[\w-]+)(?: needs (?P<needs>[^;]*?))?(?:; (?P<mark>cluster|slurm))? -->\n)?"
     r"```(?P<kind>\w*)\n(?P<body>.*?)^```$",
@@ -79,9 +90,13 @@ def examples() -> dict[str, Example]:
 
 
 def cases() -> list[object]:
+    found = examples()
+    assert found.keys() >= THOROUGH
+    for name in THOROUGH:
+        found[name].marks.add("thorough")
     return [
         pytest.param(example, id=name, marks=[getattr(pytest.mark, mark) for mark in example.marks])
-        for name, example in examples().items()
+        for name, example in found.items()
     ]
 
 

@@ -99,6 +99,7 @@ def test_the_demo_denoises_a_real_image_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 def test_a_scan_becomes_a_picture_with_one_command(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -191,6 +192,7 @@ def test_the_denoiser_example_denoises_without_seams(
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 def test_the_plug_and_play_example_reconstructs_by_hand_as_by_deepinv(
     import_line: dict[str, object], capsys: pytest.CaptureFixture[str]

@@ -145,6 +145,7 @@ def test_its_batch_script_is_shown(place: Place) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.thorough
 def test_its_scaling_is_measured_over_all_of_its_passes(place: Place) -> None:
     before = sorted(place.folder.iterdir())
     words = ("--workers", "1,2", "--trials", "1", "--blocks", "4", "--json", "--quiet")
@@ -154,14 +155,37 @@ def test_its_scaling_is_measured_over_all_of_its_passes(place: Place) -> None:
     assert sorted(place.folder.iterdir()) == before
 
 
-@pytest.mark.cluster
-def test_it_runs_is_killed_resumed_verified_and_repaired(place: Place) -> None:
-    killed = place.start("run", "job.yaml")
+def begun(place: Place) -> subprocess.Popen[str]:
+    """A run of the job that has done some blocks."""
+    running = place.start("run", "job.yaml")
     deadline = time.monotonic() + 120
     while place.done(FIRST) < 4 or not place.status().get("dashboard"):
-        assert killed.poll() is None
+        assert running.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    return running
+
+
+@pytest.mark.cluster
+def test_it_goes_on_after_a_kill(place: Place, tmp_path: Path) -> None:
+    for name in ("site", "in.zarr"):
+        (tmp_path / name).symlink_to(place.folder / name)
+    (tmp_path / "job.yaml").write_text(JOB)
+    own = Place(tmp_path)
+    killed = begun(own)
+    killed.kill()
+    killed.communicate()
+    done = own.done(FIRST)
+    assert done >= 4
+    outcome = json.loads(own.call("resume", FIRST, "--json", "--quiet"))
+    assert outcome["resumed"] >= done
+    assert np.array_equal(own.pixels(FIRST), truth(own))
+
+
+@pytest.mark.cluster
+@pytest.mark.thorough
+def test_it_runs_is_killed_resumed_verified_and_repaired(place: Place) -> None:
+    killed = begun(place)
     page = urllib.request.urlopen(place.status()["dashboard"] + ".json", timeout=20).read()
     killed.kill()
     killed.communicate()

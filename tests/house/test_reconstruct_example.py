@@ -19,7 +19,7 @@ import pytest
 from tests.faults import REPOSITORY, members, until
 from tests.support import read_zarr
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.thorough]
 
 PAGE = REPOSITORY / "examples/reconstruct/README.md"
 BLOCKS = 4

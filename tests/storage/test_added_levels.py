@@ -22,6 +22,7 @@ from halotile.storage.images.added_levels import WORK, add_levels
 from halotile.storage.images.image_groups import find_image
 from halotile.storage.sharded import levels
 from halotile.storage.sharded.output import open_output
+from tests.cases import all_of
 from tests.storage.adding import (
     FORMATS,
     SHAPE,
@@ -42,14 +43,28 @@ def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     small_images(monkeypatch)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", all_of(FORMATS, thorough=["v2"]))
 @pytest.mark.parametrize(
     ("pixels", "axes", "scale", "attributes"),
     [
         pytest.param(with_holes("float32"), "yx", None, {}, id="holes"),
-        pytest.param(with_holes("uint16"), "yx", None, {"_FillValue": 7}, id="nodata"),
+        pytest.param(
+            with_holes("uint16"),
+            "yx",
+            None,
+            {"_FillValue": 7},
+            id="nodata",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(noisy_image((2, 2, 1, 75, 90), "uint8"), "tczyx", (2, 1, 3, 0.5, 0.5), {}, id="tczyx"),
-        pytest.param(noisy_image((25, 33, 71), "uint16"), "zyx", None, {}, id="cubes"),
+        pytest.param(
+            noisy_image((25, 33, 71), "uint16"),
+            "zyx",
+            None,
+            {},
+            id="cubes",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(noisy_image((1, 150), "int16"), "yx", None, {}, id="line"),
     ],
 )

@@ -17,6 +17,7 @@ from halotile.storage.arrays import open_source
 from halotile.storage.disk.durable import Disk
 from halotile.storage.images.added_levels import WORK, add_levels
 from halotile.storage.run_directory.directory import RunDirectory
+from tests.cases import all_of
 from tests.storage.adding import (
     FORMATS,
     SHAPE,
@@ -37,7 +38,7 @@ def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata", "ignore:Object at")
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", all_of(FORMATS, thorough=["v2"]))
 def test_killed_at_any_moment_it_goes_on_to_the_same_bits(tmp_path: Path, form: str) -> None:
     whole = save_image(tmp_path / "whole.zarr", noisy_image((70, 50), "uint8"), form)
     if form != "shards":

@@ -23,6 +23,7 @@ from halotile.storage.images.added_levels import WORK, add_levels
 from halotile.storage.images.array_groups import ArrayGroup
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
+from tests.cases import all_of
 from tests.storage.adding import (
     FORMATS,
     SHAPE,
@@ -90,12 +91,19 @@ def chunks(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", all_of(FORMATS, thorough=["v3"]))
 @pytest.mark.parametrize(
     ("pixels", "names", "axes", "attributes"),
     [
         pytest.param(with_holes("float32"), None, "yx", {}, id="holes"),
-        pytest.param(with_holes("uint16"), ("lat", "lon"), "yx", {"_FillValue": 7}, id="nodata"),
+        pytest.param(
+            with_holes("uint16"),
+            ("lat", "lon"),
+            "yx",
+            {"_FillValue": 7},
+            id="nodata",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(
             noisy_image((2, 2, 75, 90), "uint8"),
             ("Time", "channel", "Y", "X"),
@@ -103,7 +111,14 @@ def chunks(folder: Path) -> dict[str, tuple[int, int]]:
             {"halotile": {"scale": [2, 1, 0.5, 0.5], "units": ["second", None, *["micrometer"] * 2]}},
             id="tcyx",
         ),
-        pytest.param(noisy_image((25, 33, 71), "uint16"), ("z", "y", "x"), "zyx", {}, id="cubes"),
+        pytest.param(
+            noisy_image((25, 33, 71), "uint16"),
+            ("z", "y", "x"),
+            "zyx",
+            {},
+            id="cubes",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(noisy_image((1, 18), "int16"), ("y", "x"), "yx", {}, id="small"),
     ],
 )
@@ -138,7 +153,7 @@ def test_the_array_is_moved_and_levels_are_those_of_a_job(
     assert not (path / WORK).exists()
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", all_of(FORMATS, thorough=["v2"]))
 def test_killed_at_any_moment_it_goes_on_to_the_same_files(tmp_path: Path, form: str) -> None:
     pixels = noisy_image((40, 26), "uint8")
     first, whole = save_array(tmp_path / "first.zarr", pixels, form), tmp_path / "whole.zarr"

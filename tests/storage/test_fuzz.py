@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import all_of
 from tests.storage.fuzzing import FORMATS
 
 EXAMPLES = 1_000
+FEW = ("tiff", "zarr-v3")
+"""Formats that are tried each time."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", all_of(FORMATS, thorough=FORMATS.keys() - FEW))
 def test_a_randomly_changed_file_is_read_correctly_or_refused(tmp_path: Path, name: str) -> None:
     if name == "czi":
         for package in ("bioio_czi", "pylibCZIrw"):

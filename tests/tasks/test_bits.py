@@ -16,6 +16,7 @@ from halotile.graphs.runs.outputs.claim import claim
 from halotile.tasks.trials import bits
 from halotile.tasks.trials.bits import tile_difference
 from tests import networks
+from tests.cases import thorough
 from tests.support import dncnn_weights, job_of, noisy_image, run_inline, work_of, write_zarr
 
 
@@ -41,7 +42,7 @@ def test_a_network_that_rounds_by_the_length_of_an_axis_is_found_out(
     assert found < 1e-5
 
 
-@pytest.mark.parametrize("shape", [(700, 900), (192, 160)])
+@pytest.mark.parametrize("shape", [(700, 900), thorough((192, 160))])
 def test_a_network_whose_bits_do_not_depend_on_the_window_is_not_suspected(
     tmp_path: Path, shape: tuple[int, int]
 ) -> None:
@@ -51,10 +52,10 @@ def test_a_network_whose_bits_do_not_depend_on_the_window_is_not_suspected(
 @pytest.mark.parametrize(
     ("network", "shape", "tile"),
     [
-        ("volumes", (40, 72, 66), {"size": 24, "axes": "zyx"}),
-        ("wide_kernels", (300, 260), {"size": 100}),
+        thorough("volumes", (40, 72, 66), {"size": 24, "axes": "zyx"}),
+        thorough("wide_kernels", (300, 260), {"size": 100}),
         ("unet", (96, 80), {"size": 32}),
-        ("unet", (192, 160), {"size": 64}),
+        thorough("unet", (192, 160), {"size": 64}),
     ],
 )
 def test_every_difference_from_torch_on_the_whole_image_is_reported(

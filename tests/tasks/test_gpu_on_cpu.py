@@ -23,6 +23,7 @@ from halotile.tasks.devices.device import LOST, Device, Download
 from halotile.tasks.devices.gpu import Gpu
 from halotile.tasks.devices.streams import BufferRing
 from halotile.tasks.inner_tiles import TileRunner
+from tests.cases import thorough
 from tests.support import DTYPES, dncnn_weights, job_of, read_zarr, work_of, write_zarr
 from tests.tasks.test_inner_tiles import blur, tiling
 
@@ -324,7 +325,7 @@ class Elsewhere(Gpu):
         ("nlm", {"strength": 0.5, "sigma": 0.1}, ()),
         ("nlm", {"strength": 0.5}, ("sigma", "mask")),
         ("tv", {"strength": 1.0, "sigma": "auto"}, ("photons",)),
-        ("nlm", {"strength": 0.8, "sigma": "auto"}, ("photons", "mask")),
+        thorough("nlm", {"strength": 0.8, "sigma": "auto"}, ("photons", "mask")),
         ("dncnn", {"depth": 5, "width": 8}, ()),
         ("torch", {"import": "tests.networks:unet"}, ()),
         ("torch", {"import": "tests.networks:by_sigma", "sigma": "auto"}, ("photons",)),

@@ -13,6 +13,7 @@ import torch
 from halotile.tasks.denoisers.common.layers import ConvolutionStack
 from halotile.tasks.denoisers.dncnn import DENOISER
 from tests.benchmarks.data import CNN, network, weights
+from tests.cases import all_of, thorough
 
 SHAPES = [(1, 1, 526, 526), (3, 1, 150, 170), (1, 1, 200, 151), (2, 1, 33, 40), (1, 1, 100, 100)]
 MARGINS = [((0, 0), (0, 0)), ((4, 4), (4, 4)), ((0, 8), (4, 4)), ((6, 5), (9, 0)), ((3, 3), (20, 20))]
@@ -43,7 +44,8 @@ def by_torch(network: ConvolutionStack, image: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("margin", MARGINS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(
-    ("width", "channels", "bias"), [(16, 1, True), (32, 1, False), (8, 3, True), (12, 1, True), (1, 1, True)]
+    ("width", "channels", "bias"),
+    [(16, 1, True), (32, 1, False), (8, 3, True), thorough(12, 1, True), thorough(1, 1, True)],
 )
 def test_the_core_of_a_window_has_the_bits_of_torch(
     shape: tuple[int, ...], margin: Any, width: int, channels: int, bias: bool
@@ -64,7 +66,7 @@ def edges(length: int, tile: int, depth: int) -> list[tuple[int, int, int, int]]
     return [(max(a - depth, 0), a, min(a + tile, length), min(a + tile + depth, length)) for a in starts]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sizes", "bias", "shape"),
     [
@@ -89,7 +91,7 @@ def test_tiles_have_the_bits_of_torch_on_an_image_of_real_size(
                 assert torch.equal(core, whole[:, :, y:y1, x:x1]), (tile, y, x)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", all_of(SHAPES, thorough=SHAPES[:1]), ids=str)
 def test_dncnn_gives_the_bits_of_plain_torch_with_a_hole_too(tmp_path: Path, shape: tuple[int, ...]) -> None:
     plain: Callable[[torch.Tensor], torch.Tensor] = network(tmp_path)
     ours: Any = DENOISER(weights=str(weights(tmp_path)), depth=CNN["depth"], width=CNN["width"]).build()

@@ -151,6 +151,7 @@ def test_each_plane_is_measured_by_itself_wherever_its_axis_lies(order: tuple[in
     assert found == pytest.approx(LEVELS, rel=0.1)
 
 
+@pytest.mark.thorough
 def test_many_planes_have_few_samples_each() -> None:
     image = Stored(np.broadcast_to(noisy((900, 900), 0.1), (2000, 900, 900)))
     found = estimate_noise_levels(image, (1, 2), (0,))

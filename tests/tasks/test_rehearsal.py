@@ -16,6 +16,7 @@ from halotile.graphs.kinds.sections import Tile
 from halotile.graphs.plans.trials.receptive_field import Halo, rehearsed, resolve_halo
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.rehearsal import rehearse
+from tests.cases import thorough
 from tests.support import job_of, run_inline, write_zarr
 
 
@@ -160,7 +161,7 @@ def test_seams_that_are_allowed_are_not_looked_for() -> None:
     assert not halo_of(network("diagonal"), (203, 317), Tile(seams="allow")).remarks
 
 
-@pytest.mark.parametrize("name", ["behind", "behind, strided"])
+@pytest.mark.parametrize("name", ["behind", thorough("behind, strided")])
 def test_a_job_has_the_same_bits_for_any_tile(tmp_path: Path, name: str) -> None:
     source = write_zarr(tmp_path / "in.zarr", np.random.default_rng(5).random((203, 317), np.float32))
     results = []

@@ -39,6 +39,7 @@ from halotile.tasks.training.examples import GAP_PIXELS, draw_examples
 from halotile.tasks.training.recipe import Recipe
 from halotile.tasks.training.trainer import Trainer
 from halotile.tasks.training.writing import encoded_weights
+from tests.cases import thorough
 from tests.tasks.training_images import source_of
 
 
@@ -73,8 +74,8 @@ UNET, DNCNN = UNetNetwork(width=8, levels=2), DnCNNNetwork(depth=4, width=12)
     [
         (UNET, "noise2void"),
         (UNET, "noise2void2"),
-        (UNET, "noise2self"),
-        (DNCNN, "noise2void"),
+        thorough(UNET, "noise2self"),
+        thorough(DNCNN, "noise2void"),
         (DNCNN, "noise2self"),
     ],
 )
