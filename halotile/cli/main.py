@@ -30,6 +30,8 @@ _ASKED = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def _stop_early(number: int, _: object) -> NoReturn:
+    for requested in _ASKED:  # it may come twice, to the process and to its group
+        signal.signal(requested, signal.SIG_IGN)
     raise exits.StoppedEarly(f"stopped on {signal.Signals(number).name}")
 
 
@@ -48,6 +50,9 @@ def main() -> None:
             for number in (signal.SIGINT, *_ASKED):
                 signal.signal(number, signal.SIG_IGN)
         raise
+    except exits.StoppedEarly as stopped:  # while the words of the command were read
+        print(stopped, file=sys.stderr)
+        sys.exit(exits.STOPPED)
     finally:
         # All of it ends with the process: collecting it takes a second where torch is loaded, and triton,
         # which deepinv loads, complains about objects that are not collected in thirty lines on the screen.

@@ -282,6 +282,17 @@ def test_memory_that_is_scarce_is_told() -> None:
     assert "Write fewer workers: " in message_of(MemoryError())
 
 
+@pytest.mark.cluster
+def test_a_start_ends_where_what_forks_the_workers_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(_: int) -> int:
+        raise EOFError("unexpected EOF")
+
+    monkeypatch.setattr("multiprocessing.forkserver.read_signed", killed)
+    order = Order(workers=1, memory_bytes=2 * 2**30, choice=sections.Cluster(dashboard=False))
+    with pytest.raises(ConnectionError, match="forked from was killed"), local.start(order):
+        pass
+
+
 DIES = """
 import builtins, multiprocessing, os, signal
 from halotile.graphs.clusters import local

@@ -273,10 +273,13 @@ def test_a_drain_does_not_wait_for_workers_that_do_not_come_back(
     assert time.monotonic() - requested[0] < 20
 
 
-def test_a_signal_while_the_cluster_starts_stops_the_run_before_its_first_block(scene: Scene) -> None:
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["the driver", "every process"])
+def test_a_signal_while_the_cluster_starts_stops_the_run_before_its_first_block(
+    scene: Scene, send: Callable[[int, int], None]
+) -> None:
     driver = scene.start()
     until(lambda: scene.status().get("state") == "running")
-    driver.send_signal(signal.SIGTERM)
+    send(driver.pid, signal.SIGTERM)
     said, _ = driver.communicate(timeout=60)
     assert driver.returncode == 75, said
     assert scene.seen() == []

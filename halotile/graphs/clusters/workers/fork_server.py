@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -37,6 +38,9 @@ FORK_SETTINGS = {
 NOT_IMPORTED = "__main__"
 """A main module of this name is left alone by processes that multiprocessing starts."""
 
+SPARED = {signal.SIGTERM, signal.SIGUSR1}
+"""Signals that the process does not get: it ends with the one that started it."""
+
 PF_EXITING = 0x4
 """Flag of a process in Linux (include/linux/sched.h)."""
 DYING_SECONDS = 10.0
@@ -53,6 +57,8 @@ def ensure_forks() -> None:
     multiprocessing.get_context(METHOD).set_forkserver_preload(PRELOADED)
     _await_dying()
     with children_spared_from_ctrl_c(), own_environment():
+        # Batch systems send them to every process. Without this one no worker starts, and Dask waits for it; workers get them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SPARED)
         # It imports the same modules as this process, and nothing that happens to lie in the working directory.
         path = os.pathsep.join(filter(None, sys.path))
         os.environ.update(WORKER_ENVIRONMENT, PYTHONPATH=path, PYTHONSAFEPATH="1")
@@ -84,6 +90,11 @@ def _is_dying(pid: int) -> bool:
     except OSError:
         return False
     return status != "Z" and bool(int(flags) & PF_EXITING)
+
+
+def hear_signals_after_fork() -> None:
+    """Let processes that are forked from this one get the signals that it does not."""
+    os.register_at_fork(after_in_child=partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, SPARED))
 
 
 def expect_no_workers() -> None:

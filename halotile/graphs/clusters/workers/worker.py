@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distributed import Nanny, Worker
+from distributed import Nanny, Status, Worker
 from distributed import utils as dask_utils
 
 from halotile.graphs.clusters.detection.gpus import gpus_here
@@ -46,3 +46,9 @@ class OwnNanny(Nanny):  # type: ignore[misc]
             # Dask would import pandas here, and replace what is imported before the fork: half a second that everybody waits for.
             dask_utils._forkserver_preload_set = True
             return await super().instantiate()
+
+    async def kill(self, *args: Any, **kwargs: Any) -> None:
+        """End the process. One that never began, since what forks it was killed, has nothing to end, and Dask would wait for it for ever."""
+        if self.process and self.process.status == Status.starting and self.process.running.is_set():
+            self.process.status = Status.stopped
+        await super().kill(*args, **kwargs)

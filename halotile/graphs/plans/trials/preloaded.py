@@ -11,8 +11,10 @@ import numpy.random
 
 import halotile.graphs.plans.trials.denoiser_trials
 import halotile.tasks.denoisers.common.layers  # torch, with it
+from halotile.graphs.clusters.workers.fork_server import hear_signals_after_fork
 
 __all__ = ["halotile", "numpy"]
 
+hear_signals_after_fork()
 gc.freeze()
 gc.enable()
