@@ -85,6 +85,19 @@ def metres(length: float | str) -> float | None:
     return size and (size[0] if size[1] is None else converted(size[0], size[1], "meter"))
 
 
+def signed_metres(length: float | str) -> float | None:
+    """The metres of a length that may be below 0; None for what is none.
+
+    Examples
+    --------
+    >>> signed_metres("-2 um"), signed_metres(0.5), signed_metres("-")
+    (-2e-06, 0.5, None)
+    """
+    text = str(length).strip()
+    size = metres(text.removeprefix("-"))
+    return -size if size and text.startswith("-") else size
+
+
 def with_sizes(
     axes: Sequence[str],
     scale: Sequence[float],

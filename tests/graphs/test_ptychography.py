@@ -204,7 +204,7 @@ def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path, epo
             {"model": {"refine": ["object"]}, "stages": [{"epochs": 1, "lr_factors": {"probe": 1}}]},
             "names probe, which is not refined",
         ),
-        ({"model": {"focus": "3 mm"}}, "is for field: near"),
+        ({"model": {"field": "near", "focus": "-3 mm"}}, "a beam in a near field diverges"),
         ({"model": {"field": "near", "focus": "3 parsnip"}}, "such as 3.65 mm"),
         ({"model": {"refine": ["probe"]}}, "does not name the object"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 import halotile
 from halotile.errors import ConfigError
+from halotile.storage.scans.convert import write_scan
+from halotile.tasks.ptychography.simulated import SimulatedScan
 from tests.graphs.scans import STAGES, job, run, write_small_scan
 
 pytestmark = [pytest.mark.cluster]
@@ -143,3 +146,22 @@ def test_what_is_read_of_a_scan_is_a_copy(folder: Path) -> None:
     scan.probe[...] = 7
     assert not (scan.object == 7).any()
     assert not (scan.probe == 7).any()
+
+
+def test_the_first_guess_of_a_probe_is_as_far_out_of_focus_as_the_sample(tmp_path: Path) -> None:
+    path = str(tmp_path / "scan.zarr")
+    truth = SimulatedScan(raster=(8, 8), pattern=64, step=5.0, defocus=2.0)
+    write_scan(path, truth.scan, truth)
+    wavelength = truth.scan.wavelength
+    pixel = wavelength * truth.scan.distance / (64 * truth.scan.pixel[0])
+    distance = 2.0 * 64 * pixel**2 / wavelength
+
+    def likeness(**model: Any) -> float:
+        guess = halotile.ptychography.open(path, **model).probe
+        return float(abs(np.vdot(guess, truth.probe)) / np.linalg.norm(guess) / np.linalg.norm(truth.probe))
+
+    assert likeness(focus=f"-{1e6 * distance} um") > 0.8
+    assert max(likeness(), likeness(focus=f"{1e6 * distance} um")) < 0.4
+    write_scan(path, replace(truth.scan, probe=truth.probe), truth, overwrite=True)
+    with pytest.raises(ConfigError, match="has a probe"):
+        halotile.ptychography.open(path, focus="1 um")

@@ -131,6 +131,8 @@ class Optics:
         In metres; that distance over which waves with the pixels of the object propagate.
     pixel : tuple of float
         Size of a pixel of the object along rows and columns, in metres.
+    focus : float, optional
+        far: distance from the focus of the beam to the sample in metres, for the first guess of the probe.
 
     References
     ----------
@@ -141,6 +143,7 @@ class Optics:
     wavelength: float
     distance: float
     pixel: tuple[float, float]
+    focus: float | None = None
 
     @classmethod
     def of(
@@ -160,7 +163,7 @@ class Optics:
         if field == "far":
             edges = [n * size for n, size in zip(shape, scan.pixel, strict=True)]
             height, width = (scan.wavelength * scan.distance / edge for edge in edges)
-            return cls(field, scan.wavelength, scan.distance, (height, width))
+            return cls(field, scan.wavelength, scan.distance, (height, width), focus)
         larger = 1.0 if focus is None else (focus + scan.distance) / focus
         height, width = (size / larger for size in scan.pixel)
         return cls(field, scan.wavelength, scan.distance / larger, (height, width))
@@ -246,6 +249,11 @@ class ScanRecipe:
         """Shape of the probe."""
         rows, columns = self.pattern
         return self.oversampling * rows, self.oversampling * columns
+
+    @property
+    def first_probe(self) -> NDArray[Any] | None:
+        """The probe that is begun with, where the scan or an earlier result has one."""
+        return self.scan.probe if self.start is None or self.start.probe is None else self.start.probe
 
     @property
     def chunk(self) -> int:

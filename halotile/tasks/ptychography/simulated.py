@@ -18,15 +18,13 @@ from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import Optics
 
 LEAST_PATTERN, MOST_MODES = 8, 4
-DEFOCUS = 0.75 * np.pi
-"""Curvature of the wave in the aperture, which spreads the beam over a quarter of a pattern's edge."""
 
 
 @dataclass(frozen=True)
 class SimulatedScan:
     """A scan of a random phase object by a defocused beam through a round aperture, whose places are a jittered raster.
 
-    The beam is a quarter of a pattern wide: with a step of a sixteenth of it, neighbours share three quarters of it along each axis.
+    The beam is a quarter of a pattern wide, unless it is further out of focus: with a step of a sixteenth of it, neighbours share three quarters of it along each axis.
 
     Parameters
     ----------
@@ -44,6 +42,8 @@ class SimulatedScan:
         Largest phase of the object, in radians: patterns of an object of small phases tell little of their positions.
     photons : float, optional
         Photons of a pattern, which are counted; None: exact intensities, 1e6 for each pattern.
+    defocus : float
+        Distance from the sample to the focus behind it, in pattern × pixel² / wavelength: the beam is a third as many edges of a pattern wide.
     position_error : float
         Standard deviation of the difference of the positions in the scan from the true ones, in pixels.
     seed : int
@@ -63,6 +63,7 @@ class SimulatedScan:
     modes: int = 1
     phase: float = 1.0
     photons: float | None = None
+    defocus: float = 0.75
     position_error: float = 0.0
     seed: int = 0
 
@@ -78,6 +79,7 @@ class SimulatedScan:
             "modes": (1 <= self.modes <= MOST_MODES, f"1 to {MOST_MODES}"),
             "phase": (self.phase >= 0, "a number of at least 0, in radians"),
             "photons": (self.photons is None or self.photons > 0, "a number above 0, or None"),
+            "defocus": (abs(self.defocus) <= 3, "a number of -3 to 3, or the beam is wider than a pattern"),
             "position_error": (self.position_error >= 0, "a number of at least 0"),
         }
         for name, (is_valid, wanted) in rules.items():
@@ -112,7 +114,9 @@ class SimulatedScan:
         """The modes of the probe, in roots of counts."""
         n = self.pattern
         row, column = np.meshgrid(*2 * [np.fft.fftfreq(n) * n], indexing="ij")
-        aperture = (np.hypot(row, column) < n / 6) * np.exp(DEFOCUS * 1j / n * (row**2 + column**2))
+        aperture = (np.hypot(row, column) < n / 6) * np.exp(
+            np.pi * self.defocus * 1j / n * (row**2 + column**2)
+        )
         shapes = (1.0, row, column, row * column)
         modes = [np.fft.fftshift(np.fft.ifft2(aperture * shape)) for shape in shapes[: self.modes]]
         share = [0.1**mode for mode in range(self.modes)]

@@ -15,8 +15,8 @@ from halotile.errors import Diverged
 from halotile.storage.scans.start import StartValues
 from halotile.tasks.ptychography.model import Positions
 from halotile.tasks.ptychography.patterns import Patterns, turned
-from halotile.tasks.ptychography.propagators import propagator_of
-from halotile.tasks.ptychography.recipe import ScanRecipe
+from halotile.tasks.ptychography.propagators import NearField, propagator_of
+from halotile.tasks.ptychography.recipe import Optics, ScanRecipe
 
 FAINT = 0.1
 """Amplitude of the further modes of the first guess, relative to the first one."""
@@ -116,13 +116,13 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     background = torch.zeros(recipe.pattern) if scan.background is None else torch.from_numpy(scan.background)
     background = turned(background, recipe)
     light = (mean - background).clamp(min=0)
-    guess = scan.probe if recipe.start is None or recipe.start.probe is None else recipe.start.probe
+    guess = recipe.first_probe
     if guess is None:
         first, _ = propagator.adjoint(light.sqrt().to(torch.complex64), propagator.factor(torch.ones(1, 1)))
         first = first.conj().resolve_conj()
         if recipe.optics.field == "far":
             first = torch.fft.fftshift(first)
-        known = first[None]
+        known = _defocused(_padded(first[None], recipe.frame), recipe.optics)
     else:
         known = torch.from_numpy(guess).flatten(0, -3).to(torch.complex64)
         if recipe.start is None or recipe.start.probe is None:  # it is of a file whose units nobody knows
@@ -154,6 +154,14 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     state = ReconstructionState(_moved(parameters, device), norm, root)
     state.halves = [deepcopy(state) for _ in recipe.halves[1:]]
     return state
+
+
+def _defocused(probe: torch.Tensor, optics: Optics) -> torch.Tensor:
+    """A probe in focus, as it is at the distance of the sample from there."""
+    if optics.focus is None:
+        return probe
+    way = NearField.of((probe.shape[-2], probe.shape[-1]), optics.pixel, optics.wavelength, optics.focus)
+    return way.forward(probe, way.transfer)[0]
 
 
 def _started(recipe: ScanRecipe, start: StartValues, norm: float, root: float) -> PartTensors:

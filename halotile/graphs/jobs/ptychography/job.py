@@ -46,7 +46,8 @@ class ModelOptions:
     field: Literal["far", "near"] = "far"
     """far: the detector sees a Fourier transform; near: a wave that was propagated by the angular spectrum method."""
     focus: float | str | None = None
-    """near: distance from the focus of the beam to the sample, such as 3.65 mm, where the beam diverges; null: it is parallel."""
+    """Distance from the focus of the beam to the sample, such as 3.65 mm. near: where the beam diverges; null: it is parallel. far: of the
+    first guess of the probe, below 0 where the sample comes before the focus; null: it is in focus."""
     modes: int = 1
     """Modes of the probe, whose intensities add."""
     variations: int = 0

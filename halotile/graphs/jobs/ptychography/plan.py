@@ -30,7 +30,7 @@ from halotile.storage.scans.lengths import shown_length
 from halotile.storage.scans.scan import open_scan, open_summary
 from halotile.storage.scans.start import StartValues
 from halotile.storage.sharded.output import FileLayout
-from halotile.storage.spacing import metres
+from halotile.storage.spacing import signed_metres
 from halotile.tasks.groups.training.one_file import ONE_BLOCK
 from halotile.tasks.ptychography.recipe import (
     PROGRAM,
@@ -120,7 +120,7 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
     scan, patterns = open_scan(job.input.path)
     _, rows, columns = patterns.shape
     model = job.model
-    focus = None if model.focus is None else metres(model.focus)
+    focus = None if model.focus is None else signed_metres(model.focus)
     if scan.angles and model.field == "near":
         raise ConfigError(
             "the pixels of the scan are angles, which tell no distance, and a near field needs it. Convert it again with --distance and a length for --pixel."
@@ -147,6 +147,10 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
     )
     _check_overlap(recipe)
     recipe = replace(recipe, window=_window(job, recipe), start=_start(job, recipe))
+    if optics.focus and recipe.first_probe is not None:
+        raise ConfigError(
+            "model.focus tells where the first guess of a probe is in focus, and the scan or input.start has a probe. Leave it out."
+        )
     check_used(recipe)
     return recipe
 

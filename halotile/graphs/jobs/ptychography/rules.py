@@ -8,7 +8,7 @@ from halotile.graphs.jobs.ptychography.job import ModelOptions, ScanInput, Stage
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.rules.combinations import Faults, workers_of_slots
 from halotile.graphs.rules.values import Above, AtLeast, seed
-from halotile.storage.spacing import metres
+from halotile.storage.spacing import signed_metres
 from halotile.tasks.ptychography.recipe import PARTS, SOLVER_TRAITS, VARYING
 
 OURS = ("focus", "modes", "variations", "oversampling", "support", "refine")
@@ -27,10 +27,8 @@ def _result_path(path: str) -> str | None:
 
 
 def _focus(length: float | str | None) -> str | None:
-    known = length is None or metres(length)
-    return (
-        None if known else f"is {length}; write a length above 0 in metres or with its unit, such as 3.65 mm"
-    )
+    known = length is None or signed_metres(length)
+    return None if known else f"is {length}; write a length in metres or with its unit, such as 3.65 mm"
 
 
 def _share(alpha: float) -> str | None:
@@ -58,9 +56,9 @@ CHECKS: Mapping[tuple[str, str], Check] = {
 
 
 def optics(model: ModelOptions) -> Faults:
-    """Yield a focus that the far field has no use for, and nothing to refine."""
-    if model.focus is not None and model.field == "far":
-        yield ("model", "focus"), "is for field: near; leave it out, or write that field"
+    """Yield a focus behind the sample in a near field, and nothing to refine."""
+    if model.field == "near" and model.focus is not None and (signed_metres(model.focus) or 1) < 0:
+        yield ("model", "focus"), f"is {model.focus}; write a length above 0: a beam in a near field diverges"
     if model.oversampling > 1 and model.field == "near":
         yield ("model", "oversampling"), "is for field: far; leave it out"
     yield from _own_model(model)
