@@ -29,8 +29,8 @@ demo: $(VENV)/stamp-demo  ## denoise a real image, show what it did (output: dem
 test: $(VENV)/stamp-oracles  ## run the tests but the thorough ones; JOBS=2: two files at once
 	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-test-all: $(VENV)/stamp-oracles  ## run all tests; takes JOBS and ARGS as test does
-	$(PY) -m pytest --thorough -n $(JOBS) --dist loadfile $(ARGS)
+test-all: override ARGS += --thorough
+test-all: test  ## run all tests; takes JOBS and ARGS as test does
 
 check: $(VENV)/stamp-test  ## ruff, mypy --strict, import-linter, doctests
 	$(PY) -m ruff check .

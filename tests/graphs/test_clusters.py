@@ -283,6 +283,7 @@ def test_memory_that_is_scarce_is_told() -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="workers are forked on Linux only")
 def test_a_start_ends_where_what_forks_the_workers_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(_: int) -> int:
         raise EOFError("unexpected EOF")

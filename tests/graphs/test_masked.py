@@ -9,10 +9,11 @@ import pytest
 from numpy.typing import NDArray
 from skimage.data import camera
 
-from halotile.graphs.jobs.denoise.image.crop import choose_crop, levels_at
+from halotile.graphs.jobs.denoise.image.crop import choose_crop, samples_at
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source
+from halotile.tasks.noise.estimate import plane_level
 from tests.support import job_of, run_inline, work_of, write_zarr
 
 MASKED = np.zeros((256, 320), bool)
@@ -73,5 +74,6 @@ def test_settings_are_compared_by_the_noise_of_other_pixels(tmp_path: Path) -> N
         plan = make_plan(job_with(tmp_path, value, photons=False))
         task = work_of(plan).task
         place = choose_crop(plan.sources[0], task, {}, None)
-        levels.append(levels_at(plan.sources[0], task, place))
+        (squares,) = samples_at(plan.sources[0], task, place)
+        levels.append(plane_level(squares))
     assert levels[0] == levels[1] == pytest.approx(10, rel=0.15)

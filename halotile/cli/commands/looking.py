@@ -98,12 +98,13 @@ def _check_is_image(path: str, dataset: str | None) -> None:
     from halotile.storage.scans.export import is_result
     from halotile.storage.scans.scan import is_scan
 
-    if dataset is None and is_scan(path):
+    if dataset is not None:
+        return
+    if is_scan(path):
         raise ConfigError(
             f"{path} is a ptychographic scan. To look at it, write: recon-cli export {path} FILE, with a name that ends in .png."
         )
-
-    if dataset is None and is_result(path):
+    if is_result(path):
         raise ConfigError(
             f"{path} is the result of a ptychography job, a CXI file as it is. To look at it, write: recon-cli export {path} FILE, "
             "with a name that ends in .zarr, for images, or in .png, for a sheet."

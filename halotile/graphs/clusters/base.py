@@ -240,8 +240,8 @@ def config_errors_described() -> Iterator[None]:
         cause: BaseException = error
         while isinstance(cause, RuntimeError) and (deeper := cause.__cause__ or cause.__context__):
             cause = deeper  # Dask's own error says only that it failed
-        if isinstance(cause, EOFError):  # of its pipe
-            raise ConnectionError("the process that workers are forked from was killed.") from error
+        if isinstance(cause, ConnectionError) and cause.errno is None:  # of OwnNanny, not of the system
+            raise cause from error
         text = " ".join(f"{type(cause).__name__}: {cause}".split())
         number = errno.ENOMEM if isinstance(cause, MemoryError) else getattr(cause, "errno", None)
         if number in _REMEDIES:

@@ -39,13 +39,16 @@ class OwnNanny(Nanny):  # type: ignore[misc]
         super().__init__(*args, worker_class=OwnWorker, **kwargs)
 
     async def instantiate(self) -> Any:
-        """Start the process, and wait until it answers."""
+        """Start the process, and wait until it answers; ConnectionError where what forks it was killed."""
         keep_off_path()  # processes that start inherit it
         with script_not_imported():
             ensure_forks()
             # Dask would import pandas here, and replace what is imported before the fork: half a second that everybody waits for.
             dask_utils._forkserver_preload_set = True
-            return await super().instantiate()
+            try:
+                return await super().instantiate()
+            except EOFError:
+                raise ConnectionError("the process that workers are forked from was killed.") from None
 
     async def kill(self, *args: Any, **kwargs: Any) -> None:
         """End the process. One that never began, since what forks it was killed, has nothing to end, and Dask would wait for it for ever."""

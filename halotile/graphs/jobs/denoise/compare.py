@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, HalotileError, InputError, TaskFailed
 from halotile.graphs.amounts import first_line
-from halotile.graphs.jobs.denoise.image.crop import choose_crop, clear_photons_at, levels_at
+from halotile.graphs.jobs.denoise.image.crop import choose_crop, samples_at
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
 from halotile.graphs.kinds.sections import Cluster, Job
@@ -23,7 +23,9 @@ from halotile.graphs.waiting import Report, no_report
 from halotile.storage.grid import Region
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.noise.details import Values
+from halotile.tasks.noise.estimate import plane_level
 from halotile.tasks.noise.known import has_noise_map, has_photons
+from halotile.tasks.noise.photon_noise import fit_photon_noise
 from halotile.tasks.noise.residual import Residual
 from halotile.tasks.noise.scores import blind_loss, unbiased_risk
 from halotile.tasks.trials.place import DenoisedPlace, Spans
@@ -215,11 +217,14 @@ def _noise_of(plan: Plan, task: DenoiseTask, place: Spans) -> tuple[Values, Scor
         noise, score = crop.noise(np.ones(len(crop.noisy))), PHOTON_SCORE
     elif has_noise_map(task):
         noise = crop.noise(np.ones(len(crop.noisy)))
-    elif photons := clear_photons_at(source, task, place):
-        # One level for dark and bright alike would reward what leaves the noise of the bright.
-        noise, score = crop.photon_noise(photons), PHOTON_SCORE
     else:
-        noise = crop.noise(levels_at(source, task, place))
+        samples = list(samples_at(source, task, place))
+        fits = [fit for fit in map(fit_photon_noise, samples) if fit and fit.is_clear]
+        if len(fits) == len(samples):
+            # One level for dark and bright alike would reward what leaves the noise of the bright.
+            noise, score = crop.photon_noise(fits), PHOTON_SCORE
+        else:
+            noise = crop.noise(np.array([plane_level(squares) for squares in samples]))
     noise = np.where(noise > 0, noise, np.nan)  # a map may be 0 where nothing is to be done
     if not (noise[np.isfinite(crop.noisy)] > 0).any():
         raise InputError(

@@ -188,8 +188,8 @@ def _check_strays(recipe: ScanRecipe, in_patterns: NDArray[np.float64]) -> None:
     _, first, counts = np.unique(keys, return_index=True, return_counts=True)
     if len(first) == 1:
         return
-    kinds = cells[first]
-    alone = (counts == 1) & (KDTree(kinds).query(kinds, 2, p=np.inf)[0][:, 1] > 1)
+    occupied = cells[first]
+    alone = (counts == 1) & (KDTree(occupied).query(occupied, 2, p=np.inf)[0][:, 1] > 1)
     if alone.any():
         stray = int(first[alone].min())
         away = recipe.scan.positions[stray] - np.median(recipe.scan.positions, axis=0)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputUnreadable
 from halotile.storage.arrays import Source
@@ -15,8 +14,7 @@ from halotile.storage.images.planes import choose_planes
 from halotile.storage.rim import Array, Readable
 from halotile.storage.views import measured, readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
-from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_level, plane_regions, sample_regions
-from halotile.tasks.noise.photon_noise import Fit, fit_photon_noise
+from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_regions, sample_regions
 from halotile.tasks.trials.place import Spans
 
 EDGE = 512
@@ -87,20 +85,8 @@ def image_of(source: Readable, task: DenoiseTask) -> Readable:
     return measured(source, value, task.sides.get("mask"), roles.spatial, len(roles.axes))
 
 
-def levels_at(source: Source, task: DenoiseTask, place: Spans) -> NDArray[np.float64]:
-    """Return the estimated noise level of each channel of a place, in the units of the file, from samples of its whole plane."""
-    return np.array([plane_level(squares) for squares in _samples_at(source, task, place)])
-
-
-def clear_photons_at(source: Source, task: DenoiseTask, place: Spans) -> list[Fit] | None:
-    """Return the photon noise of each channel of a place, from the same samples; None unless all of them clearly show it."""
-    fits = [fit_photon_noise(squares) for squares in _samples_at(source, task, place)]
-    clear = [fit for fit in fits if fit is not None and fit.is_clear]
-    return clear if len(clear) == len(fits) else None
-
-
-def _samples_at(source: Source, task: DenoiseTask, place: Spans) -> Iterator[list[Array]]:
-    """Yield samples of the whole plane of each channel of a place."""
+def samples_at(source: Source, task: DenoiseTask, place: Spans) -> Iterator[list[Array]]:
+    """Yield samples of the whole plane of each channel of a place, in the units of the file."""
     axes, image = source.axes, image_of(source, task)
     square = axes.index("y"), axes.index("x")
     tiled = {task.roles.axes[i] for i in task.roles.spatial}
