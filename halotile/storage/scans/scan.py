@@ -81,7 +81,8 @@ class Scan:
         for name in ("positions", "numbers", *OPTIONAL):
             array = getattr(self, name)
             found.update(f"{name} {None if array is None else array.shape}".encode())
-            found.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
+            if array is not None:
+                found.update(np.ascontiguousarray(array).data)
         return found.hexdigest()
 
     def check(self, shape: tuple[int, ...], path: str) -> None:

@@ -310,13 +310,14 @@ class ScanRecipe:
     @cached_property
     def _least(self) -> NDArray[np.float64]:
         """The smallest position along each axis, in pixels of the object."""
-        return np.asarray((self.scan.positions / self.optics.pixel).min(0))
+        return np.asarray(self.scan.positions.min(0) / self.optics.pixel)
 
     @cached_property
     def shape(self) -> tuple[int, int]:
         """Shape of the object."""
+        # Of the greatest position alone, with the bits that its place has among all.
+        greatest = self.scan.positions.max(0) / self.optics.pixel - self._least + self.margin
         rows, columns = (
-            math.ceil(place) + edge + self.margin
-            for place, edge in zip(self.places.max(0), self.frame, strict=True)
+            math.ceil(place) + edge + self.margin for place, edge in zip(greatest, self.frame, strict=True)
         )
         return rows, columns

@@ -18,9 +18,18 @@ from halotile.tasks.ptychography.recipe import ScanRecipe
 
 @dataclass(frozen=True)
 class PtychographyWork(ProgramWork):
-    """A reconstruction, and the file of its result."""
+    """A reconstruction, and the file of its result.
+
+    Parameters
+    ----------
+    recipe : ScanRecipe
+        Without the arrays of the scan: the driver does not need them any more.
+    digest : str
+        Digest of the scan.
+    """
 
     recipe: ScanRecipe
+    digest: str
     phase = "reconstruct"
     word = "epoch"
     titles = (" while the object was reconstructed", " while the result was written")
@@ -36,11 +45,11 @@ class PtychographyWork(ProgramWork):
 
     def program(self, recipe: ScanRecipe) -> Callable[[Any], None]:
         """Return the program of a rank."""
-        return program_of(recipe)
+        return SentRecipe(recipe, self.digest).program
 
     def encode(self, recipe: ScanRecipe) -> Callable[[], bytes]:
         """Return a function that encodes the result."""
-        return partial(_encode, SentRecipe.of(recipe))
+        return partial(_encode, SentRecipe(recipe, self.digest))
 
     def inspect(self) -> Inspection:
         """Return the last figures of the curve."""
@@ -88,10 +97,15 @@ class SentRecipe:
             raise InputError(f"{path} has changed since it was opened. Run the job again.")
         return replace(self.recipe, scan=scan)
 
+    @property
+    def program(self) -> Callable[[Any], None]:
+        """The program of a rank."""
+        return partial(_reconstruct, self)
+
 
 def program_of(recipe: ScanRecipe) -> Callable[[Any], None]:
     """Return the program of a rank."""
-    return partial(_reconstruct, SentRecipe.of(recipe))
+    return SentRecipe.of(recipe).program
 
 
 def _reconstruct(sent: SentRecipe, group: Any) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.jobs.ptychography.job import Ptychography, StageOptions
-from halotile.graphs.jobs.ptychography.passes import PtychographyWork
+from halotile.graphs.jobs.ptychography.passes import PtychographyWork, SentRecipe
 from halotile.graphs.kinds.base import OutputFile, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports
@@ -86,10 +86,11 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
     output = OutputFile(
         Path(str(begun.output)), FileLayout(object_bytes + small + MIB), ONE_BLOCK, job.output.overwrite
     )
-    identity, earlier = relate(job, _identity(job, recipe, computing.device), begun, request)
+    sent = SentRecipe.of(recipe)
+    identity, earlier = relate(job, _identity(job, recipe, sent.digest, computing.device), begun, request)
     return Plan(
         job=job,
-        work=PtychographyWork(recipe, output, computing.device),
+        work=PtychographyWork(sent.recipe, output, computing.device, sent.digest),
         cluster=computing.cluster,
         requested=computing.requested,
         sources=(patterns,),
@@ -342,11 +343,11 @@ def _stage_text(stage: SolverStage) -> str:
     return f"{text}, positions held for {stage.hold_positions}" if stage.hold_positions else text
 
 
-def _identity(job: Ptychography, recipe: ScanRecipe, device: str) -> dict[str, Any]:
+def _identity(job: Ptychography, recipe: ScanRecipe, digest: str, device: str) -> dict[str, Any]:
     """Return everything that can change a bit of the result."""
     return {
         "patterns": recipe.patterns.fingerprint(),
-        "scan": recipe.scan.digest(),
+        "scan": digest,
         "start": recipe.start and recipe.start.digest(),
         "model": asdict(job.model),
         "module": recipe.module and imported_digest(recipe.module, None),
