@@ -159,7 +159,7 @@ def ours_streamed(folder: Path, gigabytes: int) -> Result:
     (folder / "streamed.yaml").write_text(json.dumps(job))
     command = [sys.executable, "-m", "halotile.cli.main", "run", str(folder / "streamed.yaml"), "--quiet"]
     with (
-        watched_memory("pss", largest=True) as largest,
+        watched_memory("rss", largest=True) as largest,
         watched_memory("pss", with_this=False) as total,
         subprocess.Popen(command) as running,
     ):
