@@ -357,6 +357,12 @@ def test_other_code_or_weights_are_tried_anew(folder: Path, file: str, old: str,
     assert calls_of(folder, "Network") > 0
 
 
+def test_what_a_network_reads_while_it_computes_is_looked_at_again(folder: Path) -> None:
+    (folder / "factor").write_text("1.0")
+    for _ in range(2):
+        assert calls_of(folder, "Reading") > 0
+
+
 @pytest.mark.parametrize("build", [thorough("Later"), "Locked", "Passing"])
 def test_nothing_is_kept_of_a_network_that_is_not_all_to_be_seen(folder: Path, build: str) -> None:
     assert calls_of(folder, build) > 0

@@ -94,6 +94,10 @@ def test_a_scan_of_ptypy_is_read(tmp_path: Path) -> None:
     with h5py.File(source, "r+") as file:
         file["meta/center"][...] = [3, 5]
     assert open_scan(str(convert(source)))[1].shape == (COUNT, 6, 6)
+    with h5py.File(source, "r+") as file:
+        del file["meta/center"]
+        file["meta/center"] = "fftshift"
+    assert open_scan(str(convert(source)))[1].shape == (COUNT, EDGE, EDGE)
     convert(source, "--positions", "info/places", wrong="Leave --positions and --step out")
     (tmp_path / "scan.part001").unlink()
     convert(source, wrong="a file that it links is not there")
@@ -129,6 +133,36 @@ def test_places_may_be_in_two_arrays_or_in_a_file_of_their_own(tmp_path: Path) -
     check(convert(source, *GEOMETRY, *NAMED[:2], *files))
 
 
+def test_chunks_of_other_types_keep_their_counts(tmp_path: Path) -> None:
+    source = write_ptyd(tmp_path / "scan.ptyd")
+    with h5py.File(source, "r+") as file:
+        del file["chunks/0/data"]
+        file["chunks/0/data"] = (PATTERNS[:20] % 200).astype(np.uint8)
+    scan, patterns = open_scan(str(convert(source)))
+    later = scan.numbers >= 20
+    assert np.array_equal(patterns[:][later], PATTERNS[scan.numbers[later]])
+
+
+@pytest.mark.parametrize("kind", [np.complex64, np.bool_])
+def test_what_is_no_count_is_refused(tmp_path: Path, kind: Any) -> None:
+    source = write_named(tmp_path / "scan.h5", frames=PATTERNS.astype(kind), places=PLACES)
+    convert(source, *NAMED, *GEOMETRY, wrong=f"the patterns are {np.dtype(kind).name}, which are no counts")
+
+
+def test_a_recording_is_not_replaced_by_its_scan(tmp_path: Path) -> None:
+    source = write_ptyd(tmp_path / "scan.ptyd")
+    for target in (source, tmp_path):
+        done = CliRunner().invoke(app, ["convert", str(source), str(target), "--overwrite"])
+        assert done.exit_code != 0
+    assert source.is_file()
+    path = convert(source)
+    done = CliRunner().invoke(
+        app, ["convert", str(path / "patterns"), str(path), "--overwrite", "--step", "1 um", *GEOMETRY]
+    )
+    assert done.exit_code != 0
+    assert open_scan(str(path))[1].shape == (COUNT, EDGE, EDGE)
+
+
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("format_", ["npy", "zarr", "h5"])
 def test_a_raster_of_four_axes_is_read(tmp_path: Path, format_: str, last: bool) -> None:
@@ -155,7 +189,7 @@ def test_a_raster_of_four_axes_is_read(tmp_path: Path, format_: str, last: bool)
 
 @pytest.mark.parametrize("format_", ["npy", "zarr", "h5"])
 def test_positions_in_a_row_may_be_last(tmp_path: Path, format_: str) -> None:
-    source, patterns = tmp_path / f"scan.{format_}", np.ascontiguousarray(PATTERNS.transpose(1, 2, 0))
+    source, patterns = tmp_path / f"frames.{format_}", np.ascontiguousarray(PATTERNS.transpose(1, 2, 0))
     np.save(tmp_path / "places.npy", PLACES)
     options = ["--positions", str(tmp_path / "places.npy"), "--positions-last"]
     if format_ == "npy":

@@ -20,7 +20,7 @@ JOB = """version: 1
 job: ptychography
 input: {{path: {path}}}
 output: {{path: {result}}}
-model: {{field: far}} # or near"""
+model: {{field: far}} # or {{field: near, focus: 3.65 mm}}: the distance from the focus of the beam to the sample"""
 
 
 @dataclass(frozen=True)

@@ -203,12 +203,12 @@ class Curve:
             return self.step
         self.step = step
         if rows != self.rows:
-            is_new = len(rows) > len(self.rows)
-            self.rows = rows
+            before, self.rows = len(self.rows), rows
             self.at.report_row(rows, self.steps)
             with suppress(OSError):
                 self.at.directory.write_iterations(rows)
-            if is_new and (len(rows) % REPORTED == 0 or step == self.steps):
+            # Many may have come at once.
+            if len(rows) // REPORTED > before // REPORTED or (step == self.steps and len(rows) > before):
                 self._report(rows[-1])
         return step
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from halotile.errors import InputError, OutputRefused
 from halotile.storage.disk.durable import DISK
 from halotile.storage.disk.place import ZARR_FILES, check_path, check_place
 from halotile.storage.grid import Region
@@ -89,6 +90,8 @@ def write_scan(
     check_path(path, "the path")
     check_place(path, overwrite=overwrite, key="the path", remedy=remedy)
     root = Path(path).absolute()
+    if source:
+        _check_apart(Path(source).resolve(), root.resolve())
     part = root.with_name(f".{root.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -102,6 +105,13 @@ def write_scan(
     if root.exists():
         DISK.remove_tree(root, last=ZARR_FILES)
     DISK.move(part, root)
+
+
+def _check_apart(source: Path, target: Path) -> None:
+    if source == target or source in target.parents or target in source.parents:
+        raise OutputRefused(
+            f"{target} and {source} are one, or one lies in the other: the recording would be gone. Write another path."
+        )
 
 
 def _write_group(
@@ -208,7 +218,12 @@ def _write_patterns(
     """Write the patterns shard by shard, in the order of the curve, and return the maximum of each pixel."""
     count = len(order)
     rows, columns = framing.windows(*patterns.shape[1:])
-    first = framing.binned(np.asarray(patterns[:1, rows, columns]))
+    recorded = np.asarray(patterns[:1, rows, columns])
+    if recorded.dtype.kind not in "uif":
+        raise InputError(
+            f"the patterns are {recorded.dtype.name}, which are no counts. Name an array of numbers: --patterns"
+        )
+    first = framing.binned(recorded)
     dtype = _stored(first.dtype)
     shape = first.shape[1:]
     size = first[0].size * dtype.itemsize
@@ -225,6 +240,10 @@ def _write_patterns(
         rising = np.sort(numbers)
         read = seen.cleaned(np.asarray(patterns[rising, rows, columns]), rising)
         pixels = framing.binned(read)[np.searchsorted(rising, numbers)]
+        if dtype.kind in "ui" and pixels.max() > np.iinfo(dtype).max:
+            raise InputError(
+                f"a pattern has {pixels.max():,} counts in a pixel, and {np.iinfo(dtype).max:,} can be kept. Convert them to float32 before."
+            )
         writer.write(Region((start, 0, 0), (start + len(numbers), *shape)), pixels.astype(dtype))
         maximum = np.maximum(maximum, pixels.max(0).astype(np.float32))
         report(start + len(numbers), count)

@@ -30,6 +30,7 @@ class JoinedPatterns:
     def __init__(self, arrays: list[Any]) -> None:
         self.arrays = arrays
         self.ends = np.cumsum([len(array) for array in arrays])
+        self.dtype = np.result_type(*(array.dtype for array in arrays))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,7 +48,7 @@ class JoinedPatterns:
             ]
             for array in np.unique(within)
         ]
-        return np.concatenate(parts)
+        return np.concatenate(parts).astype(self.dtype, copy=False)
 
 
 def is_ptyd(file: Any) -> bool:
@@ -90,7 +91,15 @@ def center_of(file: Any) -> tuple[int, int] | None:
     """The pixel of the beam, where the file says it and it is not the middle."""
     if "meta/center" not in file:
         return None
-    center = np.rint(np.broadcast_to(np.asarray(file["meta/center"][()], np.float64), 2)).astype(int).tolist()
+    said = file["meta/center"][()]
+    if isinstance(said, bytes | str):
+        said = said.decode() if isinstance(said, bytes) else said
+        if said == "fftshift":  # the middle, in ptypy's word
+            return None
+        raise InputError(
+            f"{file.filename}: meta/center is {said!r}, and it is the pixel of the beam or fftshift."
+        )
+    center = np.rint(np.broadcast_to(np.asarray(said, np.float64), 2)).astype(int).tolist()
     shape = file["chunks/0/data"].shape[1:]
     return None if center == [n // 2 for n in shape] else (center[0], center[1])
 

@@ -62,7 +62,7 @@ class StartValues:
         Raises
         ------
         InputError
-            When it has neither object nor probe, or values that are not finite.
+            When it has neither object nor probe, one that is 0, or values that are not finite.
         MissingPackage
             Without h5py.
         """
@@ -75,6 +75,11 @@ class StartValues:
         for name, values in found.items():
             if not np.isfinite(values).all():
                 raise InputError(f"{path}: its {name} has values that are not finite.")
+        for name in {"object", "probe"} & found.keys():
+            if not found[name].any():
+                raise InputError(
+                    f"{path}: its {name} is 0 everywhere, which no epoch would change. Give another one, or leave it out."
+                )
         if "probe" in found and found["probe"].ndim == 2:
             found["probe"] = found["probe"][None]
         return cls(**found)

@@ -22,7 +22,7 @@ from halotile.tasks.ptychography.patterns import Patterns, on_detector
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, first_epochs
 from halotile.tasks.ptychography.results.resolution import RingCorrelation
 from halotile.tasks.ptychography.results.result import correlated_halves, encoded_state, shown_probe
-from halotile.tasks.ptychography.state import ReconstructionState, first_state
+from halotile.tasks.ptychography.state import ReconstructionState, first_state, support_of
 
 
 @dataclass
@@ -64,7 +64,7 @@ class OpenedScan:
     @property
     def object(self) -> NDArray[np.complex64]:
         """The object, (rows, columns)."""
-        return np.asarray(self.state.parameters["object"].clone())
+        return _read_only(self.state.parameters["object"].clone())
 
     @object.setter  # noqa: A003 - its name in files
     def object(self, image: Any) -> None:
@@ -73,7 +73,7 @@ class OpenedScan:
     @property
     def probe(self) -> NDArray[np.complex64]:
         """The modes of the probe in roots of counts, (modes, rows, columns); orthogonal, the strongest first, unless there are variations."""
-        return np.asarray(shown_probe(self.state).clone())
+        return _read_only(shown_probe(self.state).clone())
 
     @probe.setter
     def probe(self, modes: Any) -> None:
@@ -82,12 +82,12 @@ class OpenedScan:
     @property
     def positions(self) -> NDArray[np.float64]:
         """First pixel of the object that each pattern sees, (positions, 2), in the order of the Zarr."""
-        return np.asarray(self.recipe.places + self.state.parameters["positions"].numpy())
+        return _read_only(self.recipe.places + self.state.parameters["positions"].numpy())
 
     @property
     def background(self) -> NDArray[np.float32]:
         """Counts that are there without a beam, (rows, columns)."""
-        return np.asarray(on_detector(self.state.background.square(), self.recipe))
+        return _read_only(on_detector(self.state.background.square(), self.recipe))
 
     @property
     def losses(self) -> list[float]:
@@ -147,15 +147,23 @@ class OpenedScan:
                 f"{name} cannot be set where a resolution is measured: its halves would begin with the same. Open the scan without resolution."
             )
         there = self._own.parameters[name]
-        given = torch.as_tensor(np.ascontiguousarray(values)).to(there.dtype)
+        given = torch.from_numpy(np.array(values)).to(there.dtype)
         if given.shape != there.shape:
             raise ConfigError(
                 f"{name} has shape {list(given.shape)}, and the scan needs {list(there.shape)}."
             )
         if not given.abs().isfinite().all() or not given.any():
             raise ConfigError(f"{name} is 0 everywhere, or has NaN or inf: no epoch would change that.")
-        self._own.parameters[name] = given.clone()
+        support = support_of(self.recipe) if name == "probe" else None
+        self._own.parameters[name] = given if support is None else given * support
 
     def _check_free(self, refusal: str) -> None:
         if self._checkpoint:
             raise ConfigError(f"{refusal} while epochs are computed. End the loop over optimize() first.")
+
+
+def _read_only(values: Any) -> NDArray[Any]:
+    """An array that cannot be written to: the scan would not see it."""
+    array = np.asarray(values)
+    array.setflags(write=False)
+    return array

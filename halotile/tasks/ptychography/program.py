@@ -75,6 +75,7 @@ class Refinement:
         record = Record(recipe, state, partial(self.drawn, state))
         if group.rank == 0 and len(state.losses) == recipe.epochs:  # it was killed before it said so
             record.write(is_last=True)
+            record.draw()
         for epoch in range(len(state.losses), recipe.epochs):
             if recipe.requests and not StepRequests(recipe.requests).await_step(epoch, group, record.save):
                 break
@@ -85,8 +86,11 @@ class Refinement:
                 raise Diverged(
                     f"the loss is {diverged[0].losses[-1]:.4g} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller lr, or look at the patterns."
                 )
+            is_last = epoch + 1 == recipe.epochs
+            if is_last:
+                self.check_end(state, epoch)
             if group.rank == 0:
-                record.epoch_ended(time.monotonic() - began, is_last=epoch + 1 == recipe.epochs)
+                record.epoch_ended(time.monotonic() - began, is_last=is_last)
         group.barrier()  # the checkpoint is there once any rank returns
 
     def epoch(self, state: ReconstructionState, epoch: int, half: int | None = None) -> float:
@@ -109,6 +113,29 @@ class Refinement:
             state.begun = state.begun or loss / (sum(map(len, parts)) * self.counted_pixels)
             total += loss
         return total / (int(self.recipe.used(epoch, half).sum()) * self.counted_pixels)
+
+    def check_end(self, state: ReconstructionState, epoch: int) -> None:
+        """Refuse a result that the last step has made worse than any loss tells, each of which is from before its step.
+
+        Raises
+        ------
+        Diverged
+            When the loss of the first patterns is not finite any more, or far above all that were.
+        """
+        for half, one in zip(self.recipe.halves, (state, *state.halves), strict=True):
+            parts = next(parts for parts in steps_of(self.recipe, epoch, half) if sum(map(len, parts)))
+            places = self.positions(one, parts)
+            mine = self._found(
+                one, parts[self.slots.start : self.slots.stop], places[self.slots.start : self.slots.stop]
+            )
+            total, _ = self._added(one, self._of_all_ranks(one, mine, places), parts, places)
+            loss = total / (sum(map(len, parts)) * self.counted_pixels)
+            if one.is_diverged(loss) or not all(
+                bool(part.isfinite().all()) for part in one.parameters.values()
+            ):
+                raise Diverged(
+                    f"the loss is {loss:.4g} after the last step. Write a smaller lr, or smaller lr_factors."
+                )
 
     def _steps_after(self, epoch: int, half: int | None) -> Iterable[list[PatternNumbers]]:
         """The steps that follow those of an epoch."""

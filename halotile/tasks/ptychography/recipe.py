@@ -23,10 +23,10 @@ VARYING = ("variations", "shares")
 """Parts of a probe that changes from pattern to pattern."""
 
 
-PROGRAM = 3
+PROGRAM = 4
 """Version of the order of patterns and of checkpoints: a run that another one has begun does not go on."""
-WAVES = 12
-"""Waves of each pattern and mode that a slot holds at once: an estimate."""
+WAVES = 14
+"""Waves of each pattern and mode that a slot holds at once, as measured."""
 WAVES_BYTES = 2**26
 """Most bytes of waves at once; of more patterns the gradients are computed some at a time."""
 
@@ -87,7 +87,7 @@ class SolverStage:
     smoothness : float
         Weight of the squared differences between neighbouring pixels of the object, by the light of the probe.
     plateau : bool
-        True: the learning rate is divided by 5 where the loss has not fallen for 10 epochs.
+        True: the learning rate is divided by 5 where the loss has not fallen for more than 10 epochs.
     subset : tuple of int, optional
         The only patterns that are used, by their numbers in the file that the scan came from; None: all.
     """
@@ -268,8 +268,13 @@ class ScanRecipe:
     @property
     def at_once(self) -> int:
         """Patterns of a slot whose waves are in memory at once."""
-        fitting = max(1, WAVES_BYTES // (WAVES * 8 * self.modes * math.prod(self.frame)))
+        fitting = max(1, WAVES_BYTES // self.wave_bytes)
         return min(fitting, self.window) if self.window else fitting
+
+    @property
+    def wave_bytes(self) -> int:
+        """Memory of the waves of a pattern."""
+        return WAVES * 8 * (self.modes + self.variations) * math.prod(self.frame)
 
     @property
     def epochs(self) -> int:
@@ -282,13 +287,13 @@ class ScanRecipe:
         return (None, 0, 1) if self.resolution else (None,)
 
     def used(self, epoch: int, half: int | None = None) -> NDArray[np.bool_]:
-        """True for the patterns that an epoch uses, of all or of every second one, (positions,)."""
+        """True for the patterns that an epoch uses, of all or of every second position, whatever the epoch, (positions,)."""
         _, stage = self.stage_of(epoch)
         used = np.ones(len(self.scan.positions), bool)
         if stage.subset is not None:
             used = np.isin(self.scan.numbers, stage.subset)
         if half is not None:
-            used[np.flatnonzero(used)[1 - half :: 2]] = False
+            used[1 - half :: 2] = False
         return used
 
     def stage_of(self, epoch: int) -> tuple[int, SolverStage]:

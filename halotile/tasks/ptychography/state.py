@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from halotile.errors import Diverged
+from halotile.errors import Diverged, InputError
 from halotile.storage.scans.start import StartValues
 from halotile.tasks.ptychography.model import Positions
 from halotile.tasks.ptychography.patterns import Patterns, turned
@@ -20,6 +20,8 @@ from halotile.tasks.ptychography.recipe import Optics, ScanRecipe
 
 FAINT = 0.1
 """Amplitude of the further modes of the first guess, relative to the first one."""
+LEAST_MEAN = 1e-9
+"""Mean of a pixel from which all losses are as if it were 1: their floor is at 1e-12."""
 DIM = 1e-3
 """Root of the first guess of the background, relative to that of the mean count."""
 MOST_RISE = 1e3
@@ -72,9 +74,13 @@ class ReconstructionState:
 
     @property
     def has_diverged(self) -> bool:
-        """True where the last loss is not finite, or beyond all that further steps can make good."""
+        """True where the last loss is one of a reconstruction that has diverged."""
+        return self.is_diverged(self.losses[-1])
+
+    def is_diverged(self, loss: float) -> bool:
+        """True for a loss that is not finite, or beyond all that further steps can make good."""
         usual = max(abs(self.begun), self.root**2)  # a start that is nearly right has next to no loss
-        return not math.isfinite(self.losses[-1]) or abs(self.losses[-1]) > MOST_RISE * usual
+        return not math.isfinite(loss) or abs(loss) > MOST_RISE * usual
 
     @property
     def probe(self) -> torch.Tensor:
@@ -113,6 +119,10 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     """The first guess: an object that is not there, and the probe of the scan or else that of the mean pattern."""
     scan, propagator = recipe.scan, propagator_of(recipe.optics, recipe.pattern, "cpu")
     mean = patterns.mean()
+    if 0 < float(mean.mean()) < LEAST_MEAN:
+        raise InputError(
+            f"{recipe.patterns.path}: a pixel has {float(mean.mean()):.2g} on average, too little for the losses to tell from 0. Multiply the patterns so that it is 1e-6 or more."
+        )
     background = torch.zeros(recipe.pattern) if scan.background is None else torch.from_numpy(scan.background)
     background = turned(background, recipe)
     light = (mean - background).clamp(min=0)

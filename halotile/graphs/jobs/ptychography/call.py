@@ -229,7 +229,7 @@ class _Solver:
         batch_size : int or "auto"
             Patterns of a step; auto: 20, of LBFGS all.
         schedule : bool
-            Divide the learning rate by 5 where the loss has not fallen for 10 epochs.
+            Divide the learning rate by 5 where the loss has not fallen for more than 10 epochs.
         lr_factors : mapping of str to float, optional
             Factors of the learning rate by part, such as ``{"positions": 0.5}``.
         hold_positions : int or "auto"

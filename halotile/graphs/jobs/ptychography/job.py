@@ -96,7 +96,7 @@ class StageOptions:
     smoothness: float = 0.0
     """Weight of the squared differences between neighbouring pixels of the object, such as 1e-3: for few counts. The loss that is shown is without them. 0: none."""
     plateau: bool = False
-    """Divide the learning rate by 5 where the loss has not fallen for 10 epochs."""
+    """Divide the learning rate by 5 where the loss has not fallen for more than 10 epochs."""
     subset: tuple[int, ...] | None = None
     """Numbers of the only patterns that are used, as in the file that the scan came from, from 0; null: all."""
 
@@ -135,7 +135,7 @@ class Ptychography(Job):
 
 
 def shortened(job: Ptychography, rows: int) -> Ptychography:
-    """Return the same reconstruction with so many epochs, each a row of its curve."""
+    """Return the reconstruction of so many epochs, each a row of its curve; positions that are held until the middle are so there too."""
     stages, left = [], rows
     for stage in job.stages:
         stages.append(replace(stage, epochs=min(stage.epochs, left)))

@@ -36,7 +36,6 @@ from halotile.tasks.ptychography.recipe import (
     PROGRAM,
     SOLVER_TRAITS,
     VARYING,
-    WAVES,
     Optics,
     ScanRecipe,
     SolverStage,
@@ -48,6 +47,8 @@ COMPLEX = 8
 """Bytes of a number."""
 OBJECTS = 4
 """Copies of the object at once: itself, its gradient, and two while a step is made; a solver keeps more."""
+FILES = 4
+"""Checkpoints on the disk at once: the newest, the two that may be returned to, and one while it is written."""
 SLOT_OBJECTS = 3
 """The same of each slot, whose patterns may see all of it: its gradient, and two while ranks exchange it."""
 FEW_COUNTS = 0.5
@@ -101,7 +102,7 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
             SMALLER,
             computing.machine_bytes,
             free_bytes(begun.output),
-            scratch_bytes=12 * len(recipe.halves) * (object_bytes + small),
+            scratch_bytes=FILES * (1 + _kept_objects(recipe)) * len(recipe.halves) * (object_bytes + small),
         ),
         documents=documents_of(job, computing.requested, resolved={"window": recipe.window}),
         figures=_figures(job, recipe),
@@ -231,12 +232,23 @@ def check_used(recipe: ScanRecipe) -> None:
             )
     if recipe.resolution:
         covered(recipe)
-        begins = itertools.accumulate((stage.epochs for stage in recipe.stages[:-1]), initial=0)
-        least = min(int(recipe.used(epoch).sum()) for epoch in begins)
-        if least < 2:
+        if not all(recipe.used(epoch, half).any() for epoch in _first_epochs(recipe) for half in (0, 1)):
             raise ConfigError(
-                f"there is {counted(least, 'pattern')}, and a resolution needs two halves. Write resolution: false."
+                "a resolution needs two halves, every second position each, and a stage uses no pattern of one. Write resolution: false, or a larger subset."
             )
+    if recipe.window:
+        least = min(
+            len(np.unique(np.flatnonzero(recipe.used(n)) // recipe.chunk)) for n in _first_epochs(recipe)
+        )
+        if least < recipe.slots:
+            raise ConfigError(
+                f"a stage uses {counted(least, 'chunk')} of patterns, and each of the {recipe.slots} slots draws from chunks of its own: steps would have fewer patterns than batch. Write window: 0 where all patterns fit into memory, or slots: {least}."
+            )
+
+
+def _first_epochs(recipe: ScanRecipe) -> list[int]:
+    """The first epoch of each stage."""
+    return list(itertools.accumulate((stage.epochs for stage in recipe.stages[:-1]), initial=0))
 
 
 def stage_of(options: StageOptions, count: int, *, holds: bool) -> SolverStage:
@@ -275,16 +287,20 @@ def _pattern_bytes(recipe: ScanRecipe) -> int:
 def _fixed_bytes(recipe: ScanRecipe) -> int:
     """Memory of a rank without its patterns: copies of the object, and the waves of a slot."""
     batch = max(min(recipe.at_once, -(-stage.batch // recipe.slots)) for stage in recipe.stages)
-    waves = WAVES * batch * recipe.modes * math.prod(recipe.frame) * COMPLEX
-    return IMPORTS_BYTES + _object_bytes(recipe) + waves
+    return IMPORTS_BYTES + _object_bytes(recipe) + batch * recipe.wave_bytes
 
 
 def _object_bytes(recipe: ScanRecipe) -> int:
     """Memory of all copies of the object; the same for any number of workers, since the window follows from it."""
-    kept = max(SOLVER_TRAITS[stage.solver].objects for stage in recipe.stages)
+    kept = _kept_objects(recipe)
     halves = (1 + kept) * (len(recipe.halves) - 1)
     slots = SLOT_OBJECTS * recipe.slots
     return (OBJECTS + kept + halves + slots) * COMPLEX * math.prod(recipe.shape)
+
+
+def _kept_objects(recipe: ScanRecipe) -> int:
+    """Copies of the object that solvers keep: those of an earlier stage stay."""
+    return sum(SOLVER_TRAITS[solver].objects for solver in {stage.solver for stage in recipe.stages})
 
 
 def _need(recipe: ScanRecipe) -> Need:
@@ -311,6 +327,7 @@ def _figures(job: Ptychography, recipe: ScanRecipe) -> dict[str, Any]:
         "object": list(recipe.shape),
         "pixel": list(recipe.optics.pixel),
         "field": recipe.optics.field,
+        "focus": job.model.focus,
         "modes": recipe.modes,
         "loss": recipe.loss,
         "refine": ["all parameters"] if recipe.module else list(recipe.refined),

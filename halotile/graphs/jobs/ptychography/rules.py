@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from halotile.graphs.jobs.ptychography.job import ModelOptions, ScanInput, StageOptions
@@ -35,6 +36,11 @@ def _share(alpha: float) -> str | None:
     return None if 0 < alpha <= 1 else f"is {alpha:g}; write more than 0, such as 0.1, and at most 1"
 
 
+def _factors(factors: Mapping[str, float]) -> str | None:
+    wrong = next((name for name, factor in factors.items() if not 0 <= factor < math.inf), None)
+    return None if wrong is None else f"gives {wrong} {factors[wrong]:g}; write 0 or more, such as 0.5"
+
+
 CHECKS: Mapping[tuple[str, str], Check] = {
     ("output", "path"): _result_path,
     ("model", "modes"): AtLeast(1),
@@ -46,6 +52,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("stages", "epochs"): AtLeast(1),
     ("stages", "batch"): AtLeast(1),
     ("stages", "lr"): Above(0),
+    ("stages", "lr_factors"): _factors,
     ("stages", "hold_positions"): AtLeast(0),
     ("stages", "alpha"): _share,
     ("stages", "smoothness"): AtLeast(0),

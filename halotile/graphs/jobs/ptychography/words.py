@@ -12,8 +12,6 @@ from halotile.graphs.plans.rows import cost_rows
 from halotile.graphs.units import shape_text
 from halotile.storage.scans.lengths import shown_length, shown_resolution
 
-PHOTON_LOSS = 0.25
-"""Variance of the root of a number of photons, where there are many."""
 UNFINISHED = 1.5
 """Loss of a half, relative to that of all positions, beyond which its object is not done: with fewer patterns it takes fewer steps in an epoch."""
 
@@ -62,24 +60,35 @@ def plan_rows(figures: Figures) -> list[Row]:
 
 
 def _own_model(figures: Figures) -> str:
-    return f"{figures['field']} field, {counted(figures['modes'], 'mode')}"
+    length = figures["focus"]
+    focus = (
+        "" if length is None else f", {length if isinstance(length, str) else f'{length:g} m'} from the focus"
+    )
+    return f"{figures['field']} field{focus}, {counted(figures['modes'], 'mode')}"
 
 
-def result_rows(last: Mapping[str, float], drawing: Path, loss: str = "") -> list[Row]:
-    """Return the end of a reconstruction as a table; ``loss`` is the name of what was minimised.
+def result_rows(
+    last: Mapping[str, float], drawing: Path, loss: str = "", noise: float | None = None
+) -> list[Row]:
+    """Return the end of a reconstruction as a table; ``loss`` is the name of what was minimised, ``noise`` that of photons alone.
 
     Examples
     --------
     >>> result_rows({"loss": 0.25}, Path("scan.png"))
     [('loss', '0.25'), ('drawing', 'scan.png')]
+    >>> result_rows({"loss": 0.25}, Path("scan.png"), "amplitude_mse", 0.2)[0]
+    ('loss', '0.25, 1.2 times what the noise of photons gives')
     >>> result_rows({"loss": 0.25, "loss_of_halves": 0.8, "resolution": 2e-7}, Path("scan.png"))[1]
     ('warning', 'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs tell')
+    >>> len(result_rows({"loss": -13.0, "loss_of_halves": 20.0}, Path("scan.png"), "poisson_nll"))  # it has no zero to be relative to
+    2
     """
-    floor = (
-        f"; of counted photons the noise alone gives {PHOTON_LOSS} at most" if loss == "amplitude_mse" else ""
-    )
-    rows = [("loss", f"{last['loss']:.4g}{floor}")] if "loss" in last else []
-    if last.get("loss_of_halves", 0) > UNFINISHED * abs(last.get("loss", 0)):
+    rows = []
+    if "loss" in last:
+        relative = f", {last['loss'] / noise:.2g} times what the noise of photons gives" if noise else ""
+        rows.append(("loss", f"{last['loss']:.4g}{relative}"))
+    has_ratio = loss != "poisson_nll"  # which may have any sign
+    if has_ratio and last.get("loss_of_halves", 0) > UNFINISHED * last.get("loss", 0):
         rows.append(
             (
                 "warning",

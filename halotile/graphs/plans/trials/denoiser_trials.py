@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from halotile.tasks.devices.device import is_out_of_memory, torch_threads
 from halotile.tasks.noise.draws import RandomImage
 from halotile.tasks.trials import functions
 from halotile.tasks.trials.bits import ReferenceFailed, tile_difference
+from halotile.tasks.trials.opened_files import opened_files
 from halotile.tasks.trials.probe import check_user_code
 from halotile.tasks.trials.provenance import build_digest
 from halotile.tasks.trials.rehearsal import Rehearsal, sample_difference, sample_error, tiling_error
@@ -210,7 +211,7 @@ class _SampleFailed(ConfigError):
 
 def _measure_samples(denoiser: Denoiser, depth: Depth, samples: Sequence[Sample], is_cut: bool) -> float:
     pixels = hashlib.sha256(b"".join(sample.tobytes() for sample in samples)).hexdigest()
-    origin = build_digest(denoiser, "samples", depth, is_cut, pixels, [sample.shape for sample in samples])
+    question = ("samples", depth, is_cut, pixels, [sample.shape for sample in samples])
 
     def measure() -> float:
         if isinstance(denoiser, ArrayDenoiser):
@@ -218,20 +219,26 @@ def _measure_samples(denoiser: Denoiser, depth: Depth, samples: Sequence[Sample]
         return sample_difference(denoiser, depth, samples, is_cut=is_cut)
 
     try:
-        return _kept(origin, measure)
+        return _kept(denoiser, question, measure)
     except ConfigError as error:
         raise _SampleFailed(str(error)) from None
 
 
-def _kept(origin: str | None, measure: Callable[[], float]) -> float:
-    """Return a stored difference, or measure it; it is stored unless code is imported meanwhile."""
+def _kept(denoiser: Denoiser, question: Sequence[Any], measure: Callable[[], T]) -> T:
+    """Return a stored answer, or measure it.
+
+    It is not stored where code is imported meanwhile, or a file is opened that the denoiser is not built from: neither is in the key.
+    """
+    with opened_files() as built_from:
+        origin = build_digest(denoiser, *question)
     if origin is not None and (stored := read_cached(origin)) is not None:
-        return float(stored)
+        return cast(T, stored)
     loaded = loaded_code()
-    difference = measure()
-    if origin is not None and loaded_code() == loaded:
-        write_cached(origin, difference)
-    return difference
+    with opened_files() as opened:
+        answer = measure()
+    if origin is not None and loaded_code() == loaded and opened <= built_from:
+        write_cached(origin, answer)
+    return answer
 
 
 def bounded(call: Callable[[], T], title: str, run: Run, *, seconds: float | None = None) -> T:
@@ -271,8 +278,7 @@ def _translate_memory_error(call: Callable[[], T]) -> T:
 
 def _measure_difference(task: DenoiseTask, *, at_once: bool) -> float:
     question = (task.grid, task.rim, task.roles, task.tiling, task.channels_last)
-    origin = build_digest(task.denoiser, "bits", *question)
-    return _kept(origin, lambda: tile_difference(task, at_once=at_once))
+    return _kept(task.denoiser, ("bits", *question), lambda: tile_difference(task, at_once=at_once))
 
 
 def _try_code(
@@ -286,20 +292,18 @@ def _try_code(
     code = denoiser.check()
     if not denoiser.tried_apart:
         return DenoiserTrial(code, _find_halo(denoiser, tile, image, probed, code, is_new))
-    # What is imported only while it runs is not in the key: no result is stored for it.
-    loaded = loaded_code()
-    origin = build_digest(denoiser, code, tile.depth, tile.seams, tile.boundary, image, probed, is_new)
-    found = read_cached(origin) if origin is not None else None
-    if found is None:
+
+    def find() -> dict[str, Any]:
         with torch_threads(min(cores_here(), MOST_THREADS)):
             try:
-                found = {"halo": asdict(_find_halo(denoiser, tile, image, probed, code, is_new))}
+                return {"halo": asdict(_find_halo(denoiser, tile, image, probed, code, is_new))}
             except ConfigError as error:
                 if not _is_verdict(error):
                     raise
-                found = {"refusal": str(error)}
-        if origin is not None and loaded_code() == loaded:
-            write_cached(origin, found)
+                return {"refusal": str(error)}
+
+    question = (code, tile.depth, tile.seams, tile.boundary, image, probed, is_new)
+    found = _kept(denoiser, question, find)
     if "refusal" in found:
         raise ConfigError(found["refusal"])
     return DenoiserTrial(code, Halo.from_json(found["halo"]))

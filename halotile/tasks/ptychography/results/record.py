@@ -18,6 +18,8 @@ from halotile.tasks.ptychography.results.drawing import draw_object
 from halotile.tasks.ptychography.results.result import correlated_halves
 from halotile.tasks.ptychography.state import ReconstructionState
 
+CURVE_SECONDS = 1.0
+"""Least time between two curves, by which the driver sees that epochs end; loops wait for each."""
 CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 1.0, 0.1
 """Least time between two checkpoints, and most of the time that they may take."""
 
@@ -44,20 +46,24 @@ class Record:
     saved: int = field(init=False)
     """Epochs in the checkpoint."""
     due: float = field(default_factory=lambda: time.monotonic() + CHECKPOINT_SECONDS)
+    """Time of the next checkpoint."""
+    written: float = field(default_factory=time.monotonic)
+    """Time of the last curve."""
 
     def __post_init__(self) -> None:
         self.saved = len(self.state.losses)  # it began with these
 
     def epoch_ended(self, seconds: float, *, is_last: bool) -> None:
-        """Write the checkpoint and the curve where they are due; for a loop that asks for epochs the curve of each."""
+        """Write the checkpoint with the drawing, and the curve, where they are due."""
         self.seconds[len(self.state.losses) - 1] = seconds
         began = time.monotonic()
         if is_last or began >= self.due:
             self.save()
             self.write(is_last=is_last)
+            self.draw()
             took = time.monotonic() - began
             self.due = time.monotonic() + max(CHECKPOINT_SECONDS, took / CHECKPOINT_SHARE)
-        elif self.recipe.requests:
+        elif self.recipe.requests or began >= self.written + CURVE_SECONDS:
             self.write(is_last=False)
 
     def save(self) -> None:
@@ -67,7 +73,7 @@ class Record:
             self.saved = len(self.state.losses)
 
     def write(self, *, is_last: bool) -> None:
-        """Write the curve, whose last figure at the end is the resolution, and draw the object."""
+        """Write the curve, whose last figure at the end is the resolution."""
         rows: list[CurveRow] = [
             {"iteration": n + 1, "loss": loss} | ({"seconds": self.seconds[n]} if n in self.seconds else {})
             for n, loss in enumerate(self.state.losses)
@@ -80,6 +86,10 @@ class Record:
                 "loss_of_halves": halves,
             }
         write_curve(self.recipe.curve, len(rows), rows, is_awaited=self.recipe.requests is not None)
+        self.written = time.monotonic()
+
+    def draw(self) -> None:
+        """Draw the object."""
         if self.recipe.drawing is not None:
             with suppress(OSError):
                 DISK.write_file(self.recipe.drawing, draw_object(*self.drawn()), sync=False)

@@ -1,0 +1,172 @@
+"""Ptychography where an option meets another, and where a result would be wrong: halves, last steps, supports, records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import halotile
+from halotile.cli.main import app
+from halotile.errors import ConfigError, InputError
+from halotile.graphs.iterations.rank_programs import Curve
+from halotile.graphs.jobs.ptychography.photon_loss import photon_loss
+from halotile.storage.scans.convert import write_scan
+from halotile.tasks.groups.training.curve import read_curve, write_curve
+from halotile.tasks.ptychography.recipe import SolverStage
+from halotile.tasks.ptychography.results import record
+from halotile.tasks.ptychography.simulated import SimulatedScan
+from tests.graphs.scans import job, run, write_small_scan
+
+pytestmark = [pytest.mark.cluster]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a small scan."""
+    return write_small_scan(tmp_path)
+
+
+def words(done: Any) -> str:
+    """The output of a command, without line ends."""
+    return " ".join(done.output.split())
+
+
+def test_a_position_stays_in_its_half_whatever_subset_a_stage_uses(folder: Path) -> None:
+    recipe = halotile.ptychography.open(folder / "scan.zarr", resolution=True).recipe
+    whole = SolverStage(epochs=1, lr=0.1, batch=8)
+    others = tuple(int(n) for n in recipe.scan.numbers[1:])
+    recipe = replace(recipe, stages=(whole, replace(whole, subset=others)))
+    for half in (0, 1):
+        before, after = (set(np.flatnonzero(recipe.used(epoch, half))) for epoch in (0, 1))
+        assert after == before - {0}
+
+
+def test_a_half_without_patterns_is_refused(folder: Path) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr", resolution=True)
+    every_second = [int(n) for n in scan.recipe.scan.numbers[::2]]
+    with pytest.raises(ConfigError, match="a larger subset"):
+        next(halotile.ptychography.Adam(scan).optimize(1, subset=every_second))
+
+
+def test_a_last_step_that_went_too_far_is_no_result(folder: Path) -> None:
+    done = run(
+        job(folder, stages=[{"solver": "sgd", "epochs": 1, "lr": 1000, "batch": 64}]), "--workers", "1"
+    )
+    assert done.exit_code != 0
+    assert "after the last step. Write a smaller lr" in words(done)
+    assert not (folder / "result.cxi").exists() or (folder / "result.cxi").stat().st_size == 0
+
+
+@pytest.mark.parametrize("factor", [-1.0, float("nan"), float("inf")])
+def test_factors_of_a_rate_are_finite_and_not_below_0(folder: Path, factor: float) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    with pytest.raises(ConfigError, match="write 0 or more"):
+        next(halotile.ptychography.Adam(scan).optimize(1, lr_factors={"object": factor}))
+
+
+def test_patterns_far_below_any_count_are_refused(tmp_path: Path) -> None:
+    class Faint(SimulatedScan):
+        def __getitem__(self, index: Any) -> Any:
+            return np.float32(1e-16) * super().__getitem__(index)
+
+    faint = Faint(raster=(4, 4), pattern=16, step=2.0)
+    write_scan(str(tmp_path / "faint.zarr"), faint.scan, faint)
+    with pytest.raises(InputError, match="Multiply the patterns"):
+        _ = halotile.ptychography.open(tmp_path / "faint.zarr").object
+
+
+def test_a_probe_that_is_set_is_0_outside_of_its_support(folder: Path) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr", support=5.0)
+    scan.probe = np.ones_like(scan.probe)
+    assert abs(scan.probe[0, 16, 16]) > 0
+    assert scan.probe[0, 0, 0] == 0
+
+
+def test_arrays_of_a_scan_cannot_be_written_into(folder: Path) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    for array in (scan.object, scan.probe, scan.positions, scan.background):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 5
+    scan.object = 2 * scan.object
+    assert np.all(scan.object == 2)
+
+
+def test_more_slots_than_chunks_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="Write window: 0"):
+        halotile.ptychography.open(folder / "scan.zarr", window=16)
+
+
+def test_disk_for_checkpoints_is_that_of_the_solvers(folder: Path) -> None:
+    needed = {}
+    for solvers in (["adam"], ["lbfgs"], ["adam", "lbfgs"]):
+        stages = [{"solver": solver, "epochs": 1} for solver in solvers]
+        path = job(folder, stages=stages)
+        needed["+".join(solvers)] = halotile.plan(path).resources.scratch_bytes
+    assert needed["lbfgs"] == 5 * needed["adam"]
+    assert needed["adam+lbfgs"] > needed["lbfgs"]
+
+
+def test_a_start_of_zeros_is_refused(folder: Path) -> None:
+    with h5py.File(folder / "start.h5", "w") as file:
+        file["probe"] = np.zeros((32, 32))
+    with pytest.raises(InputError, match="its probe is 0 everywhere"):
+        halotile.ptychography.open(folder / "scan.zarr", start=folder / "start.h5")
+
+
+def test_a_plan_shows_the_focus(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["plan", str(job(folder, model={"focus": "-2 um"}))])
+    assert "far field, -2 um from the focus, 1 mode" in words(done)
+
+
+def test_a_curve_is_written_while_checkpoints_take_long(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(record, "write_state", lambda *_: now.__setitem__(0, now[0] + 31))
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    recipe = replace(scan.recipe, curve=folder / "curve.json")
+    kept = record.Record(recipe, scan.state, lambda: (scan.object, np.ones(scan.object.shape)))
+    seen, gaps, last = 0, [], 0.0
+    for _ in range(200):
+        now[0] += 1
+        scan.state.losses.append(1.0)
+        kept.epoch_ended(1.0, is_last=False)
+        if (step := read_curve(recipe.curve)[0]) != seen:
+            gaps.append(now[0] - last)
+            seen, last = step, now[0]
+    assert max(gaps) < 35
+
+
+@pytest.mark.parametrize("arriving", [1, 3, 4, 7])
+def test_rows_that_come_many_at_a_time_are_reported(tmp_path: Path, arriving: int) -> None:
+    reports: list[str] = []
+
+    class View:
+        class directory:  # noqa: N801 - as of a run
+            write_iterations = staticmethod(lambda rows: None)
+
+        report_row = staticmethod(lambda rows, steps: None)
+        report = staticmethod(reports.append)
+
+    class Files:
+        curve = tmp_path / "curve.json"
+
+    curve = Curve(View(), Files(), 1000, "epoch")  # type: ignore[arg-type]
+    for count in range(arriving, 50, arriving):
+        write_curve(Files.curve, count, [{"iteration": n + 1, "loss": 1.0} for n in range(count)])
+        curve.look()
+    assert len(reports) == min(49 // arriving, (49 // arriving) * arriving // 5)
+
+
+def test_noise_of_photons_has_the_loss_that_draws_have() -> None:
+    rng = np.random.default_rng(0)
+    for mean in (0.01, 0.3, 1.0, 4.0, 50.0):
+        drawn = (np.sqrt(rng.poisson(mean, 400_000)) - np.sqrt(mean)) ** 2
+        assert photon_loss(np.array([mean])) == pytest.approx(drawn.mean(), rel=0.02)
