@@ -98,6 +98,65 @@ def test_a_part_of_an_image_is_changed_in_place() -> None:
     assert torch.equal(whole[..., 41:, :], given[..., 41:, :])
 
 
+OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
+    "atan2": torch.atan2,
+    "atan2 of the other": lambda x, y: torch.atan2(y, x),
+    "logaddexp": torch.logaddexp,
+    "power": torch.pow,
+    "power of the other": lambda x, y: torch.pow(y, x),
+    "power in place": lambda x, y: x.clone().pow_(y),
+    "sum": torch.add,
+}
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+@pytest.mark.parametrize(
+    "shape", [(1, 4, 1, 1), (4, 1, 1), (1, 1, 1, 1), (), (1, 1, 50, 37), (1, 4, 50, 37)], ids=str
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_part_of_an_image_has_the_bits_of_the_image_with_another_operand(
+    name: str, shape: tuple[int, ...], layout: torch.memory_format
+) -> None:
+    """torch ends every row by itself where operands are laid out differently."""
+    function, generator = OF_TWO[name], torch.Generator().manual_seed(2)
+    whole = (torch.rand(1, 4, 50, 37, generator=generator) + 0.1).contiguous(memory_format=layout)
+    other = torch.rand(shape, generator=generator) + 0.2
+    plain = function(whole, other)
+    with SteadyElementwise():
+        expected = function(whole, other)
+        assert expected.stride() == plain.stride()
+        torch.testing.assert_close(expected, plain)
+        for rows, columns in ((50, 36), (41, 30), (7, 5), (3, 3)):
+            part = whole[..., :rows, :columns]
+            beside = other[..., :rows, :columns] if shape[-2:] == (50, 37) else other
+            for x in (part, part.contiguous(memory_format=layout)):
+                assert torch.equal(function(x, beside), expected[..., :rows, :columns]), (rows, columns)
+
+
+def test_a_part_of_an_image_is_changed_in_place_with_another_operand() -> None:
+    whole, other = (
+        numbers(3 * 50 * 77).reshape(1, 3, 50, 77).abs(),
+        torch.tensor([0.3, 1.7, 2.2])[:, None, None],
+    )
+    expected, given = torch.pow(whole, other), whole.clone()
+    with SteadyElementwise():
+        part = whole[..., :41, 3:60]
+        assert part.pow_(other) is part
+    torch.testing.assert_close(part, expected[..., :41, 3:60])
+    assert torch.equal(whole[..., 41:, :], given[..., 41:, :])
+
+
+def test_operands_stay_as_they_are() -> None:
+    whole, other = numbers(3 * 50 * 77).reshape(1, 3, 50, 77), numbers(50).reshape(50, 1)
+    given = whole.clone(), other.clone()
+    with SteadyElementwise():
+        F.rrelu(whole[..., :41, 3:60])
+        assert torch.atan2(whole[:, :, :1], other).shape == whole.shape
+        assert torch.atan2(torch.zeros(0, 3), torch.zeros(1, 3)).shape == (0, 3)
+    assert torch.equal(whole, given[0])
+    assert torch.equal(other, given[1])
+
+
 def test_layouts_and_types_stay() -> None:
     last = numbers(2 * 3 * 11 * 13).reshape(2, 3, 11, 13).contiguous(memory_format=torch.channels_last)
     with SteadyElementwise():

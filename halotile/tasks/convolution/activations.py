@@ -3,6 +3,8 @@
 torch computes an elementwise function on whole vectors of the CPU, and the remainder at the end of a
 tensor one by one, by another formula: a sigmoid, or anything made of exponentials, may differ there in its last bit.
 The end of a window may be part of the result. So the remainder is computed once more, as part of a whole vector.
+Where the layouts of operands differ, as those of an image and of a number for each channel, each row would have a remainder: such operands are
+first laid out alike, but for functions whose results are rounded correctly by any formula.
 This is for one thread, as in a worker: several threads would each have a remainder.
 """
 
@@ -20,6 +22,12 @@ VECTORS = 64
 
 _LAYOUT_ARGUMENTS = ("out", "memory_format")
 """Arguments of copies, which compute nothing."""
+
+_EXACT = frozenset({
+    "add", "sub", "rsub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "equal", "where", "masked_fill", "copy", "copysign",
+    "max", "min", "maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max", "prelu_kernel",
+})  # fmt: skip
+"""Functions that any formula rounds alike, without the underscores around their names."""
 
 
 class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
@@ -43,10 +51,12 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if torch.Tag.pointwise not in func.tags or not kwargs.keys().isdisjoint(_LAYOUT_ARGUMENTS):
             return func(*args, **kwargs)
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        tensors = [arg for arg in args if _is_image(arg)]
         if len(tensors) == 1 and _has_gaps(tensors[0]):
             return self._without_gaps(func, args, kwargs, tensors[0])
         layouts = {_layout(tensor) for tensor in tensors}
+        if _differ(tensors, layouts) and func.overloadpacket.__name__.strip("_") not in _EXACT:
+            return self._laid_out_alike(func, args, kwargs, tensors)
         ends = [_end(tensor) for tensor in tensors]  # before one of them may be overwritten
         result = func(*args, **kwargs)
         into = _flat(result) if isinstance(result, torch.Tensor) else None
@@ -54,7 +64,7 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
             return result
         if all(end is not None for end in ends):
             queue = iter(ends)
-            again = [next(queue) if isinstance(arg, torch.Tensor) else arg for arg in args]
+            again = [next(queue) if _is_image(arg) else arg for arg in args]
             left = len(into) % VECTORS
             into[len(into) - left :] = func(*again, **kwargs).as_strided((left,), (1,))
         return result
@@ -66,6 +76,29 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
         with self:
             result = func(*again, **kwargs)
         return tensor.copy_(result) if func._schema.is_mutable else result
+
+    def _laid_out_alike(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+        """Run the operation on copies of the shape and the layout of the result."""
+        shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
+        like = next((tensor for tensor in tensors if tensor.shape == shape), torch.empty(shape))
+        again = [
+            torch.empty_like(like, dtype=arg.dtype).copy_(arg) if _is_image(arg) else arg for arg in args
+        ]
+        with self:
+            result = func(*again, **kwargs)
+        return args[0].copy_(result) if func.overloadpacket.__name__.endswith("_") else result
+
+
+def _is_image(arg: Any) -> bool:
+    """Return whether an argument is a tensor with axes; torch takes one without as a number."""
+    return isinstance(arg, torch.Tensor) and arg.dim() > 0
+
+
+def _differ(tensors: list[torch.Tensor], layouts: set[Any]) -> bool:
+    """Return whether float tensors on the CPU are laid out each in its own way, or all with gaps."""
+    if len(tensors) < 2 or any(t.device.type != "cpu" or not t.is_floating_point() for t in tensors):
+        return False
+    return len(layouts) > 1 or _has_gaps(tensors[0])
 
 
 def _has_gaps(tensor: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from halotile.errors import ConfigError, WeightsError
-from halotile.tasks.convolution.stable import make_steady
+from halotile.tasks.convolution.stable import make_steady, spread
 from halotile.tasks.denoisers.base import Leveled, Model
 from halotile.tasks.denoisers.common.weights import load_weights, shape_mismatches, shapes_of, summarize
 from halotile.tasks.options import (
@@ -167,8 +167,8 @@ class UserNetwork(Leveled):
         return self._with_sigma(SteadyNetwork(_frozen(module)))
 
     def reference(self) -> Model:
-        """The network as it was written. Raises as :meth:`build` does."""
-        return self._with_sigma(_frozen(self._network()))
+        """The network as it was written, rounded as with several threads. Raises as :meth:`build` does."""
+        return self._with_sigma(_frozen(spread(self._network())))
 
     def _with_sigma(self, module: Any) -> Model:
         """The module with its noise level, if there is one."""

@@ -159,8 +159,10 @@ class UNet(Pixelwise):
         return model
 
     def reference(self) -> Model:
-        """The network as plain torch computes it."""
-        model: Model = self._network()
+        """The network as plain torch computes it with several threads."""
+        from halotile.tasks.convolution.stable import spread
+
+        model: Model = spread(self._network())
         return model
 
     def _network(self) -> Any:
