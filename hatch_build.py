@@ -45,8 +45,8 @@ def compile_kernels() -> bool:
         digest = f'const char {library.DIGEST}[] = "{library.digest_of_sources()}";\n'
         Path(folder, "digest.c").write_text(digest)
         sources = sorted(map(str, FOLDER.glob("*.c")))
-        compiler = shlex.split(os.environ.get("CC", "cc"))
         try:
+            compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
             subprocess.run(
                 [
                     *compiler,
@@ -60,9 +60,10 @@ def compile_kernels() -> bool:
                 check=True,
                 capture_output=True,
                 text=True,
+                errors="replace",  # compilers speak the encodings of their users
             )
             _put_in_place(Path(folder, "kernels.so"), library.KERNELS)
-        except (OSError, subprocess.CalledProcessError) as error:
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
             print(
                 f"installed without compiled filters: {error}\n{getattr(error, 'stderr', '')}",
                 file=sys.stderr,

@@ -64,12 +64,15 @@ def read_cached(key: str) -> Any:
 
 
 def write_cached(key: str, value: Any) -> None:
-    """Store a JSON value; without a usable cache folder, do nothing."""
+    """Store a JSON value; do nothing without a usable cache folder, or with an entry longer than :data:`MOST_BYTES`."""
+    content = with_checksum(json.dumps(value).encode())
+    if len(content) > MOST_BYTES:
+        return
     partial = f"{key}.{secrets.token_hex(4)}"
     with suppress(OSError, ConfigError), _open_folder() as folder:
         fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
         with open(fd, "wb") as file:
-            file.write(with_checksum(json.dumps(value).encode()))
+            file.write(content)
         os.replace(partial, key, src_dir_fd=folder, dst_dir_fd=folder)
         _remove_old_entries(folder)
 

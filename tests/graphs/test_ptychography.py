@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 
 import halotile
 from halotile.cli.main import app
-from halotile.errors import InputError
+from halotile.errors import InputError, MissingPackage
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans import convert
+from halotile.storage.scans.export import export_result
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography.simulated import SimulatedScan
 from tests.cases import thorough
@@ -132,6 +133,19 @@ def test_a_result_is_exported_as_images(folder: Path) -> None:
         assert refused.exit_code == 2
         assert "eave" in refused.output
     assert CliRunner().invoke(app, ["export", result, str(images), "--overwrite"]).exit_code == 0
+
+
+def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, images = tmp_path / "result.cxi", str(tmp_path / "images.zarr")
+    with h5py.File(source, "w") as file:
+        file["object"], file["probe"] = np.ones((8, 8), "c8"), np.ones((1, 4, 4), "c8")
+    with pytest.raises(KeyError):  # there is no size of a pixel
+        export_result(str(source), images)
+    assert list(tmp_path.iterdir()) == [source]
+    monkeypatch.setitem(sys.modules, "skimage.restoration", None)
+    with pytest.raises(MissingPackage, match="pip install scikit-image"):
+        export_result(str(source), images, unwrap=True)
+    assert list(tmp_path.iterdir()) == [source]
 
 
 @pytest.mark.thorough

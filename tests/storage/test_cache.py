@@ -47,6 +47,14 @@ def test_a_damaged_entry_counts_as_absent_and_is_replaced(folder: Path, damage: 
     assert read_cached(KEY) == [2]
 
 
+def test_an_entry_that_is_too_long_to_be_read_is_not_written(folder: Path) -> None:
+    longest = "0" * (cache.MOST_BYTES - len(cache.with_checksum(b'""')))
+    write_cached(KEY, longest)
+    assert read_cached(KEY) == longest
+    write_cached(OTHER, longest + "0")
+    assert os.listdir(folder) == [KEY]
+
+
 def closed_to_others(folder: Path) -> None:
     folder.mkdir(parents=True, mode=0o700)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shutil
+from pathlib import Path
+from types import ModuleType
 from typing import ClassVar
 
 import pytest
 import torch
 
+from halotile.tasks.denoisers import median
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.compiled import library as compiled
 from halotile.tasks.denoisers.gaussian import Gaussian
@@ -137,6 +142,17 @@ def test_what_they_do_not_take_is_done_on_tensors(
     assert torch.allclose(result, image)
 
 
+def test_planes_with_too_many_pixels_for_ranks_are_done_on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = torch.randn(1, 1, 12, 22, generator=torch.Generator().manual_seed(1))
+    expected = on_tensors(Median(size=9), image, monkeypatch)
+    monkeypatch.setattr(compiled, "library", FailingLibrary)
+    monkeypatch.setattr(median, "MOST_RANKS", 20 * 30 - 1)
+    assert same_bits(Median(size=9).build()(image), expected)
+    monkeypatch.setattr(median, "MOST_RANKS", 20 * 30)
+    with pytest.raises(MemoryError):
+        Median(size=9).build()(image)
+
+
 @pytest.mark.parametrize("filter_of", [TotalVariation, NonLocalMeans])
 def test_one_noise_level_in_a_map_is_one_number(
     filter_of: type[TotalVariation | NonLocalMeans], monkeypatch: pytest.MonkeyPatch
@@ -205,3 +221,45 @@ def test_means_of_images_with_holes_and_of_volumes_have_the_same_bits(
 def test_a_library_of_other_sources_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "digest_of_sources", lambda: "0" * 64)
     assert compiled.library.__wrapped__() is None
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The build, with a compiler that speaks Latin-1 and writes an empty library, which is put nowhere."""
+    spec = importlib.util.spec_from_file_location("hatch_build", Path(__file__).parents[2] / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "_put_in_place", lambda file, place: None)
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\nprintf 'd\\351conseill\\351\\n' >&2\nexit ${STATUS:-0}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CC", raising=False)
+    return module
+
+
+def test_a_compiler_may_print_in_any_encoding(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build.compile_kernels()
+    monkeypatch.setenv("STATUS", "1")
+    assert not build.compile_kernels()
+    assert "conseill" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_name_of_a_compiler_counts_as_none(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch, empty: str
+) -> None:
+    monkeypatch.setenv("CC", empty)
+    assert build.compile_kernels()
+
+
+def test_a_compiler_whose_name_cannot_be_read_is_no_compiler(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CC", '"unclosed')
+    assert not build.compile_kernels()
+    assert "installed without compiled filters: No closing quotation" in capsys.readouterr().err

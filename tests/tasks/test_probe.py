@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -230,6 +231,23 @@ def test_a_numpy_function_is_probed_without_gradients() -> None:
 def test_an_impure_network_is_refused(network: Use, build: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_purity(network(build), 2)
+
+
+def test_a_pointwise_function_may_give_infinity() -> None:
+    check_purity(GivenFunction(call=infinite_above_half, depth=0), 2)
+
+
+def test_infinity_does_not_hide_that_a_batch_is_mixed(network: Use) -> None:
+    class Mixing(nn.Module):  # type: ignore[misc]
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            return batch.sum(0, keepdim=True) + batch.masked_fill(batch > 0.5, torch.inf)
+
+    with pytest.raises(ConfigError, match="another result where it is computed in one batch"):
+        check_purity(network(Mixing), 2)
+
+
+def infinite_above_half(image: Any) -> Any:
+    return np.where(image > 0.5, np.float32(np.inf), image)
 
 
 class RandomAlways(nn.Module):  # type: ignore[misc]

@@ -120,3 +120,17 @@ def test_weights_that_the_users_code_reads_may_not_change_while_its_job_runs(set
         WeightsError, match="what reading_code:build reads its weights from was changed while"
     ):
         build_sealed(denoiser, seals)
+
+
+@pytest.mark.parametrize("name", ["median.c", "kernels.h", "kernels.so", "library.py"])
+def test_compiled_filters_belong_to_halotile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    place = tmp_path / "tasks/denoisers/compiled" / name
+    place.parent.mkdir(parents=True)
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "tasks/trials/provenance.py"))
+    digests = {provenance._halotile()}
+    for content in (b"1", b"2"):
+        place.write_bytes(content)
+        digests.add(provenance._halotile())
+    assert len(digests) == 3

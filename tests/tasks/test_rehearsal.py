@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,18 @@ def scripted() -> Any:
         return torch.jit.script(Padded(8))
 
 
+class Spoiled(nn.Module):  # type: ignore[misc]
+    """Its first pixel is lost in large images: more than a probe has."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = x * 2
+        if x[0, 0].numel() > LARGE:
+            result[..., 0, 0] = torch.nan
+        return result
+
+
+LARGE = 300
+
 TIRES_AFTER = 1
 """Calls: the whole image, before its tiles."""
 
@@ -84,6 +97,7 @@ NETWORKS: dict[str, Any] = {
     "diagonal": Diagonal,
     "plain": Plain,
     "tiring": Tiring,
+    "spoiled": Spoiled,
     "scripted": scripted,
     "deep": lambda: nn.Conv2d(1, 1, 3, padding=170, dilation=170),
 }
@@ -140,6 +154,14 @@ def test_a_look_along_the_diagonal_is_noticed(image: tuple[int, ...]) -> None:
 def test_state_that_shows_late_is_reported_as_state() -> None:
     with pytest.raises(ConfigError, match="keeps state or draws random numbers"):
         halo_of(network("tiring", receptive_field_=1, alignment_=1), (203, 317))
+
+
+def test_nan_is_reported_with_the_place_and_one_full_stop() -> None:
+    with pytest.raises(
+        ConfigError, match=r"failed on an image of .* returned NaN or infinity for finite"
+    ) as refused:
+        halo_of(network("spoiled", receptive_field_=1, alignment_=1), (203, 317))
+    assert re.search(r"[^.]\.$", str(refused.value))
 
 
 def test_a_network_that_looks_farther_than_the_smallest_window_is_taken() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,20 +124,15 @@ def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bo
     _check_result(path)
     check_path(target, "the path")
     check_place(target, overwrite=overwrite, key="the path", remedy="--overwrite")
+    unwrapped = _unwrapping() if unwrap else None
     root = Path(target).absolute()
     part = root.with_name(f".{root.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    DISK.write_file(part / "zarr.json", [b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'])
-    with opened(path) as file:
-        pixel = file["entry_1/image_1"].attrs["pixel_size"]
-        for name, axes in IMAGES.items():
-            waves = file[name][()]
-            phase = np.angle(waves)
-            if unwrap and name == "object":
-                phase = _unwrapped(phase)
-            for kind, pixels in (("modulus", np.abs(waves)), ("phase", phase)):
-                _write(part / f"{name}_{kind}", pixels.astype(np.float32), axes, pixel)
+    try:
+        _write_group(part, path, unwrapped)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     if root.exists():
         DISK.remove_tree(root, last=ZARR_FILES)
     DISK.move(part, root)
@@ -147,6 +142,20 @@ def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bo
 def _check_result(path: str) -> None:
     if not is_result(path):
         raise InputError(f"{path} has no object and probe: it is no result of a ptychography job.")
+
+
+def _write_group(part: Path, path: str, unwrapped: Callable[[NDArray[Any]], Any] | None) -> None:
+    part.mkdir()
+    DISK.write_file(part / "zarr.json", [b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'])
+    with opened(path) as file:
+        pixel = file["entry_1/image_1"].attrs["pixel_size"]
+        for name, axes in IMAGES.items():
+            waves = file[name][()]
+            phase = np.angle(waves)
+            if unwrapped is not None and name == "object":
+                phase = np.asarray(unwrapped(phase))
+            for kind, pixels in (("modulus", np.abs(waves)), ("phase", phase)):
+                _write(part / f"{name}_{kind}", pixels.astype(np.float32), axes, pixel)
 
 
 def _write(path: Path, pixels: NDArray[np.float32], axes: str, pixel: Any) -> None:
@@ -160,11 +169,12 @@ def _write(path: Path, pixels: NDArray[np.float32], axes: str, pixel: Any) -> No
     ShardWriter(path, layout).write(Region.whole(pixels.shape), pixels)
 
 
-def _unwrapped(phase: NDArray[Any]) -> NDArray[Any]:
+def _unwrapping() -> Callable[[NDArray[Any]], Any]:
     try:
         from skimage.restoration import unwrap_phase
     except ImportError as error:
         raise MissingPackage(
             "phases are unwrapped with scikit-image, which is not installed. Write: pip install scikit-image"
         ) from error
-    return np.asarray(unwrap_phase(phase))
+    unwrapped: Callable[[NDArray[Any]], Any] = unwrap_phase
+    return unwrapped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -20,14 +21,17 @@ NETWORK_PIXELS = 49
 SELECTION_BYTES = 1 << 22
 """Memory for the windows that are copied out at once for selection."""
 
+MOST_RANKS = 2**32 - 1
+"""Pixels that the compiled filter tells apart, those around the image included."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Median(Pixelwise):
     """The median of the ``size`` x ``size`` (or ``size``³) pixels around each pixel.
 
     The same filter as ``scipy.ndimage.median_filter(mode="reflect")``, beside holes that of the measured
-    pixels. Where a window ends without a halo (boundary: cut), its outermost
-    pixels are repeated.
+    pixels (of an even number of them the lesser middle one). Where a window ends without a halo
+    (boundary: cut), its outermost pixels are repeated.
 
     Examples
     --------
@@ -90,6 +94,8 @@ def _compiled(batch: torch.Tensor, size: int) -> torch.Tensor | None:
     import torch
 
     is_sorted = size in SORTED_SIZES  # of larger windows ranks are counted
+    if not is_sorted and math.prod(n + size - 1 for n in batch.shape[2:]) > MOST_RANKS:
+        return None
     if (kernel := kernel_for(f"median_{size}" if is_sorted else "median_of", batch)) is None:
         return None
     has_nan = torch.zeros(1, dtype=torch.int32)
@@ -109,9 +115,8 @@ def _replace_near_holes(strip: torch.Tensor, source: torch.Tensor, known: torch.
     at_once = max(1, SELECTION_BYTES // (size ** (source.dim() - 2) * source.element_size()))
     for part in zip(*(place.split(at_once) for place in places), strict=True):
         ordered = windows[part].flatten(1).sort(dim=1).values
-        last = measured[part].long() - 1
-        low, high = (ordered.gather(1, rank[:, None])[:, 0] for rank in (last // 2, (last + 1) // 2))
-        strip[part] = torch.where(low == high, low, low / 2 + high / 2)
+        middle = (measured[part].long() - 1) // 2  # a mean of two would be no value of the image
+        strip[part] = ordered.gather(1, middle[:, None])[:, 0]
 
 
 def _padded(rows: torch.Tensor, depth: int) -> torch.Tensor:

@@ -117,14 +117,14 @@ def check_purity(
             "the start."
         )
     if not _same(first, again):
-        change = float((first - again).abs().max())
+        change = float(_apart(first, again).max())
         raise ConfigError(
             f"{trial.name} returned two results for one tile, {change:.3g} apart, with another tile in between: "
             "it keeps state or draws random numbers, so the result would depend on the order of tiles. "
             "Write a function whose result depends on its input alone."
         )
-    apart = (first - in_batch).abs().masked_fill(first.isnan() & in_batch.isnan(), 0)
-    if not float(apart.max()) <= ROUNDING * (float(first.nan_to_num().abs().max()) or 1.0):
+    largest = float(first.abs().masked_fill(~first.isfinite(), 0).max()) or 1.0
+    if not float(_apart(first, in_batch).max()) <= ROUNDING * largest:
         raise ConfigError(
             f"{trial.name} gives a tile another result where it is computed in one batch with another tile, and a batch holds any "
             "tiles. Write a network that computes each entry of a batch by itself (attention takes batch_first=True, and batch normalisation its running statistics)."
@@ -158,7 +158,16 @@ def check_user_code(denoiser: Denoiser, dims: int) -> None:
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Return whether two results agree in every bit, counting NaN as equal to NaN."""
-    return bool(((first == second) | (first.isnan() & second.isnan())).all())
+    return bool(_alike(first, second).all())
+
+
+def _apart(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The differences of two results: 0 where both have the same infinity, or NaN."""
+    return (first - second).abs().masked_fill(_alike(first, second), 0)
+
+
+def _alike(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return (first == second) | (first.isnan() & second.isnan())
 
 
 def check_ragged(denoiser: Denoiser, image: tuple[int, ...]) -> None:

@@ -105,8 +105,9 @@ def _weights(denoiser: Denoiser) -> str | None:
 
 
 def _halotile() -> str:
-    """Digest of halotile's sources, which may change without a new version in a development installation."""
+    """Digest of halotile's sources and compiled filters, which may change without a new version in a development installation."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parents[2].rglob("*.py")):
-        digest.update(file.read_bytes())
+    for file in sorted(Path(__file__).parents[2].rglob("*")):
+        if file.suffix in (".py", ".c", ".h", ".so"):
+            digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -126,7 +126,7 @@ def sample_difference(
             missing = denoiser.channels[0] - len(sample)
             random = Trial.of(denoiser, len(depth), model).noise(sample.shape[1:]).numpy()[0, :missing]
             stage = _Stage(denoiser, model, depth, 0, is_cut, np.concatenate([sample, random]))
-            everything, largest = Region.whole(stage.lengths), float(np.nanmax(np.abs(stage.whole))) or 1.0
+            everything, largest = Region.whole(stage.lengths), float(np.abs(stage.whole).max()) or 1.0
             for core in quarters(stage.lengths, denoiser.alignment):
                 alone = stage.denoised(everything, core, denoiser.alignment)
                 differences.append(stage.difference_in(alone, core, core) / largest)
@@ -256,9 +256,7 @@ class _Stage:
         factor = (self.denoiser.scale,) * len(self.lengths)
         mine: tuple[Any, ...] = (slice(None), *core.relative_to(window).scale(factor).slices)
         there: tuple[Any, ...] = (slice(None), *core.scale(factor).slices)
-        first, second = alone[mine], self.whole[there]
-        difference = float(np.where(np.isnan(first) & np.isnan(second), 0, np.abs(first - second)).max())
-        return math.inf if math.isnan(difference) else difference
+        return float(np.abs(alone[mine] - self.whole[there]).max())
 
     def denoised(self, window: Region, core: Region | None = None, alignment: int = 1) -> NDArray[np.float32]:
         """Denoise a part of the image as if it were the whole: one tile of it, or all at once."""

@@ -35,7 +35,18 @@ def failing_as(message: str, kind: type[ConfigError] = ConfigError) -> Iterator[
     except Exception as error:
         if isinstance(error, ConfigError) or is_out_of_memory(error):
             raise
-        raise kind(f"{message}: {type(error).__name__}: {error}.") from error
+        raise kind(f"{message}: {described(error)}") from error
+
+
+def described(error: BaseException) -> str:
+    """Kind and message of an exception of foreign code, with one full stop.
+
+    Examples
+    --------
+    >>> described(ValueError("too small")), described(ValueError("Too small."))
+    ('ValueError: too small.', 'ValueError: Too small.')
+    """
+    return f"{type(error).__name__}: {error}".removesuffix(".") + "."
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ class Trial:
             if is_out_of_memory(error):
                 raise
             raise ConfigError(
-                f"{self.name} failed on a window of shape {tuple(windows.shape)}: {type(error).__name__}: {error}. "
+                f"{self.name} failed on a window of shape {tuple(windows.shape)}: {described(error)} "
                 f"{self._advice(windows)}"
             ) from error
         shape = tuple(getattr(result, "shape", ()))

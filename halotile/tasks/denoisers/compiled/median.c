@@ -123,7 +123,7 @@ INLINE sort(uint32_t *keys[2], uint32_t *origins[2], ptrdiff_t count) {
   }
 }
 
-/* Every pixel of the widened image has a rank. The window goes right, down, left, down: a column or a row enters as another one leaves. */
+/* Every pixel of the widened image, at most UINT32_MAX of them, has a rank. The window goes right, down, left, down: a column or a row enters as another one leaves. */
 KERNEL median_of(const float *image, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_t size, int32_t *has_nan, float *out) {
   ptrdiff_t depth = size / 2, wide = columns + size - 1, count = (rows + size - 1) * wide, parts = count / PART + 1;
   uint32_t *room = malloc(4 * count * sizeof *room);
@@ -132,7 +132,7 @@ KERNEL median_of(const float *image, ptrdiff_t rows, ptrdiff_t columns, ptrdiff_
       .counts = calloc(parts, sizeof(int32_t)),
       .groups = calloc(parts / GROUP + 1, sizeof(int32_t)),
   };
-  int failed = count > UINT32_MAX || !room || !window.bits || !window.counts || !window.groups;
+  int failed = !room || !window.bits || !window.counts || !window.groups;
   if (!failed) {
     uint32_t *keys[2] = {room, room + count}, *origins[2] = {room + 2 * count, room + 3 * count}, *ranks = room;
     for (ptrdiff_t y = 0; y < rows + size - 1; y++)
