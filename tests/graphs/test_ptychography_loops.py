@@ -140,14 +140,6 @@ def test_a_worker_that_fails_after_a_loop_was_left_is_told_of(
         scan.object = scan.object
 
 
-def test_what_is_read_of_a_scan_is_a_copy(folder: Path) -> None:
-    scan = halotile.ptychography.open(folder / "scan.zarr")
-    scan.object[...] = 7
-    scan.probe[...] = 7
-    assert not (scan.object == 7).any()
-    assert not (scan.probe == 7).any()
-
-
 def test_the_first_guess_of_a_probe_is_as_far_out_of_focus_as_the_sample(tmp_path: Path) -> None:
     path = str(tmp_path / "scan.zarr")
     truth = SimulatedScan(raster=(8, 8), pattern=64, step=5.0, defocus=2.0)

@@ -11,6 +11,7 @@ import pytest
 
 from halotile.storage import cache
 from halotile.storage.cache import read_cached, write_cached
+from halotile.storage.run_directory.checksummed_lines import with_checksum
 
 KEY, OTHER = "a" * 64, "b" * 64
 
@@ -48,7 +49,7 @@ def test_a_damaged_entry_counts_as_absent_and_is_replaced(folder: Path, damage: 
 
 
 def test_an_entry_that_is_too_long_to_be_read_is_not_written(folder: Path) -> None:
-    longest = "0" * (cache.MOST_BYTES - len(cache.with_checksum(b'""')))
+    longest = "0" * (cache.MOST_BYTES - len(with_checksum(b'""')))
     write_cached(KEY, longest)
     assert read_cached(KEY) == longest
     write_cached(OTHER, longest + "0")

@@ -16,9 +16,9 @@ from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.ptychography.losses import LOSSES
 from halotile.tasks.ptychography.order import PatternNumbers
 from halotile.tasks.ptychography.patterns import turned
-from halotile.tasks.ptychography.program import Refinement, SlotGradients
+from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.recipe import ScanRecipe
-from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, as_real
+from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, SlotGradients, as_real
 from halotile.tasks.ptychography.user_module import built_module, load
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -36,17 +36,19 @@ from halotile.tasks.ptychography.results.drawing import illumination
 from halotile.tasks.ptychography.results.record import Record
 from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, add_smoothness, begin_stage, rate_of
 from halotile.tasks.ptychography.state import (
+    LOSS_NUMBERS,
     PartTensors,
     ReconstructionState,
+    SlotGradients,
     as_real,
+    by_name,
     first_state,
     keep_between,
+    same_bits,
     support_of,
+    unpacked,
 )
 
-SlotGradients = dict[str, torch.Tensor]
-"""The loss of the patterns of a slot, and its gradients by part in real numbers, in the order of PARTS."""
-LOSS_NUMBERS = 2
 SHOWN = 500
 """Positions, at most, whose light decides what is drawn."""
 
@@ -200,7 +202,7 @@ class Refinement:
         found: list[SlotGradients] = []
         for slots, vector in zip(ranks, vectors, strict=True):
             some = slice(slots.start, slots.stop)
-            sent = map(_unpacked, vector.split(lengths[some]), shapes[some])
+            sent = map(unpacked, vector.split(lengths[some]), shapes[some])
             found += mine if slots == self.slots else sent
         return found
 
@@ -229,7 +231,7 @@ class Refinement:
         drawn = state.at_random(self.refined, self.recipe.seed)
         places = self.positions(drawn, parts)
         apart = [self._found_alone(drawn, *slot) for slot in zip(parts, places, strict=True)]
-        return all(map(_same_bits, self._found_together(drawn, parts, places), apart))
+        return all(map(same_bits, self._found_together(drawn, parts, places), apart))
 
     def _found_together(
         self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Positions]
@@ -249,7 +251,7 @@ class Refinement:
             )
         )
         return [
-            _by_name(next(found)) if len(part) else self._found_alone(state, part, where)
+            by_name(next(found)) if len(part) else self._found_alone(state, part, where)
             for part, where in zip(parts, places, strict=True)
         ]
 
@@ -258,7 +260,7 @@ class Refinement:
     ) -> SlotGradients:
         """The loss and the gradients of a slot."""
         if len(numbers):
-            return _by_name(self._gradients(state, numbers, positions))
+            return by_name(self._gradients(state, numbers, positions))
         shapes, zeros = self._shapes(state, positions), partial(torch.zeros, device=self.group.device)
         return {"loss": zeros(1, dtype=torch.float64)} | {name: zeros(each) for name, each in shapes.items()}
 
@@ -396,18 +398,3 @@ class Refinement:
         return image, illumination(
             state.probe.cpu().numpy(), places[:: 1 + len(places) // SHOWN], image.shape
         )
-
-
-def _by_name(found: PatternGradients) -> SlotGradients:
-    return {"loss": found.loss.reshape(1)} | {name: as_real(part) for name, part in found.parts.items()}
-
-
-def _unpacked(vector: torch.Tensor, shapes: Mapping[str, tuple[int, ...]]) -> SlotGradients:
-    """The loss and the gradients of a slot that another rank sent."""
-    loss, *pieces = vector.split([LOSS_NUMBERS, *map(math.prod, shapes.values())])
-    found = {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
-    return {"loss": loss.clone().view(torch.float64)} | found
-
-
-def _same_bits(a: SlotGradients, b: SlotGradients) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

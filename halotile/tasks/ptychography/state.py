@@ -13,7 +13,7 @@ import torch
 
 from halotile.errors import Diverged, InputError
 from halotile.storage.scans.start import StartValues
-from halotile.tasks.ptychography.model import Positions
+from halotile.tasks.ptychography.model import PatternGradients, Positions
 from halotile.tasks.ptychography.patterns import Patterns, turned
 from halotile.tasks.ptychography.propagators import NearField, propagator_of
 from halotile.tasks.ptychography.recipe import Optics, ScanRecipe
@@ -28,6 +28,10 @@ MOST_RISE = 1e3
 """Most of the loss relative to that before the first step, or to the mean count: with more, a reconstruction has diverged."""
 
 PartTensors = dict[str, torch.Tensor]
+SlotGradients = dict[str, torch.Tensor]
+"""The loss of the patterns of a slot, and its gradients by part in real numbers, in the order of PARTS."""
+LOSS_NUMBERS = 2
+"""Numbers of single precision as which a loss is sent, so that no digit of it is lost."""
 
 
 @dataclass
@@ -224,6 +228,23 @@ def support_of(recipe: ScanRecipe) -> torch.Tensor | None:
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
     """A view with real and imaginary parts, of a complex tensor."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def by_name(found: PatternGradients) -> SlotGradients:
+    """The loss and the gradients of a slot, as they are sent."""
+    return {"loss": found.loss.reshape(1)} | {name: as_real(part) for name, part in found.parts.items()}
+
+
+def unpacked(vector: torch.Tensor, shapes: Mapping[str, tuple[int, ...]]) -> SlotGradients:
+    """Those of a slot that another rank sent."""
+    loss, *pieces = vector.split([LOSS_NUMBERS, *map(math.prod, shapes.values())])
+    found = {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+    return {"loss": loss.clone().view(torch.float64)} | found
+
+
+def same_bits(a: SlotGradients, b: SlotGradients) -> bool:
+    """True where two are equal."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def keep_between(values: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> None:

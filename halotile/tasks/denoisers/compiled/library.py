@@ -19,6 +19,7 @@ FLAGS = (
     "-O2",  # -O3 takes twice as long for the networks, and they are no faster
     "-ftree-vectorize",
     "-fvect-cost-model=dynamic",
+    "-fno-fast-math",  # whatever CC says
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
