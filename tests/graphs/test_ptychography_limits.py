@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import halotile
 from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.rank_programs import Curve
+from halotile.graphs.jobs.ptychography.passes import SentRecipe
 from halotile.graphs.jobs.ptychography.photon_loss import photon_loss
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.training.curve import read_curve, write_curve
@@ -173,3 +175,25 @@ def test_noise_of_photons_has_the_loss_that_draws_have() -> None:
     for mean in (0.01, 0.3, 1.0, 4.0, 50.0):
         drawn = (np.sqrt(rng.poisson(mean, 400_000)) - np.sqrt(mean)) ** 2
         assert photon_loss(np.array([mean])) == pytest.approx(drawn.mean(), rel=0.02)
+
+
+def test_messages_to_workers_have_no_arrays(folder: Path) -> None:
+    """They read the values to begin with themselves, and see where these have changed."""
+    recipe = halotile.ptychography.open(folder / "scan.zarr").recipe
+    content = {"object": np.ones(recipe.shape, np.complex64), "probe": np.ones((1, 32, 32), np.complex64)}
+    with h5py.File(folder / "start.h5", "w") as file:
+        for name, values in content.items():
+            file[name] = values
+    start = str(folder / "start.h5")
+    begun = halotile.ptychography.open(folder / "scan.zarr", start=start).recipe
+    sent = SentRecipe.of(begun, start)
+    assert len(pickle.dumps(sent)) < 10_000
+    opened = sent.opened()
+    assert opened.start is not None
+    assert opened.start.object is not None
+    assert np.array_equal(opened.start.object, content["object"])
+    assert np.array_equal(opened.scan.positions, begun.scan.positions)
+    with h5py.File(start, "r+") as file:
+        file["object"][3, 3] = 2
+    with pytest.raises(InputError, match="has changed since it was opened"):
+        sent.opened()

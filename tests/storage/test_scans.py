@@ -225,6 +225,19 @@ def test_dark_frames_count_where_the_mask_says(tmp_path: Path, flag: float) -> N
     assert np.delete(background.reshape(-1), 5).tolist() == [2.0] * (EDGE**2 - 1)
 
 
+def test_a_detector_of_one_module_may_have_an_axis_for_it(tmp_path: Path) -> None:
+    def with_axis(file: Any) -> None:
+        place = f"{DETECTOR}/data"
+        pixels = file[place][()]
+        del file[place]
+        file[place] = pixels[:, None]
+
+    plain, other = tmp_path / "plain.zarr", tmp_path / "other.zarr"
+    convert_scan(write_cxi(tmp_path / "plain.cxi"), str(plain))
+    convert_scan(write_cxi(tmp_path / "other.cxi", with_axis), str(other))
+    assert np.array_equal(open_scan(str(plain))[1][:], open_scan(str(other))[1][:])
+
+
 def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
     source, path = write_cxi(tmp_path / "scan.cxi"), tmp_path / "scan.zarr"
     convert_scan(source, str(path))

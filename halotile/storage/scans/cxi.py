@@ -68,6 +68,25 @@ def holds_scan(file: Any) -> bool:
     return has_patterns and _shot(file, "translation") is not None
 
 
+class FirstModule:
+    """The patterns of a detector of one module, (positions, 1, rows, columns), without its axis.
+
+    Parameters
+    ----------
+    array : array
+        The recorded one.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.dtype = array, array.dtype
+        self.shape = (array.shape[0], *array.shape[2:])
+
+    def __getitem__(self, index: tuple[Any, slice, slice]) -> Any:
+        """Parts of some patterns."""
+        chosen, rows, columns = index
+        return self.array[chosen, 0, rows, columns]
+
+
 def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
     """Read a scan and find its patterns in an open file; what is known replaces what the file says.
 
@@ -80,7 +99,9 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
         When something is missing, with its name.
     """
     patterns = _first(file, f"{ENTRY}/data_1/data", f"{DETECTOR}/data")
-    if patterns.ndim != 3:
+    if patterns.ndim == 4 and patterns.shape[1] == 1:  # one module of a detector
+        patterns = FirstModule(patterns)
+    if len(patterns.shape) != 3:
         raise InputError(
             f"{file.filename}: the patterns have shape {list(patterns.shape)}, and a scan has (positions, rows, columns)."
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from halotile.graphs.jobs.ptychography.photon_loss import photon_loss_of
 from halotile.graphs.jobs.ptychography.words import result_rows
 from halotile.graphs.kinds.base import Inspection
 from halotile.storage.scans.scan import open_scan
+from halotile.storage.scans.start import StartValues
 from halotile.tasks.ptychography.recipe import ScanRecipe
 
 
@@ -24,13 +25,13 @@ class PtychographyWork(ProgramWork):
     Parameters
     ----------
     recipe : ScanRecipe
-        Without the arrays of the scan: the driver does not need them any more.
-    digest : str
-        Digest of the scan.
+        Without the arrays of the scan and of the start: the driver does not need them any more.
+    digests : mapping of str to str
+        Those of the arrays, by their files.
     """
 
     recipe: ScanRecipe
-    digest: str
+    digests: Mapping[str, str]
     phase = "reconstruct"
     word = "epoch"
     titles = (" while the object was reconstructed", " while the result was written")
@@ -46,11 +47,11 @@ class PtychographyWork(ProgramWork):
 
     def program(self, recipe: ScanRecipe) -> Callable[[Any], None]:
         """Return the program of a rank."""
-        return SentRecipe(recipe, self.digest).program
+        return SentRecipe(recipe, self.digests).program
 
     def encode(self, recipe: ScanRecipe) -> Callable[[], bytes]:
         """Return a function that encodes the result."""
-        return partial(_encode, SentRecipe(recipe, self.digest))
+        return partial(_encode, SentRecipe(recipe, self.digests))
 
     def inspect(self) -> Inspection:
         """Return the last figures of the curve."""
@@ -67,24 +68,27 @@ class PtychographyWork(ProgramWork):
 
 @dataclass(frozen=True)
 class SentRecipe:
-    """A recipe on its way to a worker, which reads positions, mask and the like where the patterns are: of a long scan they are more than a message should be.
+    """A recipe on its way to a worker, which reads positions, mask, a start and the like from their files: they may be more than a message should be.
 
     Parameters
     ----------
     recipe : ScanRecipe
         With a scan that has nothing but its geometry.
-    digest : str
-        Digest of the whole scan.
+    digests : mapping of str to str
+        Digest of the whole scan, and that of the values to begin with, by their paths.
     """
 
     recipe: ScanRecipe
-    digest: str
+    digests: Mapping[str, str]
 
     @classmethod
-    def of(cls, recipe: ScanRecipe) -> SentRecipe:
-        """Leave out what is read again."""
+    def of(cls, recipe: ScanRecipe, start: str | None = None) -> SentRecipe:
+        """Leave out what is read again; ``start`` is the file of the values to begin with."""
         scan = recipe.scan
-        return cls(replace(recipe, scan=scan.without_arrays()), scan.digest())
+        digests = {str(Path(recipe.patterns.path).parent): scan.digest()}
+        if start is not None and recipe.start is not None:
+            digests[start] = recipe.start.digest()
+        return cls(replace(recipe, scan=scan.without_arrays(), start=None), digests)
 
     def opened(self) -> ScanRecipe:
         """Return the whole recipe.
@@ -94,11 +98,13 @@ class SentRecipe:
         InputError
             When the scan is another one by now.
         """
-        path = str(Path(self.recipe.patterns.path).parent)
-        scan, _ = open_scan(path)
-        if scan.digest() != self.digest:
-            raise InputError(f"{path} has changed since it was opened. Run the job again.")
-        return replace(self.recipe, scan=scan)
+        (scan_path, *start_paths) = self.digests
+        scan, _ = open_scan(scan_path)
+        start = StartValues.read(start_paths[0]) if start_paths else None
+        for path, values in zip(self.digests, (scan, start), strict=False):
+            if values is not None and values.digest() != self.digests[path]:
+                raise InputError(f"{path} has changed since it was opened. Run the job again.")
+        return replace(self.recipe, scan=scan, start=start)
 
     @property
     def program(self) -> Callable[[Any], None]:
@@ -107,7 +113,7 @@ class SentRecipe:
 
 
 def program_of(recipe: ScanRecipe) -> Callable[[Any], None]:
-    """Return the program of a rank."""
+    """Return the program of a rank that begins with a checkpoint."""
     return SentRecipe.of(recipe).program
 
 

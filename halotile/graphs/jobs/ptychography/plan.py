@@ -87,11 +87,11 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
     output = OutputFile(
         Path(str(begun.output)), FileLayout(object_bytes + small + MIB), ONE_BLOCK, job.output.overwrite
     )
-    sent = SentRecipe.of(recipe)
-    identity, earlier = relate(job, _identity(job, recipe, sent.digest, computing.device), begun, request)
+    sent = SentRecipe.of(recipe, job.input.start)
+    identity, earlier = relate(job, _identity(job, recipe, sent, computing.device), begun, request)
     return Plan(
         job=job,
-        work=PtychographyWork(sent.recipe, output, computing.device, sent.digest),
+        work=PtychographyWork(sent.recipe, output, computing.device, sent.digests),
         cluster=computing.cluster,
         requested=computing.requested,
         sources=(patterns,),
@@ -360,12 +360,13 @@ def _stage_text(stage: SolverStage) -> str:
     return f"{text}, positions held for {stage.hold_positions}" if stage.hold_positions else text
 
 
-def _identity(job: Ptychography, recipe: ScanRecipe, digest: str, device: str) -> dict[str, Any]:
+def _identity(job: Ptychography, recipe: ScanRecipe, sent: SentRecipe, device: str) -> dict[str, Any]:
     """Return everything that can change a bit of the result."""
+    scan, start = (*sent.digests.values(), None)[:2]
     return {
         "patterns": recipe.patterns.fingerprint(),
-        "scan": digest,
-        "start": recipe.start and recipe.start.digest(),
+        "scan": scan,
+        "start": start,
         "model": asdict(job.model),
         "module": recipe.module and imported_digest(recipe.module, None),
         "margin": recipe.margin,
