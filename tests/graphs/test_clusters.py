@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import re
 import signal
@@ -329,6 +330,36 @@ for name in names("clusters"):
     traits_of(name)
 print({"dask", "distributed", "torch"} & set(sys.modules))
 """
+
+
+RUN = """
+import atexit, sys
+from halotile.cli.main import main
+
+if __name__ == "__main__":
+    atexit.register(lambda: print("torch" in sys.modules))
+    main()
+"""
+
+
+def test_the_driver_of_a_run_loads_no_torch(tmp_path: Path) -> None:
+    """It takes two seconds and 500 MB, which the workers need."""
+    (tmp_path / "run.py").write_text(RUN)
+    source = write_zarr(tmp_path / "in.zarr", noisy_image((64, 64)))
+    job = {
+        "version": 1,
+        "job": "denoise",
+        "input": {"path": str(source)},
+        "output": {"path": str(tmp_path / "o.zarr")},
+    }
+    job |= {
+        "denoiser": {"name": "gaussian", "sigma": 1.0},
+        "run": {"workers": 1},
+        "cluster": {"dashboard": False},
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    command = [sys.executable, str(tmp_path / "run.py"), "run", str(tmp_path / "job.yaml"), "--quiet"]
+    assert subprocess.check_output(command, text=True, timeout=120).endswith("False\n")
 
 
 def test_kinds_are_declared_without_dask() -> None:

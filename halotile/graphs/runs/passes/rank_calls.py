@@ -11,7 +11,6 @@ from typing import Any
 from halotile.errors import HalotileError, PeerLost, RankFailed
 from halotile.tasks.devices.memory_limits import release_memory
 from halotile.tasks.groups.opening import Rendezvous, opened, wait_at_end
-from halotile.tasks.groups.script import print_place, runs_script
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,8 @@ def _is_by_others(error: BaseException | None) -> bool:
 
 def stack_of_rank() -> str:
     """The traceback of a rank in this process that is about to be ended; empty if there is none. A script prints it itself."""
+    from halotile.tasks.groups.script import print_place
+
     return print_place() or place_of_rank()
 
 
@@ -75,6 +76,8 @@ def place_of_rank() -> str:
 
     Empty for a script too: it prints its place at a signal, which would end a script that is just about to end by itself.
     """
+    from halotile.tasks.groups.script import runs_script
+
     if runs_script():
         return ""
     for top in sys._current_frames().values():
