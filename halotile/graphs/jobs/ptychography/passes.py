@@ -10,7 +10,7 @@ from typing import Any
 
 from halotile.errors import InputError
 from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
-from halotile.graphs.jobs.ptychography.photon_loss import photon_loss_of
+from halotile.graphs.jobs.ptychography.photon_loss import most_photon_loss
 from halotile.graphs.jobs.ptychography.words import result_rows
 from halotile.graphs.kinds.base import Inspection
 from halotile.storage.scans.scan import open_scan
@@ -62,7 +62,7 @@ class PtychographyWork(ProgramWork):
             if name in ("loss", "resolution", "resolution_bound", "loss_of_halves")
         }
         path = Path(self.recipe.patterns.path).parent
-        noise = photon_loss_of(path) if self.recipe.loss == "amplitude_mse" else None
+        noise = most_photon_loss(path) if self.recipe.loss == "amplitude_mse" else None
         return Inspection(figures, result_rows(last, drawing, self.recipe.loss, noise))
 
 
