@@ -23,9 +23,9 @@ def opened_files() -> Iterator[set[str]]:
 
     Examples
     --------
-    >>> import os, tempfile
+    >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file, opened_files() as seen:
-    ...     _ = open(file.name).read()
+    ...     _ = Path(file.name).read_text()
     >>> len(seen)
     1
     """
