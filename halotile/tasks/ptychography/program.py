@@ -88,8 +88,7 @@ class Refinement:
                 raise Diverged(
                     f"the loss is {diverged[0].losses[-1]:.4g} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller lr, or look at the patterns."
                 )
-            is_last = epoch + 1 == recipe.epochs
-            if is_last:
+            if is_last := epoch + 1 == recipe.epochs:
                 self.check_end(state, epoch)
             if group.rank == 0:
                 record.epoch_ended(time.monotonic() - began, is_last=is_last)
@@ -126,15 +125,10 @@ class Refinement:
         """
         for half, one in zip(self.recipe.halves, (state, *state.halves), strict=True):
             parts = next(parts for parts in steps_of(self.recipe, epoch, half) if sum(map(len, parts)))
-            places = self.positions(one, parts)
-            mine = self._found(
-                one, parts[self.slots.start : self.slots.stop], places[self.slots.start : self.slots.stop]
-            )
-            total, _ = self._added(one, self._of_all_ranks(one, mine, places), parts, places)
+            total, _ = self._sums(one, parts, self.positions(one, parts))
             loss = total / (sum(map(len, parts)) * self.counted_pixels)
-            if one.is_diverged(loss) or not all(
-                bool(part.isfinite().all()) for part in one.parameters.values()
-            ):
+            is_finite = all(bool(part.isfinite().all()) for part in one.parameters.values())
+            if one.is_diverged(loss) or not is_finite:
                 raise Diverged(
                     f"the loss is {loss:.4g} after the last step. Write a smaller lr, or smaller lr_factors."
                 )
@@ -155,9 +149,7 @@ class Refinement:
     ) -> float:
         """Do one step; return the loss of its patterns."""
         places = self.positions(state, parts)
-        own = slice(self.slots.start, self.slots.stop)
-        mine = self._found(state, parts[own], places[own])
-        loss, gradients = self._added(state, self._of_all_ranks(state, mine, places), parts, places)
+        loss, gradients = self._sums(state, parts, places)
         self._scale(state, gradients)
         scale = 1 / (sum(map(len, parts)) * self.counted_pixels)
         if smoothness := stage.smoothness / scale:
@@ -184,6 +176,14 @@ class Refinement:
         together = state.positions(self.recipe, np.concatenate(parts))
         ends = list(itertools.accumulate(map(len, parts)))
         return [together.some(slice(end - len(part), end)) for end, part in zip(ends, parts, strict=True)]
+
+    def _sums(
+        self, state: ReconstructionState, parts: Sequence[PatternNumbers], places: Sequence[Any]
+    ) -> tuple[float, PartTensors]:
+        """The loss and the gradients of the patterns of a step, from all ranks."""
+        own = slice(self.slots.start, self.slots.stop)
+        mine = self._found(state, parts[own], places[own])
+        return self._added(state, self._of_all_ranks(state, mine, places), parts, places)
 
     def _of_all_ranks(
         self, state: ReconstructionState, mine: list[SlotGradients], places: Sequence[Positions]

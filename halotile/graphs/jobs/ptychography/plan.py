@@ -232,13 +232,13 @@ def check_used(recipe: ScanRecipe) -> None:
             )
     if recipe.resolution:
         covered(recipe)
-        if not all(recipe.used(epoch, half).any() for epoch in _first_epochs(recipe) for half in (0, 1)):
+        if not all(recipe.used(epoch, half).any() for epoch in _stage_begins(recipe) for half in (0, 1)):
             raise ConfigError(
                 "a resolution needs two halves, every second position each, and a stage uses no pattern of one. Write resolution: false, or a larger subset."
             )
     if recipe.window:
         least = min(
-            len(np.unique(np.flatnonzero(recipe.used(n)) // recipe.chunk)) for n in _first_epochs(recipe)
+            len(np.unique(np.flatnonzero(recipe.used(n)) // recipe.chunk)) for n in _stage_begins(recipe)
         )
         if least < recipe.slots:
             raise ConfigError(
@@ -246,7 +246,7 @@ def check_used(recipe: ScanRecipe) -> None:
             )
 
 
-def _first_epochs(recipe: ScanRecipe) -> list[int]:
+def _stage_begins(recipe: ScanRecipe) -> list[int]:
     """The first epoch of each stage."""
     return list(itertools.accumulate((stage.epochs for stage in recipe.stages[:-1]), initial=0))
 

@@ -66,7 +66,7 @@ def _is_by_others(error: BaseException | None) -> bool:
 
 def stack_of_rank() -> str:
     """The traceback of a rank in this process that is about to be ended; empty if there is none. A script prints it itself."""
-    from halotile.tasks.groups.script import print_place
+    from halotile.tasks.groups.script import print_place  # with torch, which a driver does without
 
     return print_place() or place_of_rank()
 
@@ -76,7 +76,7 @@ def place_of_rank() -> str:
 
     Empty for a script too: it prints its place at a signal, which would end a script that is just about to end by itself.
     """
-    from halotile.tasks.groups.script import runs_script
+    from halotile.tasks.groups.script import runs_script  # with torch
 
     if runs_script():
         return ""
