@@ -90,6 +90,43 @@ def test_a_probe_that_is_set_is_0_outside_of_its_support(folder: Path) -> None:
     assert scan.probe[0, 0, 0] == 0
 
 
+def test_positions_and_background_that_are_set_are_begun_with(folder: Path) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    moved = scan.positions + np.array([0.25, -0.5])
+    scan.positions = moved
+    counts = np.arange(32 * 32, dtype=float).reshape(32, 32)
+    scan.background = counts
+    assert np.abs(scan.positions - moved).max() < 1e-5
+    assert scan.background[0, 0] > 0  # at 0 there is no slope
+    assert np.allclose(scan.background, counts, rtol=1e-5, atol=1e-5)
+    with halotile.ptychography.Adam(scan) as adam:
+        next(adam.optimize(1, lr_factors={"positions": 0.0, "background": 0.0}))
+        assert np.abs(scan.positions - moved).max() < 1e-5
+    with pytest.raises(ConfigError, match="64 of 64 positions would be beyond the object"):
+        scan.positions = moved + 100
+    with pytest.raises(ConfigError, match="needs \\[64, 2\\]"):
+        scan.positions = moved[:3]
+    with pytest.raises(ConfigError, match="Write 0 or more"):
+        scan.background = -counts
+
+
+@pytest.mark.parametrize(
+    ("stage", "words_of_it"),
+    [
+        ({"momentum": 0.9}, "stages[0].momentum: is for solver: sgd, and the solver is adam; leave it out"),
+        ({"solver": "sgd", "lr": 0.1, "betas": [0.5, 0.9]}, "is for solver: adam or rpie"),
+        ({"alpha": 0.5}, "is for solver: rpie"),
+        ({"betas": [0.9, 1.0]}, "write 0 or more and less than 1"),
+    ],
+)
+def test_options_are_for_solvers_that_have_them(
+    folder: Path, stage: dict[str, Any], words_of_it: str
+) -> None:
+    done = run(job(folder, stages=[{"epochs": 1, **stage}]))
+    assert done.exit_code == 2
+    assert words_of_it in words(done)
+
+
 def test_arrays_of_a_scan_cannot_be_written_into(folder: Path) -> None:
     scan = halotile.ptychography.open(folder / "scan.zarr")
     for array in (scan.object, scan.probe, scan.positions, scan.background):

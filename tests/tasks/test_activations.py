@@ -106,6 +106,8 @@ OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
     "power of the other": lambda x, y: torch.pow(y, x),
     "power in place": lambda x, y: x.clone().pow_(y),
     "sum": torch.add,
+    "weighted sum": lambda x, y: torch.add(x, y, alpha=0.3),
+    "weighted difference": lambda x, y: torch.sub(x, y, alpha=0.3),
 }
 
 

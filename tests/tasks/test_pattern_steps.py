@@ -22,8 +22,18 @@ from halotile.tasks.ptychography.propagators import FarField
 from halotile.tasks.ptychography.recipe import PARTS, VARYING, Optics, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.result import contents
 from halotile.tasks.ptychography.simulated import SimulatedScan
-from halotile.tasks.ptychography.solvers import PatternBatch, adam, add_smoothness, begin_stage, lbfgs, sgd
+from halotile.tasks.ptychography.solvers import (
+    SOLVERS,
+    PatternBatch,
+    adam,
+    add_smoothness,
+    begin_stage,
+    lbfgs,
+    sgd,
+)
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
+
+STAGE = SolverStage(epochs=1, lr=1.0, batch=1)
 
 
 @pytest.fixture
@@ -90,12 +100,32 @@ def test_slots_that_are_computed_together_have_the_bits_of_each_by_itself(
 
 def test_adam_counts_the_steps_that_were_its_own() -> None:
     state = ReconstructionState({"object": torch.ones(2)}, 1.0)
-    gradients, batch = {"object": torch.ones(2)}, PatternBatch([], 1.0, 0.0, 0.1)
+    gradients, batch = {"object": torch.ones(2)}, PatternBatch([], 1.0, 0.1, STAGE)
     for _ in range(1000):
         sgd(state, gradients, {"object": 1e-4}, batch)
     before = state.parameters["object"].clone()
     adam(state, gradients, {"object": 0.1}, batch)
     assert (before - state.parameters["object"]).tolist() == pytest.approx([0.1, 0.1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("solver", "options"),
+    [("adam", {"betas": (0.5, 0.9)}), ("sgd", {"momentum": 0.9}), ("sgd", {"momentum": 0.0})],
+)
+def test_options_of_solvers_are_those_of_torch(solver: str, options: dict[str, Any]) -> None:
+    theirs = torch.tensor([1.0, -2.0, 0.5], requires_grad=True)
+    optimizer = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[solver]([theirs], lr=0.1, **options)
+    state = ReconstructionState({"background": theirs.detach().clone()}, 1.0)
+    batch = PatternBatch([], 0.5, 0.1, replace(STAGE, **options))
+    for _ in range(8):
+        optimizer.zero_grad()
+        (0.5 * theirs.square().sum()).backward()
+        optimizer.step()
+        gradients = {"background": 2 * state.parameters["background"]}  # of the sum
+        SOLVERS[solver](state, gradients, {"background": 0.1}, batch)
+        torch.testing.assert_close(state.parameters["background"], theirs.detach())
+    begin_stage(state)
+    assert "directions" not in state.moments
 
 
 def test_patterns_may_have_any_unit(recipe: ScanRecipe, tmp_path: Path) -> None:
@@ -164,7 +194,7 @@ def test_steps_of_lbfgs_are_those_of_torch_until_its_stage_ends(rate: float) -> 
     for _ in range(9):
         optimizer.step(loss)
         gradient = curvature * state.parameters["background"]
-        lbfgs(state, {"background": gradient}, {"background": rate}, PatternBatch([], 1.0, 0.0, rate))
+        lbfgs(state, {"background": gradient}, {"background": rate}, PatternBatch([], 1.0, rate, STAGE))
         torch.testing.assert_close(state.parameters["background"], theirs.detach(), rtol=1e-3, atol=1e-5)
     begin_stage(state)
     assert not state.moments
@@ -180,7 +210,7 @@ def test_a_factor_changes_the_units_of_a_part() -> None:
             x, y = state.parameters["object"], state.parameters["background"] / unit
             gradients = {"object": x + y, "background": (3 * y + x) / unit}
             lbfgs(
-                state, gradients, {"object": 0.3, "background": 0.3 * unit}, PatternBatch([], 1.0, 0.0, 0.3)
+                state, gradients, {"object": 0.3, "background": 0.3 * unit}, PatternBatch([], 1.0, 0.3, STAGE)
             )
             path.append(
                 [*state.parameters["object"].tolist(), *(state.parameters["background"] / unit).tolist()]

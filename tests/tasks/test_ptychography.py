@@ -10,6 +10,7 @@ import torch
 from halotile.tasks.ptychography.losses import LOSSES
 from halotile.tasks.ptychography.model import PatternGradients, PatternModel, Positions
 from halotile.tasks.ptychography.propagators import FarField, NearField, Propagator
+from halotile.tasks.ptychography.recipe import SolverStage
 from halotile.tasks.ptychography.solvers import PatternBatch, rpie
 from halotile.tasks.ptychography.state import ReconstructionState
 
@@ -163,6 +164,11 @@ def test_a_step_of_rpie_is_that_of_the_formula() -> None:
     (found,) = PatternModel(FarField()).gradients(image, probe, torch.zeros(SHAPE), positions, counted, one)
     state = ReconstructionState({"object": image.clone(), "probe": probe / norm}, norm)
     gradients = {"object": gradient_of(found, "object", image), "probe": found.parts["probe"] * norm}
-    rpie(state, gradients, {"object": 1.0, "probe": 1.0}, PatternBatch([positions], 1.0, alpha, 1.0))
+    rpie(
+        state,
+        gradients,
+        {"object": 1.0, "probe": 1.0},
+        PatternBatch([positions], 1.0, 1.0, SolverStage(epochs=1, lr=1.0, batch=1, alpha=alpha)),
+    )
     torch.testing.assert_close(state.parameters["object"], expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(state.probe[0], expected_probe, rtol=1e-6, atol=1e-6)

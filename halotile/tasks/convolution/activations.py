@@ -27,7 +27,7 @@ _EXACT = frozenset({
     "add", "sub", "rsub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "equal", "where", "masked_fill", "copy", "copysign",
     "max", "min", "maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max", "prelu_kernel",
 })  # fmt: skip
-"""Functions that any formula rounds alike, without the underscores around their names."""
+"""Functions that any formula rounds alike, without the underscores around their names, unless they get further arguments by name, such as alpha."""
 
 
 class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
@@ -55,7 +55,8 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
         if len(tensors) == 1 and _has_gaps(tensors[0]):
             return self._without_gaps(func, args, kwargs, tensors[0])
         layouts = {_layout(tensor) for tensor in tensors}
-        if _differ(tensors, layouts) and func.overloadpacket.__name__.strip("_") not in _EXACT:
+        is_exact = not kwargs and func.overloadpacket.__name__.strip("_") in _EXACT
+        if not is_exact and _differ(tensors, layouts):
             return self._laid_out_alike(func, args, kwargs, tensors)
         ends = [_end(tensor) for tensor in tensors]  # before one of them may be overwritten
         result = func(*args, **kwargs)

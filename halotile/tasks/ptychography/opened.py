@@ -18,11 +18,17 @@ from halotile.storage.disk.durable import DISK
 from halotile.storage.scans.lengths import shown_resolution
 from halotile.tasks.groups.training.requests import LOOK_SECONDS
 from halotile.tasks.groups.training.saved import read_content, state_in, write_state
-from halotile.tasks.ptychography.patterns import Patterns, on_detector
+from halotile.tasks.ptychography.patterns import Patterns, on_detector, turned
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, first_epochs
 from halotile.tasks.ptychography.results.resolution import RingCorrelation
 from halotile.tasks.ptychography.results.result import correlated_halves, encoded_state, shown_probe
-from halotile.tasks.ptychography.state import ReconstructionState, first_state, support_of
+from halotile.tasks.ptychography.state import (
+    DIM,
+    ReconstructionState,
+    first_state,
+    shift_limits,
+    support_of,
+)
 
 
 @dataclass
@@ -68,7 +74,7 @@ class OpenedScan:
 
     @object.setter  # noqa: A003 - its name in files
     def object(self, image: Any) -> None:
-        self._set("object", image)
+        self._own.parameters["object"] = self._given("object", image)
 
     @property
     def probe(self) -> NDArray[np.complex64]:
@@ -77,17 +83,36 @@ class OpenedScan:
 
     @probe.setter
     def probe(self, modes: Any) -> None:
-        self._set("probe", np.asarray(modes) / self.state.norm)
+        given, support = self._given("probe", np.divide(modes, self.state.norm)), support_of(self.recipe)
+        self._own.parameters["probe"] = given if support is None else given * support
 
     @property
     def positions(self) -> NDArray[np.float64]:
         """First pixel of the object that each pattern sees, (positions, 2), in the order of the Zarr."""
         return _read_only(self.recipe.places + self.state.parameters["positions"].numpy())
 
+    @positions.setter
+    def positions(self, places: Any) -> None:
+        given = self._given("positions", np.subtract(places, self.recipe.places))
+        least, most = shift_limits(self.recipe)
+        if outside := int(((given < least) | (given > most)).any(1).sum()):
+            raise ConfigError(
+                f"{outside} of {len(given)} positions would be beyond the object. Open the scan with a margin above {self.recipe.margin}."
+            )
+        self._own.parameters["positions"] = given
+
     @property
     def background(self) -> NDArray[np.float32]:
         """Counts that are there without a beam, (rows, columns)."""
         return _read_only(on_detector(self.state.background.square(), self.recipe))
+
+    @background.setter
+    def background(self, counts: Any) -> None:
+        if not (np.asarray(counts) >= 0).all():
+            raise ConfigError("background has values below 0 or NaN: they are counts. Write 0 or more.")
+        dim = DIM * self._own.root  # at 0 there is no slope
+        root = np.sqrt(np.maximum(counts, dim**2)) / self._own.root
+        self._own.parameters["background"] = turned(self._given("background", root), self.recipe)
 
     @property
     def losses(self) -> list[float]:
@@ -140,7 +165,8 @@ class OpenedScan:
         """The recipe of what was computed."""
         return replace(self.recipe, stages=self._stages or self.recipe.stages)
 
-    def _set(self, name: str, values: Any) -> None:
+    def _given(self, name: str, values: Any) -> torch.Tensor:
+        """Return values for a parameter, once they are known to fit."""
         self._check_free(f"{name} cannot be set")
         if self._own.halves:
             raise ConfigError(
@@ -152,10 +178,9 @@ class OpenedScan:
             raise ConfigError(
                 f"{name} has shape {list(given.shape)}, and the scan needs {list(there.shape)}."
             )
-        if not given.abs().isfinite().all() or not given.any():
+        if not given.abs().isfinite().all() or not (given.any() or name == "positions"):
             raise ConfigError(f"{name} is 0 everywhere, or has NaN or inf: no epoch would change that.")
-        support = support_of(self.recipe) if name == "probe" else None
-        self._own.parameters[name] = given if support is None else given * support
+        return given
 
     def _check_free(self, refusal: str) -> None:
         if self._checkpoint:

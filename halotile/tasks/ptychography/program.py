@@ -45,6 +45,7 @@ from halotile.tasks.ptychography.state import (
     first_state,
     keep_between,
     same_bits,
+    shift_limits,
     support_of,
     unpacked,
 )
@@ -152,12 +153,11 @@ class Refinement:
         loss, gradients = self._sums(state, parts, places)
         self._scale(state, gradients)
         scale = 1 / (sum(map(len, parts)) * self.counted_pixels)
-        if smoothness := stage.smoothness / scale:
-            add_smoothness(state, gradients, smoothness)
+        batch = PatternBatch(places, scale, rate, stage)
+        if batch.smoothness:
+            add_smoothness(state, gradients, batch.smoothness)
         rates = {name: rate * stage.lr_factors.get(name, 1.0) for name in self.refined}
-        SOLVERS[stage.solver](
-            state, gradients, rates, PatternBatch(places, scale, stage.alpha, rate, smoothness)
-        )
+        SOLVERS[stage.solver](state, gradients, rates, batch)
         if "positions" in rates:
             self._keep_inside(state)
         return loss
@@ -352,11 +352,9 @@ class Refinement:
 
     @cached_property
     def limits(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Least and greatest shift of each position, in pixels: as far as the object reaches."""
-        places = torch.from_numpy(self.recipe.places).float()
-        last = torch.tensor([n - edge for n, edge in zip(self.recipe.shape, self.recipe.frame, strict=True)])
-        room = torch.finfo(torch.float32).eps * last  # what rounding may add
-        return (room - places).to(self.group.device), (last - room - places).to(self.group.device)
+        """Least and greatest shift of each position, in pixels."""
+        least, most = shift_limits(self.recipe)
+        return least.to(self.group.device), most.to(self.group.device)
 
     @cached_property
     def patterns(self) -> Patterns:

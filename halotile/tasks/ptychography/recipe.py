@@ -47,6 +47,8 @@ class PatternSolverTraits:
         True: it needs gradients alone.
     losses : tuple of str, optional
         The only ones whose curvature it knows; None: it needs none.
+    options : tuple of str
+        Options of a stage that are for it and a few others alone.
     """
 
     rate: float = 0.02
@@ -54,12 +56,15 @@ class PatternSolverTraits:
     objects: int = 2
     any_model: bool = True
     losses: tuple[str, ...] | None = None
+    options: tuple[str, ...] = ()
 
 
 SOLVER_TRAITS: Mapping[str, PatternSolverTraits] = {
-    "adam": PatternSolverTraits(),
-    "sgd": PatternSolverTraits(rate=0.0, objects=0),
-    "rpie": PatternSolverTraits(rate=0.5, any_model=False, losses=("amplitude_mse",)),
+    "adam": PatternSolverTraits(options=("betas",)),
+    "sgd": PatternSolverTraits(rate=0.0, objects=1, options=("momentum",)),
+    "rpie": PatternSolverTraits(
+        rate=0.5, any_model=False, losses=("amplitude_mse",), options=("alpha", "betas")
+    ),
     "lbfgs": PatternSolverTraits(rate=0.1, batch=0, objects=14),
 }
 
@@ -84,6 +89,10 @@ class SolverStage:
         Epochs in which positions stay where they are.
     alpha : float
         rpie: near 0, each place by its own light; at 1, all by that of the brightest: ePIE.
+    betas : tuple of float
+        adam: shares of the earlier mean and mean square of the gradients that a step keeps.
+    momentum : float
+        sgd: share of the last step's direction that is added to the next one.
     smoothness : float
         Weight of the squared differences between neighbouring pixels of the object, by the light of the probe.
     plateau : bool
@@ -100,6 +109,8 @@ class SolverStage:
     plateau: bool = False
     hold_positions: int = 0
     alpha: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.0
     smoothness: float = 0.0
     subset: tuple[int, ...] | None = None
 

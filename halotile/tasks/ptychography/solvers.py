@@ -12,7 +12,7 @@ from halotile.tasks.ptychography.model import Positions
 from halotile.tasks.ptychography.recipe import SolverStage
 from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, as_real
 
-DECAYS, EPSILON = (0.9, 0.999), 1e-8
+EPSILON = 1e-8
 PATIENCE, FACTOR = 10, 0.2
 """Epochs without a lower loss after which a stage with ``plateau`` multiplies its learning rate."""
 EDGES = 8
@@ -33,19 +33,21 @@ class PatternBatch:
         Of each slot.
     scale : float
         Factor from sums to means of a pixel.
-    alpha : float
-        Share of the brightest place in the step of a PIE.
     rate : float
         Learning rate without the factors of the parts.
-    smoothness : float
-        Weight of squared differences between neighbouring pixels of the object, whose gradient is in that of the object.
+    stage : SolverStage
+        The options of the solver.
     """
 
     positions: Sequence[Positions]
     scale: float
-    alpha: float
     rate: float
-    smoothness: float = 0.0
+    stage: SolverStage
+
+    @property
+    def smoothness(self) -> float:
+        """Weight of squared differences between neighbouring pixels of the object, whose gradient is in that of the object."""
+        return self.stage.smoothness / self.scale
 
 
 PatternSolver = Callable[[ReconstructionState, PartTensors, Mapping[str, float], PatternBatch], None]
@@ -60,6 +62,7 @@ def adam(
     ----------
     D. P. Kingma, J. Ba, Adam: a method for stochastic optimization, ICLR (2015).
     """
+    first, second = batch.stage.betas
     means, squares, counts = (state.moments.setdefault(name, {}) for name in ("means", "squares", "counts"))
     for name, rate in rates.items():
         # Relative to the counts, beside which EPSILON is to be small.
@@ -70,7 +73,7 @@ def adam(
         count = counts.setdefault(name, torch.zeros((), device=parameter.device)).add_(1)
         # The kernel of torch.optim.Adam(fused=True): one pass over memory in place of ten.
         torch._fused_adam_(
-            [parameter], [gradient], [mean], [square], [], [count], lr=rate, beta1=DECAYS[0], beta2=DECAYS[1],
+            [parameter], [gradient], [mean], [square], [], [count], lr=rate, beta1=first, beta2=second,
             weight_decay=0.0, eps=EPSILON, amsgrad=False, maximize=False,
         )  # fmt: skip
 
@@ -78,9 +81,20 @@ def adam(
 def sgd(
     state: ReconstructionState, gradients: PartTensors, rates: Mapping[str, float], batch: PatternBatch
 ) -> None:
-    """Steepest descent."""
+    """Steepest descent, with ``momentum`` that of the heavy ball.
+
+    References
+    ----------
+    B. T. Polyak, Some methods of speeding up the convergence of iteration methods, USSR Comput. Math. Math. Phys. 4 (1964) 1.
+    """
+    momentum, directions = batch.stage.momentum, gradients
+    if momentum:
+        directions = state.moments.setdefault("directions", {})
+        for name in rates:
+            last = directions.setdefault(name, torch.zeros_like(gradients[name]))
+            last.mul_(momentum).add_(gradients[name], alpha=batch.scale)
     for name, rate in rates.items():
-        state.parameters[name].add_(gradients[name], alpha=-rate * batch.scale)
+        state.parameters[name].add_(directions[name], alpha=-rate if momentum else -rate * batch.scale)
 
 
 def rpie(
@@ -95,10 +109,11 @@ def rpie(
     ----------
     A. Maiden, D. Johnson, P. Li, Further improvements to the ptychographical iterative engine, Optica 4 (2017) 736.
     """
+    alpha = batch.stage.alpha
     weights = {"object": _light(state, batch), "probe": _passed(state, batch)}
     for name, weight in weights.items():
         if name in rates:
-            curvature = 2 * ((1 - batch.alpha) * weight + batch.alpha * weight.max())
+            curvature = 2 * ((1 - alpha) * weight + alpha * weight.max())
             if name == "object":
                 curvature += EDGES * smoothness_factor(state, batch.smoothness)
             step = gradients[name] / curvature
@@ -148,7 +163,8 @@ def lbfgs(
 
 def begin_stage(state: ReconstructionState) -> None:
     """Forget what is true only of the steps that follow one another with one solver."""
-    state.moments.pop("lbfgs", None)
+    for name in ("lbfgs", "directions"):
+        state.moments.pop(name, None)
 
 
 def _remember(kept: PartTensors, gradient: torch.Tensor) -> None:

@@ -247,6 +247,14 @@ def same_bits(a: SlotGradients, b: SlotGradients) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+def shift_limits(recipe: ScanRecipe) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the least and the greatest shift of each position, in pixels: as far as the object reaches."""
+    places = torch.from_numpy(recipe.places).float()
+    last = torch.tensor([n - edge for n, edge in zip(recipe.shape, recipe.frame, strict=True)])
+    room = torch.finfo(torch.float32).eps * last  # what rounding may add
+    return room - places, last - room - places
+
+
 def keep_between(values: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> None:
     """Limit values in place.
 

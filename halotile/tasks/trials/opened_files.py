@@ -38,7 +38,7 @@ def opened_files() -> Iterator[set[str]]:
     try:
         yield seen
     finally:
-        _watching.remove(seen)
+        _watching[:] = [each for each in _watching if each is not seen]  # another may be equal
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:

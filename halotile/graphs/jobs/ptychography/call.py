@@ -215,6 +215,8 @@ class _Solver:
         lr_factors: Mapping[str, float] | None = None,
         hold_positions: int | Auto = "auto",
         alpha: float = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        momentum: float = 0.0,
         smoothness: float = 0.0,
         subset: Sequence[int] | None = None,
     ) -> Generator[float, None, None]:
@@ -237,6 +239,10 @@ class _Solver:
             the scan was opened with ``start``; none of later ones.
         alpha : float
             RPIE: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE.
+        betas : tuple of float
+            Adam: shares of the earlier mean and mean square of the gradients that a step keeps.
+        momentum : float
+            SGD: share of the last step's direction that is added to the next one; each call begins without.
         smoothness : float
             Weight of the squared differences between neighbouring pixels of the object beside the loss.
         subset : sequence of int, optional
@@ -258,6 +264,8 @@ class _Solver:
             plateau=schedule,
             hold_positions=hold_positions,
             alpha=alpha,
+            betas=betas,
+            momentum=momentum,
             smoothness=smoothness,
             subset=None if subset is None else tuple(map(int, subset)),
         )

@@ -93,6 +93,10 @@ class StageOptions:
     """Epochs of the stage before positions that are refined begin to move: until object and probe are about right, they would follow their errors. auto: half of the first stage, at most 100, unless lr_factors names positions or a result is begun with; none of later ones."""
     alpha: float = 0.1
     """rpie: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """adam: shares of the earlier mean and of the earlier mean square of the gradients that a step keeps."""
+    momentum: float = 0.0
+    """sgd: share of the last step's direction that is added to the next one."""
     smoothness: float = 0.0
     """Weight of the squared differences between neighbouring pixels of the object, such as 1e-3: for few counts. The loss that is shown is without them. 0: none."""
     plateau: bool = False

@@ -36,6 +36,11 @@ def _share(alpha: float) -> str | None:
     return None if 0 < alpha <= 1 else f"is {alpha:g}; write more than 0, such as 0.1, and at most 1"
 
 
+def _kept_share(value: float | Sequence[float]) -> str | None:
+    shares = (value,) if isinstance(value, float) else value
+    return None if all(0 <= share < 1 for share in shares) else f"is {value}; write 0 or more and less than 1"
+
+
 def _factors(factors: Mapping[str, float]) -> str | None:
     wrong = next((name for name, factor in factors.items() if not 0 <= factor < math.inf), None)
     return None if wrong is None else f"gives {wrong} {factors[wrong]:g}; write 0 or more, such as 0.5"
@@ -55,6 +60,8 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("stages", "lr_factors"): _factors,
     ("stages", "hold_positions"): AtLeast(0),
     ("stages", "alpha"): _share,
+    ("stages", "betas"): _kept_share,
+    ("stages", "momentum"): _kept_share,
     ("stages", "smoothness"): AtLeast(0),
     ("", "slots"): AtLeast(1),
     ("", "window"): AtLeast(0),
@@ -139,6 +146,22 @@ def smooth_objects(model: ModelOptions, stages: Sequence[StageOptions]) -> Fault
             )
 
 
+def options_of_others(stages: Sequence[StageOptions]) -> Faults:
+    """Yield options that another solver has."""
+    users = {
+        option: [name for name, traits in SOLVER_TRAITS.items() if option in traits.options]
+        for option in ("alpha", "betas", "momentum")
+    }
+    for number, stage in enumerate(stages):
+        usual = StageOptions(epochs=stage.epochs)
+        for option, names in users.items():
+            if stage.solver not in names and getattr(stage, option) != getattr(usual, option):
+                yield (
+                    ("stages", number, option),
+                    f"is for solver: {' or '.join(names)}, and the solver is {stage.solver}; leave it out",
+                )
+
+
 def solvers(model: ModelOptions, stages: Sequence[StageOptions]) -> Faults:
     """Yield losses, rates and batches that a solver cannot do with."""
     if not stages:
@@ -162,4 +185,13 @@ def solvers(model: ModelOptions, stages: Sequence[StageOptions]) -> Faults:
             )
 
 
-RULES = (optics, starts, import_of_model, parts_of_factors, smooth_objects, solvers, workers_of_slots)
+RULES = (
+    optics,
+    starts,
+    import_of_model,
+    parts_of_factors,
+    smooth_objects,
+    solvers,
+    options_of_others,
+    workers_of_slots,
+)
