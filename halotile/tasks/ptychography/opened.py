@@ -93,7 +93,7 @@ class OpenedScan:
 
     @positions.setter
     def positions(self, places: Any) -> None:
-        given = self._given("positions", np.subtract(places, self.recipe.places))
+        given = self._given("positions", places, origin=self.recipe.places)
         least, most = shift_limits(self.recipe)
         if outside := int(((given < least) | (given > most)).any(1).sum()):
             raise ConfigError(
@@ -165,21 +165,23 @@ class OpenedScan:
         """The recipe of what was computed."""
         return replace(self.recipe, stages=self._stages or self.recipe.stages)
 
-    def _given(self, name: str, values: Any) -> torch.Tensor:
-        """Return values for a parameter, once they are known to fit."""
+    def _given(self, name: str, values: Any, origin: Any = 0) -> torch.Tensor:
+        """Return values for a parameter, relative to an origin, once they are known to fit."""
         self._check_free(f"{name} cannot be set")
         if self._own.halves:
             raise ConfigError(
                 f"{name} cannot be set where a resolution is measured: its halves would begin with the same. Open the scan without resolution."
             )
         there = self._own.parameters[name]
-        given = torch.from_numpy(np.array(values)).to(there.dtype)
-        if given.shape != there.shape:
+        if np.shape(values) != tuple(there.shape):
             raise ConfigError(
-                f"{name} has shape {list(given.shape)}, and the scan needs {list(there.shape)}."
+                f"{name} has shape {list(np.shape(values))}, and the scan needs {list(there.shape)}."
             )
-        if not given.abs().isfinite().all() or not (given.any() or name == "positions"):
-            raise ConfigError(f"{name} is 0 everywhere, or has NaN or inf: no epoch would change that.")
+        given = torch.from_numpy(np.array(np.subtract(values, origin))).to(there.dtype)
+        if not given.abs().isfinite().all():
+            raise ConfigError(f"{name} has NaN or inf. Write finite values.")
+        if name in ("object", "probe") and not given.any():
+            raise ConfigError(f"{name} is 0 everywhere: no epoch would change that.")
         return given
 
     def _check_free(self, refusal: str) -> None:

@@ -37,7 +37,7 @@ def _share(alpha: float) -> str | None:
 
 
 def _kept_share(value: float | Sequence[float]) -> str | None:
-    shares = (value,) if isinstance(value, float) else value
+    shares = value if isinstance(value, Sequence) else (value,)
     return None if all(0 <= share < 1 for share in shares) else f"is {value}; write 0 or more and less than 1"
 
 
