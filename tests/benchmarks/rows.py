@@ -13,7 +13,13 @@ from tests.benchmarks.bars import (
     program,
     streamed_growth,
 )
-from tests.benchmarks.commands import beyond_torch, gaussian_run, planned, start_up
+from tests.benchmarks.commands import (
+    beyond_torch,
+    gaussian_run,
+    planned,
+    start_up,
+    trained_network_planned_again,
+)
 from tests.benchmarks.filters import FILTER_ROWS
 from tests.benchmarks.known_scans import FEW_ROWS, KNOWN_ROWS
 from tests.benchmarks.photons import PHOTON_ROWS
@@ -264,6 +270,14 @@ FIGURES = [
         "start",
         "`recon-cli plan` of the same again",
         planned("tests.networks:convolutions", again=True, layers=5, width=8),
+        "s",
+        1,
+        7,
+    ),
+    Figure(
+        "start",
+        "`recon-cli plan` of `dncnn` with weights of that size again",
+        trained_network_planned_again,
         "s",
         1,
         7,

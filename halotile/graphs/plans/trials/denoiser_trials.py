@@ -36,7 +36,7 @@ from halotile.tasks.trials import functions
 from halotile.tasks.trials.bits import ReferenceFailed, tile_difference
 from halotile.tasks.trials.opened_files import opened_files
 from halotile.tasks.trials.probe import check_user_code
-from halotile.tasks.trials.provenance import build_digest
+from halotile.tasks.trials.provenance import build_digest, is_own
 from halotile.tasks.trials.rehearsal import Rehearsal, sample_difference, sample_error, tiling_error
 from halotile.tasks.trials.samples import Sample
 from halotile.tasks.trials.sides import sides_as_channels
@@ -143,9 +143,11 @@ def compared(
         task, denoiser=on_trial, source=RandomImage(task.grid.shape, np.dtype("float32"), 0), sides={}
     )
     with report_if_slow(report, f"comparing tiles of {title} with larger windows"):
+        known = _known(on_trial, _question_of_bits(sizes))
         for at_once in (True, False):
             try:
-                difference = bounded(partial(_measure_difference, sizes, at_once=at_once), title, run)
+                measure = partial(_measure_difference, sizes, at_once=at_once)
+                difference = bounded(measure, title, run) if known is None else known
             except (MemoryRefused, CodeEnded, ReferenceFailed) as error:
                 note = f"{UNCOMPARED}: {error}"
                 continue
@@ -224,10 +226,17 @@ def _measure_samples(denoiser: Denoiser, depth: Depth, samples: Sequence[Sample]
         raise _SampleFailed(str(error)) from None
 
 
+def _known(denoiser: Denoiser, question: Sequence[Any]) -> Any:
+    """Return a stored answer about a denoiser of halotile, which takes no process of its own nor torch; None if there is none."""
+    origin = build_digest(denoiser, *question) if is_own(denoiser) else None
+    return None if origin is None else read_cached(origin)
+
+
 def _kept(denoiser: Denoiser, question: Sequence[Any], measure: Callable[[], T]) -> T:
     """Return a stored answer, or measure it.
 
-    It is not stored where code is imported meanwhile, or a file is opened that the denoiser is not built from: neither is in the key.
+    That of foreign code is not stored where code is imported meanwhile, or a file is opened that the denoiser is not built from: neither
+    is in the key.
     """
     with opened_files() as built_from:
         origin = build_digest(denoiser, *question)
@@ -236,7 +245,8 @@ def _kept(denoiser: Denoiser, question: Sequence[Any], measure: Callable[[], T])
     loaded = loaded_code()
     with opened_files() as opened:
         answer = measure()
-    if origin is not None and loaded_code() == loaded and opened <= built_from:
+    all_in_key = is_own(denoiser) or (loaded_code() == loaded and opened <= built_from)
+    if origin is not None and all_in_key:
         write_cached(origin, answer)
     return answer
 
@@ -277,8 +287,11 @@ def _translate_memory_error(call: Callable[[], T]) -> T:
 
 
 def _measure_difference(task: DenoiseTask, *, at_once: bool) -> float:
-    question = (task.grid, task.rim, task.roles, task.tiling, task.channels_last)
-    return _kept(task.denoiser, ("bits", *question), lambda: tile_difference(task, at_once=at_once))
+    return _kept(task.denoiser, _question_of_bits(task), lambda: tile_difference(task, at_once=at_once))
+
+
+def _question_of_bits(task: DenoiseTask) -> tuple[Any, ...]:
+    return ("bits", task.grid, task.rim, task.roles, task.tiling, task.channels_last)
 
 
 def _try_code(
