@@ -17,7 +17,7 @@ from halotile.cli.main import app
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.rank_programs import Curve
 from halotile.graphs.jobs.ptychography.passes import SentRecipe
-from halotile.graphs.jobs.ptychography.photon_loss import photon_loss
+from halotile.graphs.jobs.ptychography.photon_loss import photon_loss, photon_loss_of
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.groups.training.curve import read_curve, write_curve
 from halotile.tasks.ptychography.recipe import SolverStage
@@ -61,8 +61,87 @@ def test_a_last_step_that_went_too_far_is_no_result(folder: Path) -> None:
         job(folder, stages=[{"solver": "sgd", "epochs": 1, "lr": 1000, "batch": 64}]), "--workers", "1"
     )
     assert done.exit_code != 0
-    assert "after the last step. Write a smaller lr" in words(done)
+    assert "Write a smaller lr in the last stage" in words(done)
     assert not (folder / "result.cxi").exists() or (folder / "result.cxi").stat().st_size == 0
+
+
+def test_a_last_stage_that_destroys_the_object_is_no_result(folder: Path) -> None:
+    """Though its loss is far below a thousand times that of the first guess."""
+    stages = [
+        {"epochs": 10, "lr": 0.05, "batch": 8},
+        {"solver": "sgd", "epochs": 1, "lr": 1, "batch": 64},
+    ]
+    done = run(job(folder, stages=stages), "--workers", "1")
+    assert done.exit_code != 0
+    assert "after the last step, and was" in words(done)
+
+
+def test_a_good_start_does_not_count_as_diverged(folder: Path) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    with halotile.ptychography.Adam(scan) as adam:
+        list(adam.optimize(30, lr=0.05, batch_size=8))
+        scan.save(folder / "good.cxi")
+        again = halotile.ptychography.open(
+            folder / "scan.zarr", start=folder / "good.cxi", loss="intensity_mse"
+        )
+        losses = list(halotile.ptychography.Adam(again, context=adam.context).optimize(2, lr=0.005))
+    assert losses[1] < losses[0]
+
+
+def test_what_a_run_began_with_may_go_once_it_has_begun(folder: Path) -> None:
+    start = folder / "start.h5"
+    with h5py.File(start, "w") as file:
+        file["probe"] = np.ones((32, 32))
+    recipe = halotile.ptychography.open(folder / "scan.zarr", start=start).recipe
+    sent = SentRecipe.of(replace(recipe, checkpoint=folder / "checkpoint"), str(start))
+    assert sent.opened().start is not None
+    start.unlink()
+    with pytest.raises(InputError):
+        sent.opened()
+    (folder / "checkpoint").touch()
+    assert sent.opened().start is None
+
+
+def test_a_loop_does_not_go_on_with_another_scan(folder: Path) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    _ = scan.object
+    other = SimulatedScan(raster=(8, 8), pattern=32, step=3.0, phase=2.0)
+    write_scan(str(folder / "scan.zarr"), other.scan, other, overwrite=True)
+    with pytest.raises(InputError, match="was written to since the scan was opened"):
+        next(halotile.ptychography.Adam(scan).optimize(1))
+
+
+def test_a_probe_that_is_0_within_its_support_is_refused(folder: Path) -> None:
+    corner = np.zeros((32, 32), complex)
+    corner[0, 0] = 1
+    scan = halotile.ptychography.open(folder / "scan.zarr", support=5.0)
+    with pytest.raises(ConfigError, match="probe is 0 everywhere"):
+        scan.probe = corner[None]
+    with h5py.File(folder / "start.h5", "w") as file:
+        file["probe"] = corner
+    with pytest.raises(InputError, match="0 everywhere within its support"):
+        _ = halotile.ptychography.open(folder / "scan.zarr", support=5.0, start=folder / "start.h5").probe
+
+
+@pytest.mark.parametrize("content", ["group", "text"])
+def test_a_start_that_is_no_array_is_refused(folder: Path, content: str) -> None:
+    with h5py.File(folder / "start.h5", "w") as file:
+        if content == "group":
+            file["probe/data"] = np.ones((32, 32))
+        else:
+            file["probe"] = "round"
+    with pytest.raises(InputError, match=r"neither an object nor a probe|no array of numbers"):
+        halotile.ptychography.open(folder / "scan.zarr", start=folder / "start.h5")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("probe", None), ("object", [[1], [1, 2]]), ("background", "dark"), ("positions", np.full((64, 2), 1j))],
+)
+def test_what_is_no_array_cannot_be_set(folder: Path, name: str, values: Any) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    with pytest.raises(ConfigError, match=f"{name} is no array of"):
+        setattr(scan, name, values)
 
 
 @pytest.mark.parametrize("factor", [-1.0, float("nan"), float("inf")])
@@ -102,6 +181,9 @@ def test_positions_and_background_that_are_set_are_begun_with(folder: Path) -> N
     with halotile.ptychography.Adam(scan) as adam:
         next(adam.optimize(1, lr_factors={"positions": 0.0, "background": 0.0}))
         assert np.abs(scan.positions - moved).max() < 1e-5
+        assert np.allclose(scan.background, counts, rtol=1e-5, atol=1e-5)
+        with pytest.raises(ConfigError, match="no whole number"):
+            next(adam.optimize(1, subset=[0.5]))  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="64 of 64 positions would be beyond the object"):
         scan.positions = moved + 100
     with pytest.raises(ConfigError, match="needs \\[64, 2\\]"):
@@ -116,7 +198,7 @@ def test_positions_and_background_that_are_set_are_begun_with(folder: Path) -> N
         ({"momentum": 0.9}, "stages[0].momentum: is for solver: sgd, and the solver is adam; leave it out"),
         ({"solver": "sgd", "lr": 0.1, "betas": [0.5, 0.9]}, "is for solver: adam or rpie"),
         ({"alpha": 0.5}, "is for solver: rpie"),
-        ({"betas": [0.9, 1.0]}, "write 0 or more and less than 1"),
+        ({"betas": [0.9, 1.0]}, "write two numbers, each 0 or more and less than 1"),
     ],
 )
 def test_options_are_for_solvers_that_have_them(
@@ -210,8 +292,21 @@ def test_rows_that_come_many_at_a_time_are_reported(tmp_path: Path, arriving: in
 def test_noise_of_photons_has_the_loss_that_draws_have() -> None:
     rng = np.random.default_rng(0)
     for mean in (0.01, 0.3, 1.0, 4.0, 50.0):
-        drawn = np.sqrt(rng.poisson(mean, 400_000)).var()
+        drawn = np.square(np.sqrt(rng.poisson(mean, 400_000)) - np.sqrt(mean)).mean()
         assert photon_loss(np.array([mean])) == pytest.approx(drawn, rel=0.03)
+
+
+@pytest.mark.parametrize("options", [{"photons": 1e3, "phase": 1.0}, {"photons": 1e6, "step": 5.0}])
+def test_the_true_object_has_about_the_loss_that_a_run_ends_with(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    known = {"raster": (8, 8), "pattern": 64, **options}
+    counted, expected = SimulatedScan(**known), SimulatedScan(**{**known, "photons": None})
+    write_scan(str(tmp_path / "scan.zarr"), counted.scan, counted)
+    numbers = np.arange(64)
+    light = expected.patterns(numbers) * (options["photons"] / 1e6)
+    true = np.square(np.sqrt(counted.patterns(numbers)) - np.sqrt(light)).mean()
+    assert photon_loss_of(tmp_path / "scan.zarr") == pytest.approx(true, rel=0.1)
 
 
 def test_messages_to_workers_have_no_arrays(folder: Path) -> None:

@@ -226,16 +226,23 @@ def test_dark_frames_count_where_the_mask_says(tmp_path: Path, flag: float) -> N
 
 
 def test_a_detector_of_one_module_may_have_an_axis_for_it(tmp_path: Path) -> None:
+    def with_dark(file: Any) -> None:
+        file[f"{DETECTOR}/data_dark"] = np.full((3, EDGE, EDGE), 2.0)
+
     def with_axis(file: Any) -> None:
-        place = f"{DETECTOR}/data"
-        pixels = file[place][()]
-        del file[place]
-        file[place] = pixels[:, None]
+        with_dark(file)
+        for name in ("data", "mask", "data_dark"):
+            pixels = file[f"{DETECTOR}/{name}"][()]
+            del file[f"{DETECTOR}/{name}"]
+            file[f"{DETECTOR}/{name}"] = pixels[..., None, :, :]
 
     plain, other = tmp_path / "plain.zarr", tmp_path / "other.zarr"
-    convert_scan(write_cxi(tmp_path / "plain.cxi"), str(plain))
+    convert_scan(write_cxi(tmp_path / "plain.cxi", with_dark), str(plain))
     convert_scan(write_cxi(tmp_path / "other.cxi", with_axis), str(other))
-    assert np.array_equal(open_scan(str(plain))[1][:], open_scan(str(other))[1][:])
+    (scan, patterns), (same_scan, same) = (open_scan(str(path)) for path in (plain, other))
+    assert np.array_equal(patterns[:], same[:])
+    assert scan.mask is not None
+    assert scan.digest() == same_scan.digest()
 
 
 def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:

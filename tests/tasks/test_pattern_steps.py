@@ -128,6 +128,16 @@ def test_options_of_solvers_are_those_of_torch(solver: str, options: dict[str, A
     assert "directions" not in state.moments
 
 
+def test_adam_forgets_what_it_kept_with_other_betas() -> None:
+    state, gradients = ReconstructionState({"object": torch.zeros(1)}, 1.0), {"object": torch.ones(1)}
+    for betas in ((0.9, 0.999), (0.9, 0.9), (0.5, 0.9999)):
+        batch = PatternBatch([], 1.0, 0.1, replace(STAGE, betas=betas))
+        for _ in range(5):
+            before = state.parameters["object"].clone()
+            adam(state, gradients, {"object": 0.1}, batch)
+            assert float(before - state.parameters["object"]) == pytest.approx(0.1, rel=1e-4)
+
+
 def test_patterns_may_have_any_unit(recipe: ScanRecipe, tmp_path: Path) -> None:
     """A scan in parts of its sum gives the object of one in other parts, and losses in their square."""
     simulated = SimulatedScan(raster=(6, 6), pattern=24, step=3.0)

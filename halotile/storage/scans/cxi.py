@@ -99,7 +99,8 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
         When something is missing, with its name.
     """
     patterns = _first(file, f"{ENTRY}/data_1/data", f"{DETECTOR}/data")
-    if patterns.ndim == 4 and patterns.shape[1] == 1:  # one module of a detector
+    is_module = patterns.ndim == 4 and patterns.shape[1] == 1  # one of a detector
+    if is_module:
         patterns = FirstModule(patterns)
     if len(patterns.shape) != 3:
         raise InputError(
@@ -113,11 +114,11 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
     steps = np.zeros((len(translation), 3))
     steps[:, : translation.shape[1]] = translation
     positions = known.placed(-steps @ np.linalg.pinv(basis / np.linalg.norm(basis, axis=0)).T)
-    mask, named = file.get(f"{DETECTOR}/mask"), mask_of(file, file.filename, known)
-    dark = file.get(f"{DETECTOR}/data_dark")
+    named = mask_of(file, file.filename, known)
+    mask, dark = (_of_detector(file, name, is_module) for name in ("mask", "data_dark"))
     intensities = _shot(file, "intensities")
     if named is None and mask is not None:
-        named = np.isin(mask[()], GOOD)
+        named = np.isin(mask, GOOD)
     named = known.without_pixels(named, patterns.shape[1:])
     scan = Scan(
         known.wavelength or _wavelength(file),
@@ -127,11 +128,19 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
         np.arange(len(positions)),
         mask=named,
         angles=known.angles,
-        background=None if dark is None else _mean_of_frames(dark[()], named),
+        background=None if dark is None else _mean_of_frames(dark, named),
         intensities=None if intensities is None else np.asarray(intensities, np.float64).reshape(-1),
     )
     scan.check(patterns.shape, file.filename)
     return scan, patterns
+
+
+def _of_detector(file: Any, name: str, is_module: bool) -> NDArray[Any] | None:
+    """An array of the detector if there is one, without the axis of its modules."""
+    if (found := file.get(f"{DETECTOR}/{name}")) is None:
+        return None
+    array = np.asarray(found[()])
+    return array[..., 0, :, :] if is_module and array.ndim > 2 and array.shape[-3] == 1 else array
 
 
 def _first(file: Any, *names: str) -> Any:

@@ -69,10 +69,13 @@ class StartValues:
         with opened(path) as file:
             is_result = cls.OF_RESULTS["first_pixel"] in file
             places = cls.OF_ANY | (cls.OF_RESULTS if is_result else {})
-            found = {name: np.asarray(file[place][()]) for name, place in places.items() if place in file}
+            there = {name: file[place] for name, place in places.items() if place in file}
+            found = {name: np.asarray(each[()]) for name, each in there.items() if hasattr(each, "shape")}
         if not {"object", "probe"} & found.keys():
             raise InputError(f"{path} has neither an object nor a probe to begin with, under these names.")
         for name, values in found.items():
+            if values.dtype.kind not in "iufc":
+                raise InputError(f"{path}: its {name} is no array of numbers.")
             if not np.isfinite(values).all():
                 raise InputError(f"{path}: its {name} has values that are not finite.")
         for name in {"object", "probe"} & found.keys():

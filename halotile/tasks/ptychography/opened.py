@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, InputError
 from halotile.storage.disk.durable import DISK
 from halotile.storage.scans.lengths import shown_resolution
 from halotile.tasks.groups.training.requests import LOOK_SECONDS
@@ -83,8 +83,7 @@ class OpenedScan:
 
     @probe.setter
     def probe(self, modes: Any) -> None:
-        given, support = self._given("probe", np.divide(modes, self.state.norm)), support_of(self.recipe)
-        self._own.parameters["probe"] = given if support is None else given * support
+        self._own.parameters["probe"] = self._given("probe", modes) / self._own.norm
 
     @property
     def positions(self) -> NDArray[np.float64]:
@@ -108,11 +107,11 @@ class OpenedScan:
 
     @background.setter
     def background(self, counts: Any) -> None:
-        if not (np.asarray(counts) >= 0).all():
-            raise ConfigError("background has values below 0 or NaN: they are counts. Write 0 or more.")
-        dim = DIM * self._own.root  # at 0 there is no slope
-        root = np.sqrt(np.maximum(counts, dim**2)) / self._own.root
-        self._own.parameters["background"] = turned(self._given("background", root), self.recipe)
+        given, dim = self._given("background", counts), DIM * self._own.root
+        if (given < 0).any():
+            raise ConfigError("background has values below 0, and they are counts. Write 0 or more.")
+        root = given.clamp(min=dim**2).sqrt()  # at 0 there is no slope
+        self._own.parameters["background"] = turned(root / self._own.root, self.recipe)
 
     @property
     def losses(self) -> list[float]:
@@ -134,15 +133,22 @@ class OpenedScan:
         """Write object, probe, positions and losses as the CXI file of a job."""
         DISK.write_file(Path(path), [encoded_state(self._computed, self.state)])
 
-    def hand_over(self, stage: SolverStage, checkpoint: Path, curve: Path, requests: Path) -> ScanRecipe:
-        """Leave the state to ranks; return what they have to do.
+    def check_free(self) -> None:
+        """Refuse to go on where others have the state, or with other patterns.
 
         Raises
         ------
-        ConfigError
-            When others have it.
+        ConfigError, InputError
+            With what to do.
         """
         self._check_free("the next ones cannot begin")
+        if change := self.recipe.patterns.change():
+            raise InputError(
+                f"{self.recipe.patterns.path} {change} since the scan was opened. Open it again."
+            )
+
+    def hand_over(self, stage: SolverStage, checkpoint: Path, curve: Path, requests: Path) -> ScanRecipe:
+        """Leave the state to ranks; return what they have to do."""
         self._known = self.losses
         write_state(checkpoint, self.state.content())
         self._checkpoint = checkpoint
@@ -173,11 +179,18 @@ class OpenedScan:
                 f"{name} cannot be set where a resolution is measured: its halves would begin with the same. Open the scan without resolution."
             )
         there = self._own.parameters[name]
-        if np.shape(values) != tuple(there.shape):
+        try:
+            array = np.asarray(values).astype(complex if there.is_complex() else float, casting="same_kind")
+        except (TypeError, ValueError) as error:
+            kind = "numbers" if there.is_complex() else "real numbers"
+            raise ConfigError(f"{name} is no array of {kind}: {error}") from None
+        if array.shape != tuple(there.shape):
             raise ConfigError(
-                f"{name} has shape {list(np.shape(values))}, and the scan needs {list(there.shape)}."
+                f"{name} has shape {list(array.shape)}, and the scan needs {list(there.shape)}."
             )
-        given = torch.from_numpy(np.array(np.subtract(values, origin))).to(there.dtype)
+        given = torch.from_numpy(array - origin).to(there.dtype)
+        if name == "probe" and (support := support_of(self.recipe)) is not None:
+            given *= support
         if not given.abs().isfinite().all():
             raise ConfigError(f"{name} has NaN or inf. Write finite values.")
         if name in ("object", "probe") and not given.any():

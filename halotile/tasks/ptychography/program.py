@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -60,6 +60,10 @@ class Refinement:
 
     recipe: ScanRecipe
     group: TorchGroup
+    together: dict[tuple[int, ...], bool] = field(default_factory=dict, init=False, repr=False)
+    """True for sizes of slots that can be computed together."""
+    last_losses: dict[int | None, float] = field(default_factory=dict, init=False, repr=False)
+    """The loss of a pixel of the last step's patterns before it, by half."""
 
     def run(self) -> None:
         """Run the epochs that are left.
@@ -112,7 +116,8 @@ class Refinement:
                 first_ones = [later[slot][: self.recipe.at_once] for slot in self.slots]
                 self.patterns.expect(np.concatenate(first_ones))
             loss = self.step(state, stage, rate, parts)
-            state.begun = state.begun or loss / (sum(map(len, parts)) * self.counted_pixels)
+            self.last_losses[half] = loss / (sum(map(len, parts)) * self.counted_pixels)
+            state.begun = state.begun or self.last_losses[half]
             total += loss
         return total / (int(self.recipe.used(epoch, half).sum()) * self.counted_pixels)
 
@@ -122,16 +127,15 @@ class Refinement:
         Raises
         ------
         Diverged
-            When the loss of the first patterns is not finite any more, or far above all that were.
+            When the loss of its patterns is far above that before it, or not finite.
         """
         for half, one in zip(self.recipe.halves, (state, *state.halves), strict=True):
-            parts = next(parts for parts in steps_of(self.recipe, epoch, half) if sum(map(len, parts)))
+            *_, parts = steps_of(self.recipe, epoch, half)
             total, _ = self._sums(one, parts, self.positions(one, parts))
-            loss = total / (sum(map(len, parts)) * self.counted_pixels)
-            is_finite = all(bool(part.isfinite().all()) for part in one.parameters.values())
-            if one.is_diverged(loss) or not is_finite:
+            loss, before = total / (sum(map(len, parts)) * self.counted_pixels), self.last_losses[half]
+            if one.is_spoilt(before, loss):
                 raise Diverged(
-                    f"the loss is {loss:.4g} after the last step. Write a smaller lr, or smaller lr_factors."
+                    f"the loss of some patterns is {loss:.4g} after the last step, and was {before:.4g}. Write a smaller lr in the last stage, or smaller lr_factors."
                 )
 
     def _steps_after(self, epoch: int, half: int | None) -> Iterable[list[PatternNumbers]]:
@@ -220,11 +224,6 @@ class Refinement:
             if self.together[sizes]:
                 return self._found_together(state, parts, places)
         return [self._found_alone(state, *slot) for slot in zip(parts, places, strict=True)]
-
-    @cached_property
-    def together(self) -> dict[tuple[int, ...], bool]:
-        """True for sizes of slots that can be computed together."""
-        return {}
 
     def _has_same_bits_together(self, state: ReconstructionState, parts: Sequence[PatternNumbers]) -> bool:
         """Compute slots in both ways, with an object and a probe of which nothing cancels or is 0."""

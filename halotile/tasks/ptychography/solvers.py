@@ -63,6 +63,7 @@ def adam(
     D. P. Kingma, J. Ba, Adam: a method for stochastic optimization, ICLR (2015).
     """
     first, second = batch.stage.betas
+    _forget_other_betas(state, torch.tensor([first, second], dtype=torch.float64))
     means, squares, counts = (state.moments.setdefault(name, {}) for name in ("means", "squares", "counts"))
     for name, rate in rates.items():
         # Relative to the counts, beside which EPSILON is to be small.
@@ -76,6 +77,15 @@ def adam(
             [parameter], [gradient], [mean], [square], [], [count], lr=rate, beta1=first, beta2=second,
             weight_decay=0.0, eps=EPSILON, amsgrad=False, maximize=False,
         )  # fmt: skip
+
+
+def _forget_other_betas(state: ReconstructionState, betas: torch.Tensor) -> None:
+    """Forget moments that were kept with other shares: the correction of Adam would take them for its own."""
+    kept = state.moments.setdefault("betas", {})
+    if not torch.equal(kept.setdefault("both", betas).cpu(), betas):
+        kept["both"] = betas
+        for name in ("means", "squares", "counts"):
+            state.moments.pop(name, None)
 
 
 def sgd(

@@ -25,7 +25,9 @@ LEAST_MEAN = 1e-9
 DIM = 1e-3
 """Root of the first guess of the background, relative to that of the mean count."""
 MOST_RISE = 1e3
-"""Most of the loss relative to that before the first step, or to the mean count: with more, a reconstruction has diverged."""
+"""Most of the loss relative to that before the first step, or to that without light: with more, a reconstruction has diverged."""
+STEP_RISE, STEP_SHARE = 9, 0.1
+"""Most by which the last step may add to the loss of its own patterns, relative to that, and to that without light."""
 
 PartTensors = dict[str, torch.Tensor]
 SlotGradients = dict[str, torch.Tensor]
@@ -48,6 +50,8 @@ class ReconstructionState:
         Greatest modulus of the first guess of the probe, in roots of counts.
     root : float
         Root of the mean count, at most 1: patterns may be relative to their sum.
+    scale : float
+        About the loss of a model without light: the mean count, of intensities its square.
     losses : list of float
         Of each epoch.
     begun : float
@@ -59,6 +63,7 @@ class ReconstructionState:
     parameters: PartTensors
     norm: float
     root: float = 1.0
+    scale: float = 1.0
     moments: dict[str, PartTensors] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     begun: float = 0.0
@@ -72,7 +77,7 @@ class ReconstructionState:
     def of(cls, content: Mapping[str, Any], device: Any) -> ReconstructionState:
         """The state in a checkpoint, on a device."""
         moments = {name: _moved(tensors, device) for name, tensors in content["moments"].items()}
-        values = {key: content[key] for key in ("norm", "root", "losses", "begun")}
+        values = {key: content[key] for key in ("norm", "root", "scale", "losses", "begun")}
         halves = [cls.of(half, device) for half in content["halves"]]
         return cls(_moved(content["parameters"], device), moments=moments, halves=halves, **values)
 
@@ -83,8 +88,14 @@ class ReconstructionState:
 
     def is_diverged(self, loss: float) -> bool:
         """True for a loss that is not finite, or beyond all that further steps can make good."""
-        usual = max(abs(self.begun), self.root**2)  # a start that is nearly right has next to no loss
+        usual = max(abs(self.begun), self.scale)  # a start that is nearly right has next to no loss
         return not math.isfinite(loss) or abs(loss) > MOST_RISE * usual
+
+    def is_spoilt(self, before: float, after: float) -> bool:
+        """True where a step made the loss of its own patterns far worse, or a value is not finite any more."""
+        finite = all(bool(part.isfinite().all()) for part in self.parameters.values())
+        tolerated = max(STEP_RISE * before, STEP_SHARE * self.scale)
+        return not (finite and after - before <= tolerated)
 
     @property
     def probe(self) -> torch.Tensor:
@@ -147,7 +158,12 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     if (support := support_of(recipe)) is not None:
         probe = probe * support
     norm = float(probe.abs().max())
+    if not norm:
+        raise InputError(
+            f"{recipe.patterns.path}: the first guess of the probe is 0 everywhere within its support. Write a larger model.support, or another probe."
+        )
     root = math.sqrt(float(mean.mean())) or 1.0
+    scale = root**4 if recipe.loss == "intensity_mse" else root**2
     dim, root = DIM * root, min(1.0, root)
     intensities = torch.ones(len(scan.positions))
     if scan.intensities is not None:
@@ -165,7 +181,7 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
         parameters["shares"] = torch.zeros(len(scan.positions), recipe.variations)
     if recipe.start is not None:
         parameters |= _started(recipe, recipe.start, norm, root)
-    state = ReconstructionState(_moved(parameters, device), norm, root)
+    state = ReconstructionState(_moved(parameters, device), norm, root, scale)
     state.halves = [deepcopy(state) for _ in recipe.halves[1:]]
     return state
 

@@ -12,6 +12,7 @@ Examples
 
 from __future__ import annotations
 
+import operator
 import tempfile
 import threading
 import time
@@ -215,7 +216,7 @@ class _Solver:
         lr_factors: Mapping[str, float] | None = None,
         hold_positions: int | Auto = "auto",
         alpha: float = 0.1,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: Sequence[float] = (0.9, 0.999),
         momentum: float = 0.0,
         smoothness: float = 0.0,
         subset: Sequence[int] | None = None,
@@ -251,7 +252,9 @@ class _Solver:
         Raises
         ------
         ConfigError
-            When a value is not valid.
+            When a value is not valid, or another loop has the scan.
+        InputError
+            When the file of the scan was changed since it was opened.
         RankFailed
             When a worker failed; the state is that of its last epochs.
         """
@@ -264,10 +267,10 @@ class _Solver:
             plateau=schedule,
             hold_positions=hold_positions,
             alpha=alpha,
-            betas=betas,
+            betas=(*betas,),  # type: ignore[arg-type]  # their number is checked with their values
             momentum=momentum,
             smoothness=smoothness,
-            subset=None if subset is None else tuple(map(int, subset)),
+            subset=None if subset is None else _whole_numbers(subset),
         )
         recipe = self.scan.recipe
         own: dict[str, Any] = {"loss": recipe.loss, "variations": recipe.variations}
@@ -277,6 +280,7 @@ class _Solver:
         holds = "positions" in recipe.refined and recipe.start is None and not self.scan.losses
         stage = stage_of(options, len(recipe.scan.positions), holds=holds)
         check_used(replace(recipe, stages=(stage,)))
+        self.scan.check_free()
         self._open()
         with tempfile.TemporaryDirectory(dir=self.context.folder) as folder:
             yield from self._epochs(stage, Path(folder))
@@ -318,6 +322,15 @@ class _Solver:
                 warnings.warn(f"the epoch at hand was lost: {failures[0]}", stacklevel=2)
         if failures:
             raise failures[0]
+
+
+def _whole_numbers(subset: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, subset))
+    except TypeError as error:
+        raise ConfigError(
+            f"subset has what is no whole number: {error}. Write numbers of patterns."
+        ) from None
 
 
 def _loss_of(epoch: int, curve: Path, thread: threading.Thread, expected: float) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from halotile.errors import InputError
 from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
-from halotile.graphs.jobs.ptychography.photon_loss import most_photon_loss
+from halotile.graphs.jobs.ptychography.photon_loss import photon_loss_of
 from halotile.graphs.jobs.ptychography.words import result_rows
 from halotile.graphs.kinds.base import Inspection
 from halotile.storage.scans.scan import open_scan
@@ -62,7 +62,7 @@ class PtychographyWork(ProgramWork):
             if name in ("loss", "resolution", "resolution_bound", "loss_of_halves")
         }
         path = Path(self.recipe.patterns.path).parent
-        noise = most_photon_loss(path) if self.recipe.loss == "amplitude_mse" else None
+        noise = photon_loss_of(path) if self.recipe.loss == "amplitude_mse" else None
         return Inspection(figures, result_rows(last, drawing, self.recipe.loss, noise))
 
 
@@ -91,7 +91,7 @@ class SentRecipe:
         return cls(replace(recipe, scan=scan.without_arrays(), start=None), digests)
 
     def opened(self) -> ScanRecipe:
-        """Return the whole recipe.
+        """Return the whole recipe, without what it begins with once it has begun.
 
         Raises
         ------
@@ -100,10 +100,13 @@ class SentRecipe:
         """
         (scan_path, *start_paths) = self.digests
         scan, _ = open_scan(scan_path)
-        start = StartValues.read(start_paths[0]) if start_paths else None
+        begins = start_paths and not self.recipe.checkpoint.is_file()
+        start = StartValues.read(start_paths[0]) if begins else None
         for path, values in zip(self.digests, (scan, start), strict=False):
             if values is not None and values.digest() != self.digests[path]:
-                raise InputError(f"{path} has changed since it was opened. Run the job again.")
+                raise InputError(
+                    f"{path} has changed since it was opened. Give back what was there, or start over: run with --fresh."
+                )
         return replace(self.recipe, scan=scan, start=start)
 
     @property

@@ -11,29 +11,29 @@ from numpy.typing import NDArray
 from halotile.storage.scans.scan import open_scan, open_summary
 
 FEWEST, MANY = 1e-6, 100.0
-"""Mean counts between which it is summed over numbers of photons; of fewer it is their mean, of more it is LIMIT."""
+"""Mean counts between which it is summed over numbers of photons; of fewer it is twice their mean, of more it is LIMIT."""
 LIMIT = 0.25
 
 
 def photon_loss(mean: NDArray[np.floating]) -> float:
-    """Return the variance of the roots of counts, with which no amplitude agrees better.
+    """Return the mean squared difference between roots of counts and the roots of their means.
 
     Examples
     --------
     >>> round(photon_loss(np.array([1e-8])), 9), round(photon_loss(np.array([1.0])), 3), photon_loss(np.array([1e6]))
-    (1e-08, 0.402, 0.25)
+    (2e-08, 0.453, 0.25)
     """
     from scipy.special import gammaln
 
     means, counts = np.geomspace(FEWEST, MANY, 200), np.arange(300)
     chances = np.exp(counts * np.log(means)[:, None] - means[:, None] - gammaln(counts + 1))
-    losses = means - (chances @ np.sqrt(counts)) ** 2
+    losses = 2 * (means - np.sqrt(means) * (chances @ np.sqrt(counts)))
     known = np.interp(np.log(np.maximum(mean, FEWEST)), np.log(means), losses, right=LIMIT)
-    return float(np.where(mean < FEWEST, mean, known).mean(dtype=np.float64))
+    return float(np.where(mean < FEWEST, 2 * mean, known).mean(dtype=np.float64))
 
 
-def most_photon_loss(path: Path) -> float | None:
-    """Return the most that it is of a scan: where a pixel varies from pattern to pattern it is less than that of its mean.
+def photon_loss_of(path: Path) -> float | None:
+    """Return about that of a scan, as if each pixel had its mean count in every pattern.
 
     None where patterns are no counts, or not there any more.
     """

@@ -47,6 +47,8 @@ COMPLEX = 8
 """Bytes of a number."""
 OBJECTS = 4
 """Copies of the object at once: itself, its gradient, and two while a step is made; a solver keeps more."""
+LOADED_COPIES = 3
+"""Copies of a checkpoint while ranks get it from the one that reads it."""
 FILES = 4
 """Checkpoints on the disk at once: the newest, the two that may be returned to, and one while it is written."""
 SLOT_OBJECTS = 3
@@ -295,7 +297,8 @@ def _object_bytes(recipe: ScanRecipe) -> int:
     kept = _kept_objects(recipe)
     halves = (1 + kept) * (len(recipe.halves) - 1)
     slots = SLOT_OBJECTS * recipe.slots
-    return (OBJECTS + kept + halves + slots) * COMPLEX * math.prod(recipe.shape)
+    loading = LOADED_COPIES * (1 + kept) * len(recipe.halves)
+    return max(loading, OBJECTS + kept + halves + slots) * COMPLEX * math.prod(recipe.shape)
 
 
 def _kept_objects(recipe: ScanRecipe) -> int:

@@ -36,9 +36,13 @@ def _share(alpha: float) -> str | None:
     return None if 0 < alpha <= 1 else f"is {alpha:g}; write more than 0, such as 0.1, and at most 1"
 
 
-def _kept_share(value: float | Sequence[float]) -> str | None:
-    shares = value if isinstance(value, Sequence) else (value,)
-    return None if all(0 <= share < 1 for share in shares) else f"is {value}; write 0 or more and less than 1"
+def _kept_share(share: float) -> str | None:
+    return None if 0 <= share < 1 else f"is {share}; write 0 or more and less than 1"
+
+
+def _betas(shares: Sequence[float]) -> str | None:
+    right = len(shares) == 2 and not any(map(_kept_share, shares))
+    return None if right else f"is {list(shares)}; write two numbers, each 0 or more and less than 1"
 
 
 def _factors(factors: Mapping[str, float]) -> str | None:
@@ -60,7 +64,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("stages", "lr_factors"): _factors,
     ("stages", "hold_positions"): AtLeast(0),
     ("stages", "alpha"): _share,
-    ("stages", "betas"): _kept_share,
+    ("stages", "betas"): _betas,
     ("stages", "momentum"): _kept_share,
     ("stages", "smoothness"): AtLeast(0),
     ("", "slots"): AtLeast(1),

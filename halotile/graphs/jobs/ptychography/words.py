@@ -70,14 +70,14 @@ def _own_model(figures: Figures) -> str:
 def result_rows(
     last: Mapping[str, float], drawing: Path, loss: str = "", noise: float | None = None
 ) -> list[Row]:
-    """Return the end of a reconstruction as a table; ``loss`` is the name of what was minimised, ``noise`` the most that photons alone give.
+    """Return the end of a reconstruction as a table; ``loss`` is the name of what was minimised, ``noise`` about that of photons alone.
 
     Examples
     --------
     >>> result_rows({"loss": 0.25}, Path("scan.png"))
     [('loss', '0.25'), ('drawing', 'scan.png')]
     >>> result_rows({"loss": 0.25}, Path("scan.png"), "amplitude_mse", 0.2)[0]
-    ('loss', '0.25; for these counts the noise of photons alone gives 0.2 at most')
+    ('loss', '0.25; for these counts the noise of photons alone gives about 0.2')
     >>> result_rows({"loss": 0.25, "loss_of_halves": 0.8, "resolution": 2e-7}, Path("scan.png"))[1]
     ('warning', 'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs tell')
     >>> len(result_rows({"loss": -13.0, "loss_of_halves": 20.0}, Path("scan.png"), "poisson_nll"))  # it has no zero to be relative to
@@ -85,8 +85,8 @@ def result_rows(
     """
     rows = []
     if "loss" in last:
-        most = f"; for these counts the noise of photons alone gives {noise:.2g} at most" if noise else ""
-        rows.append(("loss", f"{last['loss']:.4g}{most}"))
+        about = f"; for these counts the noise of photons alone gives about {noise:.2g}" if noise else ""
+        rows.append(("loss", f"{last['loss']:.4g}{about}"))
     has_ratio = loss != "poisson_nll"  # which may have any sign
     if has_ratio and last.get("loss_of_halves", 0) > UNFINISHED * last.get("loss", 0):
         rows.append(

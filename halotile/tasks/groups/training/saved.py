@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from halotile.errors import ConfigError, DamagedData
@@ -37,18 +38,18 @@ def read_content(path: Path) -> bytes:
         When it is a folder.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            digest, body = file.read(DIGEST_BYTES), file.read()
     except FileNotFoundError:
         return b""
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder. Write the path of a file for the checkpoint.") from None
-    digest, body = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
         raise DamagedData(f"{path} is damaged. Remove it to begin anew.")
     return body
 
 
-def state_in(content: bytes) -> dict[str, Any]:
+def state_in(content: bytes | memoryview) -> dict[str, Any]:
     """Return the state in the content of a file. Code in it is not run."""
     state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return state
@@ -57,12 +58,13 @@ def state_in(content: bytes) -> dict[str, Any]:
 def shared_state(path: Path | None, group: TorchGroup) -> dict[str, Any] | None:
     """Return the state in the file that rank 0 reads, on every rank; None where there is no file."""
     content = read_content(path) if path and group.rank == 0 else b""
+    if group.world_size == 1:
+        return state_in(content) if content else None
     size = int(group.broadcast(torch.tensor([len(content)], device=group.device)))
     if not size:
         return None
-    sent = (
-        torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        if content
-        else torch.zeros(size, dtype=torch.uint8)
-    )
-    return state_in(group.broadcast(sent.to(group.device)).cpu().numpy().tobytes())
+    sent = torch.zeros(size, dtype=torch.uint8)
+    if content:
+        sent.numpy()[:] = np.frombuffer(content, np.uint8)
+    del content  # there may be no room for many copies
+    return state_in(group.broadcast(sent.to(group.device)).cpu().numpy().data)
