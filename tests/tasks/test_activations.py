@@ -106,6 +106,8 @@ OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
     "power of the other": lambda x, y: torch.pow(y, x),
     "power in place": lambda x, y: x.clone().pow_(y),
     "sum": torch.add,
+    "power in an array that is there": lambda x, y: torch.pow(x, y, out=torch.empty(0)),
+    "power of whole numbers": lambda x, y: torch.pow((9 * x).int(), y),
     "weighted sum": lambda x, y: torch.add(x, y, alpha=0.3),
     "weighted difference": lambda x, y: torch.sub(x, y, alpha=0.3),
 }
@@ -205,3 +207,25 @@ def test_what_a_network_compiles_of_itself_runs_as_it_is_written() -> None:
     with torch.inference_mode():
         assert torch.equal(SteadyNetwork(network)(x), expected)
     assert not compiled
+
+
+ALONG_CHANNELS: dict[str, Callable[[Any], Any]] = {
+    "softmax": lambda x: torch.softmax(x, 1),
+    "log of a softmax": lambda x: torch.log_softmax(x, -3),
+    "mean": lambda x: x.mean(1, keepdim=True),
+    "sum": lambda x: x.sum(1)[:, None],
+}
+
+
+@pytest.mark.parametrize("name", ALONG_CHANNELS)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_functions_along_channels_have_the_bits_of_the_image(name: str, layout: torch.memory_format) -> None:
+    function = ALONG_CHANNELS[name]
+    whole = numbers(37 * 50 * 77).reshape(1, 37, 50, 77).contiguous(memory_format=layout)
+    with SteadyElementwise():
+        expected = function(whole)
+        torch.testing.assert_close(expected, function(whole.double()).float())
+        for rows, columns in ((50, 76), (41, 57), (7, 5)):
+            part = whole[..., :rows, :columns]
+            for x in (part, part.contiguous(memory_format=layout)):
+                assert torch.equal(function(x), expected[..., :rows, :columns]), (rows, columns)

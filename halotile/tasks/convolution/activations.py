@@ -20,14 +20,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 VECTORS = 64
 """A multiple of the vector length of torch on any CPU."""
 
-_LAYOUT_ARGUMENTS = ("out", "memory_format")
-"""Arguments of copies, which compute nothing."""
-
 _EXACT = frozenset({
     "add", "sub", "rsub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "equal", "where", "masked_fill", "copy", "copysign",
     "max", "min", "maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max", "prelu_kernel",
 })  # fmt: skip
 """Functions that any formula rounds alike, without the underscores around their names, unless they get further arguments by name, such as alpha."""
+
+
+_ALONG_AXIS = frozenset({
+    torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default, torch.ops.aten.mean.dim, torch.ops.aten.sum.dim_IntList,
+})  # fmt: skip
+"""Functions of all numbers along an axis, of several images at once."""
 
 
 class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
@@ -49,8 +52,12 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one torch operation."""
         kwargs = kwargs or {}
-        if torch.Tag.pointwise not in func.tags or not kwargs.keys().isdisjoint(_LAYOUT_ARGUMENTS):
+        if func in _ALONG_AXIS and args[0].device.type == "cpu":
+            return _along_last_axis(func, args, kwargs)
+        if torch.Tag.pointwise not in func.tags or "memory_format" in kwargs:  # which only copies have
             return func(*args, **kwargs)
+        if "out" in kwargs:
+            return self._into(kwargs["out"], func, args, {k: kwargs[k] for k in kwargs if k != "out"})
         tensors = [arg for arg in args if _is_image(arg)]
         if len(tensors) == 1 and _has_gaps(tensors[0]):
             return self._without_gaps(func, args, kwargs, tensors[0])
@@ -69,6 +76,14 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
             left = len(into) % VECTORS
             into[len(into) - left :] = func(*again, **kwargs).as_strided((left,), (1,))
         return result
+
+    def _into(self, out: torch.Tensor, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        """Run the operation without ``out``, whose remainder would be left as it is; put the result there."""
+        with self:
+            result = func.overloadpacket(*args, **kwargs)
+        if out.shape != result.shape:  # it has what layout the result has, as in torch
+            out.resize_(result.shape).as_strided_(result.shape, result.stride())
+        return out.copy_(result)
 
     def _without_gaps(self, func: Any, args: Any, kwargs: Any, tensor: torch.Tensor) -> Any:
         """Run the operation on a copy: torch computes a tensor with gaps row by row, each row with its own end."""
@@ -90,21 +105,35 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
         return args[0].copy_(result) if func.overloadpacket.__name__.endswith("_") else result
 
 
+def _along_last_axis(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run a function along channels, or another axis, that are the last axis in memory: along others it has a remainder of pixels."""
+    image, axes = args[0], args[1]
+    if image.dim() < 2:
+        return func(*args, **kwargs)
+    axis = axes if isinstance(axes, int) else axes[0] if axes and len(axes) == 1 else -1
+    if axis % image.dim() == image.dim() - 1:
+        return func(*args, **kwargs)
+    moved = image.movedim(axis, -1).contiguous()
+    result = func(moved, -1 if isinstance(axes, int) else [-1], *args[2:], **kwargs)
+    keeps_axis = isinstance(axes, int) or (len(args) > 2 and args[2])
+    return result.movedim(-1, axis) if keeps_axis else result
+
+
 def _is_image(arg: Any) -> bool:
     """Return whether an argument is a tensor with axes; torch takes one without as a number."""
     return isinstance(arg, torch.Tensor) and arg.dim() > 0
 
 
 def _differ(tensors: list[torch.Tensor], layouts: set[Any]) -> bool:
-    """Return whether float tensors on the CPU are laid out each in its own way, or all with gaps."""
-    if len(tensors) < 2 or any(t.device.type != "cpu" or not t.is_floating_point() for t in tensors):
+    """Return whether tensors on the CPU are laid out each in its own way, or all with gaps."""
+    if len(tensors) < 2 or any(t.device.type != "cpu" for t in tensors):
         return False
     return len(layouts) > 1 or _has_gaps(tensors[0])
 
 
 def _has_gaps(tensor: torch.Tensor) -> bool:
-    """Return whether a float tensor on the CPU has gaps in memory, such as a part of an image."""
-    if tensor.device.type != "cpu" or not tensor.is_floating_point() or not tensor.numel():
+    """Return whether a tensor on the CPU has gaps in memory, such as a part of an image."""
+    if tensor.device.type != "cpu" or not tensor.numel():
         return False
     return not torch.ops.aten.is_non_overlapping_and_dense(tensor)
 
@@ -123,8 +152,8 @@ def _format_of(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The elements of a tensor in memory order; None if it has gaps, or is not a float tensor on the CPU."""
-    if tensor.device.type != "cpu" or not tensor.is_floating_point():
+    """The elements of a tensor in memory order; None if it has gaps, or is not on the CPU."""
+    if tensor.device.type != "cpu":
         return None
     dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
     return tensor.as_strided((tensor.numel(),), (1,)) if dense else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from halotile.tasks.devices.cpu_kind import cpu_kind
 from halotile.tasks.options import import_reference
 from halotile.tasks.user_code import imported_digest, loaded_code, source_files, whole_digest
 
+OF_SHELLS = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLUMNS", "LINES"})
+"""Environment variables that change from command to command of a terminal."""
 _loaded: dict[str, str] = {}
 """Digests of imported code by name, as of its import in this process, for which it does not change any more."""
 _files: dict[Path, str] = {}
@@ -46,6 +49,22 @@ def is_own(denoiser: Denoiser) -> bool:
     own = type(denoiser).__module__.startswith(f"{__package__.partition('.')[0]}.")
     inner = denoiser.inner
     return own and not denoiser.tried_apart and (inner is denoiser or is_own(inner))
+
+
+def surroundings(denoiser: Denoiser, read: Collection[str]) -> str | None:
+    """Digest of what foreign code may look at again while it computes: the files that were read while it was built, or that its options
+    name, and the environment. None where a file cannot be read any more.
+    """
+    options = denoiser.inner.options.values() if isinstance(denoiser.inner, UserNetwork | Function) else ()
+    named = {option for option in options if isinstance(option, str) and Path(option).is_file()}
+    data = sorted(
+        path for path in {*read, *named} if Path(path).suffix not in (".py", ".pyc")
+    )  # known as code
+    environment = sorted(item for item in os.environ.items() if item[0] not in OF_SHELLS)
+    try:
+        return _joined_digest(environment, [(path, file_sha256(path)) for path in data])
+    except WeightsError:
+        return None
 
 
 def _joined_digest(*words: Any) -> str:

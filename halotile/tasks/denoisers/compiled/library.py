@@ -20,6 +20,7 @@ FLAGS = (
     "-ftree-vectorize",
     "-fvect-cost-model=dynamic",
     "-fno-fast-math",  # whatever CC says
+    "-fno-unsafe-math-optimizations",  # with which gcc would link code that rounds tiny numbers to 0
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",

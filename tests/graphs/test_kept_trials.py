@@ -1,4 +1,4 @@
-"""Trials of networks that halotile builds itself: a stored answer takes no process and no torch, and is for these weights and this job alone."""
+"""Answers of trials that are kept: for this network, its weights, what it reads, and this job alone. Those about networks of halotile take no process."""
 
 from __future__ import annotations
 
@@ -26,6 +26,48 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Denoising:
     weights = dncnn_weights(tmp_path / "w.safetensors", depth=3)
     options = {"weights": str(weights), "depth": 3, "width": 8}
     return job_of(tmp_path / "in.zarr", tmp_path / "out.zarr", "dncnn", options)
+
+
+LOOKING = """
+import os
+from pathlib import Path
+import torch
+from torch import nn
+
+HERE = Path(__file__).parent
+
+class Looking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        assert (HERE / "radius").read_text()  # it is read again later on
+    def forward(self, x):
+        with open(HERE / "calls", "a") as calls:
+            calls.write(".")
+        radius = int((HERE / "radius").read_text()) + int(os.environ.get("MORE_RADIUS", 0))
+        return nn.functional.avg_pool2d(x, 2 * radius + 1, 1, radius, count_include_pad=False)
+"""
+
+
+def radius_of(folder: Path) -> tuple[int, bool]:
+    """The receptive field that a plan finds, and True where the network was called for it."""
+    (folder / "calls").write_text("")
+    made = job_of(folder / "in.zarr", folder / "out.zarr", "torch", {"import": "looking_networks:Looking"})
+    plan = make_plan(replace(made, import_folder=str(folder)))
+    return plan.identity["probed"][0], bool((folder / "calls").read_text())
+
+
+def test_what_a_network_reads_again_or_finds_in_the_environment_is_in_the_key(
+    job: Denoising, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "looking_networks.py").write_text(LOOKING)
+    (tmp_path / "radius").write_text("1")
+    assert radius_of(tmp_path) == (1, True)
+    assert radius_of(tmp_path) == (1, False)
+    (tmp_path / "radius").write_text("4")
+    assert radius_of(tmp_path) == (4, True)
+    assert radius_of(tmp_path) == (4, False)
+    monkeypatch.setenv("MORE_RADIUS", "2")
+    assert radius_of(tmp_path) == (6, True)
 
 
 def trials_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
