@@ -83,11 +83,7 @@ _PUBLIC = {
     "simulate": "halotile.graphs.jobs.simulate.call",
     "train": "halotile.graphs.jobs.train.call",
 }
-_MODULES = {
-    "collectives": "halotile.tasks.groups.collectives",
-    "ptychography": "halotile.graphs.jobs.ptychography.call",
-    "torch_group": "halotile.tasks.groups.torch_group",
-}
+_MODULES = ("collectives", "ptychography", "torch_group")
 
 
 def __getattr__(name: str) -> Any:
@@ -96,7 +92,7 @@ def __getattr__(name: str) -> Any:
         if sys.platform == "win32":
             raise ImportError(errors.WINDOWS)
         if name in _MODULES:
-            return importlib.import_module(_MODULES[name])
+            return importlib.import_module(f"halotile.{name}")
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'halotile' has no attribute {name!r}")
 

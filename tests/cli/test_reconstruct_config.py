@@ -300,6 +300,7 @@ def test_a_saved_job_is_the_job(reconstruction: Path) -> None:
     assert load_saved_job(reconstruction.with_name("job.json")) == job
 
 
+@pytest.mark.thorough
 def test_an_error_is_the_last_thing_on_the_screen_where_deepinv_is_loaded(reconstruction: Path) -> None:
     pytest.importorskip("deepinv")
     wrong = "operators=[{name: deepinv, physics: Blurr, data: y0.npy}]"

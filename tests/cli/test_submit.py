@@ -83,6 +83,7 @@ def test_a_run_whose_time_is_up_goes_on_in_another_attempt(job: HpcJob, slurm: S
     job.check_whole()
 
 
+@pytest.mark.thorough
 def test_a_lock_that_a_lost_machine_left_behind_is_waited_for(job: HpcJob, slurm: Slurm) -> None:
     number = submitted(job, "--set", 'cluster.directives=["--hold"]')
     with RunDirectory(job.run_directory).lock():
@@ -220,6 +221,7 @@ def test_a_driver_that_is_killed_leaves_a_mark(job: HpcJob, slurm: Slurm) -> Non
     job.check_whole()
 
 
+@pytest.mark.thorough
 def test_a_run_that_may_not_be_put_back_is_submitted_again(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.3)
     number = submitted(job)
@@ -313,6 +315,7 @@ def test_fresh_begins_once_and_counts_what_it_does_itself(job: HpcJob, slurm: Sl
     job.check_whole()
 
 
+@pytest.mark.thorough
 def test_workers_of_a_submitted_run_have_gpus_of_their_own(job: HpcJob) -> None:
     job.set_pace(0.1)
     settings = ("cluster.gpus=1", "run.device=cpu", "run.memory_per_worker=800MiB")

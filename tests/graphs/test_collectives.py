@@ -191,7 +191,7 @@ def test_a_parameter_that_is_marked_twice_is_refused() -> None:
     collectives.mark_shared(torch.nn.Sequential(layer), TorchGroup())
 
 
-@pytest.mark.parametrize("length", [1, 2, 5, 8])
+@pytest.mark.parametrize("length", [1, thorough(2), 5, thorough(8)])
 def test_a_half_spectrum_with_real_ends_is_that_of_the_same_signal(length: int) -> None:
     x = torch.randn(3, length // 2 + 1, 2, dtype=torch.complex128, requires_grad=True)
 

@@ -80,7 +80,7 @@ def test_the_bits_do_not_depend_on_the_cut(name: str, cut: dict[str, Any], tmp_p
     [{"size": 75}, thorough({"size": 151, "batch": 1}), thorough({"size": 64, "batch": 3})],
     ids=str,
 )
-@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("kernel", [thorough(1), 3])
 @pytest.mark.parametrize(
     "name",
     all_of(["Mish", "Sigmoid", "Softplus", "SiLU", "GELU"], thorough=["Mish", "Softplus", "SiLU"]),

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.overlap.map_overlap import map_overlap
 from halotile.storage.grid import Region
+from tests.cases import thorough
 from tests.graphs.overlapping import (
     Pixels,
     Stored,
@@ -81,7 +82,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("func", [neighbours, running_sum, box])
-@pytest.mark.parametrize("trim", [True, False])
+@pytest.mark.parametrize("trim", [True, thorough(False)])
 @given(case=cases())
 @settings(deadline=None, max_examples=30)
 def test_the_bits_equal_stock_dask(

@@ -104,7 +104,9 @@ def pixels_of(run: InlineIterations) -> Any:
 @pytest.mark.parametrize(
     ("prior", "boundary", "per_pass"),
     [
-        *((prior, boundary, 2) for prior in ("none", "tv", "gaussian") for boundary in BOUNDARIES),
+        *(("none", boundary, 2) for boundary in BOUNDARIES),
+        *((prior, BOUNDARIES[0], 2) for prior in ("tv", "gaussian")),
+        *(thorough(prior, boundary, 2) for prior in ("tv", "gaussian") for boundary in BOUNDARIES[1:]),
         ("l1", "circular", 2),
         ("none", "circular", 3),
         ("gaussian", "reflect", 3),
@@ -146,7 +148,7 @@ def test_direct_convolutions_of_the_normal_form_have_the_same_bits(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("boundary", "per_pass"),
-    [("circular", 3), *(thorough(rule, 3) for rule in BOUNDARIES[1:]), ("reflect", 2)],
+    [("circular", 3), *(thorough(rule, 3) for rule in BOUNDARIES[1:]), thorough("reflect", 2)],
 )
 def test_transforms_are_near_it_and_do_not_depend_on_the_blocks(
     tmp_path: Path, boundary: str, per_pass: int

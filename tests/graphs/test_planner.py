@@ -141,6 +141,7 @@ def test_a_network_that_looks_everywhere_is_refused(source: Path, tmp_path: Path
         make_plan(job_of(source, tmp_path / "o.zarr", "torch", network("whole_norm")))
 
 
+@pytest.mark.thorough
 def test_super_resolution_doubles_the_output(tmp_path: Path) -> None:
     pixels = noisy_image((301, 270))
     job = job_of(

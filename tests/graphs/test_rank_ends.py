@@ -59,6 +59,7 @@ def test_a_program_without_any_worker_is_lost_and_no_fault_of_the_number_of_rank
 
 
 @pytest.mark.filterwarnings("default")
+@pytest.mark.thorough
 def test_ranks_that_are_still_at_work_long_after_others_returned_are_named_again_and_again(
     four: DistributedContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,7 +234,9 @@ def test_another_job_does_not_go_on_with_a_run(
     assert finished.journalled() == set(range(BLOCKS))
 
 
-@pytest.mark.parametrize("stands", ["finished", "half done", "run directory", "no job.json"])
+@pytest.mark.parametrize(
+    "stands", ["finished", thorough("half done"), thorough("run directory"), "no job.json"]
+)
 @pytest.mark.parametrize("change", [thorough("output"), thorough("input"), "denoiser"])
 def test_starting_over_discards_no_other_job(
     finished: Scene, cluster: RunningCluster, stands: str, change: str

@@ -114,6 +114,7 @@ def test_each_job_has_gpus_of_its_own(job: HpcJob) -> None:
     assert sorted({(node, gpus) for _, _, node, gpus in job.log()}) == [("n1", "0"), ("n1", "1")]
 
 
+@pytest.mark.thorough
 def test_a_wrong_partition_is_told_in_slurms_words(job: HpcJob) -> None:
     output = job.call("run", "job.yaml", "--allow-import", "--set", "cluster.queue=fast", code=1, timeout=30)
     assert "Slurm refuses the job" in output

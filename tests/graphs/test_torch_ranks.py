@@ -179,6 +179,7 @@ def test_numbers_that_mean_nothing_are_refused(four: DistributedContext, numbers
         four.run_torch(ranks.everything, **numbers)
 
 
+@pytest.mark.thorough
 def test_ranks_that_are_done_wait_for_one_that_hangs_as_long_as_they_are_asked_to(
     four: DistributedContext,
 ) -> None:

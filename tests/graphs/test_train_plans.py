@@ -31,6 +31,7 @@ from halotile.graphs.plans.resources import devices
 from halotile.storage.images.png import encode_png
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.stored_array import MOST_SHARED
+from tests.cases import thorough
 from tests.graphs.trainings import recipe_of, train, training, write_images
 from tests.support import write_zarr
 
@@ -297,12 +298,12 @@ def photons_of(name: str, folder: Path, clean: Any, seed: int) -> str:
     [
         (lambda image: image, None),
         (lambda image: np.roll(image, 40, 0), "is shifted by 40 rows and 0 columns against"),
-        (lambda image: np.roll(image, 5, 1), "is shifted by 0 rows and 5 columns against"),
+        thorough(lambda image: np.roll(image, 5, 1), "is shifted by 0 rows and 5 columns against"),
         (lambda image: image[::-1], "mirrored top to bottom"),
-        (lambda image: image[:, ::-1], "mirrored left to right"),
+        thorough(lambda image: image[:, ::-1], "mirrored left to right"),
         (lambda image: image[::-1, ::-1], "turned by 180 degrees"),
         (np.rot90, "turned by 90 degrees"),
-        (lambda image: np.rot90(image, 3), "turned by 90 degrees"),
+        thorough(lambda image: np.rot90(image, 3), "turned by 90 degrees"),
         (lambda image: image.T, "mirrored, with its rows as columns"),
         (lambda image: image[::-1, ::-1].T, "mirrored, with its rows as columns"),
     ],
@@ -341,7 +342,7 @@ def test_another_image_under_the_same_light_is_noted(tmp_path: Path) -> None:
     assert re.search(r"share \d% of their fine structure: they should show the same", note)
 
 
-@pytest.mark.parametrize("photons", [1, 7, 1000])
+@pytest.mark.parametrize("photons", [thorough(1), 7, thorough(1000)])
 def test_smooth_periodic_and_symmetric_pairs_are_right(tmp_path: Path, photons: float) -> None:
     y, x = np.mgrid[-256:256, -256:256]
     images = {

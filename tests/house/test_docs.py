@@ -8,6 +8,7 @@ lines that begin with ``$`` are run. ``make`` and ``pip`` cannot run inside a te
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import re
@@ -292,6 +293,15 @@ def test_the_docs_list_every_design_note() -> None:
 def test_the_reference_has_every_public_name() -> None:
     listed = re.findall(r"^::: halotile\.(\w+)$", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted([*halotile.__all__, "errors"])
+
+
+@pytest.mark.parametrize("name", ["collectives", "ptychography", "torch_group"])
+def test_a_public_module_can_be_imported_by_its_name(name: str) -> None:
+    module = importlib.import_module(f"halotile.{name}")
+    assert getattr(halotile, name) is module
+    assert [each for each in module.__all__ if not hasattr(module, each)] == []
+    assert module.__doc__ is not None
+    assert not module.__doc__.startswith("The public name")
 
 
 def test_tests_that_the_security_page_names_exist() -> None:

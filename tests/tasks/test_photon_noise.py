@@ -12,6 +12,7 @@ from halotile.tasks.denoisers.common.anscombe import SHARES, exact_inverse
 from halotile.tasks.denoisers.common.photon_denoiser import ROUNDS
 from halotile.tasks.noise.photon_noise import estimate_photon_noise, fit_photon_noise
 from halotile.tasks.noise.survey import survey_planes
+from tests.cases import thorough
 from tests.tasks.denoising import Stored
 
 Image = NDArray[np.float64]
@@ -56,7 +57,7 @@ def test_holes_and_saturated_pixels_do_not_count() -> None:
     assert found.gain == pytest.approx(1, rel=0.15)
 
 
-@pytest.mark.parametrize("peak", [5, 20, 100])
+@pytest.mark.parametrize("peak", [thorough(5), 20, thorough(100)])
 @pytest.mark.parametrize("kind", ["1 %", "10 %", "columns", "hot", "dead"])
 def test_scattered_holes_do_not_change_the_estimate(kind: str, peak: float) -> None:
     rng = np.random.default_rng(1)
