@@ -222,9 +222,12 @@ ALONG_CHANNELS: dict[str, Callable[[Any], Any]] = {
 def test_functions_along_channels_have_the_bits_of_the_image(name: str, layout: torch.memory_format) -> None:
     function = ALONG_CHANNELS[name]
     whole = numbers(37 * 50 * 77).reshape(1, 37, 50, 77).contiguous(memory_format=layout)
+    plain = function(whole)
     with SteadyElementwise():
         expected = function(whole)
         torch.testing.assert_close(expected, function(whole.double()).float())
+        assert expected[:, 0].stride() == plain[:, 0].stride()
+        assert expected.is_contiguous() == plain.is_contiguous()
         for rows, columns in ((50, 76), (41, 57), (7, 5)):
             part = whole[..., :rows, :columns]
             for x in (part, part.contiguous(memory_format=layout)):

@@ -116,7 +116,17 @@ def _along_last_axis(func: Any, args: Any, kwargs: Any) -> Any:
     moved = image.movedim(axis, -1).contiguous()
     result = func(moved, -1 if isinstance(axes, int) else [-1], *args[2:], **kwargs)
     keeps_axis = isinstance(axes, int) or (len(args) > 2 and args[2])
-    return result.movedim(-1, axis) if keeps_axis else result
+    if keeps_axis:
+        result = result.movedim(-1, axis)
+    # Laid out as torch does it: what comes next may ask for a view.
+    plain = func(
+        torch.empty_strided(image.shape, image.stride(), dtype=image.dtype, device="meta"),
+        *args[1:],
+        **kwargs,
+    )
+    if _layout(result) == _layout(plain):
+        return result
+    return torch.empty_strided(plain.shape, plain.stride(), dtype=plain.dtype).copy_(result)
 
 
 def _is_image(arg: Any) -> bool:
