@@ -162,8 +162,8 @@ def finish(process: subprocess.Popen[str], *, code: int = 0, timeout: float = 12
     return str(output)
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 60) -> Any:
-    """Wait until a condition is true."""
+def wait_for(what: Callable[[], Any], seconds: float = 120) -> Any:
+    """Wait until a condition is true; a Slurm on a busy machine takes its time."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
         assert time.monotonic() < deadline, "it did not come true in time"
