@@ -37,13 +37,17 @@ from torch import nn
 HERE = Path(__file__).parent
 
 class Looking(nn.Module):
-    def __init__(self):
+    def __init__(self, note):
         super().__init__()
-        assert (HERE / "radius").read_text()  # it is read again later on
+        try:
+            open(HERE / "absent")
+        except FileNotFoundError:
+            pass
+        assert (HERE / "radius.py").read_text()  # it is read again later on
     def forward(self, x):
         with open(HERE / "calls", "a") as calls:
             calls.write(".")
-        radius = int((HERE / "radius").read_text()) + int(os.environ.get("MORE_RADIUS", 0))
+        radius = int((HERE / "radius.py").read_text()) + int(os.environ.get("MORE_RADIUS", 0))
         return nn.functional.avg_pool2d(x, 2 * radius + 1, 1, radius, count_include_pad=False)
 """
 
@@ -51,7 +55,8 @@ class Looking(nn.Module):
 def radius_of(folder: Path) -> tuple[int, bool]:
     """The receptive field that a plan finds, and True where the network was called for it."""
     (folder / "calls").write_text("")
-    made = job_of(folder / "in.zarr", folder / "out.zarr", "torch", {"import": "looking_networks:Looking"})
+    named = {"import": "looking_networks:Looking", "options": {"note": 300 * "a"}}  # no file has such a name
+    made = job_of(folder / "in.zarr", folder / "out.zarr", "torch", named)
     plan = make_plan(replace(made, import_folder=str(folder)))
     return plan.identity["probed"][0], bool((folder / "calls").read_text())
 
@@ -60,11 +65,13 @@ def test_what_a_network_reads_again_or_finds_in_the_environment_is_in_the_key(
     job: Denoising, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "looking_networks.py").write_text(LOOKING)
-    (tmp_path / "radius").write_text("1")
+    (tmp_path / "radius.py").write_text("1")
     assert radius_of(tmp_path) == (1, True)
     assert radius_of(tmp_path) == (1, False)
-    (tmp_path / "radius").write_text("4")
+    (tmp_path / "radius.py").write_text("4")
     assert radius_of(tmp_path) == (4, True)
+    assert radius_of(tmp_path) == (4, False)
+    monkeypatch.setenv("SSH_TTY", "/dev/pts/9")
     assert radius_of(tmp_path) == (4, False)
     monkeypatch.setenv("MORE_RADIUS", "2")
     assert radius_of(tmp_path) == (6, True)

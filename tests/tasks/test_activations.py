@@ -107,7 +107,6 @@ OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
     "power in place": lambda x, y: x.clone().pow_(y),
     "sum": torch.add,
     "power in an array that is there": lambda x, y: torch.pow(x, y, out=torch.empty(0)),
-    "power of whole numbers": lambda x, y: torch.pow((9 * x).int(), y),
     "weighted sum": lambda x, y: torch.add(x, y, alpha=0.3),
     "weighted difference": lambda x, y: torch.sub(x, y, alpha=0.3),
 }
@@ -217,13 +216,16 @@ ALONG_CHANNELS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("name", ALONG_CHANNELS)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_functions_along_channels_have_the_bits_of_the_image(name: str, layout: torch.memory_format) -> None:
+def test_functions_along_channels_have_the_bits_of_the_image(
+    name: str, layout: torch.memory_format, mode: Any
+) -> None:
     function = ALONG_CHANNELS[name]
     whole = numbers(37 * 50 * 77).reshape(1, 37, 50, 77).contiguous(memory_format=layout)
     plain = function(whole)
-    with SteadyElementwise():
+    with mode(), SteadyElementwise():
         expected = function(whole)
         torch.testing.assert_close(expected, function(whole.double()).float())
         assert expected[:, 0].stride() == plain[:, 0].stride()
@@ -232,3 +234,17 @@ def test_functions_along_channels_have_the_bits_of_the_image(name: str, layout: 
             part = whole[..., :rows, :columns]
             for x in (part, part.contiguous(memory_format=layout)):
                 assert torch.equal(function(x), expected[..., :rows, :columns]), (rows, columns)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_what_is_no_float_is_as_torch_has_it(mode: Any) -> None:
+    """Conjugates, shifts and masks: their numbers are stored in other ways, or none of them is rounded."""
+    a, b = torch.complex(numbers(100), numbers(100).flip(0)), torch.complex(numbers(100).abs(), numbers(100))
+    rows, columns = torch.arange(6).reshape(2, 3), torch.arange(2)[:, None]
+    expected = [a * b.conj(), b.conj().exp(), rows << columns, rows ^ columns, (rows > 2) ^ (columns > 0)]
+    with mode(), SteadyElementwise():
+        found = [a * b.conj(), b.conj().exp(), rows << columns, rows ^ columns, (rows > 2) ^ (columns > 0)]
+        with pytest.raises(RuntimeError, match="can't be cast"):
+            torch.sigmoid(numbers(8), out=torch.empty(8, dtype=torch.int64))
+    assert all(map(torch.equal, found, expected))
+    assert torch.equal(rows, torch.arange(6).reshape(2, 3))

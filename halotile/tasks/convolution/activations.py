@@ -31,6 +31,7 @@ _ALONG_AXIS = frozenset({
     torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default, torch.ops.aten.mean.dim, torch.ops.aten.sum.dim_IntList,
 })  # fmt: skip
 """Functions of all numbers along an axis, of several images at once."""
+_SOFTMAX = frozenset({torch.ops.aten.softmax.int, torch.ops.aten.log_softmax.int})
 
 
 class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
@@ -52,6 +53,9 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one torch operation."""
         kwargs = kwargs or {}
+        if func in _SOFTMAX:  # as it is in inference mode
+            with self:
+                return func.decompose(*args, **kwargs)
         if func in _ALONG_AXIS and args[0].device.type == "cpu":
             return _along_last_axis(func, args, kwargs)
         if torch.Tag.pointwise not in func.tags or "memory_format" in kwargs:  # which only copies have
@@ -81,6 +85,8 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
         """Run the operation without ``out``, whose remainder would be left as it is; put the result there."""
         with self:
             result = func.overloadpacket(*args, **kwargs)
+        if not torch.can_cast(result.dtype, out.dtype):
+            return func(*args, out=out, **kwargs)  # torch says why not
         if out.shape != result.shape:  # it has what layout the result has, as in torch
             out.resize_(result.shape).as_strided_(result.shape, result.stride())
         return out.copy_(result)
@@ -102,7 +108,7 @@ class SteadyElementwise(TorchDispatchMode):  # type: ignore[misc]
         ]
         with self:
             result = func(*again, **kwargs)
-        return args[0].copy_(result) if func.overloadpacket.__name__.endswith("_") else result
+        return args[0].copy_(result) if func._schema.is_mutable else result
 
 
 def _along_last_axis(func: Any, args: Any, kwargs: Any) -> Any:
@@ -135,15 +141,15 @@ def _is_image(arg: Any) -> bool:
 
 
 def _differ(tensors: list[torch.Tensor], layouts: set[Any]) -> bool:
-    """Return whether tensors on the CPU are laid out each in its own way, or all with gaps."""
-    if len(tensors) < 2 or any(t.device.type != "cpu" for t in tensors):
+    """Return whether float tensors on the CPU are laid out each in its own way, or all with gaps."""
+    if len(tensors) < 2 or any(t.device.type != "cpu" or not t.is_floating_point() for t in tensors):
         return False
     return len(layouts) > 1 or _has_gaps(tensors[0])
 
 
 def _has_gaps(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor on the CPU has gaps in memory, such as a part of an image."""
-    if tensor.device.type != "cpu" or not tensor.numel():
+    """Return whether a float tensor on the CPU has gaps in memory, such as a part of an image."""
+    if tensor.device.type != "cpu" or not tensor.is_floating_point() or not tensor.numel():
         return False
     return not torch.ops.aten.is_non_overlapping_and_dense(tensor)
 
@@ -162,8 +168,8 @@ def _format_of(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The elements of a tensor in memory order; None if it has gaps, or is not on the CPU."""
-    if tensor.device.type != "cpu":
+    """The elements of a tensor in memory order; None if it has gaps, or is not a float tensor on the CPU."""
+    if tensor.device.type != "cpu" or not tensor.is_floating_point() or tensor.is_neg():
         return None
     dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
     return tensor.as_strided((tensor.numel(),), (1,)) if dense else None

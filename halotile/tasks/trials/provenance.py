@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,12 @@ from halotile.tasks.devices.cpu_kind import cpu_kind
 from halotile.tasks.options import import_reference
 from halotile.tasks.user_code import imported_digest, loaded_code, source_files, whole_digest
 
-OF_SHELLS = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLUMNS", "LINES"})
-"""Environment variables that change from command to command of a terminal."""
+OF_SESSIONS = re.compile(
+    "_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|DISPLAY|WINDOWID|.*TERM.*|(TMUX|STY|SSH_|XDG_SESSION|XDG_RUNTIME|DBUS_|VTE_|SLURM_|SBATCH_|PBS_|LSB_|SGE_).*"
+)
+"""Environment variables that change from command to command, terminal to terminal, or job to job of a batch system."""
+_PACKAGE = Path(__file__).resolve().parents[2]
+"""The folder of halotile, whose files :func:`_halotile` knows."""
 _loaded: dict[str, str] = {}
 """Digests of imported code by name, as of its import in this process, for which it does not change any more."""
 _files: dict[Path, str] = {}
@@ -56,15 +62,23 @@ def surroundings(denoiser: Denoiser, read: Collection[str]) -> str | None:
     name, and the environment. None where a file cannot be read any more.
     """
     options = denoiser.inner.options.values() if isinstance(denoiser.inner, UserNetwork | Function) else ()
-    named = {option for option in options if isinstance(option, str) and Path(option).is_file()}
+    named = {option for option in options if isinstance(option, str) and os.path.isfile(option)}
+    code = {
+        os.path.realpath(file)
+        for module in list(sys.modules.values())
+        if (file := getattr(module, "__file__", None))
+    }
+    known = (f"{_PACKAGE}{os.sep}", *code)
     data = sorted(
-        path for path in {*read, *named} if Path(path).suffix not in (".py", ".pyc")
-    )  # known as code
-    environment = sorted(item for item in os.environ.items() if item[0] not in OF_SHELLS)
+        path for path in {*read, *named} if not path.startswith(known) and not path.endswith(".pyc")
+    )
+    environment = sorted(item for item in os.environ.items() if not OF_SESSIONS.fullmatch(item[0]))
     try:
-        return _joined_digest(environment, [(path, file_sha256(path)) for path in data])
+        # What is not there now may be there later.
+        files = [(path, file_sha256(path) if os.path.isfile(path) else None) for path in data]
     except WeightsError:
         return None
+    return _joined_digest(environment, files)
 
 
 def _joined_digest(*words: Any) -> str:
@@ -139,7 +153,7 @@ def _weights(denoiser: Denoiser) -> str | None:
 def _halotile() -> str:
     """Digest of halotile's sources and compiled filters, which may change without a new version in a development installation."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parents[2].rglob("*")):
+    for file in sorted(_PACKAGE.rglob("*")):
         if file.suffix in (".py", ".c", ".h", ".so"):
             digest.update(file.read_bytes())
     return digest.hexdigest()
