@@ -1,4 +1,8 @@
 """The public name of :mod:`halotile.tasks.groups.collectives`."""
 
-from halotile.tasks.groups.collectives import *  # noqa: F403 - one module under two names
-from halotile.tasks.groups.collectives import __all__, __doc__  # noqa: A004, F401
+import sys
+
+from halotile.tasks.groups import collectives
+from halotile.tasks.groups.collectives import *  # noqa: F403 - for tools that read modules without running them
+
+sys.modules[__name__] = collectives  # one module under both names

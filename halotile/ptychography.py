@@ -1,4 +1,8 @@
 """The public name of :mod:`halotile.graphs.jobs.ptychography.call`."""
 
-from halotile.graphs.jobs.ptychography.call import *  # noqa: F403 - one module under two names
-from halotile.graphs.jobs.ptychography.call import __all__, __doc__  # noqa: A004, F401
+import sys
+
+from halotile.graphs.jobs.ptychography import call
+from halotile.graphs.jobs.ptychography.call import *  # noqa: F403 - for tools that read modules without running them
+
+sys.modules[__name__] = call  # one module under both names

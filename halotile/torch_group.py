@@ -1,4 +1,8 @@
 """The public name of :mod:`halotile.tasks.groups.torch_group`."""
 
-from halotile.tasks.groups.torch_group import *  # noqa: F403 - one module under two names
-from halotile.tasks.groups.torch_group import __all__, __doc__  # noqa: A004, F401
+import sys
+
+from halotile.tasks.groups import torch_group
+from halotile.tasks.groups.torch_group import *  # noqa: F403 - for tools that read modules without running them
+
+sys.modules[__name__] = torch_group  # one module under both names
