@@ -128,7 +128,7 @@ def test_compiled_filters_belong_to_halotile(
 ) -> None:
     place = tmp_path / "tasks/denoisers/compiled" / name
     place.parent.mkdir(parents=True)
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "tasks/trials/provenance.py"))
+    monkeypatch.setattr(provenance, "_PACKAGE", tmp_path)
     digests = {provenance._halotile()}
     for content in (b"1", b"2"):
         place.write_bytes(content)
