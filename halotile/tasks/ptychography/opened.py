@@ -133,7 +133,7 @@ class OpenedScan:
         """Write object, probe, positions and losses as the CXI file of a job."""
         DISK.write_file(Path(path), [encoded_state(self._computed, self.state)])
 
-    def check_free(self) -> None:
+    def check_ready(self) -> None:
         """Refuse to go on where others have the state, or with other patterns.
 
         Raises

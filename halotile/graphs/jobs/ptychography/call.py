@@ -280,7 +280,7 @@ class _Solver:
         holds = "positions" in recipe.refined and recipe.start is None and not self.scan.losses
         stage = stage_of(options, len(recipe.scan.positions), holds=holds)
         check_used(replace(recipe, stages=(stage,)))
-        self.scan.check_free()
+        self.scan.check_ready()
         self._open()
         with tempfile.TemporaryDirectory(dir=self.context.folder) as folder:
             yield from self._epochs(stage, Path(folder))

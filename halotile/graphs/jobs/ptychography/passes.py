@@ -105,7 +105,7 @@ class SentRecipe:
         for path, values in zip(self.digests, (scan, start), strict=False):
             if values is not None and values.digest() != self.digests[path]:
                 raise InputError(
-                    f"{path} has changed since it was opened. Give back what was there, or start over: run with --fresh."
+                    f"{path} has changed since it was opened. Give back what was there, or start over (a run with --fresh)."
                 )
         return replace(self.recipe, scan=scan, start=start)
 
