@@ -43,6 +43,14 @@ DTYPES = (
 )
 """Types of pixels that an image may have."""
 
+IN_THREADS: dict[str, Any] = {
+    "processes": False,
+    "threads_per_worker": 1,
+    "dashboard_address": "127.0.0.1:0",
+    "worker_dashboard_address": "127.0.0.1:0",
+}
+"""Options of a LocalCluster in this process. Without addresses, Dask serves its dashboard on all interfaces."""
+
 
 def noisy_image(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> Image:
     """Smooth waves with noise on them, in [0, 1] for floats and over the whole range for integers."""

@@ -16,8 +16,8 @@ from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.runs.verify import verify
 from halotile.storage.arrays import open_source
 from tests.faults import BLOCKS, Scene, image, truth
-from tests.graphs.distributing import IN_THREADS
 from tests.graphs.trials import FOUND, TWO, finding
+from tests.support import IN_THREADS
 
 
 @pytest.fixture(scope="module")

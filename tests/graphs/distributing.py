@@ -12,14 +12,6 @@ from halotile import DistributedContext, distribute
 
 physics = pytest.importorskip("deepinv.physics")
 
-IN_THREADS: dict[str, Any] = {
-    "processes": False,
-    "threads_per_worker": 1,
-    "dashboard_address": "127.0.0.1:0",
-    "worker_dashboard_address": "127.0.0.1:0",
-}
-"""Options of a LocalCluster in this process. Without addresses, Dask serves its dashboard on all interfaces."""
-
 NEAR = 1e-5
 """Largest difference, relative to the largest value."""
 

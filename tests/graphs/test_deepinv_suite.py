@@ -23,7 +23,7 @@ from halotile import DistributedContext, distribute
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.local import LocalWorkers
 from tests.cases import all_of
-from tests.graphs.distributing import IN_THREADS
+from tests.support import IN_THREADS
 
 peer: Any = pytest.importorskip("deepinv.tests.test_distributed")
 

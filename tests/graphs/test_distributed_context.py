@@ -18,7 +18,8 @@ from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.distributed import context
 from halotile.graphs.distributed.memory_check import task_bytes
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
-from tests.graphs.distributing import IN_THREADS, STACKS, image, one_bright_pixel, refuse_bright, tiled
+from tests.graphs.distributing import STACKS, image, one_bright_pixel, refuse_bright, tiled
+from tests.support import IN_THREADS
 
 physics = pytest.importorskip("deepinv.physics")
 optim = pytest.importorskip("deepinv.optim")
