@@ -16,8 +16,9 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,23 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from halotile.storage.grid import Block, Grid, Region
+from halotile.storage.grid import Block, Grid
+from halotile.storage.images.sheet import Cell, draw_sheet, grey
 from halotile.storage.rim import source_positions
 
 CONFIG = Path(__file__).with_name("demo.yaml")
 SHARD = 1024
+EDGE = 400  # of the images that are drawn, about
 OPTIC_DISC = (500, 130)  # where the detail that is drawn starts: vessels of every width meet here
 
 Image = NDArray[np.float32]
+
+
+def photograph() -> Image:
+    """The green channel of scikit-image's retina: the one in which blood vessels stand out."""
+    from skimage import data
+
+    return np.asarray(data.retina()[..., 1], np.float32) / np.float32(255)
 
 
 @dataclass(frozen=True)
@@ -42,16 +52,23 @@ class Retina:
     size: int
     sigma: float = 0.1
     seed: int = 0
+    photograph: Image = field(default_factory=photograph)
+
+    def __getitem__(self, part: tuple[slice, ...]) -> Image:
+        """A part of the image without noise."""
+        rows, columns = (
+            source_positions(0, self.size, length, "reflect")[along]
+            for along, length in zip(part, self.photograph.shape, strict=True)
+        )
+        return self.photograph[np.ix_(rows, columns)]
 
     def write(self, folder: Path) -> None:
-        """Write ``truth.zarr`` and ``noisy.zarr`` shard by shard."""
-        tile = retina()
-        truth, noisy = (_create(folder / f"{name}.zarr", self.size) for name in ("truth", "noisy"))
+        """Write the image with noise, ``noisy.zarr``, shard by shard."""
+        noisy = _create(folder / "noisy.zarr", self.size)
 
         def write_shard(block: Block) -> None:
-            clean = _mirrored(tile, block.core)
+            clean = self[block.core.slices]
             noise = np.random.default_rng([self.seed, block.number]).standard_normal(clean.shape, np.float32)
-            truth[block.core.slices] = clean
             noisy[block.core.slices] = clean + np.float32(self.sigma) * noise
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -59,23 +76,8 @@ class Retina:
 
     @property
     def grid(self) -> Grid:
-        """The shards of the images written."""
+        """The shards of the image written."""
         return Grid((self.size, self.size), (SHARD, SHARD), ((0, 0), (0, 0)))
-
-
-def retina() -> Image:
-    """The green channel of scikit-image's retina: the one in which blood vessels stand out."""
-    from skimage import data
-
-    return np.asarray(data.retina()[..., 1], np.float32) / np.float32(255)
-
-
-def _mirrored(tile: Image, region: Region) -> Image:
-    rows, columns = (
-        source_positions(start, stop, length, "reflect")
-        for start, stop, length in zip(region.start, region.stop, tile.shape, strict=True)
-    )
-    return tile[np.ix_(rows, columns)]
 
 
 def _create(path: Path, size: int) -> zarr.Array:
@@ -97,7 +99,7 @@ def denoise(folder: Path, workers: int) -> dict[str, Any]:
     settings = [word for key, path in paths.items() for word in ("--set", f"{key}={path.resolve()}")]
     words = ["run", str(CONFIG), "--workers", str(workers), "--fresh", "--json", *settings]
     print("$ recon-cli", *words, flush=True)
-    command = [sys.executable, "-m", "halotile.cli.main", *words]
+    command = [sys.executable, "-m", "halotile", *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(done.returncode)
@@ -111,40 +113,31 @@ def open_image(path: Path) -> zarr.Array:
     return node["0"] if isinstance(node, zarr.Group) else node
 
 
-def psnr(folder: Path, name: str, grid: Grid) -> float:
+def psnr(image: zarr.Array, truth: Retina) -> float:
     """Peak signal-to-noise ratio of an image against the truth, in dB, for a peak of 1; read shard by shard."""
-    image, truth = (open_image(folder / f"{n}.zarr") for n in (name, "truth"))
 
     def squares(block: Block) -> float:
-        difference = np.subtract(image[block.core.slices], truth[block.core.slices], dtype=np.float64)
+        part = block.core.slices
+        difference = np.subtract(image[part], truth[part], dtype=np.float64)
         return float(np.vdot(difference, difference))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return 10 * math.log10(math.prod(grid.shape) / math.fsum(pool.map(squares, grid)))
+        return 10 * math.log10(math.prod(image.shape) / math.fsum(pool.map(squares, truth.grid)))
 
 
-def draw(folder: Path, size: int, before: float, after: float) -> Path:
-    """Draw noisy, denoised and true image side by side, a detail above and the whole below, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    titles = {"noisy": f"noisy, {before:.1f} dB", "clean": f"denoised, {after:.1f} dB", "truth": "truth"}
-    figure, axes = pyplot.subplots(2, 3, figsize=(12, 8.4), layout="constrained")
-    top, left = (min(start, max(0, size - 320)) for start in OPTIC_DISC)
-    detail = np.s_[top : top + 320, left : left + 320]
-    step = max(1, size // 800)
-    for column, (name, title) in enumerate(titles.items()):
-        image = open_image(folder / f"{name}.zarr")
-        axes[0, column].set_title(title)
-        for row, part in enumerate((detail, np.s_[::step, ::step])):
-            axes[row, column].imshow(image[part], cmap="gray", vmin=0, vmax=0.9)
-            axes[row, column].set_axis_off()
-    path = folder / "before-after.png"
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    return path
+def draw(path: Path, images: Mapping[str, zarr.Array | Retina], size: int) -> None:
+    """Draw images side by side, each under its title, a detail above and the whole below, as a PNG."""
+    step = max(1, round(size / EDGE))
+    edge = -(-size // step)
+    top, left = (min(start, size - edge) for start in OPTIC_DISC)
+    parts = (np.s_[top : top + edge, left : left + edge], np.s_[::step, ::step])
+    draw_sheet(
+        path,
+        [
+            Cell(title, [grey(np.asarray(image[part])[None], 0, 0.9) for part in parts])
+            for title, image in images.items()
+        ],
+    )
 
 
 def main() -> None:
@@ -156,12 +149,18 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=4096, help="edge of the image in pixels")
     parser.add_argument("--workers", type=int, default=2)
     request = parser.parse_args()
-    image = Retina(request.size)
-    image.write(request.out)
+    truth = Retina(request.size)
+    truth.write(request.out)
     summary = denoise(request.out, request.workers)
-    before, after = (psnr(request.out, name, image.grid) for name in ("noisy", "clean"))
-    drawn = draw(request.out, request.size, before, after)
-    print(f"image      {request.size} x {request.size} pixels, noise of sigma {image.sigma}")
+    noisy, clean = (open_image(request.out / f"{name}.zarr") for name in ("noisy", "clean"))
+    before, after = psnr(noisy, truth), psnr(clean, truth)
+    drawn = request.out / "before-after.png"
+    draw(
+        drawn,
+        {f"noisy, {before:.1f} dB": noisy, f"denoised, {after:.1f} dB": clean, "truth": truth},
+        request.size,
+    )
+    print(f"image      {request.size} x {request.size} pixels, noise of sigma {truth.sigma}")
     print(f"PSNR         {before:.2f} dB before, {after:.2f} dB after")
     print(f"throughput   {summary['megapixels_per_second']:.2f} Mpix/s, {summary['seconds']:.1f} s in all")
     print(
