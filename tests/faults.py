@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -226,9 +226,9 @@ class Scene:
             start_new_session=True,
         )
 
-    def seen(self) -> list[int]:
-        """The blocks that the denoiser was given, in order."""
-        return [block for block, _ in self._log()]
+    def seen(self, but_by: Collection[int] = ()) -> list[int]:
+        """The blocks that the denoiser was given, in order, but those of some processes."""
+        return [block for block, pid in self._log() if pid not in but_by]
 
     def blocks_of(self, process: int) -> list[int]:
         """The blocks that one worker was given, in order."""

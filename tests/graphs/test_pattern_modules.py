@@ -10,10 +10,14 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import halotile
 from halotile.cli.main import app
 from halotile.storage.scans.convert import write_scan
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.ptychography import module_program
 from halotile.tasks.ptychography.simulated import SimulatedScan
 
 pytestmark = [pytest.mark.cluster]
@@ -130,6 +134,16 @@ def test_a_module_is_refined_with_the_same_bits_for_any_number_of_workers(folder
     assert (
         CliRunner().invoke(app, ["export", str(folder / "1.cxi"), str(folder / "sheet.png")]).exit_code == 0
     )
+
+
+def test_whether_a_module_is_spoilt_goes_by_the_light_that_its_patterns_have(
+    folder: Path, simulated: SimulatedScan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module_program, "built_module", lambda recipe: torch.nn.Linear(2, 2))
+    for loss, power in (("amplitude_mse", 1), ("intensity_mse", 2)):
+        recipe = halotile.ptychography.open(folder / "scan.zarr", loss=loss).recipe
+        scale = module_program.ModuleRefinement(recipe, TorchGroup()).first_state().scale
+        assert scale == pytest.approx(simulated.patterns(np.arange(36)).mean() ** power, rel=1e-4)
 
 
 @pytest.mark.thorough

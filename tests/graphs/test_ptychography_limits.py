@@ -102,6 +102,28 @@ def test_what_a_run_began_with_may_go_once_it_has_begun(folder: Path) -> None:
     assert sent.opened().start is None
 
 
+def test_a_recording_is_not_replaced_by_a_result(folder: Path) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    with h5py.File(folder / "raw.cxi", "w") as file:
+        file["entry_1/data_1/data"] = np.ones((2, 2))
+    for name, said in (
+        ("raw.cxi", "holds no result, and is not replaced"),
+        ("none/result.cxi", "is no folder"),
+        ("result.npy", "Write a name with .cxi"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            scan.save(folder / name)
+    for _ in range(2):
+        scan.save(folder / "result.cxi")
+
+
+def test_workers_without_a_slot_have_nothing_to_do(folder: Path) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr", slots=1)
+    with halotile.DistributedContext(workers=2) as ctx:
+        losses = list(halotile.ptychography.Adam(scan, context=ctx).optimize(2, lr=0.02))
+    assert losses[1] < losses[0]
+
+
 def test_a_loop_does_not_go_on_with_another_scan(folder: Path) -> None:
     scan = halotile.ptychography.open(folder / "scan.zarr")
     _ = scan.object

@@ -126,8 +126,8 @@ def test_a_worker_that_fails_after_a_loop_was_left_is_told_of(
     with halotile.ptychography.Adam(scan) as adam:
         run_ranks = adam.context.run_torch
 
-        def fail_at_the_end(program: Any) -> None:
-            run_ranks(program)
+        def fail_at_the_end(program: Any, **options: Any) -> None:
+            run_ranks(program, **options)
             raise RuntimeError("a worker was lost")
 
         monkeypatch.setattr(adam.context, "run_torch", fail_at_the_end)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from dask import annotate
@@ -53,6 +55,11 @@ def sleep_long(numbers: tuple[int, ...]) -> Done:
 
 def sleep_a_little(numbers: tuple[int, ...]) -> Done:
     time.sleep(0.5)
+    return noop(numbers)
+
+
+def stop_a_moment_later(numbers: tuple[int, ...]) -> Done:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
     return noop(numbers)
 
 
@@ -125,6 +132,29 @@ def test_a_stream_without_answers_stalls_with_a_text(cluster: RunningCluster) ->
             pass
     stream.abandon()
     time.sleep(3)
+
+
+def test_a_result_on_a_worker_that_hangs_is_not_awaited_for_ever(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = cluster.client.run(os.getpid).values()
+    stream = stream_of(cluster, stop_a_moment_later, stall_seconds=1.0)
+    gather = stream._gather
+
+    def gather_late(futures: list[Any]) -> list[Any]:
+        time.sleep(1)
+        return gather(futures)
+
+    monkeypatch.setattr(stream, "_gather", gather_late)
+    began = time.monotonic()
+    try:
+        with pytest.raises(Stalled, match="no block came back for 1 s"):
+            list(stream.answers(iter(range(2)), 2))
+        assert time.monotonic() - began < 30
+    finally:
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
+        stream.abandon()
 
 
 def test_a_killed_worker_costs_only_what_was_in_flight(cluster: RunningCluster, tmp_path: object) -> None:

@@ -179,3 +179,11 @@ def test_nothing_is_told_of_ordinary_patterns(name: str, dose: float | None) -> 
         draw: Callable[[Any], Any] = np.random.default_rng(0).poisson
         exact = kind if dose is None else kind * dose / kind.sum((1, 2)).mean()
         assert _noted(exact if dose is None else draw(exact)) == ([], [])
+
+
+def test_counts_that_are_added_beyond_what_can_be_kept_are_refused(tmp_path: Path) -> None:
+    many = np.full((COUNT, EDGE, EDGE), 2**31, np.uint32)
+    (_, found), _ = convert(tmp_path, many)
+    assert found.max() == 2**31
+    _, said = convert(tmp_path, many, "--bin", "2", code=4)
+    assert "a pattern has 8,589,934,592 counts in a pixel" in said

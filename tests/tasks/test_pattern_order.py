@@ -39,6 +39,8 @@ def test_each_pattern_is_used_once_an_epoch_in_another_order(recipe: ScanRecipe,
         assert all(len(parts) == SLOTS and sum(map(len, parts)) <= 7 for parts in steps)
         orders.append(np.concatenate([part for parts in steps for part in parts]).tolist())
         assert sorted(orders[-1]) == list(range(53))
+        last = [part.tolist() for part in list(steps)[-1]]
+        assert [part.tolist() for part in steps[-1]] == last
     assert orders[0] == orders[2] != orders[1]
     other = steps_of(replace(recipe, seed=6), 0)
     assert orders[0] != np.concatenate([part for parts in other for part in parts]).tolist()

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import InputError, MissingPackage
+from halotile.errors import ConfigError, InputError, MissingPackage, OutputRefused
 from halotile.storage.disk.durable import DISK
 from halotile.storage.disk.place import ZARR_FILES, check_path, check_place
 from halotile.storage.grid import Region
-from halotile.storage.scans.hdf5 import opened
+from halotile.storage.scans.hdf5 import SUFFIXES, opened
 from halotile.storage.sharded.output import Layout, ShardWriter, create_output
 
 IMAGES = {"object": "yx", "probe": "cyx"}
@@ -25,9 +25,27 @@ RINGS = ("ring_frequency", "ring_correlation", "ring_threshold", "resolution", "
 CHUNK = 256
 
 
+def check_result_place(path: Path) -> None:
+    """Refuse a path to which no result can be written, or only in place of something else.
+
+    Raises
+    ------
+    ConfigError
+        Without the suffix of an HDF5 file.
+    OutputRefused
+        Where a file is that holds no result, or no folder to write into.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path} is to be an HDF5 file. Write a name with {', '.join(SUFFIXES)}.")
+    if not path.parent.is_dir():
+        raise OutputRefused(f"{path.parent} is no folder. Make it, or write another path.")
+    if path.exists() and not is_result(str(path)):
+        raise OutputRefused(f"{path} holds no result, and is not replaced. Remove it, or write another path.")
+
+
 def is_result(path: str) -> bool:
     """Return True for a CXI file with an object and a probe."""
-    if not path.endswith((".cxi", ".h5", ".hdf5")) or not Path(path).is_file():
+    if not path.endswith(SUFFIXES) or not Path(path).is_file():
         return False
     with opened(path) as file:
         return all(name in file for name in IMAGES)

@@ -82,7 +82,7 @@ class Framing:
         bins = images.reshape(
             *leading, rows // self.binning, self.binning, columns // self.binning, self.binning
         )
-        wide = np.float32 if images.dtype.kind == "f" else np.uint32
+        wide = np.float32 if images.dtype.kind == "f" else np.uint64
         return np.asarray(bins.sum((-3, -1)), wide)
 
 

@@ -13,6 +13,9 @@ from halotile.errors import InputError, MissingPackage
 from halotile.storage.run_directory.names import run_path
 from halotile.storage.stored_array import read_error
 
+SUFFIXES = (".cxi", ".h5", ".hdf5")
+"""Ends of the names of results."""
+
 
 def load_h5py() -> Any:
     """Return the module.

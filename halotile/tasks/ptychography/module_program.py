@@ -18,7 +18,13 @@ from halotile.tasks.ptychography.order import PatternNumbers
 from halotile.tasks.ptychography.patterns import turned
 from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.recipe import ScanRecipe
-from halotile.tasks.ptychography.state import PartTensors, ReconstructionState, SlotGradients, as_real
+from halotile.tasks.ptychography.state import (
+    PartTensors,
+    ReconstructionState,
+    SlotGradients,
+    as_real,
+    dark_loss,
+)
 from halotile.tasks.ptychography.user_module import built_module, load
 
 
@@ -46,7 +52,7 @@ class ModuleRefinement(Refinement):
             )
         values = dict(self.module.named_parameters())
         parameters = {name: _sent(values[name].detach().clone(), self.group) for name in self.refined}
-        return ReconstructionState(parameters, 1.0)
+        return ReconstructionState(parameters, 1.0, scale=dark_loss(self.recipe, self.patterns.mean()))
 
     def positions(self, state: ReconstructionState, parts: Sequence[PatternNumbers]) -> list[Any]:
         """No positions: the module has its own."""

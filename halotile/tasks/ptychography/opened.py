@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
 from halotile.storage.disk.durable import DISK
+from halotile.storage.scans.export import check_result_place
 from halotile.storage.scans.lengths import shown_resolution
 from halotile.tasks.groups.training.requests import LOOK_SECONDS
 from halotile.tasks.groups.training.saved import read_content, state_in, write_state
@@ -74,7 +75,7 @@ class OpenedScan:
 
     @object.setter  # noqa: A003 - its name in files
     def object(self, image: Any) -> None:
-        self._own.parameters["object"] = self._given("object", image)
+        self._own.begin_with("object", self._given("object", image))
 
     @property
     def probe(self) -> NDArray[np.complex64]:
@@ -83,7 +84,7 @@ class OpenedScan:
 
     @probe.setter
     def probe(self, modes: Any) -> None:
-        self._own.parameters["probe"] = self._given("probe", modes) / self._own.norm
+        self._own.begin_with("probe", self._given("probe", modes) / self._own.norm)
 
     @property
     def positions(self) -> NDArray[np.float64]:
@@ -98,7 +99,7 @@ class OpenedScan:
             raise ConfigError(
                 f"{outside} of {len(given)} positions would be beyond the object. Open the scan with a margin above {self.recipe.margin}."
             )
-        self._own.parameters["positions"] = given
+        self._own.begin_with("positions", given)
 
     @property
     def background(self) -> NDArray[np.float32]:
@@ -111,7 +112,7 @@ class OpenedScan:
         if (given < 0).any():
             raise ConfigError("background has values below 0, and they are counts. Write 0 or more.")
         root = given.clamp(min=dim**2).sqrt()  # at 0 there is no slope
-        self._own.parameters["background"] = turned(root / self._own.root, self.recipe)
+        self._own.begin_with("background", turned(root / self._own.root, self.recipe))
 
     @property
     def losses(self) -> list[float]:
@@ -127,10 +128,17 @@ class OpenedScan:
     @property
     def rings(self) -> RingCorrelation | None:
         """Correlation of the objects of two halves of the positions by spatial frequency; None where the scan was opened without."""
-        return correlated_halves(self._computed, self.state)
+        return correlated_halves(self._computed, self.state) if self.recipe.resolution else None
 
     def save(self, path: str | Path) -> None:
-        """Write object, probe, positions and losses as the CXI file of a job."""
+        """Write object, probe, positions and losses as the CXI file of a job, in place of an earlier one.
+
+        Raises
+        ------
+        ConfigError, OutputRefused
+            Where no result can be, or what is there is none.
+        """
+        check_result_place(Path(path))
         DISK.write_file(Path(path), [encoded_state(self._computed, self.state)])
 
     def check_ready(self) -> None:
@@ -181,7 +189,7 @@ class OpenedScan:
         there = self._own.parameters[name]
         try:
             array = np.asarray(values).astype(complex if there.is_complex() else float, casting="same_kind")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:  # the last one is torch's
             kind = "numbers" if there.is_complex() else "real numbers"
             raise ConfigError(f"{name} is no array of {kind}: {error}") from None
         if array.shape != tuple(there.shape):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -40,11 +41,13 @@ class EpochOrder:
     def __len__(self) -> int:
         return len(self.ends)
 
+    def __getitem__(self, step: int) -> list[PatternNumbers]:
+        step = range(len(self))[step]
+        ends = [int(self.ends[step - 1, -1]) if step else 0, *self.ends[step].tolist()]
+        return [self.numbers[a:b].astype(np.int64) for a, b in itertools.pairwise(ends)]
+
     def __iter__(self) -> Iterator[list[PatternNumbers]]:
-        start = 0
-        for ends in self.ends.tolist():
-            yield [self.numbers[a:b].astype(np.int64) for a, b in zip([start, *ends], ends, strict=False)]
-            start = ends[-1]
+        return map(self.__getitem__, range(len(self)))
 
 
 def steps_of(recipe: ScanRecipe, epoch: int, half: int | None = None) -> EpochOrder:

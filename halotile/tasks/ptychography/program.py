@@ -86,6 +86,8 @@ class Refinement:
         for epoch in range(len(state.losses), recipe.epochs):
             if recipe.requests and not StepRequests(recipe.requests).await_step(epoch, group, record.save):
                 break
+            if recipe.requests and group.rank == 0 and epoch + 1 == recipe.epochs:
+                record.save()  # the last epoch may be refused
             began = time.monotonic()
             for half, one in zip(recipe.halves, (state, *state.halves), strict=True):
                 one.losses.append(self.epoch(one, epoch, half))
@@ -102,7 +104,7 @@ class Refinement:
     def epoch(self, state: ReconstructionState, epoch: int, half: int | None = None) -> float:
         """Use every pattern of all positions or of a half once; return the mean loss of a pixel, each as it was before its step."""
         first, stage = self.recipe.stage_of(epoch)
-        if epoch == first:
+        if epoch in (first, first + stage.hold_positions):
             begin_stage(state)
         rate = rate_of(stage, state.losses[first:])
         if "positions" in self.refined and epoch < first + stage.hold_positions:
@@ -130,7 +132,7 @@ class Refinement:
             When the loss of its patterns is far above that before it, or not finite.
         """
         for half, one in zip(self.recipe.halves, (state, *state.halves), strict=True):
-            *_, parts = steps_of(self.recipe, epoch, half)
+            parts = steps_of(self.recipe, epoch, half)[-1]
             total, _ = self._sums(one, parts, self.positions(one, parts))
             loss, before = total / (sum(map(len, parts)) * self.counted_pixels), self.last_losses[half]
             if one.is_spoilt(before, loss):

@@ -26,7 +26,7 @@ DIM = 1e-3
 """Root of the first guess of the background, relative to that of the mean count."""
 MOST_RISE = 1e3
 """Most of the loss relative to that before the first step, or to that without light: with more, a reconstruction has diverged."""
-STEP_RISE, STEP_SHARE = 9, 0.1
+STEP_RISE, STEP_SHARE = 9, 0.01
 """Most by which the last step may add to the loss of its own patterns, relative to that, and to that without light."""
 
 PartTensors = dict[str, torch.Tensor]
@@ -81,6 +81,12 @@ class ReconstructionState:
         halves = [cls.of(half, device) for half in content["halves"]]
         return cls(_moved(content["parameters"], device), moments=moments, halves=halves, **values)
 
+    def begin_with(self, name: str, value: torch.Tensor) -> None:
+        """Set a part; what the solver keeps of what it was is forgotten."""
+        self.parameters[name] = value
+        for kept in self.moments.values():
+            kept.pop(name, None)
+
     @property
     def has_diverged(self) -> bool:
         """True where the last loss is one of a reconstruction that has diverged."""
@@ -127,7 +133,8 @@ class ReconstructionState:
 
 
 def _moved(tensors: Mapping[str, torch.Tensor], device: Any) -> PartTensors:
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
+    """The tensors on a device, all in one layout: the kernel of Adam takes them as they lie in memory."""
+    return {name: tensor.to(device).contiguous() for name, tensor in tensors.items()}
 
 
 def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> ReconstructionState:
@@ -163,7 +170,7 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
             f"{recipe.patterns.path}: the first guess of the probe is 0 everywhere within its support. Write a larger model.support, or another probe."
         )
     root = math.sqrt(float(mean.mean())) or 1.0
-    scale = root**4 if recipe.loss == "intensity_mse" else root**2
+    scale = dark_loss(recipe, mean)
     dim, root = DIM * root, min(1.0, root)
     intensities = torch.ones(len(scan.positions))
     if scan.intensities is not None:
@@ -184,6 +191,12 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     state = ReconstructionState(_moved(parameters, device), norm, root, scale)
     state.halves = [deepcopy(state) for _ in recipe.halves[1:]]
     return state
+
+
+def dark_loss(recipe: ScanRecipe, mean: torch.Tensor) -> float:
+    """About the loss of a model without light, by the mean pattern."""
+    count = float(mean.mean()) or 1.0
+    return count**2 if recipe.loss == "intensity_mse" else count
 
 
 def _defocused(probe: torch.Tensor, optics: Optics) -> torch.Tensor:

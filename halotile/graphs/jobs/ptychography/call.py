@@ -294,7 +294,8 @@ class _Solver:
 
         def compute() -> None:
             try:
-                self.context.run_torch(program_of(recipe))
+                ranks = min(self.context.world_size, recipe.slots)
+                self.context.run_torch(program_of(recipe), ranks=ranks)
             except BaseException as failure:
                 failures.append(failure)
 

@@ -9,12 +9,12 @@ from halotile.graphs.jobs.ptychography.job import ModelOptions, ScanInput, Stage
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.rules.combinations import Faults, workers_of_slots
 from halotile.graphs.rules.values import Above, AtLeast, seed
+from halotile.storage.scans.hdf5 import SUFFIXES
 from halotile.storage.spacing import signed_metres
 from halotile.tasks.ptychography.recipe import PARTS, SOLVER_TRAITS, VARYING
 
 OURS = ("focus", "modes", "variations", "oversampling", "support", "refine")
 """Keys of halotile's own model."""
-SUFFIXES = (".cxi", ".h5", ".hdf5")
 
 
 def _result_path(path: str) -> str | None:

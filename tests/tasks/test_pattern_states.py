@@ -1,0 +1,88 @@
+"""The state of a reconstruction between two steps: what is forgotten, when it is kept, and when it is no result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from halotile.errors import Diverged
+from halotile.storage.scans.convert import write_scan
+from halotile.storage.scans.scan import open_scan
+from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.requests import StepRequests
+from halotile.tasks.groups.training.saved import read_content, state_in
+from halotile.tasks.ptychography.program import Refinement
+from halotile.tasks.ptychography.recipe import PARTS, Optics, ScanRecipe, SolverStage
+from halotile.tasks.ptychography.simulated import SimulatedScan
+from halotile.tasks.ptychography.solvers import PatternBatch, adam
+from halotile.tasks.ptychography.state import ReconstructionState
+
+BATCH = PatternBatch([], 1.0, 0.1, SolverStage(epochs=1, lr=0.1, batch=1))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> ScanRecipe:
+    """36 patterns of 24 pixels, of which everything is refined."""
+    simulated = SimulatedScan(raster=(6, 6), pattern=24, step=3.0)
+    write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
+    scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
+    optics = Optics.of(scan, (24, 24), "far", None)
+    stages = (SolverStage(epochs=3, lr=0.02, batch=9),)
+    found = ScanRecipe(scan, patterns, optics, "amplitude_mse", 1, PARTS[:5], stages, 3, 5, 4)
+    return replace(found, checkpoint=tmp_path / "checkpoint", curve=tmp_path / "curve.json")
+
+
+def test_a_step_changes_the_pixel_whose_gradient_it_is_however_an_image_lies_in_memory() -> None:
+    image = torch.arange(6.0).reshape(2, 3).T  # as one of MATLAB, or orthogonal modes
+    kept = {"means": torch.zeros(3, 2), "squares": torch.zeros(3, 2), "counts": torch.zeros(())}
+    moments = {name: {"object": tensor} for name, tensor in kept.items()}
+    state = ReconstructionState.of(
+        ReconstructionState({"object": image}, 1.0, moments=moments).content(), "cpu"
+    )
+    gradient = torch.zeros(3, 2)
+    gradient[0, 1] = 1
+    adam(state, {"object": gradient}, {"object": 0.1}, BATCH)
+    torch.testing.assert_close(state.parameters["object"] - image, -0.1 * gradient)
+
+
+def test_a_part_that_is_set_begins_without_what_was_kept_of_it() -> None:
+    state = ReconstructionState({"object": torch.zeros(2), "probe": torch.zeros(2)}, 1.0)
+    adam(state, {name: torch.ones(2) for name in state.parameters}, {"object": 0.1, "probe": 0.1}, BATCH)
+    state.begin_with("object", torch.ones(2))
+    assert state.parameters["object"].tolist() == [1, 1]
+    assert all(list(state.moments[name]) == ["probe"] for name in ("means", "squares", "counts"))
+
+
+def test_curvature_is_not_that_of_positions_which_begin_to_move(recipe: ScanRecipe) -> None:
+    stages = (SolverStage(solver="lbfgs", epochs=5, lr=0.1, batch=36, hold_positions=3),)
+    work = Refinement(replace(recipe, stages=stages), TorchGroup())
+    state = work.first_state()
+    pairs = []
+    for epoch in range(5):
+        state.losses.append(work.epoch(state, epoch))
+        pairs.append(sum(name.startswith("step ") for name in state.moments["lbfgs"]))
+    assert pairs == [0, 1, 2, 0, 1]
+
+
+def test_a_last_epoch_that_is_refused_loses_no_other(recipe: ScanRecipe, tmp_path: Path) -> None:
+    spoiling = SolverStage(solver="sgd", epochs=1, lr=1000.0, batch=36)
+    work = Refinement(
+        replace(recipe, stages=(*recipe.stages, spoiling), requests=tmp_path / "requests"), TorchGroup()
+    )
+    StepRequests(tmp_path / "requests").ask(4)
+    with pytest.raises(Diverged):
+        work.run()
+    assert len(state_in(read_content(recipe.checkpoint))["losses"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_spoilt"),
+    [(0.25, 2.0, False), (0.25, 150.0, True), (50.0, 400.0, False), (float("nan"), 1.0, True)],
+)
+def test_a_step_that_spoils_a_tenth_of_the_amplitude_is_no_result(
+    before: float, after: float, is_spoilt: bool
+) -> None:
+    assert ReconstructionState({}, 1.0, scale=1e4).is_spoilt(before, after) == is_spoilt
