@@ -220,6 +220,7 @@ def test_ptychography_is_measured_by_its_epochs(folder: Path) -> None:
     assert contents(folder) == before
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 def test_the_first_of_many_images_is_measured_up_to_the_workers_of_the_job(folder: Path) -> None:
     (folder / "many.yaml").write_text(JOB.replace("a.npy", '"[a]*.npy"').replace("o.zarr", '"{stem}.zarr"'))
@@ -228,6 +229,7 @@ def test_the_first_of_many_images_is_measured_up_to_the_workers_of_the_job(folde
     assert [row["workers"] for row in json.loads(result.stdout)["workers"]] == [1, 2, 3]
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 @pytest.mark.parametrize(("number", "code"), [thorough(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_ends_it_and_its_folder_is_removed(folder: Path, number: signal.Signals, code: int) -> None:

@@ -82,6 +82,7 @@ def test_options_replace_what_the_file_says(config: Path) -> None:
     assert load_cluster(config, Flags(cluster="pbs")).kind == "pbs"
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 def test_copies_end_when_the_first_one_is_refused(tmp_path: Path) -> None:
     launch = os.environ | {"OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": f"refused-{os.getpid()}"}

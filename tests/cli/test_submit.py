@@ -248,6 +248,7 @@ def test_an_attempt_that_did_nothing_is_the_last(job: HpcJob, slurm: Slurm) -> N
     assert "its time was up before anything was done" in job.call("status", "out.zarr.run")
 
 
+@pytest.mark.thorough
 def test_a_cancelled_run_leaves_no_process_and_can_be_gone_on_with(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.3)
     number = submitted(job)
@@ -269,6 +270,7 @@ def test_a_cancelled_run_leaves_no_process_and_can_be_gone_on_with(job: HpcJob, 
     job.check_whole()
 
 
+@pytest.mark.thorough
 def test_a_run_that_waits_is_not_submitted_twice(job: HpcJob) -> None:
     job.set_pace(0.3)
     number = submitted(job)

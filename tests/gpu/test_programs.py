@@ -99,6 +99,7 @@ def test_a_scan_is_reconstructed_on_a_gpu_as_on_a_cpu_and_the_same_each_time(
     np.testing.assert_array_equal(*objects)
 
 
+@pytest.mark.thorough
 def test_epochs_from_python_go_on_where_the_last_call_ended(folder: Path, gpu: str) -> None:
     results = []
     for calls in ((3,), (2, 1)):

@@ -46,6 +46,7 @@ def done(wanted: Reconstruction, cluster: RunningCluster) -> tuple[Plan, Outcome
     return plan, outcome, read_zarr(plan.output)
 
 
+@pytest.mark.thorough
 def test_a_reconstruction_agrees_with_the_cpu_and_with_itself(
     gpu: str, cluster: RunningCluster, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from tests.support import noisy_image, read_zarr, write_zarr
 pytestmark = [pytest.mark.gpu, pytest.mark.cluster]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["local", "local-cuda"])
 def test_a_run_computes_on_the_gpu_and_its_driver_does_not(gpu: str, kind: str, tmp_path: Path) -> None:
     if kind == "local-cuda":

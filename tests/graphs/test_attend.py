@@ -191,6 +191,7 @@ def test_a_wait_that_lasts_until_time_is_up_is_gone_on_with_in_another_attempt(
     assert BatchFiles(made).failure() is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("holder", ["driver", "worker"])
 def test_a_job_that_is_ended_while_it_waits_is_not_asked_for_again(
     holder: str,

@@ -167,6 +167,7 @@ def test_names_are_text_and_a_curve_is_drawn(cluster: RunningCluster, browser: A
     follows(browser, lambda: text(browser, "word") == "the run is over")
 
 
+@pytest.mark.thorough
 def test_a_training_is_shown_with_its_examples_then_and_later(
     cluster: RunningCluster, browser: Any, tmp_path: Path
 ) -> None:

@@ -286,6 +286,7 @@ def test_looks_that_take_long_are_seldom(
     assert len(looks) == 2 or looks[-1] - looks[0] > 9
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("checks", ["when it goes on", "at its end"])
 def test_a_run_that_is_stopped_while_it_checks_has_not_finished(
     scene: Scene,

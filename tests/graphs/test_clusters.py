@@ -121,6 +121,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="workers are forked on Linux only")
 def test_workers_come_back_when_the_process_that_they_are_forked_from_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"

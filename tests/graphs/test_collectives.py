@@ -55,6 +55,7 @@ def test_the_cases_of_physicsnemo_give_its_numbers(four: DistributedContext, ran
     assert four.run_torch(physicsnemo_cases.shared_layer_faults, ranks=ranks) == [[]] * ranks
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ranks", "dtype", "norm"),
     [

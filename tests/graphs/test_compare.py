@@ -20,7 +20,7 @@ from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
 from halotile.storage.grid import Region
-from tests.cases import thorough
+from tests.cases import all_of, thorough
 from tests.graphs.holed import scene, with_tag
 from tests.support import job_of, read_zarr, run_inline, work_of, write_zarr
 
@@ -46,7 +46,7 @@ def noisy_retina(sigma: float = 0.1, edge: int = 512) -> tuple[NDArray[Any], NDA
     return clean, (clean + sigma * noise).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", all_of(CASES, thorough=["tv", "median", "torch"]))
 @pytest.mark.parametrize("dtype", ["float32", thorough("uint16")])
 def test_a_crop_has_the_bits_of_a_run(tmp_path: Path, name: str, dtype: str) -> None:
     pixels = noisy_retina(edge=320)[1]
@@ -60,7 +60,7 @@ def test_a_crop_has_the_bits_of_a_run(tmp_path: Path, name: str, dtype: str) -> 
     assert not (tmp_path / "o.zarr.run").exists()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", all_of(CASES, thorough=["gaussian", "nlm", "function"]))
 @pytest.mark.parametrize("value", [-9999.0, thorough(None)])
 def test_a_crop_with_holes_has_the_bits_of_a_run(tmp_path: Path, name: str, value: float | None) -> None:
     pixels, holes = scene(np.nan if value is None else value)
@@ -149,6 +149,7 @@ def test_noise_maps_and_masks_are_those_of_the_job(tmp_path: Path) -> None:
     assert 0.85 < found.best.statistics.ratio < 1.05
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 def test_a_crop_has_the_bits_of_a_run_on_workers(tmp_path: Path, cluster: RunningCluster) -> None:
     job = job_of(

@@ -37,11 +37,11 @@ def job(folder: Path, name: str, shape: tuple[int, int], options: dict[str, Any]
     ("name", "shape", "options", "words"),
     [
         ("Negatives", SMALL, {}, "looks at the whole image"),
-        ("Counts", SMALL, {}, "looks at the whole image"),
-        ("Background", SMALL, {}, "looks at the whole image"),
+        thorough("Counts", SMALL, {}, "looks at the whole image"),
+        thorough("Background", SMALL, {}, "looks at the whole image"),
         ("AcrossTheBatch", SMALL, {}, "in one batch with another tile"),
         ("InParts", LARGE, {}, "other pixels in tiles than on a whole image"),
-        ("Backwards", LARGE, {}, "other pixels in tiles than on a whole image"),
+        thorough("Backwards", LARGE, {}, "other pixels in tiles than on a whole image"),
         thorough("InSevens", (1293, 1103), {}, "other pixels in tiles than on a whole image"),
         ("FarPadding", SMALL, {}, "failed on a window of .*write receptive_field and alignment"),
         ("Circular", SMALL, {}, "with circular padding write tile.boundary: periodic"),
@@ -54,13 +54,13 @@ def job(folder: Path, name: str, shape: tuple[int, int], options: dict[str, Any]
             {"depth": 8},
             "looks farther than its depth of 8, or at the whole image",
         ),
-        (
+        thorough(
             "without_background",
             SMALL,
             {"depth": 8},
             "looks farther than its depth of 8, or at the whole image",
         ),
-        (
+        thorough(
             "without_commonest",
             SMALL,
             {"depth": 8},
@@ -89,11 +89,11 @@ def test_a_network_that_takes_the_mean_of_its_noise_map_is_refused(tmp_path: Pat
     ("name", "shape", "options", "tile"),
     [
         ("Untrainable", SMALL, {}, {}),
-        ("OneByOne", SMALL, {}, {}),
+        thorough("OneByOne", SMALL, {}, {}),
         ("FarPadding", SMALL, KNOWN, {}),
         thorough("ByNines", (1503, 1247), {}, {}),
         thorough("InSevens", (1295, 1106), {}, {}),
-        ("Circular", SMALL, {}, {"boundary": "periodic"}),
+        thorough("Circular", SMALL, {}, {"boundary": "periodic"}),
         ("rolled", SMALL, {"depth": 1}, {"boundary": "periodic"}),
     ],
 )

@@ -136,6 +136,7 @@ def test_workers_have_the_default_type_of_the_driver(ctx: DistributedContext) ->
     assert difference(stack.A_adjoint_A(x), Ramp().A(Ramp().A(x))) < 1e-10
 
 
+@pytest.mark.thorough
 def test_workers_that_were_killed_change_no_gradient() -> None:
     """Before a backward pass, and before the step that follows: no values are kept on the workers."""
     with DistributedContext(workers=2, device_mode="cpu", memory_per_worker="3GiB") as ctx:

@@ -10,6 +10,7 @@ import torch
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError
+from tests.cases import thorough
 from tests.graphs.distributing import NEAR, STACKS, difference, image
 
 physics = pytest.importorskip("deepinv.physics")
@@ -57,7 +58,7 @@ def given(form: str, make: Callable[[], Any], ctx: DistributedContext) -> Any:
     return distribute(forms[form](), ctx)
 
 
-@pytest.mark.parametrize("form", ["single", "list", "stacked", "factory"])
+@pytest.mark.parametrize("form", ["single", thorough("list"), "stacked", thorough("factory")])
 @pytest.mark.parametrize("name", FIDELITIES)
 def test_value_and_gradient_equal_the_plain_stack(ctx: DistributedContext, name: str, form: str) -> None:
     plain = optim.StackedPhysicsDataFidelity([FIDELITIES[name]() for _ in range(COUNT)])
@@ -146,7 +147,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("distributed", ["physics", "physics and fidelity", "all"])
+@pytest.mark.parametrize("distributed", ["physics", thorough("physics and fidelity"), "all"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_algorithms_of_deepinv_accept_distributed_objects(
     ctx: DistributedContext, algorithm: str, distributed: str

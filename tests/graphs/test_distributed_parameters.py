@@ -249,6 +249,7 @@ def test_training_a_kernel_follows_the_plain_program(ctx: DistributedContext, bl
     assert max(distances(*ends)) < 1e-5
 
 
+@pytest.mark.thorough
 def test_large_images_and_dask_arrays_take_live_kernels(ctx: DistributedContext) -> None:
     x, found = image(1, 1, 800, 700), []
     blurs = [physics.Blur(filter=torch.nn.Parameter(kernel(n)), padding="circular") for n in (3, 5)]

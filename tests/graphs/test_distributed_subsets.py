@@ -133,7 +133,7 @@ class Plain:
 
 
 @pytest.mark.parametrize("run", [run_sgd, run_saga, run_svrg, run_osem])
-@pytest.mark.parametrize("order", ["cyclic", "random"])
+@pytest.mark.parametrize("order", [thorough("cyclic"), "random"])
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), thorough(torch.float64, 1e-10)], ids=str)
 def test_a_loop_over_subsets_gives_the_numbers_of_a_program_in_one_process(
     counts: list[DistributedContext], run: Any, order: str, dtype: torch.dtype, near: float

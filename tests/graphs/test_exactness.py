@@ -183,6 +183,7 @@ def test_any_number_of_workers_gives_the_same_bits(workers: int, tmp_path: Path)
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("shape", "depth", "width", "tile"),
     [

@@ -290,7 +290,7 @@ def masked(folder: Path, holes: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["function", thorough("torch")])
-@pytest.mark.parametrize("nodata", ["auto", "none"])
+@pytest.mark.parametrize("nodata", ["auto", thorough("none")])
 def test_a_mask_gives_the_same_bits_in_any_block(tmp_path: Path, name: str, nodata: str) -> None:
     pixels, holes = scene(100, "uint16" if nodata == "auto" else "float32")
     source = write_zarr(tmp_path / "in.zarr", pixels)

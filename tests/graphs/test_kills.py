@@ -239,6 +239,7 @@ def test_a_signal_drains_the_run(
     check_resumes()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pace", [thorough(1.5), 0.1])
 def test_a_drain_ends_with_the_blocks_at_hand_and_keeps_them(scene: Scene, pace: float) -> None:
     with running(scene) as driver:
@@ -273,7 +274,7 @@ def test_a_drain_does_not_wait_for_workers_that_do_not_come_back(
     assert time.monotonic() - requested[0] < 20
 
 
-@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["the driver", "every process"])
+@pytest.mark.parametrize("send", [thorough(os.kill), os.killpg], ids=["the driver", "every process"])
 def test_a_signal_while_the_cluster_starts_stops_the_run_before_its_first_block(
     scene: Scene, send: Callable[[int, int], None]
 ) -> None:

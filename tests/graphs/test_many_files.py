@@ -99,14 +99,14 @@ MANY = "the output is 1,000,000 files and 3,000,006 inodes: each of 1,000,000 pl
     [
         thorough(1_000_000, 256, "4GiB", MANY),
         (100_000, 256, "4GiB", None),
-        (50_000, 4096, "64GiB", None),
+        thorough(50_000, 4096, "64GiB", None),
         (
             50_000,
             4096,
             "1GiB",
             r"the output is 200,000 files and .*: larger shards.* take more run\.memory_per_worker$",
         ),
-        (
+        thorough(
             200_000,
             4096,
             "1GiB",

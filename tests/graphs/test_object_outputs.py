@@ -72,6 +72,7 @@ def test_the_objects_are_the_files_of_a_local_run(
         assert SECRET.encode() not in file.read_bytes()
 
 
+@pytest.mark.thorough
 def test_killed_workers_and_drivers_lose_nothing(
     scene: StoreScene,
     store_cluster: RunningCluster,
@@ -141,6 +142,7 @@ def test_a_block_whose_put_fails_is_done_again_and_what_is_done_stays_done(
     check_whole()
 
 
+@pytest.mark.thorough
 def test_one_run_directory_owns_an_output(scene: StoreScene, monkeypatch: pytest.MonkeyPatch) -> None:
     with claim(make_plan(scene.job())):
         pass

@@ -27,6 +27,7 @@ from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.watching.progress import Progress
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.priors.base import denoised_of
+from tests.cases import thorough
 from tests.graphs.trials import deblurring
 from tests.support import dncnn_weights, job_of, noisy_image, read_zarr, work_of, write_zarr
 
@@ -246,7 +247,7 @@ def differences(job: Denoising) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("file", ["own_networks.py", "sibling.py"])
+@pytest.mark.parametrize("file", ["own_networks.py", thorough("sibling.py")])
 @pytest.mark.parametrize(
     ("build", "name", "options"), [("seeded", "torch", {}), ("InPlace", "function", {"depth": 0})]
 )
@@ -331,6 +332,7 @@ def test_a_worker_takes_no_weights_but_those_of_the_plan(folder: Path, cluster: 
     assert run(plan, cluster=cluster).done == len(plan.grid)
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 def test_a_worker_that_comes_late_ends_a_run_whose_weights_changed(folder: Path) -> None:
     source = write_zarr(folder / "large.zarr", noisy_image((512, 512)))

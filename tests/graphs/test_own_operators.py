@@ -193,6 +193,7 @@ def test_code_that_changed_is_another_job(tmp_path: Path, module: str) -> None:
     assert before.fingerprint != after.fingerprint
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 def test_own_operators_near_and_far_are_inverted(
     tmp_path: Path, module: str, cluster: RunningCluster

@@ -117,6 +117,7 @@ def test_a_users_network_is_probed(source: Path, tmp_path: Path) -> None:
     assert plan.summary()["depth_from"] == "probed"
 
 
+@pytest.mark.thorough
 def test_a_strided_network_is_aligned_and_exact(tmp_path: Path) -> None:
     pixels = noisy_image((501, 470))
     source = write_zarr(tmp_path / "in.zarr", pixels)

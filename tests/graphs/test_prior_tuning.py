@@ -177,6 +177,7 @@ def probed(folder: Path, *prior: str, options: Sequence[str] = ()) -> str:
     return result.output
 
 
+@pytest.mark.thorough
 def test_the_precisions_of_a_prior_can_be_tried(tmp_path: Path) -> None:
     weights = dncnn_weights(tmp_path / "w.safetensors", 3, 8)
     choice = f"{{name: dncnn, weights: {weights}, depth: 3, width: 8}}"

@@ -171,6 +171,7 @@ def test_the_resolution_is_that_of_two_halves(folder: Path) -> None:
     assert Path(sheet).read_bytes()[1:4] == b"PNG"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("epochs", [100, thorough(240)])
 def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path, epochs: int) -> None:
     stages, more = [{"epochs": epochs, "lr": 0.02, "batch": 6}], {"resolution": True}
@@ -281,6 +282,7 @@ def test_a_reconstruction_begins_with_the_result_of_another(folder: Path) -> Non
         )
 
 
+@pytest.mark.thorough
 def test_a_beam_that_varies_is_begun_with_and_a_result_is_not_written_over_its_start(folder: Path) -> None:
     model: dict[str, Any] = {"variations": 1, "refine": ["object", "probe"]}
     assert run(job(folder, "first.cxi", model=model)).exit_code == 0

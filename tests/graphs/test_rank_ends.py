@@ -73,6 +73,7 @@ def test_ranks_that_are_still_at_work_long_after_others_returned_are_named_again
     assert len([each for each in said if "still at work" in str(each.message)]) >= 2
 
 
+@pytest.mark.thorough
 def test_a_script_that_others_left_behind_is_named_and_gets_no_signal(
     four: DistributedContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ main()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("code", "words"),
     [

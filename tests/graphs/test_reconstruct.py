@@ -171,6 +171,7 @@ def check_resumes(scene: Scene, undisturbed: Scene) -> None:
     assert not scene.directory.state_path.exists()
 
 
+@pytest.mark.thorough
 def test_a_killed_driver_loses_no_iteration_and_no_bit(scene: Scene, undisturbed: Scene) -> None:
     with running(scene, 2) as driver:
         until(lambda: (scene.directory.read_status() or {})["figures"].get("iteration") == 2)

@@ -221,7 +221,7 @@ def finished(scene: Scene, cluster: RunningCluster) -> Scene:
         thorough({"output": {"chunk": 8}}, r"output.chunk was \[16, 16\], is \[8, 8\]"),
         ({"output": {"dtype": "float64"}}, 'output.dtype was "float32", is "float64"'),
         thorough({"input": {"range": (0.0, 2.0)}}, r"range was absent, is \[0.0, 2.0\]"),
-        ({"run": {"on_nan": "fail"}}, 'on_nan was "propagate", is "fail"'),
+        thorough({"run": {"on_nan": "fail"}}, 'on_nan was "propagate", is "fail"'),
         thorough({"tile": {"boundary": "reflect"}}, 'boundary was .*"cut".*, is .*"reflect"'),
         ({"tile": {"depth": 4}}, "depth was .*0.*, is .*4"),
     ],
@@ -315,6 +315,7 @@ def test_a_changed_input_is_noticed(finished: Scene, how: str) -> None:
         finished.run()
 
 
+@pytest.mark.thorough
 def test_a_picture_that_was_moved_is_the_same_where_that_is_said(finished: Scene) -> None:
     moved = finished.folder / "moved.zarr"
     finished.source.rename(moved)
@@ -327,6 +328,7 @@ def test_a_picture_that_was_moved_is_the_same_where_that_is_said(finished: Scene
     assert "--same-input" not in str(failed.value)
 
 
+@pytest.mark.thorough
 def test_a_picture_of_another_shape_is_another_one_whatever_is_said(finished: Scene) -> None:
     finished.source.rename(finished.folder / "first.zarr")
     write_zarr(finished.source, image()[:-1])
@@ -369,6 +371,7 @@ def test_a_run_that_began_since_the_plan_was_made_is_not_taken_for_ours(
         run(plan)
 
 
+@pytest.mark.thorough
 def test_an_output_that_was_replaced_behind_our_back_is_not_removed(finished: Scene) -> None:
     finished.output.rename(finished.folder / "moved")
     finished.output.mkdir()

@@ -78,6 +78,7 @@ def test_a_file_in_place_of_a_zarr_is_named_as_the_source(result: Path, tmp_path
     assert f"recon-cli convert {result} star.zarr" in " ".join(done.output.split()).replace("- ", "-")
 
 
+@pytest.mark.thorough
 def test_steps_that_are_too_long_end_with_words(tmp_path: Path) -> None:
     simulated = SimulatedScan(raster=(6, 6), pattern=32, step=3.0)
     write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)

@@ -267,6 +267,7 @@ reference: truth.npy
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 @pytest.mark.parametrize("axes", all_of(OTHER_AXES, thorough=["one"]))
 def test_measurements_may_have_other_axes_than_the_image(

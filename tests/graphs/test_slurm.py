@@ -13,6 +13,7 @@ import pytest
 
 from halotile.graphs.clusters.connection.addresses import own_address
 from halotile.graphs.clusters.connection.credentials import private_base
+from tests.cases import thorough
 from tests.faults import REPOSITORY
 from tests.hpc import BLOCKS, HpcJob, finish, wait_for
 from tests.slurm import Slurm
@@ -148,6 +149,7 @@ def allocate(job: HpcJob, slurm: Slurm, *words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.thorough
 def test_in_an_allocation_workers_are_steps_with_gpus_of_their_own(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.3)
     running = allocate(job, slurm, "--workers", "4")
@@ -197,6 +199,7 @@ def test_a_step_that_is_lost_is_replaced(job: HpcJob, slurm: Slurm) -> None:
     wait_for(lambda: number not in slurm.jobs())
 
 
+@pytest.mark.thorough
 def test_copies_of_a_command_become_its_workers(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.2)
     command = job.command("run", "job.yaml", "--allow-import", "--set", "cluster.kind=auto")
@@ -218,6 +221,7 @@ def test_copies_of_a_command_become_its_workers(job: HpcJob, slurm: Slurm) -> No
 AT_A_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
 
 
+@pytest.mark.thorough
 def test_the_shell_of_an_interactive_step_has_the_allocation_to_itself(job: HpcJob, slurm: Slurm) -> None:
     (job.folder / "shell").write_text('[ "$SLURM_PROCID" = 0 ] && exec "$@"\n')
     command = job.command("run", "job.yaml", "--allow-import", "--set", "cluster.kind=auto")
@@ -259,6 +263,7 @@ with DistributedContext(workers=2, cluster=site, memory_per_worker="1GiB", devic
 """
 
 
+@pytest.mark.thorough
 def test_a_context_has_jobs_for_workers_and_its_folder_where_they_see_it(
     slurm: Slurm, tmp_path: Path
 ) -> None:
@@ -293,7 +298,7 @@ def call_in(folder: Path, slurm: Slurm, *command: str) -> subprocess.Popen[str]:
         )
 
 
-@pytest.mark.parametrize("words", [(), ("--nodes=2",)], ids=["one node", "two nodes"])
+@pytest.mark.parametrize("words", [thorough(()), ("--nodes=2",)], ids=["one node", "two nodes"])
 def test_copies_of_a_script_that_srun_starts_are_ranks(
     words: tuple[str, ...], slurm: Slurm, tmp_path: Path
 ) -> None:

@@ -22,7 +22,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 @pytest.mark.parametrize("ranks", [1, 2, thorough(3), thorough(4)])
 @pytest.mark.parametrize(
     ("rows", "padding_mode", "training"),
-    [(40, "zeros", True), (36, "circular", False), (32, "reflect", True), (44, "replicate", False)],
+    [
+        (40, "zeros", True),
+        (36, "circular", False),
+        thorough(32, "reflect", True),
+        thorough(44, "replicate", False),
+    ],
 )
 def test_a_cut_image_gives_the_numbers_of_the_whole(
     four: DistributedContext, ranks: int, rows: int, padding_mode: str, training: bool

@@ -292,6 +292,7 @@ class Deadly(WholeBlur):
         return super().forward(image)
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 @pytest.mark.parametrize(("deaths", "ends"), [(2, False), thorough(99, True)])
 def test_sums_over_whole_images_begin_anew_when_a_worker_dies(

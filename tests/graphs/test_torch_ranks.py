@@ -145,7 +145,7 @@ def test_nothing_is_left_in_the_folder_in_which_ranks_meet(four: DistributedCont
             r"rank 2 of 4 did not answer the others in time, and its worker was started anew\. It was here:\n"
             r"Stack(?s:.)* in fail\n +time\.sleep(?s:.)*The first that waited for it:\n",
         ),
-        ("returns", r"another rank ended, or did not answer in time"),
+        thorough("returns", r"another rank ended, or did not answer in time"),
     ],
 )
 def test_a_rank_that_fails_ends_all_others(four: DistributedContext, way: str, message: str) -> None:
@@ -157,6 +157,7 @@ def test_a_rank_that_fails_ends_all_others(four: DistributedContext, way: str, m
     assert len(four.run_torch(ranks.everything)) == 4
 
 
+@pytest.mark.thorough
 def test_ranks_meet_in_another_attempt_after_they_waited_in_vain(
     four: DistributedContext, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_the_page_shows_curve_learning_rate_and_examples_and_is_kept(
     assert last.items() <= message.items()
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 def test_a_killed_worker_and_a_killed_driver_change_no_bit(
     images: Path, cluster: RunningCluster, tmp_path: Path
@@ -152,6 +153,7 @@ def test_a_killed_worker_and_a_killed_driver_change_no_bit(
     assert verify(job.output.path, job=job).sound
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 def test_a_rank_that_hangs_is_named_before_the_cluster_is_given_up(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

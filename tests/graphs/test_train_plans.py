@@ -342,6 +342,7 @@ def test_another_image_under_the_same_light_is_noted(tmp_path: Path) -> None:
     assert re.search(r"share \d% of their fine structure: they should show the same", note)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("photons", [thorough(1), 7, thorough(1000)])
 def test_smooth_periodic_and_symmetric_pairs_are_right(tmp_path: Path, photons: float) -> None:
     y, x = np.mgrid[-256:256, -256:256]

@@ -237,7 +237,7 @@ def test_a_run_finds_what_its_plan_found(folder: Path) -> None:
     assert sorted(found.iterdir()) == kept
 
 
-@pytest.mark.parametrize("memory", ["300MiB", "712MiB"])
+@pytest.mark.parametrize("memory", ["300MiB", thorough("712MiB")])
 def test_want_of_memory_is_told_in_words(folder: Path, memory: str) -> None:
     said = recon_cli("plan", folder, "Network", "--set", f"run.memory_per_worker={memory}")
     assert "unexpected" not in said
@@ -279,6 +279,7 @@ def test_a_plan_with_a_users_network_loads_no_torch(folder: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
 
 
+@pytest.mark.thorough
 def test_nothing_goes_on_when_the_driver_is_killed(folder: Path) -> None:
     code = (
         "from tests.graphs.test_trials import job, make_plan; from pathlib import Path; "
@@ -345,7 +346,7 @@ def edit(folder: Path, file: str, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("tried_networks.py", "HERE = ", "THERE = HERE = "),
+        thorough("tried_networks.py", "HERE = ", "THERE = HERE = "),
         ("tried_networks.py", "seed(0)", "seed(1)"),
         thorough("other/elsewhere.py", "2", "3"),
     ],
@@ -369,6 +370,7 @@ def test_nothing_is_kept_of_a_network_that_is_not_all_to_be_seen(folder: Path, b
     assert calls_of(folder, build) > 0
 
 
+@pytest.mark.thorough
 def test_a_picture_of_other_lengths_is_tried_anew(folder: Path) -> None:
     write_zarr(folder / "other.zarr", noisy_image((141, 130)))
     assert calls_of(folder, "Network") > 0

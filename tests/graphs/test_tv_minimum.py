@@ -71,6 +71,7 @@ def minimum(spectrum: Pixels, measured: Pixels, weight: float) -> Pixels:
     return x
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weight", [0.002, thorough(0.004)])
 def test_fista_with_tv_ends_at_the_minimum(tmp_path: Path, weight: float) -> None:
     taps, image = kernel(5).astype("float64"), scene()

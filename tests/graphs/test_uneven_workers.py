@@ -47,6 +47,7 @@ def test_others_take_the_work_of_a_worker_that_is_five_times_slower(
     check_whole()
 
 
+@pytest.mark.thorough
 def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(
     scene: Scene, check_whole: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +124,7 @@ def some_scheduler(**options: float) -> Iterator[str]:
         yield running.scheduler_address
 
 
+@pytest.mark.thorough
 def test_a_node_that_is_lost_in_the_middle_of_a_write_leaves_nothing_behind(
     scene: Scene, check_whole: Callable[[], None]
 ) -> None:

@@ -184,6 +184,7 @@ def test_an_output_is_checked_without_its_run_directory_and_its_input(finished: 
         verify(finished.output)
 
 
+@pytest.mark.thorough
 def test_a_running_job_is_checked_as_far_as_it_is_and_not_repaired(scene: Scene) -> None:
     scene.set_pace(0.05)
     driver = scene.start()

@@ -149,6 +149,7 @@ def test_bioio_reads_them(image: tuple[Path, str, list[Image]]) -> None:
     check(found, image[2])
 
 
+@pytest.mark.thorough
 def test_napari_shows_them(image: tuple[Path, str, list[Image]]) -> None:
     napari = pytest.importorskip("napari_ome_zarr")
     ((data, _, kind),) = napari.napari_get_reader(str(image[0]))(str(image[0]))

@@ -149,6 +149,7 @@ def test_the_page_follows_a_run_through_its_troubles(scene: Scene, cluster: Runn
     assert after["progress"]["retried"] == 4
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 def test_iterations_are_shown_one_after_the_other(cluster: RunningCluster, tmp_path: Path) -> None:
     scene = Reconstructing.create(tmp_path)
@@ -350,6 +351,7 @@ def test_prometheus_is_told_while_a_run_lasts(scene: Scene, cluster: RunningClus
     assert "halotile_" not in fetched(looking.address)[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 def test_a_run_keeps_dasks_report_unless_it_is_short(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.run()

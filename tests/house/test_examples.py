@@ -219,6 +219,7 @@ with DistributedContext(seed=42, workers=1) as ctx:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster
 def test_a_script_needs_no_guard_around_its_body(tmp_path: Path) -> None:
     script = tmp_path / "script.py"

@@ -65,7 +65,7 @@ def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
             id="cubes",
             marks=pytest.mark.thorough,
         ),
-        pytest.param(noisy_image((1, 150), "int16"), "yx", None, {}, id="line"),
+        pytest.param(noisy_image((1, 150), "int16"), "yx", None, {}, id="line", marks=pytest.mark.thorough),
     ],
 )
 def test_levels_are_those_of_a_job(
@@ -268,6 +268,7 @@ def test_the_image_in_a_zarr_is_found(tmp_path: Path) -> None:
     assert find_image("s3://bucket/image.zarr") is None
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_image(tmp_path: Path) -> None:
     script = """
 import resource, sys

@@ -119,7 +119,9 @@ def chunks(folder: Path) -> dict[str, tuple[int, int]]:
             id="cubes",
             marks=pytest.mark.thorough,
         ),
-        pytest.param(noisy_image((1, 18), "int16"), ("y", "x"), "yx", {}, id="small"),
+        pytest.param(
+            noisy_image((1, 18), "int16"), ("y", "x"), "yx", {}, id="small", marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_the_array_is_moved_and_levels_are_those_of_a_job(

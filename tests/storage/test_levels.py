@@ -25,6 +25,7 @@ from halotile.storage.sharded.output import (
     open_output,
 )
 from halotile.storage.sharded.ownership import find_foreign_entry, metadata_problems
+from tests.cases import thorough
 from tests.support import noisy_image
 
 SHAPE = (150, 213)
@@ -85,7 +86,7 @@ def test_a_level_holds_the_means_of_the_one_before(tmp_path: Path, dtype: str) -
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-@pytest.mark.parametrize("block", [(32, 32), (96, 64), (160, 224)])
+@pytest.mark.parametrize("block", [(32, 32), thorough((96, 64)), (160, 224)])
 def test_levels_do_not_depend_on_the_blocks(tmp_path: Path, dtype: str, block: tuple[int, int]) -> None:
     pixels = noisy_image(SHAPE, dtype)
     if dtype == "float32":

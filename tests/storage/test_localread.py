@@ -77,6 +77,7 @@ def regions(draw: st.DrawFn, shape: tuple[int, ...]) -> Region:
     return Region(tuple(a for a, _ in pairs), tuple(b for _, b in pairs))
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_v3_bits_are_those_of_zarr(data: st.DataObject) -> None:

@@ -30,7 +30,11 @@ def difference(tmp_path: Path, shape: tuple[int, ...], network: str, tile: Any, 
 
 @pytest.mark.parametrize(
     ("shape", "length", "longer"),
-    [((192, 160), 150, (True, True)), ((700, 900), 150, (True, True)), ((40, 9000), 600, (False, True))],
+    [
+        ((192, 160), 150, (True, True)),
+        thorough((700, 900), 150, (True, True)),
+        ((40, 9000), 600, (False, True)),
+    ],
     ids=["an image of few tiles", "a larger image", "a long one"],
 )
 @pytest.mark.parametrize("axis", [0, 1])
@@ -49,6 +53,7 @@ def test_a_network_whose_bits_do_not_depend_on_the_window_is_not_suspected(
     assert difference(tmp_path, shape, "convolutions", {"size": 64}) == 0.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("network", "shape", "tile"),
     [
@@ -77,7 +82,7 @@ def test_every_difference_from_torch_on_the_whole_image_is_reported(
         np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("size", [32, 50, 64])
+@pytest.mark.parametrize("size", [thorough(32), 50, thorough(64)])
 def test_an_image_of_many_tiles_is_tried_in_one_of_each_kind(tmp_path: Path, size: int) -> None:
     source = write_zarr(tmp_path / "in.zarr", np.zeros((300, 420), np.float32), axes="yx")
     named = {"import": "tests.networks:convolutions"}

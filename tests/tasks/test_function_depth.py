@@ -14,6 +14,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.kinds.sections import Tile
 from halotile.graphs.plans.trials.receptive_field import Halo, rehearsed
 from halotile.tasks.denoisers.function import GivenFunction
+from tests.cases import thorough
 
 Image = NDArray[Any]
 
@@ -64,7 +65,7 @@ def tried(call: Callable[[Image], Image], depth: int, dims: int, tile: Tile | No
     return rehearsed(tile or Tile(), GivenFunction(call=call, depth=depth), halo, (500,) * dims)
 
 
-@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("dims", [2, thorough(3)])
 @pytest.mark.parametrize("name", SOUND)
 def test_a_function_with_the_right_depth_is_accepted(name: str, dims: int) -> None:
     tried(*SOUND[name], dims)

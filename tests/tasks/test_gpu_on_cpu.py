@@ -320,9 +320,9 @@ class Elsewhere(Gpu):
     [
         ("gaussian", {"sigma": 2}, ()),
         ("median", {"size": 5}, ()),
-        ("tv", {"strength": 0.1}, ()),
-        ("tv", {"strength": 1.0}, ("sigma",)),
-        ("nlm", {"strength": 0.5, "sigma": 0.1}, ()),
+        thorough("tv", {"strength": 0.1}, ()),
+        thorough("tv", {"strength": 1.0}, ("sigma",)),
+        thorough("nlm", {"strength": 0.5, "sigma": 0.1}, ()),
         ("nlm", {"strength": 0.5}, ("sigma", "mask")),
         ("tv", {"strength": 1.0, "sigma": "auto"}, ("photons",)),
         thorough("nlm", {"strength": 0.8, "sigma": "auto"}, ("photons", "mask")),
