@@ -86,9 +86,8 @@ def check_resumes(
         scene.set_pace(0)
         outcome = scene.run(cluster)
         assert outcome.resumed == len(done)
-        seen = scene.seen(
-            but_by=orphans
-        )  # of a driver that was killed: they end with a block that nobody awaits
+        # Workers of a driver that was killed end with a block that nobody awaits.
+        seen = scene.seen(but_by=orphans)
         assert done.isdisjoint(seen)
         assert sorted(seen) == sorted(set(range(BLOCKS)) - done)
         check_whole()

@@ -106,10 +106,15 @@ def test_a_recording_is_not_replaced_by_a_result(folder: Path) -> None:
     scan = halotile.ptychography.open(folder / "scan.zarr")
     with h5py.File(folder / "raw.cxi", "w") as file:
         file["entry_1/data_1/data"] = np.ones((2, 2))
+    with h5py.File(folder / "truth.h5", "w") as file:
+        file["object"], file["probe"] = np.ones((2, 2)), np.ones((2, 2))
+    (folder / "empty.cxi").touch()
     for name, said in (
         ("raw.cxi", "holds no result, and is not replaced"),
+        ("truth.h5", "holds no result, and is not replaced"),
+        ("empty.cxi", "holds no result, and is not replaced"),
         ("none/result.cxi", "is no folder"),
-        ("result.npy", "Write a name with .cxi"),
+        ("result.npy", "does not end with .cxi"),
     ):
         with pytest.raises(ConfigError, match=said):
             scan.save(folder / name)

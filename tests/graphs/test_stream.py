@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -55,11 +54,6 @@ def sleep_long(numbers: tuple[int, ...]) -> Done:
 
 def sleep_a_little(numbers: tuple[int, ...]) -> Done:
     time.sleep(0.5)
-    return noop(numbers)
-
-
-def stop_a_moment_later(numbers: tuple[int, ...]) -> Done:
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGSTOP)).start()
     return noop(numbers)
 
 
@@ -138,19 +132,24 @@ def test_a_result_on_a_worker_that_hangs_is_not_awaited_for_ever(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers = cluster.client.run(os.getpid).values()
-    stream = stream_of(cluster, stop_a_moment_later, stall_seconds=1.0)
+    stream = stream_of(cluster, noop, stall_seconds=1.0)
     gather = stream._gather
+    found: list[Any] = []
 
-    def gather_late(futures: list[Any]) -> list[Any]:
-        time.sleep(1)
-        return gather(futures)
+    def gather_from_the_stopped(futures: list[Any]) -> list[Any]:
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)
+        fetched = gather(futures)
+        found.extend(fetched)
+        return fetched
 
-    monkeypatch.setattr(stream, "_gather", gather_late)
+    monkeypatch.setattr(stream, "_gather", gather_from_the_stopped)
     began = time.monotonic()
     try:
         with pytest.raises(Stalled, match="no block came back for 1 s"):
             list(stream.answers(iter(range(2)), 2))
         assert time.monotonic() - began < 30
+        assert set(found) == {None}
     finally:
         for worker in workers:
             os.kill(worker, signal.SIGCONT)

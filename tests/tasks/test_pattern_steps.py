@@ -27,7 +27,7 @@ from halotile.tasks.ptychography.solvers import (
     PatternBatch,
     adam,
     add_smoothness,
-    begin_stage,
+    begin_epoch,
     lbfgs,
     sgd,
 )
@@ -124,7 +124,7 @@ def test_options_of_solvers_are_those_of_torch(solver: str, options: dict[str, A
         gradients = {"background": 2 * state.parameters["background"]}  # of the sum
         SOLVERS[solver](state, gradients, {"background": 0.1}, batch)
         torch.testing.assert_close(state.parameters["background"], theirs.detach())
-    begin_stage(state)
+    begin_epoch(state, STAGE, 0)
     assert "directions" not in state.moments
 
 
@@ -206,7 +206,7 @@ def test_steps_of_lbfgs_are_those_of_torch_until_its_stage_ends(rate: float) -> 
         gradient = curvature * state.parameters["background"]
         lbfgs(state, {"background": gradient}, {"background": rate}, PatternBatch([], 1.0, rate, STAGE))
         torch.testing.assert_close(state.parameters["background"], theirs.detach(), rtol=1e-3, atol=1e-5)
-    begin_stage(state)
+    begin_epoch(state, STAGE, 0)
     assert not state.moments
 
 

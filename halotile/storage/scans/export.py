@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from halotile.errors import ConfigError, InputError, MissingPackage, OutputRefus
 from halotile.storage.disk.durable import DISK
 from halotile.storage.disk.place import ZARR_FILES, check_path, check_place
 from halotile.storage.grid import Region
-from halotile.storage.scans.hdf5 import SUFFIXES, opened
+from halotile.storage.scans.hdf5 import SUFFIXES, fault_of_name, opened
+from halotile.storage.scans.start import StartValues
 from halotile.storage.sharded.output import Layout, ShardWriter, create_output
 
 IMAGES = {"object": "yx", "probe": "cyx"}
@@ -35,12 +37,19 @@ def check_result_place(path: Path) -> None:
     OutputRefused
         Where a file is that holds no result, or no folder to write into.
     """
-    if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{path} is to be an HDF5 file. Write a name with {', '.join(SUFFIXES)}.")
+    if fault := fault_of_name(str(path)):
+        raise ConfigError(f"{fault}.")
     if not path.parent.is_dir():
         raise OutputRefused(f"{path.parent} is no folder. Make it, or write another path.")
-    if path.exists() and not is_result(str(path)):
+    if path.exists() and not _is_own(path):
         raise OutputRefused(f"{path} holds no result, and is not replaced. Remove it, or write another path.")
+
+
+def _is_own(path: Path) -> bool:
+    """True for a result as halotile writes it: others may have an object and a probe as well."""
+    with suppress(InputError), opened(str(path)) as file:
+        return StartValues.OF_RESULTS["first_pixel"] in file
+    return False
 
 
 def is_result(path: str) -> bool:

@@ -17,6 +17,13 @@ SUFFIXES = (".cxi", ".h5", ".hdf5")
 """Ends of the names of results."""
 
 
+def fault_of_name(path: str) -> str | None:
+    """Return what is wrong with the name of a result, and what to write."""
+    if path.endswith(SUFFIXES):
+        return None
+    return f"{path} does not end with {', '.join(SUFFIXES)}; write one of them"
+
+
 def load_h5py() -> Any:
     """Return the module.
 

@@ -34,7 +34,7 @@ from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.drawing import illumination
 from halotile.tasks.ptychography.results.record import Record
-from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, add_smoothness, begin_stage, rate_of
+from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, add_smoothness, begin_epoch, rate_of
 from halotile.tasks.ptychography.state import (
     LOSS_NUMBERS,
     PartTensors,
@@ -104,8 +104,7 @@ class Refinement:
     def epoch(self, state: ReconstructionState, epoch: int, half: int | None = None) -> float:
         """Use every pattern of all positions or of a half once; return the mean loss of a pixel, each as it was before its step."""
         first, stage = self.recipe.stage_of(epoch)
-        if epoch in (first, first + stage.hold_positions):
-            begin_stage(state)
+        begin_epoch(state, stage, epoch - first)
         rate = rate_of(stage, state.losses[first:])
         if "positions" in self.refined and epoch < first + stage.hold_positions:
             stage = replace(stage, lr_factors={**stage.lr_factors, "positions": 0.0})

@@ -171,10 +171,12 @@ def lbfgs(
         parameter.add_(part.view(parameter.shape), alpha=factor)
 
 
-def begin_stage(state: ReconstructionState) -> None:
-    """Forget what is true only of the steps that follow one another with one solver."""
-    for name in ("lbfgs", "directions"):
-        state.moments.pop(name, None)
+def begin_epoch(state: ReconstructionState, stage: SolverStage, number: int) -> None:
+    """Forget what is not true any more in this epoch of a stage, from 0: of another solver, or of positions that were held."""
+    if number in (0, stage.hold_positions):
+        state.moments.pop("lbfgs", None)
+    if number == 0:
+        state.moments.pop("directions", None)
 
 
 def _remember(kept: PartTensors, gradient: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from halotile.graphs.jobs.ptychography.job import ModelOptions, ScanInput, Stage
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.rules.combinations import Faults, workers_of_slots
 from halotile.graphs.rules.values import Above, AtLeast, seed
-from halotile.storage.scans.hdf5 import SUFFIXES
+from halotile.storage.scans.hdf5 import fault_of_name
 from halotile.storage.spacing import signed_metres
 from halotile.tasks.ptychography.recipe import PARTS, SOLVER_TRAITS, VARYING
 
@@ -20,11 +20,7 @@ OURS = ("focus", "modes", "variations", "oversampling", "support", "refine")
 def _result_path(path: str) -> str | None:
     if "://" in path:
         return f"{path} is in an object store, and results are written to a disk; write a path"
-    return (
-        None
-        if path.endswith(SUFFIXES)
-        else f"{path} does not end with {', '.join(SUFFIXES)}; write one of them"
-    )
+    return fault_of_name(path)
 
 
 def _focus(length: float | str | None) -> str | None:

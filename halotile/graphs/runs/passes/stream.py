@@ -11,7 +11,7 @@ import itertools
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -243,17 +243,14 @@ class Stream:
                 self.be_patient()
                 yield self._collect(arrived)
             elif time.monotonic() - self._heard > self.stall_seconds:
-                raise self._stalled()
+                raise Stalled(
+                    f"no block came back for {self.stall_seconds:g} s; {len(self._in_flight)} tasks are in flight, "
+                    f"with blocks {self._describe_in_flight()}. If single blocks take this long, raise run.stall_seconds."
+                )
             else:
                 if self.draining:
                     self._drop_waiting()
                 yield []
-
-    def _stalled(self) -> Stalled:
-        return Stalled(
-            f"no block came back for {self.stall_seconds:g} s; {len(self._in_flight)} tasks are in flight, "
-            f"with blocks {self._describe_in_flight()}. If single blocks take this long, raise run.stall_seconds."
-        )
 
     def _drop_waiting(self) -> None:
         """Release the tasks that are on no worker: with every worker lost, none of them would return."""
@@ -356,14 +353,10 @@ class Stream:
         async def fetch() -> Any:
             return await self.client.gather(by_key, errors="skip", asynchronous=True)
 
-        seconds = min(RPC_SECONDS, self.stall_seconds)
-        try:
-            with answering():
-                gathered: dict[str, Any] = self.client.sync(fetch, callback_timeout=seconds)
-        except ConnectionError as error:
-            if seconds < self.stall_seconds or not isinstance(error.__cause__, TimeoutError):
-                raise
-            raise self._stalled() from error  # the worker that has a result hangs in its next block
+        gathered: dict[str, Any] = {}
+        # A worker that hangs in its next block keeps its results: they are as lost, and the stream stalls unless it goes on.
+        with answering(), suppress(TimeoutError):
+            gathered = self.client.sync(fetch, callback_timeout=min(RPC_SECONDS, self.stall_seconds))
         return [gathered.get(future.key) for future in futures]
 
     @staticmethod
