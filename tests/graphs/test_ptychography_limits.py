@@ -102,6 +102,16 @@ def test_what_a_run_began_with_may_go_once_it_has_begun(folder: Path) -> None:
     assert sent.opened().start is None
 
 
+def test_of_the_modes_to_begin_with_the_strongest_are_taken_with_the_light_of_the_counts(
+    folder: Path,
+) -> None:
+    beam = np.array(halotile.ptychography.open(folder / "scan.zarr").probe[0])
+    with h5py.File(folder / "start.h5", "w") as file:
+        file["probe"] = 1e-3 * np.stack([0.1 * beam[::-1], beam])
+    scan = halotile.ptychography.open(folder / "scan.zarr", start=folder / "start.h5")
+    np.testing.assert_allclose(scan.probe[0], beam, rtol=1e-4, atol=1e-4 * np.abs(beam).max())
+
+
 def test_a_recording_is_not_replaced_by_a_result(folder: Path) -> None:
     scan = halotile.ptychography.open(folder / "scan.zarr")
     with h5py.File(folder / "raw.cxi", "w") as file:
@@ -178,15 +188,22 @@ def test_factors_of_a_rate_are_finite_and_not_below_0(folder: Path, factor: floa
         next(halotile.ptychography.Adam(scan).optimize(1, lr_factors={"object": factor}))
 
 
-def test_patterns_far_below_any_count_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("light", "said"), [(1e-16, "Multiply the patterns"), (0, "no pattern has a count")])
+def test_patterns_far_below_any_count_are_refused(tmp_path: Path, light: float, said: str) -> None:
     class Faint(SimulatedScan):
         def __getitem__(self, index: Any) -> Any:
-            return np.float32(1e-16) * super().__getitem__(index)
+            return np.float32(light) * super().__getitem__(index)
 
     faint = Faint(raster=(4, 4), pattern=16, step=2.0)
     write_scan(str(tmp_path / "faint.zarr"), faint.scan, faint)
-    with pytest.raises(InputError, match="Multiply the patterns"):
+    with pytest.raises(InputError, match=said):
         _ = halotile.ptychography.open(tmp_path / "faint.zarr").object
+
+
+def test_a_start_that_is_no_hdf5_file_is_no_damaged_one(folder: Path) -> None:
+    (folder / "start.h5").write_text("a probe")
+    with pytest.raises(InputError, match="is no HDF5 file"):
+        halotile.ptychography.open(folder / "scan.zarr", start=folder / "start.h5")
 
 
 def test_a_probe_that_is_set_is_0_outside_of_its_support(folder: Path) -> None:

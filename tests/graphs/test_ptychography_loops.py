@@ -140,6 +140,23 @@ def test_a_worker_that_fails_after_a_loop_was_left_is_told_of(
         scan.object = scan.object
 
 
+def test_a_loop_that_is_left_open_ends_with_its_solver(folder: Path) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    with halotile.ptychography.Adam(scan) as adam:
+        left = adam.optimize(np.int64(10))  # type: ignore[arg-type]
+        next(left)
+        next(left)
+    assert len(scan.losses) == 2
+    scan.probe = 2 * scan.probe
+    with pytest.raises(ConfigError, match="the solver was closed"):
+        next(left)
+    with halotile.ptychography.Adam(scan) as adam:
+        left = adam.optimize(10, lr=np.float32(0.02), batch_size=np.int32(16))  # type: ignore[arg-type]
+        next(left)
+    left.close()
+    assert len(scan.losses) == 3
+
+
 def test_the_first_guess_of_a_probe_is_as_far_out_of_focus_as_the_sample(tmp_path: Path) -> None:
     path = str(tmp_path / "scan.zarr")
     truth = SimulatedScan(raster=(8, 8), pattern=64, step=5.0, defocus=2.0)

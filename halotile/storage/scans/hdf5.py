@@ -68,8 +68,11 @@ def opened(path: str) -> Iterator[Any]:
         When it is none, or h5py is not installed.
     """
     check_there(path)
+    h5py = load_h5py()
+    if os.path.isfile(path) and not h5py.is_hdf5(path):
+        raise InputError(f"{path} is no HDF5 file. Write the path of one.")
     try:
-        file = load_h5py().File(path, "r")
+        file = h5py.File(path, "r")
     except OSError as error:
         raise read_error(path, error) from error
     with file:

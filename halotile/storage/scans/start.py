@@ -24,7 +24,7 @@ class StartValues:
     object : ndarray, (rows, columns), optional
         Complex.
     probe : ndarray, (modes, rows, columns), optional
-        Complex, in roots of counts.
+        Complex; beside an object in roots of counts, alone in any unit.
     first_pixel : ndarray, (positions, 2), optional
         Place of each pattern on the object in pixels.
     amplitude : ndarray, (positions,), optional

@@ -141,7 +141,9 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     """The first guess: an object that is not there, and the probe of the scan or else that of the mean pattern."""
     scan, propagator = recipe.scan, propagator_of(recipe.optics, recipe.pattern, "cpu")
     mean = patterns.mean()
-    if 0 < float(mean.mean()) < LEAST_MEAN:
+    if not mean.any():
+        raise InputError(f"{recipe.patterns.path}: no pattern has a count. Look at the file that it is of.")
+    if float(mean.mean()) < LEAST_MEAN:
         raise InputError(
             f"{recipe.patterns.path}: a pixel has {float(mean.mean()):.2g} on average, too little for the losses to tell from 0. Multiply the patterns so that it is 1e-6 or more."
         )
@@ -156,8 +158,9 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
             first = torch.fft.fftshift(first)
         known = _defocused(_padded(first[None], recipe.frame), recipe.optics)
     else:
-        known = torch.from_numpy(guess).flatten(0, -3).to(torch.complex64)
-        if recipe.start is None or recipe.start.probe is None:  # it is of a file whose units nobody knows
+        known = _strongest(torch.from_numpy(guess).flatten(0, -3).to(torch.complex64), recipe.modes)
+        # Beside an object the probe has a scale; alone it is of a file whose units nobody knows.
+        if recipe.start is None or recipe.start.probe is None or recipe.start.object is None:
             known = known * (light.sum() / known.abs().square().sum()).sqrt()
     if known.shape[-2:] != recipe.frame:
         known = _padded(known, recipe.frame)
@@ -236,6 +239,12 @@ def _with_modes(known: torch.Tensor, modes: int, seed: int) -> torch.Tensor:
     missing = modes - len(known)
     phases = 2 * math.pi * torch.rand(max(0, missing), *known.shape[1:], generator=generator)
     return torch.cat([known[:modes], FAINT * known[:1] * torch.polar(torch.ones(()), phases)])
+
+
+def _strongest(modes: torch.Tensor, count: int) -> torch.Tensor:
+    """As many modes at most; where there are more, those with the most light."""
+    order = modes.abs().square().sum((1, 2)).argsort(descending=True, stable=True)
+    return modes if len(modes) <= count else modes[order[:count]]
 
 
 def _padded(modes: torch.Tensor, frame: tuple[int, int]) -> torch.Tensor:

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +186,7 @@ class _Solver:
         self._own = context is None
         self.context = context or DistributedContext(workers=workers)
         self._is_open = not self._own
+        self._end_epochs: Callable[[], object] = bool  # there are none to end
 
     def __enter__(self) -> Self:
         self._open()
@@ -201,7 +202,8 @@ class _Solver:
             self._is_open = True
 
     def close(self) -> None:
-        """End the workers that it has started."""
+        """End the epochs of a loop that was not, and the workers that it has started."""
+        self._end_epochs()
         if self._own and self._is_open:
             self.context.__exit__(None, None, None)
             self._is_open = False
@@ -260,9 +262,9 @@ class _Solver:
         """
         options = StageOptions(
             solver=self.name,
-            epochs=epochs,
-            lr=lr,
-            batch=batch_size,
+            epochs=_plain(epochs),
+            lr=_plain(lr),
+            batch=_plain(batch_size),
             lr_factors=lr_factors or {},
             plateau=schedule,
             hold_positions=hold_positions,
@@ -301,8 +303,20 @@ class _Solver:
 
         thread = threading.Thread(target=compute, daemon=True)
         thread.start()
+
+        def end() -> None:
+            self._end_epochs = bool
+            try:
+                requests.end()
+            finally:
+                thread.join()
+                self.scan.take_back()
+
+        self._end_epochs = end
         try:
             for epoch in range(done, done + stage.epochs):
+                if self._end_epochs is not end:
+                    raise ConfigError("the solver was closed: go on with another one, or within its `with`.")
                 began = time.monotonic()
                 requests.ask(epoch + 1)
                 if (loss := _loss_of(epoch, curve, thread, took)) is None:
@@ -314,15 +328,17 @@ class _Solver:
             is_left = True
             raise
         finally:
-            try:
-                requests.end()
-            finally:
-                thread.join()
-                self.scan.take_back()
+            if self._end_epochs is end:
+                end()
             if is_left and failures:
                 warnings.warn(f"the epoch at hand was lost: {failures[0]}", stacklevel=2)
         if failures:
             raise failures[0]
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as one of Python."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def _whole_numbers(subset: Sequence[int]) -> tuple[int, ...]:
