@@ -95,6 +95,8 @@ def test_the_resolution_is_that_of_the_positions_that_were_used(folder: Path) ->
     with halotile.ptychography.Adam(scan) as adam:
         for stage in stages:
             list(adam.optimize(stage["epochs"], lr=0.05, batch_size=6, subset=stage["subset"]))
+    assert scan.report().startswith(f"epoch 5: loss {scan.losses[-1]:.4g}, resolution ")
+    assert scan.report().endswith("More epochs tell")
     scan.save(folder / "loop.cxi")
     assert (folder / "loop.cxi").read_bytes() == (folder / "result.cxi").read_bytes()
     with h5py.File(folder / "result.cxi") as file:

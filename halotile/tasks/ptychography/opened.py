@@ -20,7 +20,7 @@ from halotile.storage.scans.lengths import shown_resolution
 from halotile.tasks.groups.training.requests import LOOK_SECONDS
 from halotile.tasks.groups.training.saved import read_content, state_in, write_state
 from halotile.tasks.ptychography.patterns import Patterns, on_detector, turned
-from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, first_epochs
+from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, first_epochs, warning_of_halves
 from halotile.tasks.ptychography.results.resolution import RingCorrelation
 from halotile.tasks.ptychography.results.result import correlated_halves, encoded_state, shown_probe
 from halotile.tasks.ptychography.state import (
@@ -121,9 +121,18 @@ class OpenedScan:
 
     def report(self) -> str:
         """Describe the last epoch, or that of a loop over epochs, in a line; the resolution is that of the object as it is now."""
-        losses, rings = self.losses, self.rings
-        resolution = f", resolution {shown_resolution(rings.resolution, rings.bound)}" if rings else ""
-        return f"epoch {len(losses)}: loss {losses[-1]:.4g}{resolution}" if losses else "no epoch yet"
+        if not (losses := self.losses):
+            return "no epoch yet"
+        text = f"epoch {len(losses)}: loss {losses[-1]:.4g}"
+        if self.recipe.resolution:
+            state = self.state
+            rings = correlated_halves(self._computed, state)
+            assert rings is not None
+            text += f", resolution {shown_resolution(rings.resolution, rings.bound)}"
+            of_halves = max(half.losses[-1] for half in state.halves)
+            if warning := warning_of_halves(state.losses[-1], of_halves, self.recipe.loss):
+                text += f"; {warning}"
+        return text
 
     @property
     def rings(self) -> RingCorrelation | None:

@@ -29,6 +29,22 @@ WAVES = 14
 """Waves of each pattern and mode that a slot holds at once, as measured."""
 WAVES_BYTES = 2**26
 """Most bytes of waves at once; of more patterns the gradients are computed some at a time."""
+UNFINISHED = 1.5
+"""Loss of a half, relative to that of all positions, beyond which its object is not done: with fewer patterns it takes fewer steps in an epoch."""
+
+
+def warning_of_halves(loss: float, of_halves: float, kind: str) -> str | None:
+    """Return a warning where the halves of the positions need more epochs, by a loss of a kind.
+
+    Examples
+    --------
+    >>> warning_of_halves(0.25, 0.8, "amplitude_mse")
+    'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs tell'
+    >>> warning_of_halves(-13.0, 20.0, "poisson_nll")  # it has no zero to be relative to
+    """
+    if kind == "poisson_nll" or of_halves <= UNFINISHED * loss:
+        return None
+    return f"the two halves are not done, with a loss of {of_halves:.4g}: the object of all positions may be finer. More epochs tell"
 
 
 @dataclass(frozen=True)

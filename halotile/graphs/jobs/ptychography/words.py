@@ -11,9 +11,7 @@ from halotile.graphs.kinds.base import Figures, Row
 from halotile.graphs.plans.rows import cost_rows
 from halotile.graphs.units import shape_text
 from halotile.storage.scans.lengths import shown_length, shown_resolution
-
-UNFINISHED = 1.5
-"""Loss of a half, relative to that of all positions, beyond which its object is not done: with fewer patterns it takes fewer steps in an epoch."""
+from halotile.tasks.ptychography.recipe import warning_of_halves
 
 
 def title(job: Ptychography) -> str:
@@ -80,21 +78,14 @@ def result_rows(
     ('loss', '0.25; for these counts the noise of photons alone gives about 0.2')
     >>> result_rows({"loss": 0.25, "loss_of_halves": 0.8, "resolution": 2e-7}, Path("scan.png"))[1]
     ('warning', 'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs tell')
-    >>> len(result_rows({"loss": -13.0, "loss_of_halves": 20.0}, Path("scan.png"), "poisson_nll"))  # it has no zero to be relative to
-    2
     """
     rows = []
     if "loss" in last:
         about = f"; for these counts the noise of photons alone gives about {noise:.2g}" if noise else ""
         rows.append(("loss", f"{last['loss']:.4g}{about}"))
-    has_ratio = loss != "poisson_nll"  # which may have any sign
-    if has_ratio and last.get("loss_of_halves", 0) > UNFINISHED * last.get("loss", 0):
-        rows.append(
-            (
-                "warning",
-                f"the two halves are not done, with a loss of {last['loss_of_halves']:.4g}: the object of all positions may be finer. More epochs tell",
-            )
-        )
+    of_halves = last.get("loss_of_halves")
+    if of_halves is not None and (warning := warning_of_halves(last["loss"], of_halves, loss)):
+        rows.append(("warning", warning))
     if "resolution" in last:
         rows.append(
             (
