@@ -74,6 +74,7 @@ def gap(found: list[float], expected: list[float]) -> float:
     return float(np.max(np.abs(np.subtract(found, expected)) / np.abs(expected)))
 
 
+@pytest.mark.thorough
 def test_a_training_on_a_gpu_is_that_of_a_cpu_and_the_same_each_time(folder: Path, gpu: str) -> None:
     expected = losses(folder, TRAINING, "cpu.safetensors", "cpu")
     found = losses(folder, TRAINING, "first.safetensors", gpu)

@@ -139,7 +139,7 @@ def write_in_place(scene: Scene) -> None:
             file.write(b"other bytes")
 
 
-@pytest.mark.parametrize("looks", [False, True], ids=["at the end", "on the way"])
+@pytest.mark.parametrize("looks", [False, thorough(True)], ids=["at the end", "on the way"])
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -66,7 +66,9 @@ def job(folder: Path, name: str, shape: tuple[int, int], options: dict[str, Any]
             {"depth": 8},
             "looks farther than its depth of 8, or at the whole image",
         ),
-        ("by_its_size", LARGE, {"depth": 8}, "looks farther than its depth of 8, or at the whole image"),
+        thorough(
+            "by_its_size", LARGE, {"depth": 8}, "looks farther than its depth of 8, or at the whole image"
+        ),
         ("Missing", SMALL, {}, "returns NaN or infinity for pixels between 0 and 1"),
         ("rolled", SMALL, {"depth": 1}, "edge of an image .*other side.* write tile.boundary: periodic"),
     ],

@@ -84,6 +84,7 @@ def test_each_task_has_some_images(ctx: DistributedContext, monkeypatch: pytest.
     assert seen == [3, 1, 1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", all_of(NEAR, thorough=[torch.float64]), ids=str)
 @pytest.mark.parametrize("images", [1, 2, 5])
 def test_training_with_batch_norm_follows_the_program_in_one_process(

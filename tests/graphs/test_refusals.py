@@ -235,7 +235,7 @@ def test_another_job_does_not_go_on_with_a_run(
 
 
 @pytest.mark.parametrize(
-    "stands", ["finished", thorough("half done"), thorough("run directory"), "no job.json"]
+    "stands", ["finished", thorough("half done"), thorough("run directory"), thorough("no job.json")]
 )
 @pytest.mark.parametrize("change", [thorough("output"), thorough("input"), "denoiser"])
 def test_starting_over_discards_no_other_job(
@@ -265,7 +265,7 @@ def test_starting_over_discards_no_other_job(
 @pytest.mark.parametrize(
     "parts",
     [
-        {"tile": {"boundary": "reflect"}},
+        thorough({"tile": {"boundary": "reflect"}}),
         thorough({"tile": {"depth": 4, "size": 16}}),
         thorough({"run": {"on_nan": "fail", "workers": 1}}),
         {"output": {"overwrite": True}},

@@ -55,7 +55,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         thorough({"workers": 7, "memory_per_worker": "2GiB"}),
         thorough({"retries": 0, "on_bad_block": "quarantine", "stall_seconds": 60}),
         thorough({"parts": {"tile": {"size": 16}}}),
-        {"parts": {"tile": {"size": "auto", "batch": 3}}},
+        thorough({"parts": {"tile": {"size": "auto", "batch": 3}}}),
         thorough({"parts": {"tile": {"block": "auto"}}}),
         {"parts": {"output": {"overwrite": True}}},
     ],
@@ -147,7 +147,9 @@ def test_starting_over_begins_with_nothing(
 
 
 @pytest.mark.parametrize("how", [thorough("gone"), "half"])
-@pytest.mark.parametrize("names", [["plan.json"], thorough(["job.json"]), ["job.json", "plan.json"]], ids=str)
+@pytest.mark.parametrize(
+    "names", [thorough(["plan.json"]), thorough(["job.json"]), ["job.json", "plan.json"]], ids=str
+)
 def test_a_run_that_has_its_journal_goes_on_and_restores_the_other_files(
     half_done: Scene, cluster: RunningCluster, check_whole: Callable[[], None], names: list[str], how: str
 ) -> None:

@@ -240,6 +240,7 @@ def test_the_shell_of_an_interactive_step_has_the_allocation_to_itself(job: HpcJ
     assert len({process for _, process, *_ in job.log()}) == 2
 
 
+@pytest.mark.thorough
 def test_jobs_of_a_driver_that_was_killed_end_by_themselves(job: HpcJob, slurm: Slurm) -> None:
     job.set_pace(0.3)
     with job.start("run", "job.yaml", "--allow-import") as running:

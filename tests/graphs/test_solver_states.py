@@ -60,7 +60,7 @@ def cut_short(solver: str, folder: Path) -> tuple[Callable[[], InlineIterations]
     return lambda: iterations_of(SOLVERS[solver], problem, folder / "b"), undisturbed
 
 
-@pytest.mark.parametrize("solver", all_of(SOLVERS, thorough=["gd", "sgd"]))
+@pytest.mark.parametrize("solver", all_of(SOLVERS, thorough=["gd", "sgd", "pgd"]))
 def test_a_pass_that_was_cut_short_goes_on_with_the_same_bits(tmp_path: Path, solver: str) -> None:
     go_on, undisturbed = cut_short(solver, tmp_path)
     again = go_on()

@@ -127,7 +127,7 @@ def test_tiles_of_any_size_in_one_pass_or_two_have_the_bits_of_whole_images(
         assert np.array_equal(read_all(run.image()), expected)
 
 
-@pytest.mark.parametrize("solver", all_of(SOLVERS, thorough=["gd", "pgd", "sgd"]))
+@pytest.mark.parametrize("solver", all_of(SOLVERS, thorough=["gd", "pgd", "sgd", "fista", "svrg"]))
 def test_sums_do_not_depend_on_how_shards_are_grouped(tmp_path: Path, solver: str) -> None:
     image = scene()
     problem = problem_of(image, terms_of(image, blurs("reflect")), step=STEP)

@@ -110,6 +110,7 @@ def chunks(folder: Path) -> dict[str, tuple[int, int]]:
             "tcyx",
             {"halotile": {"scale": [2, 1, 0.5, 0.5], "units": ["second", None, *["micrometer"] * 2]}},
             id="tcyx",
+            marks=pytest.mark.thorough,
         ),
         pytest.param(
             noisy_image((25, 33, 71), "uint16"),

@@ -12,7 +12,7 @@ from tests.cases import all_of
 from tests.storage.fuzzing import FORMATS
 
 EXAMPLES = 1_000
-FEW = ("tiff", "zarr-v3")
+FEW = ("zarr-v3",)
 """Formats that are tried each time."""
 
 
