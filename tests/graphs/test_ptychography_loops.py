@@ -145,7 +145,7 @@ def test_a_worker_that_fails_after_a_loop_was_left_is_told_of(
 def test_a_loop_that_is_left_open_ends_with_its_solver(folder: Path) -> None:
     scan = halotile.ptychography.open(folder / "scan.zarr")
     with halotile.ptychography.Adam(scan) as adam:
-        left = adam.optimize(np.int64(10))  # type: ignore[arg-type]
+        left = adam.optimize(np.int64(10))  # type: ignore[arg-type]  # NumPy's are taken
         next(left)
         next(left)
     assert len(scan.losses) == 2
@@ -153,7 +153,7 @@ def test_a_loop_that_is_left_open_ends_with_its_solver(folder: Path) -> None:
     with pytest.raises(ConfigError, match="the solver was closed"):
         next(left)
     with halotile.ptychography.Adam(scan) as adam:
-        left = adam.optimize(10, lr=np.float32(0.02), batch_size=np.int32(16))  # type: ignore[arg-type]
+        left = adam.optimize(10, lr=np.float32(0.02), batch_size=np.int32(16))  # type: ignore[arg-type]  # as well
         next(left)
     left.close()
     assert len(scan.losses) == 3

@@ -9,16 +9,14 @@ import pytest
 import torch
 
 from halotile.errors import Diverged
-from halotile.storage.scans.convert import write_scan
-from halotile.storage.scans.scan import open_scan
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.requests import StepRequests
 from halotile.tasks.groups.training.saved import read_content, state_in
 from halotile.tasks.ptychography.program import Refinement
-from halotile.tasks.ptychography.recipe import PARTS, Optics, ScanRecipe, SolverStage
-from halotile.tasks.ptychography.simulated import SimulatedScan
+from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.solvers import PatternBatch, adam
 from halotile.tasks.ptychography.state import ReconstructionState
+from tests.tasks.pattern_recipes import small_recipe
 
 BATCH = PatternBatch([], 1.0, 0.1, SolverStage(epochs=1, lr=0.1, batch=1))
 
@@ -26,13 +24,7 @@ BATCH = PatternBatch([], 1.0, 0.1, SolverStage(epochs=1, lr=0.1, batch=1))
 @pytest.fixture
 def recipe(tmp_path: Path) -> ScanRecipe:
     """36 patterns of 24 pixels, of which everything is refined."""
-    simulated = SimulatedScan(raster=(6, 6), pattern=24, step=3.0)
-    write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
-    scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
-    optics = Optics.of(scan, (24, 24), "far", None)
-    stages = (SolverStage(epochs=3, lr=0.02, batch=9),)
-    found = ScanRecipe(scan, patterns, optics, "amplitude_mse", 1, PARTS[:5], stages, 3, 5, 4)
-    return replace(found, checkpoint=tmp_path / "checkpoint", curve=tmp_path / "curve.json")
+    return small_recipe(tmp_path, PARTS[:5], SolverStage(epochs=3, lr=0.02, batch=9))
 
 
 def test_a_step_changes_the_pixel_whose_gradient_it_is_however_an_image_lies_in_memory() -> None:

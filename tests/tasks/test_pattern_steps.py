@@ -32,6 +32,7 @@ from halotile.tasks.ptychography.solvers import (
     sgd,
 )
 from halotile.tasks.ptychography.state import ReconstructionState, first_state
+from tests.tasks.pattern_recipes import small_recipe
 
 STAGE = SolverStage(epochs=1, lr=1.0, batch=1)
 
@@ -39,13 +40,7 @@ STAGE = SolverStage(epochs=1, lr=1.0, batch=1)
 @pytest.fixture
 def recipe(tmp_path: Path) -> ScanRecipe:
     """36 patterns of 24 pixels."""
-    simulated = SimulatedScan(raster=(6, 6), pattern=24, step=3.0)
-    write_scan(str(tmp_path / "scan.zarr"), simulated.scan, simulated)
-    scan, patterns = open_scan(str(tmp_path / "scan.zarr"))
-    optics = Optics.of(scan, (24, 24), "far", None)
-    stages = (SolverStage(solver="lbfgs", epochs=60, lr=1.0, batch=36),)
-    found = ScanRecipe(scan, patterns, optics, "amplitude_mse", 1, PARTS, stages, 3, 5, 4)
-    return replace(found, checkpoint=tmp_path / "checkpoint", curve=tmp_path / "curve.json")
+    return small_recipe(tmp_path, PARTS, SolverStage(solver="lbfgs", epochs=60, lr=1.0, batch=36))
 
 
 def test_gradients_of_some_patterns_at_a_time_are_those_of_all(

@@ -172,7 +172,7 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
         raise InputError(
             f"{recipe.patterns.path}: the first guess of the probe is 0 everywhere within its support. Write a larger model.support, or another probe."
         )
-    root = math.sqrt(float(mean.mean())) or 1.0
+    root = math.sqrt(float(mean.mean()))
     scale = dark_loss(recipe, mean)
     dim, root = DIM * root, min(1.0, root)
     intensities = torch.ones(len(scan.positions))
