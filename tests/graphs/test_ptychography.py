@@ -150,7 +150,7 @@ def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch:
 
 @pytest.mark.thorough
 def test_the_resolution_is_that_of_two_halves(folder: Path) -> None:
-    stages = [{"epochs": 40, "lr": 0.05, "batch": 6}]
+    stages = [{"epochs": 40, "lr": 0.03, "batch": 8}, {"epochs": 10, "lr": 0.003, "batch": 16}]
     done = run(job(folder, "both.cxi", stages=stages, resolution=True), "--workers", "2")
     assert done.exit_code == 0, done.output
     assert run(job(folder, "one.cxi", stages=stages), "--workers", "1").exit_code == 0

@@ -93,12 +93,13 @@ def test_what_a_run_began_with_may_go_once_it_has_begun(folder: Path) -> None:
     with h5py.File(start, "w") as file:
         file["probe"] = np.ones((32, 32))
     recipe = halotile.ptychography.open(folder / "scan.zarr", start=start).recipe
-    sent = SentRecipe.of(replace(recipe, checkpoint=folder / "checkpoint"), str(start))
+    recipe = replace(recipe, checkpoint=folder / "checkpoint")
+    sent = SentRecipe.of(recipe, str(start))
     assert sent.opened().start is not None
     start.unlink()
     with pytest.raises(InputError):
         sent.opened()
-    (folder / "checkpoint").touch()
+    recipe.checkpoints[0].touch()
     assert sent.opened().start is None
 
 
@@ -299,7 +300,10 @@ def test_a_curve_is_written_while_checkpoints_take_long(
     monkeypatch.setattr("halotile.tasks.ptychography.results.record.time.monotonic", lambda: now[0])
     monkeypatch.setattr(record, "write_state", lambda *_: now.__setitem__(0, now[0] + 31))
     scan = halotile.ptychography.open(folder / "scan.zarr")
-    recipe = replace(scan.recipe, curve=folder / "curve.json")
+    stages = (SolverStage(epochs=300, lr=0.1, batch=8),)
+    recipe = replace(
+        scan.recipe, stages=stages, checkpoint=folder / "checkpoint", curve=folder / "curve.json"
+    )
     kept = record.Record(recipe, scan.state, lambda: (scan.object, np.ones(scan.object.shape)))
     seen, gaps, last = 0, [], 0.0
     for _ in range(200):

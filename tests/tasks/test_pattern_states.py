@@ -61,13 +61,13 @@ def test_curvature_is_not_that_of_positions_which_begin_to_move(recipe: ScanReci
 
 def test_a_last_epoch_that_is_refused_loses_no_other(recipe: ScanRecipe, tmp_path: Path) -> None:
     spoiling = SolverStage(solver="sgd", epochs=1, lr=1000.0, batch=36)
-    work = Refinement(
-        replace(recipe, stages=(*recipe.stages, spoiling), requests=tmp_path / "requests"), TorchGroup()
-    )
+    recipe = replace(recipe, stages=(*recipe.stages, spoiling), requests=tmp_path / "requests")
     StepRequests(tmp_path / "requests").ask(4)
     with pytest.raises(Diverged):
-        work.run()
-    assert len(state_in(read_content(recipe.checkpoint))["losses"]) == 3
+        Refinement(recipe, TorchGroup()).run()
+    newest = recipe.newest_checkpoint
+    assert newest is not None
+    assert len(state_in(read_content(newest))["losses"]) == 3
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ from halotile.tasks.groups.training.curve import CurveRow, read_curve
 from halotile.tasks.groups.training.one_file import WriteFile
 
 WRITE = "write"
+CHECKPOINT, LAST, CERTAIN = ".checkpoint", ".last", ".certain"
+"""Suffixes of a checkpoint, of that which was there when the input was last seen as it was, and of that of the time before."""
 REPORTED = 5
 """One of so many rows of the curve is reported."""
 
@@ -43,54 +45,52 @@ class ProgramFiles:
     folder : Path
         The state folder.
     checkpoint : Path
-        Bears the digest of the job: a rank that outlives its driver for a moment writes to no other one.
+        Bears the digest of the job: a rank that outlives its driver for a moment writes to no other one. A program may have several, whose
+        names go on after the digest.
     """
 
     folder: Path
     checkpoint: Path
 
     @classmethod
-    def of(cls, at: RunView) -> ProgramFiles:
+    def of(cls, directory: RunDirectory, fingerprint: str) -> ProgramFiles:
         """The files of a run."""
-        folder = at.directory.state_path
-        return cls(folder, folder / f"{at.fingerprint[:12]}.checkpoint")
+        folder = directory.state_path
+        return cls(folder, folder / f"{fingerprint[:12]}{CHECKPOINT}")
 
     @property
     def curve(self) -> Path:
         """Figures of the steps so far."""
         return self.folder / "curve.json"
 
-    def begin(self, phase: str) -> None:
-        """Forget a program that has no checkpoint."""
-        if not self.checkpoint.exists():
+    def begin(self, phase: str, end: Path) -> None:
+        """Forget that a program ended, where the checkpoint of its end is not there."""
+        if not end.exists():
             remove_records(self.folder, phase)
+        if not self._all(CHECKPOINT):
             self.curve.unlink(missing_ok=True)
 
     def keep(self) -> None:
-        """Keep the checkpoint. It may be younger than the look at the input: certain is the one that was kept before."""
-        with suppress(OSError):  # there is none yet
-            if self._last.exists():
-                _move(self._last, self._certain)
-            os.link(self.checkpoint, self._last)
+        """Keep the checkpoints. They may be younger than the look at the input: certain are those that were kept before."""
+        for checkpoint in self._all(CHECKPOINT):
+            last = checkpoint.with_suffix(LAST)
+            with suppress(OSError):  # it is gone by now
+                if last.exists():
+                    _move(last, checkpoint.with_suffix(CERTAIN))
+                os.link(checkpoint, last)
+        for kept in (*self._all(LAST), *self._all(CERTAIN)):
+            if not kept.with_suffix(CHECKPOINT).exists():
+                kept.unlink(missing_ok=True)
 
     def revert(self) -> None:
-        """Return to the checkpoint that is certain, or to none; the curve, which may have rows of later steps, begins anew."""
-        self.curve.unlink(missing_ok=True)
-        self._last.unlink(missing_ok=True)
-        if self._certain.exists():
-            _move(self._certain, self.checkpoint)
-        else:
-            self.checkpoint.unlink(missing_ok=True)
+        """Return to the checkpoints that are certain, or to none; the curve, which may have rows of later steps, begins anew."""
+        for doubtful in (self.curve, *self._all(LAST), *self._all(CHECKPOINT)):
+            doubtful.unlink(missing_ok=True)
+        for certain in self._all(CERTAIN):
+            _move(certain, certain.with_suffix(CHECKPOINT))
 
-    @property
-    def _last(self) -> Path:
-        """The checkpoint that was there when the input was last seen as it was."""
-        return self.checkpoint.with_suffix(".last")
-
-    @property
-    def _certain(self) -> Path:
-        """The one of the time before."""
-        return self.checkpoint.with_suffix(".certain")
+    def _all(self, suffix: str) -> list[Path]:
+        return list(self.folder.glob(f"{self.checkpoint.stem}*{suffix}"))
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,11 @@ class ProgramWork(Work):
     def in_files(self, files: ProgramFiles, drawing: Path) -> Any:
         """Return the recipe with its files."""
 
+    def end_of(self, recipe: Any) -> Path:
+        """Return the checkpoint of the last step."""
+        checkpoint: Path = recipe.checkpoint
+        return checkpoint
+
     @abstractmethod
     def program(self, recipe: Any) -> Callable[[Any], None]:
         """Return the program of a rank, called with its group."""
@@ -147,9 +152,9 @@ class ProgramWork(Work):
 
     def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
         """Yield the program, and the pass that writes its result."""
-        files = ProgramFiles.of(at)
-        files.begin(self.phase)
+        files = ProgramFiles.of(at.directory, at.fingerprint)
         recipe = self.in_files(files, at.directory.path / EXAMPLES)
+        files.begin(self.phase, self.end_of(recipe))
         curve = Curve(at, files, self.steps, self.word)
         yield RankProgram(
             self.phase,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from halotile.graphs.kinds.revision import Revision
 from halotile.graphs.kinds.steps import Steps
 from halotile.graphs.kinds.terms import Numbered, TermWork
 from halotile.graphs.waiting import Report, no_report
@@ -62,20 +63,18 @@ class JobKind:
         Names in a job file of the identity keys that are named differently there.
     inputs : sequence of str
         Keys of the identity that describe the input, where ``--same-input`` can accept another input.
-    makes_data : bool
-        The ``data`` of operators are written, not read.
-    checks_nan : bool
-        Its blocks obey ``run.on_nan``; the rules refuse that key for other kinds.
+    makes_data, checks_nan : bool
+        The ``data`` of operators are written, not read; its blocks obey ``run.on_nan``, which the rules refuse for other kinds.
     to_replace : str
         Text of an error: what to write to replace existing outputs.
     on_cpu : str
         Parts that are computed on CPUs beside a denoiser on GPUs, such as ``operators and solver``.
-    essentials : callable
-        Returns a stored job without the parts that may differ between an earlier run and one that resumes it.
-    changes : callable
-        Returns the parts of a stored job that a resumed run stores anew where they differ.
+    essentials, changes : callable
+        Return a stored job without the parts that may differ in a run that resumes it, and the parts that are stored anew then.
     steps : Steps, optional
         Its steps, where it iterates.
+    revision : Revision, optional
+        The part that may change while a run is not finished.
     """
 
     job: type[Job]
@@ -95,6 +94,7 @@ class JobKind:
     essentials: Callable[[dict[str, Any]], dict[str, Any]] = dict
     changes: Callable[[Mapping[str, Any]], Any] = lambda _: None
     steps: Steps | None = None
+    revision: Revision | None = None
 
     def make_plan(self, job: Any, request: PlanRequest) -> Plan:
         """Plan a job of this kind; imports its planner."""

@@ -6,9 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import halotile
+
+if TYPE_CHECKING:
+    from halotile.graphs.kinds.base import JobKind
+    from halotile.graphs.kinds.revision import Revision
+    from halotile.storage.run_directory.directory import RunDirectory
 
 
 def package_version(name: str) -> str:
@@ -48,12 +53,12 @@ GPU_KEYS = ("tile", "batch", "channels_last")
 """Keys that affect bits on GPUs only."""
 
 
-def fingerprint(identity: Mapping[str, Any]) -> str:
+def fingerprint(identity: Mapping[str, Any], revision: Revision | None = None) -> str:
     """Return a digest of an identity: equal for equal values, regardless of the order of their keys.
 
-    Parts that may change harmlessly are left out.
+    Parts that may change harmlessly, or while a run is not finished, are left out.
     """
-    free = {name for name, _, _ in HARMLESS}
+    free = {name for name, _, _ in HARMLESS} | ({revision.key} if revision else set())
     strict = {key: value for key, value in identity.items() if key not in free}
     text = json.dumps(_plain(strict), sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -127,6 +132,15 @@ def differences(
         elif old != new and (key, old, new) not in HARMLESS:
             lines.append(f"{name} was {_word(old)}, is {_word(new)}")
     return lines
+
+
+def differences_of_runs(
+    kind: JobKind, directory: RunDirectory, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> list[str]:
+    """Return the differences between the job of a run and one that would go on with it."""
+    if (revision := kind.revision) and revision.kept(directory, fingerprint(now, revision), now):
+        before = {**before, revision.key: now[revision.key]}
+    return differences(before, now, kind.identity_words)
 
 
 def _on_any_device(identity: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from halotile.graphs.kinds.base import PlanRequest
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Cluster, Job
 from halotile.graphs.plans.denoisers import computed_by
-from halotile.graphs.plans.identity import as_stored, differences, may_be_same
+from halotile.graphs.plans.identity import as_stored, differences_of_runs, may_be_same
 from halotile.graphs.plans.plan import Earlier, existing_parent
 from halotile.graphs.plans.resources.devices import check_device, cluster_for, device_of, is_here
 from halotile.graphs.plans.resources.memory import machine_bytes
@@ -162,7 +162,8 @@ def relate(
     previous = begun.previous
     if previous is None:
         return identity, Earlier(is_discarded=request.fresh)
-    before, inputs = previous["identity"], kind_of(job).inputs
+    kind = kind_of(job)
+    before, inputs = previous["identity"], kind.inputs
     same_inputs: list[dict[str, Any]] = previous.get("same_inputs", [])
     if may_be_same(before, identity, inputs):
         images = {name: identity[name] for name in inputs}
@@ -171,7 +172,7 @@ def relate(
             same_inputs = [*same_inputs, images]
         if images in same_inputs:
             identity = identity | images_before
-    differs = tuple(differences(before, identity))
+    differs = tuple(differences_of_runs(kind, begun.directory, before, identity))
     return identity, Earlier(not differs, differs, tuple(same_inputs), is_discarded=request.fresh)
 
 

@@ -33,7 +33,7 @@ from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.drawing import illumination
-from halotile.tasks.ptychography.results.record import Record
+from halotile.tasks.ptychography.results.record import Record, words_of_kept
 from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, add_smoothness, begin_epoch, rate_of
 from halotile.tasks.ptychography.state import (
     LOSS_NUMBERS,
@@ -77,11 +77,11 @@ class Refinement:
         """
         recipe, group = self.recipe, self.group
         prepare_program(group.device)
-        content = shared_state(recipe.checkpoint, group)
+        content = shared_state(recipe.newest_checkpoint, group)
         state = ReconstructionState.of(content, group.device) if content else self.first_state()
         record = Record(recipe, state, partial(self.drawn, state))
-        if group.rank == 0 and len(state.losses) == recipe.epochs:  # it was killed before it said so
-            record.write(is_last=True)
+        if group.rank == 0 and state.losses:  # what was killed may have said more, or less
+            record.write(is_last=len(state.losses) == recipe.epochs)
             record.draw()
         for epoch in range(len(state.losses), recipe.epochs):
             if recipe.requests and not StepRequests(recipe.requests).await_step(epoch, group, record.save):
@@ -89,17 +89,24 @@ class Refinement:
             if recipe.requests and group.rank == 0 and epoch + 1 == recipe.epochs:
                 record.save()  # the last epoch may be refused
             began = time.monotonic()
-            for half, one in zip(recipe.halves, (state, *state.halves), strict=True):
-                one.losses.append(self.epoch(one, epoch, half))
-            if diverged := [one for one in (state, *state.halves) if one.has_diverged]:
-                raise Diverged(
-                    f"the loss is {diverged[0].losses[-1]:.4g} in epoch {epoch + 1} of {recipe.epochs}. Write a smaller lr, or look at the patterns."
-                )
-            if is_last := epoch + 1 == recipe.epochs:
-                self.check_end(state, epoch)
+            try:
+                self.whole_epoch(state, epoch)
+            except Diverged as error:
+                raise Diverged(f"{error}{words_of_kept(recipe, epoch)}") from error
             if group.rank == 0:
-                record.epoch_ended(time.monotonic() - began, is_last=is_last)
+                record.epoch_ended(time.monotonic() - began, is_last=epoch + 1 == recipe.epochs)
         group.barrier()  # the checkpoint is there once any rank returns
+
+    def whole_epoch(self, state: ReconstructionState, epoch: int) -> None:
+        """Use every pattern, of all positions and of each half; refuse losses of a reconstruction that has diverged."""
+        for half, one in zip(self.recipe.halves, (state, *state.halves), strict=True):
+            one.losses.append(self.epoch(one, epoch, half))
+        if diverged := [one for one in (state, *state.halves) if one.has_diverged]:
+            raise Diverged(
+                f"the loss is {diverged[0].losses[-1]:.4g} in epoch {epoch + 1} of {self.recipe.epochs}. Write a smaller lr, or look at the patterns."
+            )
+        if epoch + 1 == self.recipe.epochs:
+            self.check_end(state, epoch)
 
     def epoch(self, state: ReconstructionState, epoch: int, half: int | None = None) -> float:
         """Use every pattern of all positions or of a half once; return the mean loss of a pixel, each as it was before its step."""
@@ -123,13 +130,7 @@ class Refinement:
         return total / (int(self.recipe.used(epoch, half).sum()) * self.counted_pixels)
 
     def check_end(self, state: ReconstructionState, epoch: int) -> None:
-        """Refuse a result that the last step has made worse than any loss tells, each of which is from before its step.
-
-        Raises
-        ------
-        Diverged
-            When the loss of its patterns is far above that before it, or not finite.
-        """
+        """Refuse a result that the last step has made worse than any loss tells, each of which is from before its step."""
         for half, one in zip(self.recipe.halves, (state, *state.halves), strict=True):
             parts = steps_of(self.recipe, epoch, half)[-1]
             total, _ = self._sums(one, parts, self.positions(one, parts))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +25,7 @@ VARYING = ("variations", "shares")
 """Parts of a probe that changes from pattern to pattern."""
 
 
-PROGRAM = 6
+PROGRAM = 7
 """Version of the order of patterns and of checkpoints: a run that another one has begun does not go on."""
 WAVES = 14
 """Waves of each pattern and mode that a slot holds at once, as measured."""
@@ -146,6 +148,26 @@ def first_epochs(stages: Iterable[SolverStage], epochs: int) -> Iterator[SolverS
         epochs -= stage.epochs
 
 
+def checkpoints_of(checkpoint: Path, stages: Sequence[Mapping[str, Any]]) -> tuple[Path, ...]:
+    """Return the checkpoint of each stage, named by all stages up to it: it is the same whatever follows.
+
+    Examples
+    --------
+    >>> first, second = checkpoints_of(Path("a.checkpoint"), [{"lr": 0.1}, {"lr": 1}])
+    >>> (first, second) == checkpoints_of(Path("a.checkpoint"), [{"lr": 0.1}, {"lr": 1.0}, {"lr": 0.01}])[:2]
+    True
+    >>> second.suffix
+    '.checkpoint'
+    """
+    digest, paths = hashlib.sha256(), []
+    for stage in stages:
+        plain = json.loads(json.dumps(stage), parse_int=float)  # 1 is 1.0 in a job
+        digest.update(json.dumps(plain, sort_keys=True).encode())
+        name = f"{checkpoint.stem}-{digest.hexdigest()[:12]}{checkpoint.suffix}"
+        paths.append(checkpoint.with_name(name))
+    return tuple(paths)
+
+
 @dataclass(frozen=True)
 class Optics:
     """The way from the sample to the detector.
@@ -236,7 +258,7 @@ class ScanRecipe:
     resolution : bool
         True: two halves of the positions are reconstructed by themselves as well, for the resolution.
     checkpoint, curve, drawing : Path
-        Files on a disk that all ranks see.
+        Files on a disk that all ranks see; there is a checkpoint for each stage, whose name begins with this one.
     requests : Path, optional
         File of the epochs that a loop asks for; None: all are computed.
     """
@@ -260,7 +282,7 @@ class ScanRecipe:
     import_folder: str | None = None
     start: StartValues | None = None
     resolution: bool = False
-    checkpoint: Path = Path()
+    checkpoint: Path = Path("checkpoint")
     curve: Path = Path()
     drawing: Path | None = None
     requests: Path | None = None
@@ -308,6 +330,16 @@ class ScanRecipe:
         """Epochs of all stages."""
         return sum(stage.epochs for stage in self.stages)
 
+    @cached_property
+    def checkpoints(self) -> tuple[Path, ...]:
+        """Checkpoints of all stages."""
+        return checkpoints_of(self.checkpoint, [asdict(stage) for stage in self.stages])
+
+    @property
+    def newest_checkpoint(self) -> Path | None:
+        """The checkpoint to go on from; None before the first one."""
+        return next((path for path in reversed(self.checkpoints) if path.is_file()), None)
+
     @property
     def halves(self) -> tuple[int | None, ...]:
         """The parts of the scan, each reconstructed by itself: all positions, and their halves."""
@@ -325,10 +357,13 @@ class ScanRecipe:
 
     def stage_of(self, epoch: int) -> tuple[int, SolverStage]:
         """Number of the first epoch of the stage that an epoch belongs to, and the stage."""
+        number = self.stage_number(epoch)
+        return sum(stage.epochs for stage in self.stages[:number]), self.stages[number]
+
+    def stage_number(self, epoch: int) -> int:
+        """Number of the stage that an epoch belongs to."""
         ends = itertools.accumulate(stage.epochs for stage in self.stages)
-        return next(
-            (end - stage.epochs, stage) for end, stage in zip(ends, self.stages, strict=True) if epoch < end
-        )
+        return next(number for number, end in enumerate(ends) if epoch < end)
 
     @property
     def places(self) -> NDArray[np.float64]:

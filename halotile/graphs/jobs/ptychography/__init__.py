@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from halotile.graphs.jobs.ptychography import words
 from halotile.graphs.jobs.ptychography.job import Ptychography, shortened
 from halotile.graphs.jobs.ptychography.rules import CHECKS, RULES
 from halotile.graphs.kinds.base import JobKind
+from halotile.graphs.kinds.revision import Revision
 from halotile.graphs.kinds.steps import Steps
+
+
+def _kept_stages(*args: Any) -> int:
+    from halotile.graphs.jobs.ptychography.stages import kept_stages  # late: it loads what plans need
+
+    return kept_stages(*args)
+
 
 KIND = JobKind(
     job=Ptychography,
@@ -17,5 +27,7 @@ KIND = JobKind(
     checks=CHECKS,
     rules=RULES,
     inputs=("patterns", "scan"),
+    changes=lambda job: job.get("stages"),
     steps=Steps("iteration", ("loss",), shortened, "epoch", drawing="Object: modulus and phase"),
+    revision=Revision("stages", _kept_stages),
 )

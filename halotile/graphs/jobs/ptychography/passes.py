@@ -45,6 +45,10 @@ class PtychographyWork(ProgramWork):
         """Return the recipe with its files."""
         return replace(self.recipe, checkpoint=files.checkpoint, curve=files.curve, drawing=drawing)
 
+    def end_of(self, recipe: ScanRecipe) -> Path:
+        """Return the checkpoint of the last stage."""
+        return recipe.checkpoints[-1]
+
     def program(self, recipe: ScanRecipe) -> Callable[[Any], None]:
         """Return the program of a rank."""
         return SentRecipe(recipe, self.digests).program
@@ -100,7 +104,7 @@ class SentRecipe:
         """
         (scan_path, *start_paths) = self.digests
         scan, _ = open_scan(scan_path)
-        begins = start_paths and not self.recipe.checkpoint.is_file()
+        begins = start_paths and not self.recipe.newest_checkpoint
         start = StartValues.read(start_paths[0]) if begins else None
         for path, values in zip(self.digests, (scan, start), strict=False):
             if values is not None and values.digest() != self.digests[path]:

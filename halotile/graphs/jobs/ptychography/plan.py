@@ -16,7 +16,9 @@ from halotile.errors import ConfigError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.jobs.ptychography.job import Ptychography, StageOptions
 from halotile.graphs.jobs.ptychography.passes import PtychographyWork, SentRecipe
+from halotile.graphs.jobs.ptychography.stages import note_of_stages
 from halotile.graphs.kinds.base import OutputFile, PlanRequest
+from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports
 from halotile.graphs.plans.documents import documents_of
@@ -49,7 +51,7 @@ OBJECTS = 4
 """Copies of the object at once: itself, its gradient, and two while a step is made; a solver keeps more."""
 LOADED_COPIES = 3
 """Copies of a checkpoint while ranks get it from the one that reads it."""
-FILES = 4
+FILES, FILES_OF_STAGE = 4, 2
 """Checkpoints on the disk at once: the newest, the two that may be returned to, and one while it is written."""
 SLOT_OBJECTS = 3
 """The same of each slot, whose patterns may see all of it: its gradient, and two while ranks exchange it."""
@@ -104,7 +106,10 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
             SMALLER,
             computing.machine_bytes,
             free_bytes(begun.output),
-            scratch_bytes=FILES * (1 + _kept_objects(recipe)) * len(recipe.halves) * (object_bytes + small),
+            scratch_bytes=(FILES + (FILES_OF_STAGE if len(recipe.stages) > 1 else 0))
+            * (1 + _kept_objects(recipe))
+            * len(recipe.halves)
+            * (object_bytes + small),
         ),
         documents=documents_of(job, computing.requested, resolved={"window": recipe.window}),
         figures=_figures(job, recipe),
@@ -112,6 +117,7 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
             *computing.ignored,
             *note_of_cluster(job, computing.cluster, computing.device),
             *_note_of_counts(recipe, job.input.path),
+            *(note_of_stages(begun, kind_of(job).revision, identity) if earlier.resumes else ()),
         ),
         earlier=earlier,
     )

@@ -20,7 +20,7 @@ from halotile.errors import (
 )
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.detection.cluster_kind import check_startable
-from halotile.graphs.plans.identity import differences, identity_words, may_be_same
+from halotile.graphs.plans.identity import differences_of_runs, identity_words, may_be_same
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.outputs.damage import holds_own_pixels
 from halotile.graphs.runs.outputs.held_output import HeldFolder, HeldOutput, HeldOutputs, repair_command
@@ -307,7 +307,8 @@ def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
     if (kind := previous.get("job", plan.job.kind)) != plan.job.kind:
         differs: Sequence[str] = (f"job was {kind}, is {plan.job.kind}",)
     else:
-        differs = differences(previous["identity"], plan.identity, plan.kind.identity_words)
+        directory = RunDirectory(plan.run_directory)
+        differs = differences_of_runs(plan.kind, directory, previous["identity"], plan.identity)
     if differs:
         listed = "\n".join(f"  {line}" for line in differs)
         words = identity_words(plan.kind.identity_words)

@@ -57,7 +57,7 @@ class Record:
         """Write the checkpoint with the drawing, and the curve, where they are due."""
         self.seconds[len(self.state.losses) - 1] = seconds
         began = time.monotonic()
-        if is_last or began >= self.due:
+        if is_last or began >= self.due or self._ends_stage:
             self.save()
             self.write(is_last=is_last)
             self.draw()
@@ -67,10 +67,22 @@ class Record:
             self.write(is_last=False)
 
     def save(self) -> None:
-        """Write the checkpoint, unless it is there."""
-        if self.saved != len(self.state.losses):
-            write_state(self.recipe.checkpoint, self.state.content())
-            self.saved = len(self.state.losses)
+        """Write the checkpoint, unless it is there. Of those of other stages that of the end of the one before stays."""
+        if self.saved == len(self.state.losses):
+            return
+        checkpoints, like = self.recipe.checkpoints, self.recipe.checkpoint
+        number = self.recipe.stage_number(len(self.state.losses) - 1)
+        write_state(checkpoints[number], self.state.content())
+        self.saved = len(self.state.losses)
+        kept = checkpoints[max(0, number - 1) : number + 1]
+        for other in like.parent.glob(f"{like.stem}-*{like.suffix}"):
+            if other not in kept:
+                other.unlink(missing_ok=True)
+
+    @property
+    def _ends_stage(self) -> bool:
+        first, stage = self.recipe.stage_of(len(self.state.losses) - 1)
+        return len(self.state.losses) == first + stage.epochs
 
     def write(self, *, is_last: bool) -> None:
         """Write the curve, whose last figure at the end is the resolution."""
@@ -93,3 +105,11 @@ class Record:
         if self.recipe.drawing is not None:
             with suppress(OSError):
                 DISK.write_file(self.recipe.drawing, draw_object(*self.drawn()), sync=False)
+
+
+def words_of_kept(recipe: ScanRecipe, epoch: int) -> str:
+    """Return the end of a message about an epoch: what a run with other stages goes on from. A loop keeps every epoch."""
+    first, _ = recipe.stage_of(epoch)
+    if not first or recipe.requests:
+        return ""
+    return f" The {first} epochs of the stages before are kept: with other stages after them the run goes on from there."

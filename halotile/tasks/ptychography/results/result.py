@@ -34,10 +34,11 @@ def encoded_result(recipe: ScanRecipe) -> bytes:
     DamagedData
         When the reconstruction has not ended.
     """
-    state = ReconstructionState.of(state_in(read_content(recipe.checkpoint)), "cpu")
+    checkpoint = recipe.checkpoints[-1]
+    state = ReconstructionState.of(state_in(read_content(checkpoint)), "cpu")
     if len(state.losses) != recipe.epochs:
         raise DamagedData(
-            f"{recipe.checkpoint} has {len(state.losses)} of {recipe.epochs} epochs. Run again to go on."
+            f"{checkpoint} has {len(state.losses)} of {recipe.epochs} epochs. Run again to go on."
         )
     return encoded_state(recipe, state)
 

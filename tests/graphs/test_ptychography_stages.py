@@ -1,0 +1,124 @@
+"""Ptychography: stages of a run that is not finished may change where it has not begun them, and give the bits of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import halotile
+from halotile.cli.main import app
+from halotile.graphs.iterations.rank_programs import ProgramFiles
+from halotile.graphs.kinds.base import RankProgram
+from halotile.graphs.runs.passes.gather_pass import ONE_BLOCK
+from halotile.graphs.runs.passes.ranks_pass import ENDED
+from halotile.graphs.runs.passes.records import OpenRecords, open_records
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.tasks.groups.group import TorchGroup
+from tests.graphs.scans import job, run, write_small_scan
+
+pytestmark = [pytest.mark.cluster]
+
+FIRST = [{"epochs": 4, "lr": 0.02, "batch": 8}, {"epochs": 2, "lr": 0.01, "batch": 16}]
+DIVERGING = {"solver": "sgd", "epochs": 3, "lr": 1e4, "batch": 8}
+LAST = {"epochs": 3, "lr": 0.005, "batch": 8}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a small scan."""
+    return write_small_scan(tmp_path)
+
+
+def words(done: Any) -> str:
+    """The text of a command, in one line."""
+    return " ".join(done.output.split())
+
+
+def test_a_stage_that_diverges_is_replaced_and_those_before_are_kept(folder: Path) -> None:
+    model = {"modes": 2}
+    assert run(job(folder, "whole.cxi", stages=[*FIRST, LAST], model=model), "--workers", "1").exit_code == 0
+    failed = run(job(folder, "mended.cxi", stages=[*FIRST, DIVERGING], model=model), "--workers", "1")
+    assert failed.exit_code != 0
+    assert "The 6 epochs of the stages before are kept" in words(failed)
+
+    for stages in ([FIRST[0] | {"lr": 0.03}, FIRST[1], LAST], [FIRST[1]]):
+        refused = run(job(folder, "mended.cxi", stages=stages, model=model))
+        assert "belongs to a different job: stages was" in words(refused)
+
+    path = job(folder, "mended.cxi", stages=[*FIRST, LAST], model=model)
+    planned = CliRunner().invoke(app, ["plan", str(path)])
+    assert "goes on from what that computed of the first 2 stages" in words(planned)
+    done = run(path, "--workers", "2")
+    assert done.exit_code == 0, done.output
+    assert (folder / "mended.cxi").read_bytes() == (folder / "whole.cxi").read_bytes()
+    directory = RunDirectory(folder / "mended.cxi.run")
+    computed = ["seconds" in row for row in directory.read_output_iterations()]
+    assert computed == 6 * [False] + 3 * [True]
+    assert (directory.read_job() or {})["stages"][-1]["solver"] == "adam"
+
+    longer = job(folder, "mended.cxi", stages=[*FIRST, LAST, LAST], model=model)
+    refused = run(longer)
+    assert refused.exit_code != 0
+    assert "belongs to a different job: stages was" in words(refused)
+    assert run(job(folder, "mended.cxi", stages=[*FIRST, LAST], model=model)).exit_code == 0
+
+
+def test_ranks_that_ended_compute_what_other_stages_add(folder: Path) -> None:
+    """A run that was killed between its last epoch and its result."""
+
+    def begin(stages: list[dict[str, Any]]) -> Iterator[tuple[RankProgram, OpenRecords]]:
+        plan = halotile.plan(job(folder, stages=stages))
+        view: Any = SimpleNamespace(
+            directory=RunDirectory(plan.run_directory),
+            fingerprint=plan.fingerprint,
+            report=print,
+            report_row=lambda rows, total: None,
+        )
+        program = next(plan.work.run(view))
+        assert isinstance(program, RankProgram)
+        with open_records(program.records, ONE_BLOCK, plan.fingerprint) as opened:
+            yield program, opened
+
+    (folder / "result.cxi.run").mkdir()
+    for program, opened in begin(FIRST):
+        program.program(TorchGroup())
+        opened.ledger.enter({0: {}})
+        opened.journal.mark({0: ENDED})
+    assert [list(opened.journal.done) for _, opened in begin(FIRST)] == [[0]]
+    for program, opened in begin([*FIRST, LAST]):
+        assert not opened.journal.done
+        assert program.look() == 6
+        program.program(TorchGroup())
+        assert program.look() == 9
+    assert [list(opened.journal.done) for _, opened in begin(FIRST)] == [[]]
+
+
+def test_checkpoints_of_several_stages_are_kept_and_returned_to(tmp_path: Path) -> None:
+    files = ProgramFiles(tmp_path, tmp_path / "abc.checkpoint")
+    first, second = tmp_path / "abc-1.checkpoint", tmp_path / "abc-2.checkpoint"
+
+    def replaced(file: Path, text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(file)
+
+    replaced(first, "2 epochs")
+    files.keep()
+    replaced(first, "4 epochs")
+    files.keep()
+    replaced(second, "5 epochs")
+    files.keep()
+    replaced(second, "6 epochs")
+    files.revert()
+    assert {path.name: path.read_text() for path in tmp_path.glob("abc*")} == {first.name: "4 epochs"}
+    replaced(second, "5 epochs")
+    files.keep()
+    first.unlink()
+    files.keep()
+    assert {path.suffix for path in tmp_path.glob("abc-1*")} == set()
+    files.revert()
+    assert second.read_text() == "5 epochs"
