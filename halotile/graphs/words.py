@@ -98,6 +98,8 @@ def expected(annotation: Any) -> str:
     'auto, a whole number or a list of whole numbers'
     >>> expected(Literal["lz4", "zstd"]), expected(tuple[float, float]), expected(str | None)
     ('lz4 or zstd', 'a list of 2 numbers', 'text')
+    >>> expected(tuple[Literal["object", "probe"], ...])
+    'a list of object or probe'
     """
     phrases = choices(annotation)
     for part in parts(annotation):
@@ -110,15 +112,19 @@ def _phrase(part: Any) -> str:
     arguments = get_args(part)
     if get_origin(part) is tuple:
         count = "" if Ellipsis in arguments else f"{len(arguments)} "
-        return f"a list of {count}{_PLURALS.get(arguments[0], 'values')}"
+        return f"a list of {count}{_plural(arguments[0])}"
     if get_origin(part) is list:
-        return f"a list of {_PLURALS.get(arguments[0], 'values')}"
+        return f"a list of {_plural(arguments[0])}"
     if part in _WORDS:
         return _WORDS[part]
     if arguments:
         plural = _PLURALS.get(arguments[-1])
         return f"a mapping of names to {plural}" if plural else "a mapping"
     return getattr(part, "__name__", str(part))
+
+
+def _plural(part: Any) -> str:
+    return expected(part) if get_origin(part) is Literal else _PLURALS.get(part, "values")
 
 
 def fits(value: Any, annotation: Any) -> bool:

@@ -49,7 +49,9 @@ def test_a_simulated_scan_is_that_of_its_truth(tmp_path: Path, field: Any) -> No
         ({"photons": 0}, "or None"),
         ({"position_error": -1.0}, "at least 0"),
         ({"phase": -1.0}, "in radians"),
-        ({"fotons": 3}, "Write some of field, raster"),
+        ({"fotons": 3}, "did you mean photons"),
+        ({"quality": 3}, "Write some of field, raster"),
+        ({"photons": "many"}, 'photons: "many" is not a number'),
     ],
 )
 def test_a_scan_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:

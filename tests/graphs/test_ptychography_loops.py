@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import halotile
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, Diverged
 from halotile.storage.scans.convert import write_scan
 from halotile.tasks.ptychography.simulated import SimulatedScan
 from tests.graphs.scans import STAGES, job, run, write_small_scan
@@ -176,3 +176,14 @@ def test_the_first_guess_of_a_probe_is_as_far_out_of_focus_as_the_sample(tmp_pat
     write_scan(path, replace(truth.scan, probe=truth.probe), truth, overwrite=True)
     with pytest.raises(ConfigError, match="has a probe"):
         halotile.ptychography.open(path, focus="1 um")
+
+
+def test_an_epoch_that_diverges_is_told_as_such_and_the_ones_before_stay(folder: Path) -> None:
+    scan = halotile.ptychography.open(folder / "scan.zarr")
+    with pytest.raises(AttributeError, match="a scan has no objekt"):
+        scan.objekt = scan.object
+    with halotile.ptychography.SGD(scan) as descent:
+        list(descent.optimize(2, lr=1e-3))
+        with pytest.raises(Diverged, match="Write a smaller lr"):
+            list(descent.optimize(1, lr=1e5))
+        assert len(scan.losses) == 2

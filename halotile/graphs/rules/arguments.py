@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.detection.cluster_kind import check_one_script, cluster_kind_of
 from halotile.graphs.kinds.sections import Cluster, NamedChoice
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
 from halotile.graphs.rules.written_options import fault_of_option
-from halotile.graphs.words import dotted, nearest, shown
+from halotile.graphs.words import dotted, expected, fits, nearest, shown
 from halotile.tasks.options import option_fields
 
 T = TypeVar("T")
@@ -53,6 +53,34 @@ def section(name: str, kind: type[T], written: str | Words, first: str = "name")
     # A job is a value: its lists become tuples, whether they were given as lists or tuples.
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     return kind.of(values) if issubclass(kind, NamedChoice) else kind(**values)
+
+
+def check_options(kind: type, options: Words) -> None:
+    """Refuse keyword arguments that are no parameters of a dataclass, or not of their types.
+
+    Raises
+    ------
+    ConfigError
+        For the first one.
+
+    Examples
+    --------
+    >>> check_options(Cluster, {"queu": "fast"})
+    Traceback (most recent call last):
+    halotile.errors.ConfigError: there is no option queu; did you mean queue?
+    >>> check_options(Cluster, {"cores": "two"})
+    Traceback (most recent call last):
+    halotile.errors.ConfigError: cores: "two" is not a whole number
+    """
+    hints = get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind) if field.init]
+    for name, value in options.items():
+        if name not in names:
+            near = nearest(name, names)
+            meant = f"; did you mean {near}?" if near else f". Write some of {', '.join(names)}."
+            raise ConfigError(f"there is no option {name}{meant}")
+        if not fits(value, hints[name]):
+            raise ConfigError(f"{name}: {shown(value)} is not {expected(hints[name])}")
 
 
 def _keys_of(kind: type, values: Words) -> list[str]:

@@ -103,12 +103,13 @@ class Status:
         self.event("begin", fingerprint=self.plan.fingerprint, resumed=progress.done)
         self._resumed = progress.done
         self._write("running", replace(progress, resumed=progress.done))
+        unit = steps.counted if (steps := self.plan.kind.steps) else "block"
         if progress.done == progress.total:
-            all_done = "the one block is" if progress.total == 1 else f"all {progress.total} blocks are"
+            all_done = f"the one {unit} is" if progress.total == 1 else f"all {progress.total} {unit}s are"
             self.report(f"nothing left to do: {all_done} done; checking every byte")
         elif done:
             are = "is" if done == 1 else "are"
-            self.report(f"{done} of {counted(progress.total, 'block')} {are} done already")
+            self.report(f"{done} of {counted(progress.total, unit)} {are} done already")
 
     def uncount(self, damaged: int) -> None:
         """Count fewer blocks as done by earlier runs: so many of them are damaged, and done again."""

@@ -54,6 +54,11 @@ class OpenedScan:
     _is_computing: Callable[[], bool] = field(default=bool, init=False, repr=False)
     """True while ranks are at work."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__dataclass_fields__ and not hasattr(type(self), name):
+            raise AttributeError(f"a scan has no {name}. Set object, probe, positions or background.")
+        super().__setattr__(name, value)
+
     @cached_property
     def _own(self) -> ReconstructionState:
         return first_state(self.recipe, Patterns(self.recipe, self.recipe.slots), "cpu")

@@ -92,7 +92,7 @@ class Refinement:
             try:
                 self.whole_epoch(state, epoch)
             except Diverged as error:
-                raise Diverged(f"{error}{words_of_kept(recipe, epoch)}") from error
+                raise Diverged(f"{error}{words_of_kept(recipe, epoch)}") from None
             if group.rank == 0:
                 record.epoch_ended(time.monotonic() - began, is_last=epoch + 1 == recipe.epochs)
         group.barrier()  # the checkpoint is there once any rank returns

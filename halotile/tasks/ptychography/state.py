@@ -302,4 +302,4 @@ def keep_between(values: torch.Tensor, least: torch.Tensor, most: torch.Tensor) 
         Where they are not finite.
     """
     if not bool(values.clamp_(least, most).isfinite().all()):
-        raise Diverged("positions are no longer finite. Write a smaller rate, or refine them in a later run.")
+        raise Diverged("positions are no longer finite. Write a smaller lr, or refine them in a later run.")

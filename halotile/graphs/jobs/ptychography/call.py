@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, RankFailed
 from halotile.graphs.distributed.context import DistributedContext
 from halotile.graphs.jobs.ptychography.job import (
     ModelOptions,
@@ -34,8 +34,10 @@ from halotile.graphs.jobs.ptychography.job import (
 )
 from halotile.graphs.jobs.ptychography.passes import program_of
 from halotile.graphs.jobs.ptychography.plan import check_used, recipe_of, stage_of
+from halotile.graphs.rules.arguments import check_options
 from halotile.graphs.rules.check import check_job
 from halotile.graphs.rules.paths import whole_path
+from halotile.graphs.runs.passes.torch_ranks import is_final
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.groups.training.requests import LOOK_SECONDS, StepRequests
 from halotile.tasks.options import Auto
@@ -150,12 +152,9 @@ def simulate(path: str | Path, *, overwrite: bool = False, **options: Any) -> Si
     from halotile.storage.scans.convert import write_scan
     from halotile.tasks.ptychography.simulated import SimulatedScan
 
-    try:
-        simulated = SimulatedScan(**options)
-    except TypeError as error:
-        raise ConfigError(
-            f"{error}. Write some of {', '.join(SimulatedScan.__dataclass_fields__)}."
-        ) from error
+    options = {name: _plain(value) for name, value in options.items()}
+    check_options(SimulatedScan, options)
+    simulated = SimulatedScan(**options)
     write_scan(whole_path("path", path), simulated.scan, simulated, overwrite=overwrite)
     return simulated
 
@@ -257,8 +256,8 @@ class _Solver:
             When a value is not valid, or another loop has the scan.
         InputError
             When the file of the scan was changed since it was opened.
-        RankFailed
-            When a worker failed; the state is that of its last epochs.
+        Diverged, RankFailed
+            When the epoch diverged, or a worker failed; the state is that of its last epochs.
         """
         options = StageOptions(
             solver=self.name,
@@ -299,7 +298,8 @@ class _Solver:
                 ranks = min(self.context.world_size, recipe.slots)
                 self.context.run_torch(program_of(recipe), ranks=ranks)
             except BaseException as failure:
-                failures.append(failure)
+                has_words = isinstance(failure, RankFailed) and is_final(failure)
+                failures.append((failure.__cause__ if has_words else None) or failure)
 
         thread = threading.Thread(target=compute, daemon=True)
         thread.start()
