@@ -61,7 +61,7 @@ def test_a_last_step_that_went_too_far_is_no_result(folder: Path) -> None:
         job(folder, stages=[{"solver": "sgd", "epochs": 1, "lr": 1000, "batch": 64}]), "--workers", "1"
     )
     assert done.exit_code != 0
-    assert "Write a smaller lr in the last stage" in words(done)
+    assert "Write a smaller lr in that stage" in words(done)
     assert not (folder / "result.cxi").exists() or (folder / "result.cxi").stat().st_size == 0
 
 
@@ -73,7 +73,7 @@ def test_a_last_stage_that_destroys_the_object_is_no_result(folder: Path) -> Non
     ]
     done = run(job(folder, stages=stages), "--workers", "1")
     assert done.exit_code != 0
-    assert "after the last step, and was" in words(done)
+    assert "after the last step of a stage, and was" in words(done)
 
 
 def test_a_good_start_does_not_count_as_diverged(folder: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import halotile
 from halotile.errors import ConfigError, Diverged
 from halotile.storage.scans.convert import write_scan
+from halotile.tasks.ptychography import opened
 from halotile.tasks.ptychography.simulated import SimulatedScan
 from tests.graphs.scans import STAGES, job, run, write_small_scan
 
@@ -187,3 +189,18 @@ def test_an_epoch_that_diverges_is_told_as_such_and_the_ones_before_stay(folder:
         with pytest.raises(Diverged, match="Write a smaller lr"):
             list(descent.optimize(1, lr=1e5))
         assert len(scan.losses) == 2
+
+
+def test_options_of_a_call_that_could_not_begin_are_forgotten(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = []
+    for is_full in (False, True):
+        scan = halotile.ptychography.open(folder / "scan.zarr")
+        with halotile.ptychography.Adam(scan) as adam:
+            if is_full:
+                with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+                    patch.setattr(opened, "write_state", Mock(side_effect=OSError("no space")))
+                    list(adam.optimize(3, lr=0.1, batch_size=32))
+            losses.append(list(adam.optimize(3, lr=0.005, batch_size=16)))
+    assert losses[0] == losses[1]

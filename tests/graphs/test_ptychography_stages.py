@@ -68,34 +68,68 @@ def test_a_stage_that_diverges_is_replaced_and_those_before_are_kept(folder: Pat
     assert run(job(folder, "mended.cxi", stages=[*FIRST, LAST], model=model)).exit_code == 0
 
 
-def test_ranks_that_ended_compute_what_other_stages_add(folder: Path) -> None:
-    """A run that was killed between its last epoch and its result."""
+def begun(folder: Path, stages: list[dict[str, Any]]) -> Iterator[tuple[RankProgram, OpenRecords]]:
+    """The program of a run in a folder, with its records."""
+    plan = halotile.plan(job(folder, stages=stages))
+    view: Any = SimpleNamespace(
+        directory=RunDirectory(plan.run_directory),
+        fingerprint=plan.fingerprint,
+        report=print,
+        report_row=lambda rows, total: None,
+    )
+    program = next(plan.work.run(view))
+    assert isinstance(program, RankProgram)
+    with open_records(program.records, ONE_BLOCK, plan.fingerprint) as opened:
+        yield program, opened
 
-    def begin(stages: list[dict[str, Any]]) -> Iterator[tuple[RankProgram, OpenRecords]]:
-        plan = halotile.plan(job(folder, stages=stages))
-        view: Any = SimpleNamespace(
-            directory=RunDirectory(plan.run_directory),
-            fingerprint=plan.fingerprint,
-            report=print,
-            report_row=lambda rows, total: None,
-        )
-        program = next(plan.work.run(view))
-        assert isinstance(program, RankProgram)
-        with open_records(program.records, ONE_BLOCK, plan.fingerprint) as opened:
-            yield program, opened
 
-    (folder / "result.cxi.run").mkdir()
-    for program, opened in begin(FIRST):
+def finish(folder: Path, stages: list[dict[str, Any]], epochs: int) -> None:
+    """Compute the epochs that are left, as a run does that is killed before it writes its result."""
+    for program, opened in begun(folder, stages):
+        assert not opened.journal.done, "of other stages"
         program.program(TorchGroup())
+        assert program.look() == epochs
         opened.ledger.enter({0: {}})
         opened.journal.mark({0: ENDED})
-    assert [list(opened.journal.done) for _, opened in begin(FIRST)] == [[0]]
-    for program, opened in begin([*FIRST, LAST]):
-        assert not opened.journal.done
-        assert program.look() == 6
-        program.program(TorchGroup())
-        assert program.look() == 9
-    assert [list(opened.journal.done) for _, opened in begin(FIRST)] == [[]]
+    assert [list(opened.journal.done) for _, opened in begun(folder, stages)] == [[0]]
+
+
+def test_ranks_that_ended_have_not_for_other_stages(folder: Path) -> None:
+    (folder / "result.cxi.run").mkdir()
+    finish(folder, FIRST, 6)
+    finish(folder, [*FIRST, LAST], 9)
+    finish(folder, FIRST, 6)
+    finish(folder, FIRST[:1], 4)
+
+
+def test_a_result_is_that_of_its_stages_whenever_its_run_is_killed(folder: Path) -> None:
+    """Between the last epoch and the end: with the result written, marked, and its plan lost."""
+    stages, others = [*FIRST, LAST], [*FIRST, LAST | {"lr": 0.001}]
+    assert run(job(folder, stages=stages), "--workers", "1").exit_code == 0
+    directory, result = RunDirectory(folder / "result.cxi.run"), folder / "result.cxi"
+    content, journal = result.read_bytes(), directory.journal_path.read_bytes()
+    directory.state_path.mkdir()
+    finish(folder, stages, 9)
+    empty = journal.splitlines(keepends=True)[0]
+    for marked, written in ((journal, content), (empty, content)):
+        directory.journal_path.write_bytes(marked)
+        result.write_bytes(written)
+        refused = run(job(folder, stages=others), "--workers", "1")
+        assert "belongs to a different job: stages was" in words(refused)
+    assert run(job(folder, stages=stages), "--workers", "1").exit_code == 0
+    assert result.read_bytes() == content
+    directory.plan_path.unlink()
+    refused = run(job(folder, stages=others), "--workers", "1")
+    assert "blocks of another job" in words(refused)
+
+
+def test_the_end_of_a_stage_that_its_last_step_spoils_is_not_kept(folder: Path) -> None:
+    spoiling = {"solver": "sgd", "epochs": 1, "lr": 1e3, "batch": 64}
+    for stages in ([*FIRST, spoiling, LAST], [*FIRST, spoiling]):
+        done = run(job(folder, stages=stages), "--workers", "1")
+        assert done.exit_code != 0
+        assert "after the last step of a stage" in words(done)
+        assert "The 6 epochs of the stages before are kept" in words(done)
 
 
 def test_checkpoints_of_several_stages_are_kept_and_returned_to(tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ class ProgramFiles:
     checkpoint: Path
 
     @classmethod
-    def of(cls, directory: RunDirectory, fingerprint: str) -> ProgramFiles:
-        """The files of a run."""
+    def of(cls, directory: RunDirectory, digest: str) -> ProgramFiles:
+        """The files of a run, by the digest of its job."""
         folder = directory.state_path
-        return cls(folder, folder / f"{fingerprint[:12]}{CHECKPOINT}")
+        return cls(folder, folder / f"{digest[:12]}{CHECKPOINT}")
 
     @property
     def curve(self) -> Path:
@@ -72,14 +72,21 @@ class ProgramFiles:
 
     def keep(self) -> None:
         """Keep the checkpoints. They may be younger than the look at the input: certain are those that were kept before."""
-        for checkpoint in self._all(CHECKPOINT):
-            last = checkpoint.with_suffix(LAST)
-            with suppress(OSError):  # it is gone by now
+        with suppress(
+            OSError
+        ):  # one is gone by now, or a network file system does not answer: the next time it may
+            for checkpoint in self._all(CHECKPOINT):
+                last = checkpoint.with_suffix(LAST)
                 if last.exists():
                     _move(last, checkpoint.with_suffix(CERTAIN))
                 os.link(checkpoint, last)
-        for kept in (*self._all(LAST), *self._all(CERTAIN)):
-            if not kept.with_suffix(CHECKPOINT).exists():
+            left, certain = (
+                [kept for kept in self._all(suffix) if not kept.with_suffix(CHECKPOINT).exists()]
+                for suffix in (LAST, CERTAIN)
+            )
+            if len(certain) < len(self._all(CERTAIN)):  # there is a later one
+                left += certain
+            for kept in left:
                 kept.unlink(missing_ok=True)
 
     def revert(self) -> None:
@@ -122,6 +129,10 @@ class ProgramWork(Work):
     def steps(self) -> int:
         """Number of steps."""
 
+    def files(self, at: RunView) -> ProgramFiles:
+        """Return the files of a run."""
+        return ProgramFiles.of(at.directory, at.fingerprint)
+
     @abstractmethod
     def in_files(self, files: ProgramFiles, drawing: Path) -> Any:
         """Return the recipe with its files."""
@@ -152,7 +163,7 @@ class ProgramWork(Work):
 
     def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
         """Yield the program, and the pass that writes its result."""
-        files = ProgramFiles.of(at.directory, at.fingerprint)
+        files = self.files(at)
         recipe = self.in_files(files, at.directory.path / EXAMPLES)
         files.begin(self.phase, self.end_of(recipe))
         curve = Curve(at, files, self.steps, self.word)

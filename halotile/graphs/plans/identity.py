@@ -53,12 +53,12 @@ GPU_KEYS = ("tile", "batch", "channels_last")
 """Keys that affect bits on GPUs only."""
 
 
-def fingerprint(identity: Mapping[str, Any], revision: Revision | None = None) -> str:
+def fingerprint(identity: Mapping[str, Any], without: Revision | None = None) -> str:
     """Return a digest of an identity: equal for equal values, regardless of the order of their keys.
 
-    Parts that may change harmlessly, or while a run is not finished, are left out.
+    Parts that may change harmlessly are left out, and so is one that may change while a run is not finished.
     """
-    free = {name for name, _, _ in HARMLESS} | ({revision.key} if revision else set())
+    free = {name for name, _, _ in HARMLESS} | ({without.key} if without else set())
     strict = {key: value for key, value in identity.items() if key not in free}
     text = json.dumps(_plain(strict), sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -213,7 +213,7 @@ class Plan:
     @cached_property
     def fingerprint(self) -> str:
         """Digest of the identity, to which journals are tied."""
-        return fingerprint(self.identity, self.kind.revision)
+        return fingerprint(self.identity)
 
     @property
     def resumes(self) -> bool:

@@ -174,10 +174,10 @@ class OpenedScan:
     def hand_over(self, stage: SolverStage, checkpoint: Path, curve: Path, requests: Path) -> ScanRecipe:
         """Leave the state to ranks; return what they have to do."""
         self._known = self.losses
-        state, self._stages = self.state, (*self._stages, stage)
-        recipe = replace(self._computed, checkpoint=checkpoint, curve=curve, requests=requests)
-        write_state(recipe.checkpoints[-1], state.content())
-        self._handed_over = recipe
+        stages = (*self._stages, stage)
+        recipe = replace(self.recipe, stages=stages, checkpoint=checkpoint, curve=curve, requests=requests)
+        write_state(recipe.checkpoints[-1], self.state.content())
+        self._handed_over, self._stages = recipe, stages
         return recipe
 
     def hand_out(self, loss: float, is_computing: Callable[[], bool]) -> None:

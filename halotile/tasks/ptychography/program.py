@@ -105,7 +105,8 @@ class Refinement:
             raise Diverged(
                 f"the loss is {diverged[0].losses[-1]:.4g} in epoch {epoch + 1} of {self.recipe.epochs}. Write a smaller lr, or look at the patterns."
             )
-        if epoch + 1 == self.recipe.epochs:
+        first, stage = self.recipe.stage_of(epoch)
+        if epoch + 1 == first + stage.epochs:
             self.check_end(state, epoch)
 
     def epoch(self, state: ReconstructionState, epoch: int, half: int | None = None) -> float:
@@ -130,14 +131,14 @@ class Refinement:
         return total / (int(self.recipe.used(epoch, half).sum()) * self.counted_pixels)
 
     def check_end(self, state: ReconstructionState, epoch: int) -> None:
-        """Refuse a result that the last step has made worse than any loss tells, each of which is from before its step."""
+        """Refuse the end of a stage that its last step has made worse than any loss tells, each of which is from before its step."""
         for half, one in zip(self.recipe.halves, (state, *state.halves), strict=True):
             parts = steps_of(self.recipe, epoch, half)[-1]
             total, _ = self._sums(one, parts, self.positions(one, parts))
             loss, before = total / (sum(map(len, parts)) * self.counted_pixels), self.last_losses[half]
             if one.is_spoilt(before, loss):
                 raise Diverged(
-                    f"the loss of some patterns is {loss:.4g} after the last step, and was {before:.4g}. Write a smaller lr in the last stage, or smaller lr_factors."
+                    f"the loss of some patterns is {loss:.4g} after the last step of a stage, and was {before:.4g}. Write a smaller lr in that stage, or smaller lr_factors."
                 )
 
     def _steps_after(self, epoch: int, half: int | None) -> Iterable[list[PatternNumbers]]:

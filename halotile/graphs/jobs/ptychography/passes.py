@@ -12,7 +12,7 @@ from halotile.errors import InputError
 from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
 from halotile.graphs.jobs.ptychography.photon_loss import photon_loss_of
 from halotile.graphs.jobs.ptychography.words import result_rows
-from halotile.graphs.kinds.base import Inspection
+from halotile.graphs.kinds.base import Inspection, RunView
 from halotile.storage.scans.scan import open_scan
 from halotile.storage.scans.start import StartValues
 from halotile.tasks.ptychography.recipe import ScanRecipe
@@ -28,10 +28,13 @@ class PtychographyWork(ProgramWork):
         Without the arrays of the scan and of the start: the driver does not need them any more.
     digests : mapping of str to str
         Those of the arrays, by their files.
+    digest : str
+        That of the job without its stages.
     """
 
     recipe: ScanRecipe
     digests: Mapping[str, str]
+    digest: str
     phase = "reconstruct"
     word = "epoch"
     titles = (" while the object was reconstructed", " while the result was written")
@@ -40,6 +43,10 @@ class PtychographyWork(ProgramWork):
     def steps(self) -> int:
         """Number of epochs."""
         return self.recipe.epochs
+
+    def files(self, at: RunView) -> ProgramFiles:
+        """Return the files of a run, whatever its stages."""
+        return ProgramFiles.of(at.directory, self.digest)
 
     def in_files(self, files: ProgramFiles, drawing: Path) -> ScanRecipe:
         """Return the recipe with its files."""

@@ -22,7 +22,7 @@ from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports
 from halotile.graphs.plans.documents import documents_of
-from halotile.graphs.plans.identity import code_versions
+from halotile.graphs.plans.identity import code_versions, fingerprint
 from halotile.graphs.plans.inputs import check_apart, check_decoding, check_paths
 from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.resources.devices import note_of_cluster
@@ -93,9 +93,10 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
     )
     sent = SentRecipe.of(recipe, job.input.start)
     identity, earlier = relate(job, _identity(job, recipe, sent, computing.device), begun, request)
+    digest = fingerprint(identity, without=kind_of(job).revision)
     return Plan(
         job=job,
-        work=PtychographyWork(sent.recipe, output, computing.device, sent.digests),
+        work=PtychographyWork(sent.recipe, output, computing.device, sent.digests, digest),
         cluster=computing.cluster,
         requested=computing.requested,
         sources=(patterns,),
@@ -117,7 +118,7 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
             *computing.ignored,
             *note_of_cluster(job, computing.cluster, computing.device),
             *_note_of_counts(recipe, job.input.path),
-            *(note_of_stages(begun, kind_of(job).revision, identity) if earlier.resumes else ()),
+            *(note_of_stages(begun, digest, identity) if earlier.resumes else ()),
         ),
         earlier=earlier,
     )

@@ -174,9 +174,14 @@ def _open(slots: tuple[OutputSlot, ...]) -> list[Journal]:
         _restore(slots[0].plan, first)
     else:
         _start_over(slots)
-    return [
-        Journal.open(slot.directory.journal_path, slot.fingerprint, len(slot.output.grid)) for slot in slots
-    ]
+    return [_journal_of(slot) for slot in slots]
+
+
+def _journal_of(slot: OutputSlot) -> Journal:
+    path, owner, total = slot.directory.journal_path, slot.fingerprint, len(slot.output.grid)
+    if slot.plan.kind.revision and not Journal.open_any(path).done:  # its job may have been changed
+        Journal.create(path, owner, total).close()
+    return Journal.open(path, owner, total)
 
 
 def _resumable(slots: tuple[OutputSlot, ...]) -> bool:
@@ -260,10 +265,6 @@ def _is_journal_of(slot: OutputSlot) -> bool:
 
 def _restore(plan: Plan, directory: RunDirectory) -> None:
     """Write again the files that the directory has lost, or that may change from one run to the next."""
-    stored_plan = directory.read_valid_plan() or {}
-    now = kept_of(plan)
-    if any(stored_plan.get(part) != now[part] for part in ("identity", "same_inputs")):
-        directory.write_plan(stored_plan | now)
     try:
         stored_job = directory.read_job()
     except DamagedData:
@@ -271,6 +272,9 @@ def _restore(plan: Plan, directory: RunDirectory) -> None:
     if stored_job is None or plan.kind.changes(stored_job) != plan.kind.changes(plan.documents.asked):
         directory.write_job(plan.documents.asked)
         directory.write_config(plan.documents.resolved)
+    stored_plan, now = directory.read_valid_plan() or {}, kept_of(plan)
+    if any(stored_plan.get(part) != now[part] for part in ("identity", "same_inputs")):
+        directory.write_plan(stored_plan | now)  # last: until then it is the job of before
 
 
 def kept_of(plan: Plan) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from halotile.errors import DamagedData
+from halotile.errors import DamagedData, ResumeRefused
 from halotile.graphs.kinds.base import Records, Sums
 from halotile.graphs.runs.outputs.damage import damaged_among
 from halotile.storage.grid import Grid
@@ -55,7 +55,12 @@ def open_records(records: Records, grid: Grid, fingerprint: str) -> Iterator[Ope
     records.folder.mkdir(parents=True, exist_ok=True)
     try:
         journal = Journal.open(path, owner, len(grid), images=images)
-    except (FileNotFoundError, DamagedData):
+    except (
+        FileNotFoundError,
+        DamagedData,
+        ResumeRefused,
+    ):  # the last one: of the job as it was before it was changed
+        remove_records(records.folder, records.name)
         journal = Journal.create(path, owner, len(grid), images=images, sync=False)
     ledger = Ledger(records.folder / f"sums.{records.name}")
     _strike(records, journal, ledger, grid)
