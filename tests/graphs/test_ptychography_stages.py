@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,8 @@ from halotile.graphs.runs.passes.ranks_pass import ENDED
 from halotile.graphs.runs.passes.records import OpenRecords, open_records
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.groups.group import TorchGroup
+from halotile.tasks.groups.training.curve import read_curve
+from tests.faults import until
 from tests.graphs.scans import job, run, write_small_scan
 
 pytestmark = [pytest.mark.cluster]
@@ -46,9 +50,12 @@ def test_a_stage_that_diverges_is_replaced_and_those_before_are_kept(folder: Pat
     assert failed.exit_code != 0
     assert "The 6 epochs of the stages before are kept" in words(failed)
 
-    for stages in ([FIRST[0] | {"lr": 0.03}, FIRST[1], LAST], [FIRST[1]]):
+    for stages, said in (
+        ([FIRST[0] | {"lr": 0.03}, FIRST[1], LAST], "stages[0].lr was 0.02, is 0.03"),
+        ([FIRST[1]], "stages was ["),
+    ):
         refused = run(job(folder, "mended.cxi", stages=stages, model=model))
-        assert "belongs to a different job: stages was" in words(refused)
+        assert f"belongs to a different job: {said}" in words(refused)
 
     path = job(folder, "mended.cxi", stages=[*FIRST, LAST], model=model)
     planned = CliRunner().invoke(app, ["plan", str(path)])
@@ -115,7 +122,7 @@ def test_a_result_is_that_of_its_stages_whenever_its_run_is_killed(folder: Path)
         directory.journal_path.write_bytes(marked)
         result.write_bytes(written)
         refused = run(job(folder, stages=others), "--workers", "1")
-        assert "belongs to a different job: stages was" in words(refused)
+        assert "belongs to a different job: stages[2].lr was 0.005, is 0.001" in words(refused)
     assert run(job(folder, stages=stages), "--workers", "1").exit_code == 0
     assert result.read_bytes() == content
     directory.plan_path.unlink()
@@ -130,6 +137,37 @@ def test_the_end_of_a_stage_that_its_last_step_spoils_is_not_kept(folder: Path) 
         assert done.exit_code != 0
         assert "after the last step of a stage" in words(done)
         assert "The 6 epochs of the stages before are kept" in words(done)
+
+
+def test_epochs_of_a_stage_that_is_left_out_do_not_count(folder: Path) -> None:
+    long = job(folder, stages=[FIRST[0], DIVERGING | {"epochs": 300, "lr": 1e-3}])
+    process = subprocess.Popen([sys.executable, "-m", "halotile", "run", str(long), "--quiet"])
+    curve = folder / "result.cxi.run" / "state" / "curve.json"
+    try:
+        until(lambda: process.poll() is not None or read_curve(curve)[0] > 20, seconds=60)
+    finally:
+        process.kill()
+        process.wait()
+    done = run(job(folder, stages=[FIRST[0], LAST]), "--workers", "1")
+    assert done.exit_code == 0, done.output
+    events = list(RunDirectory(folder / "result.cxi.run").read_events())
+    resumed = [event["resumed"] for event in events if event["event"] == "begin"]
+    assert resumed == [0, 0]
+    status = CliRunner().invoke(app, ["status", str(folder / "result.cxi")])
+    assert "7 of 7" in words(status)
+    assert "(4 resumed)" in words(status)
+
+
+def test_a_stage_that_ends_far_worse_than_it_began_is_no_result(folder: Path) -> None:
+    done = run(job(folder, stages=[*FIRST, {"epochs": 5, "lr": 1, "batch": 12}]), "--workers", "1")
+    assert done.exit_code != 0
+    assert "at the end of a stage, and was" in words(done)
+    scan = halotile.ptychography.open(folder / "scan.zarr", refine=("object", "probe"))
+    with halotile.ptychography.Adam(scan) as adam:
+        (good,) = adam.optimize(1, lr=0.02, batch_size=8)
+        scan.object = 3 * scan.object  # what is set has another loss, and is no fault of a stage
+        (bad,) = adam.optimize(1, lr=1e-6)
+    assert bad > 50 * good
 
 
 def test_checkpoints_of_several_stages_are_kept_and_returned_to(tmp_path: Path) -> None:

@@ -79,6 +79,26 @@ def test_hot_pixels_are_named_as_they_are_in_the_file(tmp_path: Path, options: t
     assert "--bad-pixels 7,32: the patterns have 32 rows and 32 columns" in outside
 
 
+def test_dead_pixels_and_beams_that_vary_are_told(tmp_path: Path) -> None:
+    counts = PATTERNS.copy()
+    counts[::4] //= 5
+    counts[:, 15, 18] = counts[:, 3, 4] = 0
+    counts[7] = 0
+    counts[7, 2, 2] = 3  # a dark count
+    (scan, _), said = convert(tmp_path, counts)
+    assert "a pixel that never counts is in the midst of light" in said
+    assert '--bad-pixels "15,18"' in said
+    assert "write intensities into model.refine" in said
+    assert "1 blank pattern, in which next to nothing was counted: number 7 of the file" in said
+    assert sorted(scan.numbers) == [n for n in range(COUNT) if n != 7]
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"version: 1\njob: ptychography\ninput: {{path: {tmp_path}/scan.zarr}}\noutput: {{path: {tmp_path}/a.cxi}}\n"
+    )
+    planned = halotile.plan(path)
+    assert any("never counts" in note for note in planned.notes)
+
+
 def test_a_pixel_that_is_named_is_left_out_as_well_as_those_of_the_file(tmp_path: Path) -> None:
     source, path = write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr")
     CliRunner().invoke(app, ["convert", source, path, "--bad-pixels", "3,4", "--bad-pixels", "6,7"])

@@ -228,5 +228,7 @@ def _electronvolts(text: str) -> float:
     except ValueError:
         value = 0.0
     if value <= 0:
-        raise ConfigError(f"--energy {text}: no energy above 0. Write one such as 8.8 keV.")
+        raise ConfigError(
+            f"--energy {text}: no energy. Write a number above 0 with its unit, such as 8.8 keV."
+        )
     return value

@@ -26,7 +26,7 @@ from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import EXAMPLES
-from halotile.tasks.groups.training.curve import CurveRow, read_curve
+from halotile.tasks.groups.training.curve import CurveRow, read_curve, write_curve
 from halotile.tasks.groups.training.one_file import WriteFile
 
 WRITE = "write"
@@ -63,12 +63,15 @@ class ProgramFiles:
         """Figures of the steps so far."""
         return self.folder / "curve.json"
 
-    def begin(self, phase: str, end: Path) -> None:
-        """Forget that a program ended, where the checkpoint of its end is not there."""
+    def begin(self, phase: str, end: Path, most: int) -> None:
+        """Forget that a program ended where the checkpoint of its end is not there, and rows of the curve beyond those that checkpoints may hold."""
         if not end.exists():
             remove_records(self.folder, phase)
         if not self._all(CHECKPOINT):
             self.curve.unlink(missing_ok=True)
+        step, rows = read_curve(self.curve)
+        if step > most:
+            write_curve(self.curve, most, rows[:most])
 
     def keep(self) -> None:
         """Keep the checkpoints. They may be younger than the look at the input: certain are those that were kept before."""
@@ -142,6 +145,10 @@ class ProgramWork(Work):
         checkpoint: Path = recipe.checkpoint
         return checkpoint
 
+    def most_kept(self, recipe: Any) -> int:
+        """Return the number of steps that checkpoints may hold, at most."""
+        return self.steps
+
     @abstractmethod
     def program(self, recipe: Any) -> Callable[[Any], None]:
         """Return the program of a rank, called with its group."""
@@ -165,7 +172,7 @@ class ProgramWork(Work):
         """Yield the program, and the pass that writes its result."""
         files = self.files(at)
         recipe = self.in_files(files, at.directory.path / EXAMPLES)
-        files.begin(self.phase, self.end_of(recipe))
+        files.begin(self.phase, self.end_of(recipe), self.most_kept(recipe))
         curve = Curve(at, files, self.steps, self.word)
         yield RankProgram(
             self.phase,

@@ -116,6 +116,8 @@ def differences(
     --------
     >>> differences({"depth": [7], "layout": {"codec": "lz4"}}, {"depth": [9], "layout": {"codec": "lz4"}})
     ['tile.depth was [7], is [9]']
+    >>> differences({"stages": [{"lr": 1}, {"lr": 2}]}, {"stages": [{"lr": 1}, {"lr": 3}]})
+    ['stages[1].lr was 2, is 3']
     >>> differences({}, {"device": "cuda", "tile": [64, 64], "batch": 4})
     ['run.device was "cpu", is "cuda"']
     >>> differences({}, {"noise": {"gain": [[29.01083, 28.5], [30.1, 31.0]] * 4, "estimated": True}})
@@ -129,6 +131,9 @@ def differences(
         name = f"{path}{key}" if path else words.get(key, key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
             lines += differences(old, new, own, f"{name}.")
+        elif entries := _entries_of(old, new):
+            for number, pair in enumerate(entries):
+                lines += differences(*pair, own, f"{name}[{number}].")
         elif old != new and (key, old, new) not in HARMLESS:
             lines.append(f"{name} was {_word(old)}, is {_word(new)}")
     return lines
@@ -141,6 +146,14 @@ def differences_of_runs(
     if (revision := kind.revision) and revision.kept(directory, fingerprint(now, revision), now):
         before = {**before, revision.key: now[revision.key]}
     return differences(before, now, kind.identity_words)
+
+
+def _entries_of(old: Any, new: Any) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Return the entries of two lists of as many mappings in pairs, none for anything else."""
+    if not (isinstance(old, list) and isinstance(new, list) and len(old) == len(new)):
+        return []
+    are_mappings = all(isinstance(entry, Mapping) for entry in (*old, *new))
+    return list(zip(old, new, strict=True)) if are_mappings else []
 
 
 def _on_any_device(identity: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,7 +13,11 @@ from halotile.storage.scans.framing import Framing
 MOST_COUNTS = 2**32 - 1
 """The largest number of 32 bits: no detector counts as far, and some write it where they have no count."""
 BRIGHT = 100
-"""Counts of a pattern, in the median, of which none are 0 by chance."""
+"""Counts, of a pattern in the median or all around a pixel, beside which none are 0 by chance."""
+DARK = 1e-3
+"""Counts of a blank pattern at most, relative to the median: dark counts while the shutter is closed."""
+SPREAD = 3
+"""Ratio of the counts of bright and of faint patterns from which the beam may have varied."""
 
 LOOKED_AT = 8
 """Patterns of those read at once that are searched for hot pixels; a scan of fewer is not."""
@@ -113,11 +117,11 @@ class PatternCounts:
         )
 
     def blank(self) -> NDArray[np.int64]:
-        """Numbers of the patterns without a count where others have many: the shutter was closed."""
+        """Numbers of the patterns with next to no count where others have many: the shutter was closed."""
         lit = self.totals[self.totals > 0]
         if not lit.size or np.median(lit) < BRIGHT * self.least:
             return np.empty(0, np.int64)
-        return np.flatnonzero(self.totals == 0)
+        return np.flatnonzero(self.totals <= DARK * np.median(lit))
 
     def hot(self) -> NDArray[np.int64]:
         """Rows and columns of the file, (pixels, 2), of what is far above its neighbours in nearly every pattern; not near the middle, where the beam may be."""
@@ -128,6 +132,16 @@ class PatternCounts:
         places = places[(np.abs(places - middle) > BEAM).any(1)]
         return np.unique(self.framing.in_file(places, *self.shape[1:]), axis=0)
 
+    def dead(self) -> NDArray[np.int64]:
+        """Rows and columns of the file, (pixels, 2), of what never counts though all around does."""
+        inner = self.sum[1:-1, 1:-1]
+        rows, columns = inner.shape
+        shifts = [(r, c) for r in range(3) for c in range(3) if (r, c) != (1, 1)]
+        least = np.minimum.reduce([self.sum[r : r + rows, c : c + columns] for r, c in shifts])
+        known = (self.counting & ~self.full & ~self.negative)[1:-1, 1:-1]
+        places = np.argwhere((inner == 0) & known & (least >= BRIGHT * self.least)) + 1
+        return np.unique(self.framing.in_file(places, *self.shape[1:]), axis=0)
+
     def notes(self) -> list[tuple[str, str]]:
         """Say what is most likely wrong with the patterns."""
         found = []
@@ -135,16 +149,30 @@ class PatternCounts:
             found.append(
                 "the light is in the four corners of the patterns, as a Fourier transform leaves it. The far field needs the beam in their middle: write --corner"
             )
-        if len(hot := self.hot()):
-            places = " ".join(f"{row},{column}" for row, column in hot[:MOST_NAMED])
+        hot, dead = self.hot(), self.dead()
+        if len(hot):
+            are = "a pixel is" if len(hot) == 1 else f"{len(hot):,} pixels are"
             found.append(
-                f"{'a pixel is' if len(hot) == 1 else f'{len(hot):,} pixels are'} more than {FAR_ABOVE} times as bright as all around in nearly every pattern, "
-                f"as hot ones are. Leave {'it' if len(hot) == 1 else 'them'} out: "
-                + (
-                    f'--bad-pixels "{places}"'
-                    if len(hot) <= MOST_NAMED
-                    else f"name an image of them as --bad-pixels; the first ones are {places}"
-                )
+                f"{are} more than {FAR_ABOVE} times as bright as all around in nearly every pattern, as hot ones are"
+            )
+        if len(dead):
+            count = (
+                "a pixel that never counts is"
+                if len(dead) == 1
+                else f"{len(dead):,} pixels that never count are"
+            )
+            found.append(f"{count} in the midst of light, as dead ones are")
+        if len(bad := np.concatenate([hot, dead])):
+            places = " ".join(f"{row},{column}" for row, column in bad[:MOST_NAMED])
+            found[-1] += f". Leave {'it' if len(bad) == 1 else 'them'} out: " + (
+                f'--bad-pixels "{places}"'
+                if len(bad) <= MOST_NAMED
+                else f"name an image of them as --bad-pixels; the first ones are {places}"
+            )
+        few, many = np.nanpercentile(self.totals, (5, 95))
+        if many > SPREAD * few > 0:
+            found.append(
+                f"one in twenty patterns has less than {few:.3g} counts, and one in twenty more than {many:.3g}. Where the beam varied, write intensities into model.refine"
             )
         return [("note", text) for text in found]
 
@@ -188,12 +216,12 @@ def blank_remarks(blank: NDArray[np.int64]) -> list[tuple[str, str]]:
     Examples
     --------
     >>> blank_remarks(np.array([10, 77]))
-    [('left out', '2 blank patterns, in which nothing was counted: numbers 10, 77 of the file')]
+    [('left out', '2 blank patterns, in which next to nothing was counted: numbers 10, 77 of the file')]
     """
     if not len(blank):
         return []
     one = len(blank) == 1
-    what = f"{len(blank):,} blank pattern{'' if one else 's'}, in which nothing was counted"
+    what = f"{len(blank):,} blank pattern{'' if one else 's'}, in which next to nothing was counted"
     named = ", ".join(map(str, blank[:MOST_NAMED]))
     more = f" and {len(blank) - MOST_NAMED:,} more" if len(blank) > MOST_NAMED else ""
     return [("left out", f"{what}: number{'' if one else 's'} {named}{more} of the file")]

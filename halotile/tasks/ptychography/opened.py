@@ -95,12 +95,15 @@ class OpenedScan:
 
     @property
     def positions(self) -> NDArray[np.float64]:
-        """First pixel of the object that each pattern sees, (positions, 2), in the order of the Zarr."""
-        return _read_only(self.recipe.places + self.state.parameters["positions"].numpy())
+        """First pixel of the object that each pattern sees, (positions, 2), in the order of the file that the scan came from."""
+        places = self.recipe.places + self.state.parameters["positions"].numpy()
+        return _read_only(places[np.argsort(self.recipe.scan.numbers)])
 
     @positions.setter
     def positions(self, places: Any) -> None:
-        given = self._given("positions", places, origin=self.recipe.places)
+        order = np.argsort(self.recipe.scan.numbers)
+        given = torch.empty_like(self._own.parameters["positions"])
+        given[order] = self._given("positions", places, origin=self.recipe.places[order])
         least, most = shift_limits(self.recipe)
         if outside := int(((given < least) | (given > most)).any(1).sum()):
             raise ConfigError(

@@ -66,15 +66,7 @@ class Refinement:
     """The loss of a pixel of the last step's patterns before it, by half."""
 
     def run(self) -> None:
-        """Run the epochs that are left.
-
-        Raises
-        ------
-        InputError
-            When the patterns cannot be read, or are no counts.
-        Diverged
-            When the loss is not finite.
-        """
+        """Run the epochs that are left; refuse patterns that are no counts, and a loss that diverges."""
         recipe, group = self.recipe, self.group
         prepare_program(group.device)
         content = shared_state(recipe.newest_checkpoint, group)
@@ -133,6 +125,11 @@ class Refinement:
     def check_end(self, state: ReconstructionState, epoch: int) -> None:
         """Refuse the end of a stage that its last step has made worse than any loss tells, each of which is from before its step."""
         for half, one in zip(self.recipe.halves, (state, *state.halves), strict=True):
+            last, least = one.losses[-1], min(one.losses[n] for n in self.recipe.alike(epoch, one.set_at))
+            if one.is_spoilt(least, last):
+                raise Diverged(
+                    f"the loss is {last:.4g} at the end of a stage, and was {least:.4g} before. Write a smaller lr in that stage, or smaller lr_factors."
+                )
             parts = steps_of(self.recipe, epoch, half)[-1]
             total, _ = self._sums(one, parts, self.positions(one, parts))
             loss, before = total / (sum(map(len, parts)) * self.counted_pixels), self.last_losses[half]

@@ -365,6 +365,11 @@ class ScanRecipe:
         ends = itertools.accumulate(stage.epochs for stage in self.stages)
         return next(number for number, end in enumerate(ends) if epoch < end)
 
+    def alike(self, epoch: int, since: int) -> list[int]:
+        """Epochs up to one that use the same patterns."""
+        _, stage = self.stage_of(epoch)
+        return [n for n in range(since, epoch + 1) if self.stage_of(n)[1].subset == stage.subset]
+
     @property
     def places(self) -> NDArray[np.float64]:
         """First pixel of the object that each pattern sees, with fractions, (positions, 2); not kept, since there may be many."""

@@ -96,12 +96,8 @@ def open(  # noqa: A001 - as open() of other modules
     """
     from halotile.tasks.ptychography.opened import OpenedScan
 
-    try:
-        options = ModelOptions(**model)
-    except TypeError as error:
-        raise ConfigError(
-            f"{error}. Write some of the keys of model: {', '.join(ModelOptions.__annotations__)}."
-        ) from error
+    check_options(ModelOptions, model)
+    options = ModelOptions(**model)
     job = Ptychography(
         input=ScanInput(
             path=whole_path("path", path), start=None if start is None else whole_path("start", start)

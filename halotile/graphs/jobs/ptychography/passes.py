@@ -56,6 +56,12 @@ class PtychographyWork(ProgramWork):
         """Return the checkpoint of the last stage."""
         return recipe.checkpoints[-1]
 
+    def most_kept(self, recipe: ScanRecipe) -> int:
+        """Return the number of epochs up to the end of the newest checkpoint's stage."""
+        kept = zip(recipe.stages, recipe.checkpoints, strict=True)
+        newest = max((n for n, (_, path) in enumerate(kept, 1) if path.is_file()), default=0)
+        return sum(stage.epochs for stage in recipe.stages[:newest])
+
     def program(self, recipe: ScanRecipe) -> Callable[[Any], None]:
         """Return the program of a rank."""
         return SentRecipe(recipe, self.digests).program

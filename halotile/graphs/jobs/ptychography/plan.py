@@ -117,6 +117,7 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
         notes=(
             *computing.ignored,
             *note_of_cluster(job, computing.cluster, computing.device),
+            *(text for label, text in scan.remarks if label == "note"),
             *_note_of_counts(recipe, job.input.path),
             *(note_of_stages(begun, digest, identity) if earlier.resumes else ()),
         ),

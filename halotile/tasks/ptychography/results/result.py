@@ -73,6 +73,7 @@ def _of_every_model(
         "image_2/data_space": "real",
         "sample_1/geometry_1/translation_before": _translations(scan.positions)[order],
         "process_1/loss": np.array(state.losses),
+        "process_1/numbers": scan.numbers[order],
         "instrument_1/detector_1/distance": scan.distance,
         "instrument_1/detector_1/basis_vectors": basis,
         "instrument_1/source_1/wavelength": scan.wavelength,
