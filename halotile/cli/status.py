@@ -16,7 +16,7 @@ from typing import Any
 
 from halotile.cli.screens.bad_blocks import GivenUp, blocks_given_up, rows_of
 from halotile.cli.screens.batch_state import QUEUED, BatchJob, batch_job
-from halotile.cli.screens.outcome_rows import iteration_text
+from halotile.cli.screens.outcome_rows import curve_rows, iteration_text
 from halotile.cli.screens.progress_report import Lines, ProgressReport, Silence, counts
 from halotile.cli.screens.screen import complain
 from halotile.errors import ConfigError, DamagedData
@@ -276,6 +276,7 @@ def status_rows(status: RunStatus) -> list[Row]:
         )
     if progress.figures:
         rows.append(("iteration", iteration_text(progress.figures)))
+        rows += curve_rows(RunDirectory(status.directory))
     if not status.over and not status.queued:
         rows.append(("left", seconds_text(progress.eta_seconds)))
     if not status.over and progress.workers:

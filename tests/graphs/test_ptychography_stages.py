@@ -156,6 +156,8 @@ def test_epochs_of_a_stage_that_is_left_out_do_not_count(folder: Path) -> None:
     status = CliRunner().invoke(app, ["status", str(folder / "result.cxi")])
     assert "7 of 7" in words(status)
     assert "(4 resumed)" in words(status)
+    assert "curve " in words(status)
+    assert "drawing" in words(status)
 
 
 def test_a_stage_that_ends_far_worse_than_it_began_is_no_result(folder: Path) -> None:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from halotile.errors import HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.kinds.base import Row
+from halotile.graphs.kinds.finder import find_kind
 from halotile.graphs.units import rate_text, seconds_text
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.disk.object_path import OutputPath
-from halotile.storage.run_directory.names import run_path
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.names import EXAMPLES, run_path
 
 if TYPE_CHECKING:
     from halotile.graphs.runs.outcome import Outcome
     from halotile.graphs.runs.verify import Verdict
+
+BARS, MOST_BARS = "▁▂▃▄▅▆▇█", 32
+"""Bars of a curve, by height, and how many there are at most."""
 
 
 def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) -> list[Row]:
@@ -54,6 +63,41 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
         ("journal", outcome.run_directory),
         *look_rows(outcome.output),
     ]
+
+
+def curve_rows(directory: RunDirectory) -> list[Row]:
+    """Return the losses of a run that iterates as bars, and the path of its drawing."""
+    losses: list[float] = []
+    with suppress(
+        HalotileError, OSError, KeyError, TypeError, ValueError
+    ):  # it may be written at this moment
+        steps = find_kind((directory.read_valid_plan() or {})["job"]).steps
+        names = steps.losses if steps else ()
+        for line in directory.iterations_path.read_text().splitlines():
+            row = json.loads(line)
+            losses += [float(row[name]) for name in names if name in row][:1]
+    losses = [loss for loss in losses if math.isfinite(loss)]
+    rows = [("curve", f"{losses[0]:.4g} {bars(losses)} {losses[-1]:.4g}")] if len(losses) > 1 else []
+    drawing = directory.path / EXAMPLES
+    return [*rows, *([("drawing", str(drawing))] if drawing.is_file() else [])]
+
+
+def bars(values: Sequence[float]) -> str:
+    """Draw values as bars of text, by their logarithms where all are above 0.
+
+    Examples
+    --------
+    >>> bars([100.0, 10.0, 1.0]), bars([3.0, -1.0, 1.0]), bars([2.0, 2.0])
+    ('█▅▁', '█▁▅', '▁▁')
+    """
+    thinned = (
+        [values[n * len(values) // MOST_BARS] for n in range(MOST_BARS)]
+        if len(values) > MOST_BARS
+        else values
+    )
+    scaled = [math.log(value) for value in thinned] if min(thinned) > 0 else list(thinned)
+    least, span = min(scaled), max(scaled) - min(scaled)
+    return "".join(BARS[round((value - least) / span * (len(BARS) - 1)) if span else 0] for value in scaled)
 
 
 def look_rows(output: str) -> list[Row]:
