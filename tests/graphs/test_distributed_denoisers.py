@@ -13,6 +13,7 @@ import torch
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, TaskFailed
+from tests.cases import thorough
 from tests.graphs.distributing import NEAR, Smooth, away_from_the_rim, difference, image, tiled
 
 physics = pytest.importorskip("deepinv.physics")
@@ -21,7 +22,7 @@ optim = pytest.importorskip("deepinv.optim")
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
 
-@pytest.mark.parametrize("size", [(16, 16), (15, 40), (100, 100), (51, 20), (17, 33)])
+@pytest.mark.parametrize("size", [thorough((16, 16)), (15, 40), thorough((100, 100)), (51, 20), (17, 33)])
 @pytest.mark.parametrize("options", [{}, {"blending": "hann", "overlap": 4}, {"max_batch_size": 1}], ids=str)
 def test_tiles_of_any_size_give_the_result_of_the_whole_image(
     ctx: DistributedContext, size: tuple[int, int], options: Any

@@ -10,7 +10,7 @@ import torch
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError
-from tests.cases import thorough
+from tests.cases import all_of, thorough
 from tests.graphs.distributing import NEAR, STACKS, difference, image
 
 physics = pytest.importorskip("deepinv.physics")
@@ -148,7 +148,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("distributed", ["physics", thorough("physics and fidelity"), "all"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", all_of(ALGORITHMS, thorough=["GD", "DRS"]))
 def test_algorithms_of_deepinv_accept_distributed_objects(
     ctx: DistributedContext, algorithm: str, distributed: str
 ) -> None:

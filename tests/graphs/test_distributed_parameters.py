@@ -173,7 +173,7 @@ def distances(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> li
 
 
 @pytest.mark.parametrize("dtype", all_of(NEAR, thorough=[torch.float64]), ids=str)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", all_of(LOSSES, thorough=["A of one", "grad"]))
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_equal_the_plain_stack(
     ctx: DistributedContext, name: str, loss: str, dtype: torch.dtype

@@ -60,7 +60,7 @@ def test_tiles_give_the_bits_of_the_whole_image(tmp_path: Path, name: str) -> No
         assert np.array_equal(cut(tmp_path, source, name, tile), whole, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", all_of(FILTERS, thorough=["nlm", "function"]))
+@pytest.mark.parametrize("name", all_of(FILTERS, thorough=["nlm", "function", "torch"]))
 def test_far_from_holes_nothing_changes(tmp_path: Path, name: str) -> None:
     pixels, holes = scene()
     plain = np.where(holes, np.float32(100), pixels)

@@ -106,7 +106,8 @@ def pixels_of(run: InlineIterations) -> Any:
     [
         *(("none", boundary, 2) for boundary in BOUNDARIES[:2]),
         *(thorough("none", boundary, 2) for boundary in BOUNDARIES[2:]),
-        *((prior, BOUNDARIES[0], 2) for prior in ("tv", "gaussian")),
+        thorough("tv", BOUNDARIES[0], 2),
+        ("gaussian", BOUNDARIES[0], 2),
         *(thorough(prior, boundary, 2) for prior in ("tv", "gaussian") for boundary in BOUNDARIES[1:]),
         thorough("l1", "circular", 2),
         thorough("none", "circular", 3),

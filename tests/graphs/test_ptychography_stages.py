@@ -169,7 +169,15 @@ def test_a_stage_that_ends_far_worse_than_it_began_is_no_result(folder: Path) ->
         (good,) = adam.optimize(1, lr=0.02, batch_size=8)
         scan.object = 3 * scan.object  # what is set has another loss, and is no fault of a stage
         (bad,) = adam.optimize(1, lr=1e-6)
-    assert bad > 50 * good
+        assert bad > 50 * good
+        next(adam.optimize(3, lr=1))
+        assert len(list(adam.optimize(1, lr=0.02))) == 1, "a stage answers for its own steps alone"
+
+
+def test_a_likelihood_that_rises_a_little_is_no_fault(folder: Path) -> None:
+    stages = [{"epochs": 20, "lr": 0.005}, {"epochs": 4, "lr": 0.05}, {"epochs": 4, "lr": 0.005}]
+    done = run(job(folder, stages=stages, model={"loss": "poisson_nll"}), "--workers", "1")
+    assert done.exit_code == 0, done.output
 
 
 def test_checkpoints_of_several_stages_are_kept_and_returned_to(tmp_path: Path) -> None:

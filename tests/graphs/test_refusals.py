@@ -219,7 +219,7 @@ def finished(scene: Scene, cluster: RunningCluster) -> Scene:
     [
         ({"output": {"codec": "zstd"}}, 'output.codec was "lz4", is "zstd"'),
         thorough({"output": {"chunk": 8}}, r"output.chunk was \[16, 16\], is \[8, 8\]"),
-        ({"output": {"dtype": "float64"}}, 'output.dtype was "float32", is "float64"'),
+        thorough({"output": {"dtype": "float64"}}, 'output.dtype was "float32", is "float64"'),
         thorough({"input": {"range": (0.0, 2.0)}}, r"range was absent, is \[0.0, 2.0\]"),
         thorough({"run": {"on_nan": "fail"}}, 'on_nan was "propagate", is "fail"'),
         thorough({"tile": {"boundary": "reflect"}}, 'boundary was .*"cut".*, is .*"reflect"'),
@@ -302,7 +302,7 @@ def test_every_difference_is_listed(finished: Scene) -> None:
     assert len(str(failed.value).splitlines()) == 5
 
 
-@pytest.mark.parametrize("how", ["replaced", "rewritten in place"])
+@pytest.mark.parametrize("how", ["replaced", thorough("rewritten in place")])
 def test_a_changed_input_is_noticed(finished: Scene, how: str) -> None:
     if how == "replaced":
         finished.source.rename(finished.folder / "first.zarr")

@@ -299,13 +299,13 @@ def photons_of(name: str, folder: Path, clean: Any, seed: int) -> str:
         (lambda image: image, None),
         (lambda image: np.roll(image, 40, 0), "is shifted by 40 rows and 0 columns against"),
         thorough(lambda image: np.roll(image, 5, 1), "is shifted by 0 rows and 5 columns against"),
-        (lambda image: image[::-1], "mirrored top to bottom"),
+        thorough(lambda image: image[::-1], "mirrored top to bottom"),
         thorough(lambda image: image[:, ::-1], "mirrored left to right"),
         (lambda image: image[::-1, ::-1], "turned by 180 degrees"),
         (np.rot90, "turned by 90 degrees"),
         thorough(lambda image: np.rot90(image, 3), "turned by 90 degrees"),
         (lambda image: image.T, "mirrored, with its rows as columns"),
-        (lambda image: image[::-1, ::-1].T, "mirrored, with its rows as columns"),
+        thorough(lambda image: image[::-1, ::-1].T, "mirrored, with its rows as columns"),
     ],
 )
 def test_a_second_image_lies_as_the_first_does(tmp_path: Path, change: Any, said: str | None) -> None:

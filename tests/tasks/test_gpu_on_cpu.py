@@ -326,7 +326,7 @@ class Elsewhere(Gpu):
         ("nlm", {"strength": 0.5}, ("sigma", "mask")),
         ("tv", {"strength": 1.0, "sigma": "auto"}, ("photons",)),
         thorough("nlm", {"strength": 0.8, "sigma": "auto"}, ("photons", "mask")),
-        ("dncnn", {"depth": 5, "width": 8}, ()),
+        thorough("dncnn", {"depth": 5, "width": 8}, ()),
         ("torch", {"import": "tests.networks:unet"}, ()),
         ("torch", {"import": "tests.networks:by_sigma", "sigma": "auto"}, ("photons",)),
     ],

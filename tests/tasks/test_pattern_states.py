@@ -71,10 +71,17 @@ def test_a_last_epoch_that_is_refused_loses_no_other(recipe: ScanRecipe, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "is_spoilt"),
-    [(0.25, 2.0, False), (0.25, 150.0, True), (50.0, 400.0, False), (float("nan"), 1.0, True)],
+    ("before", "after", "kind", "is_spoilt"),
+    [
+        (0.25, 2.0, "amplitude_mse", False),
+        (0.25, 150.0, "amplitude_mse", True),
+        (50.0, 400.0, "amplitude_mse", False),
+        (float("nan"), 1.0, "amplitude_mse", True),
+        (-36e3, -35e3, "poisson_nll", False),
+        (-36e3, -20e3, "poisson_nll", True),
+    ],
 )
 def test_a_step_that_spoils_a_tenth_of_the_amplitude_is_no_result(
-    before: float, after: float, is_spoilt: bool
+    before: float, after: float, kind: str, is_spoilt: bool
 ) -> None:
-    assert ReconstructionState({}, 1.0, scale=1e4).is_spoilt(before, after) == is_spoilt
+    assert ReconstructionState({}, 1.0, scale=1e4).is_spoilt(before, after, kind) == is_spoilt

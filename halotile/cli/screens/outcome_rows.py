@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePath
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from halotile.graphs.runs.outcome import Outcome
     from halotile.graphs.runs.verify import Verdict
 
-BARS, MOST_BARS = "▁▂▃▄▅▆▇█", 32
-"""Bars of a curve, by height, and how many there are at most."""
+BARS, PLAIN_BARS, MOST_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@", 32
+"""Bars of a curve, by height, those where a terminal has no others, and how many there are at most."""
 
 
 def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) -> list[Row]:
@@ -77,27 +78,35 @@ def curve_rows(directory: RunDirectory) -> list[Row]:
             row = json.loads(line)
             losses += [float(row[name]) for name in names if name in row][:1]
     losses = [loss for loss in losses if math.isfinite(loss)]
-    rows = [("curve", f"{losses[0]:.4g} {bars(losses)} {losses[-1]:.4g}")] if len(losses) > 1 else []
+    rows = (
+        [("curve", f"{losses[0]:.4g} {bars(losses, _levels())} {losses[-1]:.4g}")] if len(losses) > 1 else []
+    )
     drawing = directory.path / EXAMPLES
     return [*rows, *([("drawing", str(drawing))] if drawing.is_file() else [])]
 
 
-def bars(values: Sequence[float]) -> str:
+def _levels() -> str:
+    try:
+        BARS.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return PLAIN_BARS
+    return BARS
+
+
+def bars(values: Sequence[float], levels: str = BARS) -> str:
     """Draw values as bars of text, by their logarithms where all are above 0.
 
     Examples
     --------
-    >>> bars([100.0, 10.0, 1.0]), bars([3.0, -1.0, 1.0]), bars([2.0, 2.0])
-    ('█▅▁', '█▁▅', '▁▁')
+    >>> bars([100.0, 10.0, 1.0]), bars([3.0, -1.0, 1.0]), bars([2.0, 2.0]), bars([3.0, 1.0], PLAIN_BARS)
+    ('█▅▁', '█▁▅', '▁▁', '@_')
     """
-    thinned = (
-        [values[n * len(values) // MOST_BARS] for n in range(MOST_BARS)]
-        if len(values) > MOST_BARS
-        else values
-    )
+    count = min(len(values), MOST_BARS)
+    thinned = [values[n * (len(values) - 1) // max(1, count - 1)] for n in range(count)]
     scaled = [math.log(value) for value in thinned] if min(thinned) > 0 else list(thinned)
     least, span = min(scaled), max(scaled) - min(scaled)
-    return "".join(BARS[round((value - least) / span * (len(BARS) - 1)) if span else 0] for value in scaled)
+    heights = (round((value - least) / span * (len(levels) - 1)) if span else 0 for value in scaled)
+    return "".join(levels[height] for height in heights)
 
 
 def look_rows(output: str) -> list[Row]:

@@ -65,11 +65,11 @@ class ProgramFiles:
 
     def begin(self, phase: str, end: Path, most: int) -> None:
         """Forget that a program ended where the checkpoint of its end is not there, and rows of the curve beyond those that checkpoints may hold."""
-        if not end.exists():
-            remove_records(self.folder, phase)
         if not self._all(CHECKPOINT):
             self.curve.unlink(missing_ok=True)
         step, rows = read_curve(self.curve)
+        if step > most or not end.exists():
+            remove_records(self.folder, phase)
         if step > most:
             write_curve(self.curve, most, rows[:most])
 

@@ -169,7 +169,7 @@ class PatternCounts:
                 if len(bad) <= MOST_NAMED
                 else f"name an image of them as --bad-pixels; the first ones are {places}"
             )
-        few, many = np.nanpercentile(self.totals, (5, 95))
+        few, many = np.nanpercentile(np.delete(self.totals, self.blank()), (5, 95))
         if many > SPREAD * few > 0:
             found.append(
                 f"one in twenty patterns has less than {few:.3g} counts, and one in twenty more than {many:.3g}. Where the beam varied, write intensities into model.refine"

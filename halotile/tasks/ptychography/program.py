@@ -112,28 +112,29 @@ class Refinement:
         steps = steps_of(self.recipe, epoch, half)
         ahead = max(1, self.recipe.window * self.recipe.slots // stage.batch)
         coming = itertools.islice(itertools.chain(steps, self._steps_after(epoch, half)), ahead, None)
-        for parts in steps:
+        for number, parts in enumerate(steps):
             if later := next(coming, None):
                 first_ones = [later[slot][: self.recipe.at_once] for slot in self.slots]
                 self.patterns.expect(np.concatenate(first_ones))
             loss = self.step(state, stage, rate, parts)
             self.last_losses[half] = loss / (sum(map(len, parts)) * self.counted_pixels)
             state.begun = state.begun or self.last_losses[half]
+            if epoch == first and number == 0:
+                state.stage_begun = self.last_losses[half]
             total += loss
         return total / (int(self.recipe.used(epoch, half).sum()) * self.counted_pixels)
 
     def check_end(self, state: ReconstructionState, epoch: int) -> None:
         """Refuse the end of a stage that its last step has made worse than any loss tells, each of which is from before its step."""
         for half, one in zip(self.recipe.halves, (state, *state.halves), strict=True):
-            last, least = one.losses[-1], min(one.losses[n] for n in self.recipe.alike(epoch, one.set_at))
-            if one.is_spoilt(least, last):
+            if one.is_spoilt(one.stage_begun, one.losses[-1], self.recipe.loss):
                 raise Diverged(
-                    f"the loss is {last:.4g} at the end of a stage, and was {least:.4g} before. Write a smaller lr in that stage, or smaller lr_factors."
+                    f"the loss is {one.losses[-1]:.4g} at the end of a stage, and was {one.stage_begun:.4g} before it. Write a smaller lr in that stage, or smaller lr_factors."
                 )
             parts = steps_of(self.recipe, epoch, half)[-1]
             total, _ = self._sums(one, parts, self.positions(one, parts))
             loss, before = total / (sum(map(len, parts)) * self.counted_pixels), self.last_losses[half]
-            if one.is_spoilt(before, loss):
+            if one.is_spoilt(before, loss, self.recipe.loss):
                 raise Diverged(
                     f"the loss of some patterns is {loss:.4g} after the last step of a stage, and was {before:.4g}. Write a smaller lr in that stage, or smaller lr_factors."
                 )

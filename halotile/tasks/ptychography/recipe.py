@@ -332,7 +332,9 @@ class ScanRecipe:
 
     @cached_property
     def checkpoints(self) -> tuple[Path, ...]:
-        """Checkpoints of all stages."""
+        """Checkpoints of all stages; a loop has one for all."""
+        if self.requests is not None:
+            return len(self.stages) * (self.checkpoint,)
         return checkpoints_of(self.checkpoint, [asdict(stage) for stage in self.stages])
 
     @property
@@ -364,11 +366,6 @@ class ScanRecipe:
         """Number of the stage that an epoch belongs to."""
         ends = itertools.accumulate(stage.epochs for stage in self.stages)
         return next(number for number, end in enumerate(ends) if epoch < end)
-
-    def alike(self, epoch: int, since: int) -> list[int]:
-        """Epochs up to one that use the same patterns."""
-        _, stage = self.stage_of(epoch)
-        return [n for n in range(since, epoch + 1) if self.stage_of(n)[1].subset == stage.subset]
 
     @property
     def places(self) -> NDArray[np.float64]:

@@ -58,8 +58,8 @@ class ReconstructionState:
         The loss of a pixel before the first step, once that was done.
     halves : list of ReconstructionState
         Those of each half of the positions by itself, or none.
-    set_at : int
-        Epochs before a part was last set: with their losses those of later ones are not compared.
+    stage_begun : float
+        The loss of a pixel before the first step of the stage at hand, once that was done.
     """
 
     parameters: PartTensors
@@ -70,7 +70,7 @@ class ReconstructionState:
     losses: list[float] = field(default_factory=list)
     begun: float = 0.0
     halves: list[ReconstructionState] = field(default_factory=list)
-    set_at: int = 0
+    stage_begun: float = 0.0
 
     def content(self) -> dict[str, Any]:
         """Return the content of a checkpoint."""
@@ -80,13 +80,13 @@ class ReconstructionState:
     def of(cls, content: Mapping[str, Any], device: Any) -> ReconstructionState:
         """The state in a checkpoint, on a device."""
         moments = {name: _moved(tensors, device) for name, tensors in content["moments"].items()}
-        values = {key: content[key] for key in ("norm", "root", "scale", "losses", "begun", "set_at")}
+        values = {key: content[key] for key in ("norm", "root", "scale", "losses", "begun", "stage_begun")}
         halves = [cls.of(half, device) for half in content["halves"]]
         return cls(_moved(content["parameters"], device), moments=moments, halves=halves, **values)
 
     def begin_with(self, name: str, value: torch.Tensor) -> None:
         """Set a part; what the solver keeps of what it was is forgotten."""
-        self.parameters[name], self.set_at = value, len(self.losses)
+        self.parameters[name] = value
         for kept in self.moments.values():
             kept.pop(name, None)
 
@@ -100,10 +100,11 @@ class ReconstructionState:
         usual = max(abs(self.begun), self.scale)  # a start that is nearly right has next to no loss
         return not math.isfinite(loss) or abs(loss) > MOST_RISE * usual
 
-    def is_spoilt(self, before: float, after: float) -> bool:
-        """True where a step, or a stage, made a loss far worse, or a value is not finite any more."""
+    def is_spoilt(self, before: float, after: float, kind: str) -> bool:
+        """True where a step, or a stage, made a loss of a kind far worse, or a value is not finite any more."""
         finite = all(bool(part.isfinite().all()) for part in self.parameters.values())
-        tolerated = max(STEP_RISE * before, STEP_SHARE * self.scale)
+        # A likelihood has no zero to be relative to.
+        tolerated = self.scale if kind == "poisson_nll" else max(STEP_RISE * before, STEP_SHARE * self.scale)
         return not (finite and after - before <= tolerated)
 
     @property
