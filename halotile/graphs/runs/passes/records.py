@@ -55,12 +55,10 @@ def open_records(records: Records, grid: Grid, fingerprint: str) -> Iterator[Ope
     records.folder.mkdir(parents=True, exist_ok=True)
     try:
         journal = Journal.open(path, owner, len(grid), images=images)
-    except (
-        FileNotFoundError,
-        DamagedData,
-        ResumeRefused,
-    ):  # the last one: of the job as it was before it was changed
+    except ResumeRefused:  # it is of the job as it was before it was changed
         remove_records(records.folder, records.name)
+        journal = Journal.create(path, owner, len(grid), images=images, sync=False)
+    except (FileNotFoundError, DamagedData):
         journal = Journal.create(path, owner, len(grid), images=images, sync=False)
     ledger = Ledger(records.folder / f"sums.{records.name}")
     _strike(records, journal, ledger, grid)
