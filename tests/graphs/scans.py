@@ -36,6 +36,11 @@ def run(path: Path, *options: str) -> Any:
     return CliRunner().invoke(app, ["run", str(path), "--quiet", *options])
 
 
+def words(done: Any) -> str:
+    """The text of a command, in one line."""
+    return " ".join(done.output.split())
+
+
 @cache
 def small_scan() -> SimulatedScan:
     """A far field of a small raster."""

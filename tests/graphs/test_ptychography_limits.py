@@ -23,7 +23,7 @@ from halotile.tasks.groups.training.curve import read_curve, write_curve
 from halotile.tasks.ptychography.recipe import SolverStage
 from halotile.tasks.ptychography.results import record
 from halotile.tasks.ptychography.simulated import SimulatedScan
-from tests.graphs.scans import job, run, write_small_scan
+from tests.graphs.scans import job, run, words, write_small_scan
 
 pytestmark = [pytest.mark.cluster]
 
@@ -32,11 +32,6 @@ pytestmark = [pytest.mark.cluster]
 def folder(tmp_path: Path) -> Path:
     """A folder with a small scan."""
     return write_small_scan(tmp_path)
-
-
-def words(done: Any) -> str:
-    """The output of a command, without line ends."""
-    return " ".join(done.output.split())
 
 
 def test_a_position_stays_in_its_half_whatever_subset_a_stage_uses(folder: Path) -> None:

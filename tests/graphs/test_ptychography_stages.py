@@ -23,7 +23,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import read_curve
 from tests.faults import until
-from tests.graphs.scans import job, run, write_small_scan
+from tests.graphs.scans import job, run, words, write_small_scan
 
 pytestmark = [pytest.mark.cluster]
 
@@ -36,11 +36,6 @@ LAST = {"epochs": 3, "lr": 0.005, "batch": 8}
 def folder(tmp_path: Path) -> Path:
     """A folder with a small scan."""
     return write_small_scan(tmp_path)
-
-
-def words(done: Any) -> str:
-    """The text of a command, in one line."""
-    return " ".join(done.output.split())
 
 
 def test_a_stage_that_diverges_is_replaced_and_those_before_are_kept(folder: Path) -> None:

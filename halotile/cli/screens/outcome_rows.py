@@ -69,9 +69,8 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
 def curve_rows(directory: RunDirectory) -> list[Row]:
     """Return the losses of a run that iterates as bars, and the path of its drawing."""
     losses: list[float] = []
-    with suppress(
-        HalotileError, OSError, KeyError, TypeError, ValueError
-    ):  # it may be written at this moment
+    # It may be written at this moment.
+    with suppress(HalotileError, OSError, KeyError, TypeError, ValueError):
         steps = find_kind((directory.read_valid_plan() or {})["job"]).steps
         names = steps.losses if steps else ()
         for line in directory.iterations_path.read_text().splitlines():

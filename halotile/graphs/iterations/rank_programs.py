@@ -75,9 +75,8 @@ class ProgramFiles:
 
     def keep(self) -> None:
         """Keep the checkpoints. They may be younger than the look at the input: certain are those that were kept before."""
-        with suppress(
-            OSError
-        ):  # one is gone by now, or a network file system does not answer: the next time it may
+        # Where one is gone by now, or a network file system does not answer, the next look keeps them.
+        with suppress(OSError):
             for checkpoint in self._all(CHECKPOINT):
                 last = checkpoint.with_suffix(LAST)
                 if last.exists():

@@ -45,7 +45,7 @@ class OpenedScan:
     """
 
     recipe: ScanRecipe
-    _handed_over: ScanRecipe | None = field(default=None, init=False, repr=False)
+    _checkpoint: Path | None = field(default=None, init=False, repr=False)
     """File in which ranks that are at work keep the state."""
     _stages: tuple[SolverStage, ...] = field(default=(), init=False, repr=False)
     """Stages that were computed, and the one at hand."""
@@ -66,9 +66,7 @@ class OpenedScan:
     @property
     def state(self) -> ReconstructionState:
         """Everything that was reconstructed so far."""
-        while self._handed_over and (newest := self._handed_over.newest_checkpoint):
-            if not (content := read_content(newest)):
-                continue  # the one after it is there
+        while self._checkpoint and (content := read_content(self._checkpoint)):
             self._own = ReconstructionState.of(state_in(content), "cpu")
             if len(self._own.losses) >= len(self._known) or not self._is_computing():
                 break
@@ -127,7 +125,7 @@ class OpenedScan:
     @property
     def losses(self) -> list[float]:
         """The mean loss of a pixel in each epoch so far; within a loop over epochs up to that of the loop."""
-        return list(self._known if self._handed_over else self.state.losses)
+        return list(self._known if self._checkpoint else self.state.losses)
 
     def report(self) -> str:
         """Describe the last epoch, or that of a loop over epochs, in a line; the resolution is that of the object as it is now."""
@@ -177,11 +175,9 @@ class OpenedScan:
     def hand_over(self, stage: SolverStage, checkpoint: Path, curve: Path, requests: Path) -> ScanRecipe:
         """Leave the state to ranks; return what they have to do."""
         self._known = self.losses
-        stages = (*self._stages, stage)
-        recipe = replace(self.recipe, stages=stages, checkpoint=checkpoint, curve=curve, requests=requests)
-        write_state(recipe.checkpoints[-1], self.state.content())
-        self._handed_over, self._stages = recipe, stages
-        return recipe
+        write_state(checkpoint, self.state.content())
+        self._checkpoint, self._stages = checkpoint, (*self._stages, stage)
+        return replace(self._computed, checkpoint=checkpoint, curve=curve, requests=requests)
 
     def hand_out(self, loss: float, is_computing: Callable[[], bool]) -> None:
         """Take note of an epoch that a loop has now, and how to see whether ranks still are at work."""
@@ -191,7 +187,7 @@ class OpenedScan:
     def take_back(self) -> None:
         """Take the state of ranks that have ended."""
         self._own = self.state
-        self._handed_over = None
+        self._checkpoint = None
         self._stages = tuple(first_epochs(self._stages, len(self._own.losses)))
 
     @property
@@ -226,7 +222,7 @@ class OpenedScan:
         return given
 
     def _check_free(self, refusal: str) -> None:
-        if self._handed_over:
+        if self._checkpoint:
             raise ConfigError(f"{refusal} while epochs are computed. End the loop over optimize() first.")
 
 

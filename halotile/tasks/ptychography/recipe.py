@@ -168,6 +168,11 @@ def checkpoints_of(checkpoint: Path, stages: Sequence[Mapping[str, Any]]) -> tup
     return tuple(paths)
 
 
+def stages_begun(checkpoints: Sequence[Path]) -> int:
+    """Return the number of stages up to the last one that has a checkpoint."""
+    return max((number for number, path in enumerate(checkpoints, 1) if path.is_file()), default=0)
+
+
 @dataclass(frozen=True)
 class Optics:
     """The way from the sample to the detector.
@@ -340,7 +345,8 @@ class ScanRecipe:
     @property
     def newest_checkpoint(self) -> Path | None:
         """The checkpoint to go on from; None before the first one."""
-        return next((path for path in reversed(self.checkpoints) if path.is_file()), None)
+        begun = stages_begun(self.checkpoints)
+        return self.checkpoints[begun - 1] if begun else None
 
     @property
     def halves(self) -> tuple[int | None, ...]:

@@ -96,6 +96,7 @@ def open(  # noqa: A001 - as open() of other modules
     """
     from halotile.tasks.ptychography.opened import OpenedScan
 
+    model = {name: _plain(value) for name, value in model.items()}
     check_options(ModelOptions, model)
     options = ModelOptions(**model)
     job = Ptychography(

@@ -15,7 +15,7 @@ from halotile.graphs.jobs.ptychography.words import result_rows
 from halotile.graphs.kinds.base import Inspection, RunView
 from halotile.storage.scans.scan import open_scan
 from halotile.storage.scans.start import StartValues
-from halotile.tasks.ptychography.recipe import ScanRecipe
+from halotile.tasks.ptychography.recipe import ScanRecipe, stages_begun
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,8 @@ class PtychographyWork(ProgramWork):
 
     def most_kept(self, recipe: ScanRecipe) -> int:
         """Return the number of epochs up to the end of the newest checkpoint's stage."""
-        kept = zip(recipe.stages, recipe.checkpoints, strict=True)
-        newest = max((n for n, (_, path) in enumerate(kept, 1) if path.is_file()), default=0)
-        return sum(stage.epochs for stage in recipe.stages[:newest])
+        begun = stages_begun(recipe.checkpoints)
+        return sum(stage.epochs for stage in recipe.stages[:begun])
 
     def program(self, recipe: ScanRecipe) -> Callable[[Any], None]:
         """Return the program of a rank."""

@@ -52,7 +52,7 @@ OBJECTS = 4
 LOADED_COPIES = 3
 """Copies of a checkpoint while ranks get it from the one that reads it."""
 FILES, FILES_OF_STAGE = 4, 2
-"""Checkpoints on the disk at once: the newest, the two that may be returned to, and one while it is written."""
+"""Checkpoints on the disk at once: the newest, the two that may be returned to, and one while it is written; and those of the stage before."""
 SLOT_OBJECTS = 3
 """The same of each slot, whose patterns may see all of it: its gradient, and two while ranks exchange it."""
 FEW_COUNTS = 0.5

@@ -13,14 +13,13 @@ from halotile.graphs.iterations.rank_programs import ProgramFiles
 from halotile.graphs.plans.stages import Begun
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.tasks.ptychography.recipe import checkpoints_of
+from halotile.tasks.ptychography.recipe import checkpoints_of, stages_begun
 
 
 def kept_stages(directory: RunDirectory, digest: str, identity: Mapping[str, Any]) -> int:
     """Return the number of stages, the first ones, of whose last one a run without a result has a checkpoint."""
     checkpoint = ProgramFiles.of(directory, digest).checkpoint
-    paths = checkpoints_of(checkpoint, identity["stages"])
-    kept = max((number for number, path in enumerate(paths, 1) if path.is_file()), default=0)
+    kept = stages_begun(checkpoints_of(checkpoint, identity["stages"]))
     return 0 if kept and _has_result(directory) else kept
 
 

@@ -16,8 +16,8 @@ from halotile.tasks.ptychography.recipe import warning_of_halves
 FAR_ABOVE = 2
 """Loss, relative to that of the noise, of which the user is told what it may come from."""
 CAUSES = (
-    "more epochs or modes may be needed, intensities to refine where the beam varied, or the geometry may be another one (order and signs of the positions' axes, focus, "
-    "near or far field, pixels that do not count). Until then do not rely on the object"
+    "unless the object looks right, more epochs or modes may be needed, intensities to refine where the beam varied, or the geometry may be another one (order and signs of the "
+    "positions' axes, focus, near or far field, pixels that do not count)"
 )
 
 
@@ -83,8 +83,8 @@ def result_rows(
     [('loss', '0.25'), ('drawing', 'scan.png')]
     >>> result_rows({"loss": 0.25}, Path("scan.png"), "amplitude_mse", 0.2)[0]
     ('loss', '0.25; for these counts the noise of photons alone gives about 0.2')
-    >>> result_rows({"loss": 0.5}, Path("scan.png"), "amplitude_mse", 0.2)[1][1][:50]
-    'the loss is 2.5 times that of photons alone: more '
+    >>> result_rows({"loss": 0.5}, Path("scan.png"), "amplitude_mse", 0.2)[1][1][:52]
+    'the loss is 2.5 times that of photons alone: unless '
     >>> result_rows({"loss": 0.25, "loss_of_halves": 0.8, "resolution": 2e-7}, Path("scan.png"))[1]
     ('warning', 'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs tell')
     """
