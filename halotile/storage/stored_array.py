@@ -62,6 +62,7 @@ class StoredArray:
         self.axes, self.scale, self.units, self.ome = header.axes, header.scale, header.units, header.ome
         self.remarks, self.nodata, self.channels = header.remarks, header.nodata, header.channels
         self.georeference, self.mask = header.georeference, header.mask
+        self.attributes = header.attributes
         self.order = tuple(range(self.ndim))
 
     def with_sizes(self, sizes: Mapping[str, float | str]) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import imagecodecs
 import numpy as np
@@ -65,6 +65,35 @@ def test_an_ome_tiff_becomes_a_valid_ome_zarr(tmp_path: Path) -> None:
     ]
     steps = multiscale.datasets[0].coordinateTransformations
     assert [list(step.scale) for step in steps] == [[3.0, 1.0, 1.0, 0.1]]
+
+
+PACKING: dict[str, Any] = {
+    "scale_factor": 0.01,
+    "add_offset": 273.15,
+    "units": "K",
+    "standard_name": "air_temperature",
+}
+
+
+@pytest.mark.parametrize(("dtype", "form"), [("auto", "auto"), ("float32", "zarr")])
+def test_the_output_keeps_what_the_stored_numbers_mean(
+    tmp_path: Path, dtype: str, form: Literal["auto", "zarr"]
+) -> None:
+    kelvin = np.random.default_rng(0).normal(280, 1, (1300, 200))
+    packed = ((kelvin - PACKING["add_offset"]) / PACKING["scale_factor"]).round().astype("int16")
+    source = zarr.create_array(tmp_path / "in.zarr", data=packed, dimension_names=["lat", "lon"])
+    source.attrs.update(PACKING | {"_FillValue": -32768, "coordinates": "lat lon", "actual_range": [-9, 9]})
+    job = gaussian(tmp_path / "in.zarr", tmp_path / "o.zarr")
+    job = replace(job, output=replace(job.output, dtype=dtype, format=form))
+    assert any("scale_factor 0.01 and add_offset 273.15" in note for note in make_plan(job).notes)
+    run_inline(job)
+    levels = ["0", "1"] if form == "auto" else [""]
+    for level in levels:
+        array: Any = zarr.open_array(tmp_path / "o.zarr" / level, mode="r")
+        kept = {name: value for name, value in array.attrs.items() if name != "halotile"}
+        assert kept == PACKING | {"missing_value": -32768}
+        assert abs((array[...] * array.attrs["scale_factor"] + array.attrs["add_offset"]).mean() - 280) < 0.1
+    assert open_source(tmp_path / "o.zarr").attributes == PACKING
 
 
 def microscope_tiff(folder: Path, axes: str, shape: tuple[int, ...], **options: Any) -> tuple[Path, Any]:
@@ -189,12 +218,13 @@ def test_a_georeference_has_the_pixels_of_a_larger_image(tmp_path: Path) -> None
 
 def test_names_of_channels_that_are_no_longer_there_are_left_out(tmp_path: Path) -> None:
     source = ome_zarr(tmp_path / "in.zarr", noisy_image((64, 48)), "yx", omero={"channels": [CHANNEL]})
+    zarr.open_array(source / "0").attrs["units"] = "K"
     one = make_plan(gaussian(source, tmp_path / "o.zarr"))
-    assert one.layout.omero == {"channels": [CHANNEL]}
+    assert (one.layout.omero, one.layout.attributes) == ({"channels": [CHANNEL]}, {"units": "K"})
     options = {"import": "tests.networks:colouring", "channels": [1, 3]}
     three = make_plan(job_of(source, tmp_path / "p.zarr", "torch", options))
     assert three.layout.shape == (3, 64, 48)
-    assert (three.layout.ome, three.layout.omero) == (True, None)
+    assert (three.layout.ome, three.layout.omero, three.layout.attributes) == (True, None, {})
     assert three.layout.translation == (0.0, 1.0, 1.0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -50,6 +51,20 @@ def test_chunks_and_dimension_labels_are_taken_over(tmp_path: Path) -> None:
             dataset.dims[axis].label = label
     source = open_source(tmp_path / "a.h5")
     assert (source.chunks, source.axes) == ((1, 10, 20), ("t", "y", "x"))
+
+
+@pytest.mark.parametrize("dims", list(itertools.permutations(("lat", "lon", "time"))))
+def test_axes_are_called_as_the_dimensions_of_netcdf(tmp_path: Path, dims: tuple[str, ...]) -> None:
+    with h5py.File(tmp_path / "a.nc", "w") as file:
+        dataset = file.create_dataset("group/a", data=np.zeros((8, 9, 10), "f4"))
+        for axis, name in enumerate(dims):
+            scale = file.create_dataset(name, data=np.arange(8.0 + axis))
+            # netCDF-4 writes this name for dimensions without a variable.
+            scale.make_scale("This is a netCDF dimension but not a netCDF variable.")
+            dataset.dims[axis].attach_scale(scale)
+    letters = {"lat": "y", "lon": "x", "time": "t"}
+    source = open_source(tmp_path / "a.nc")
+    assert (source.axes, source.remarks) == (tuple(letters[name] for name in dims), ())
 
 
 def test_a_user_block_in_front_is_no_obstacle(tmp_path: Path) -> None:

@@ -56,6 +56,20 @@ def test_a_level_reads_with_its_scale(tmp_path: Path, version: str, level: int) 
     assert np.array_equal(pickle.loads(pickle.dumps(source)).read(Region.whole(source.shape)), LEVELS[level])
 
 
+@pytest.mark.parametrize(("fill", "nodata"), [(0, None), (7, 7)])
+def test_the_default_fill_value_says_nothing_of_the_pixels(
+    tmp_path: Path, fill: int, nodata: float | None
+) -> None:
+    _write(tmp_path / "a.zarr", "0.4")
+    level = zarr.create_array(
+        tmp_path / "a.zarr" / "s0", data=LEVELS[0], fill_value=fill, zarr_format=2, overwrite=True
+    )
+    level.attrs["_ARRAY_DIMENSIONS"] = ["c", "y", "x"]
+    source = open_source(tmp_path / "a.zarr")
+    assert source.nodata == nodata
+    assert ("input.nodata: 0" in "".join(source.remarks)) == (fill == 0)
+
+
 @both
 def test_the_scale_of_the_image_multiplies_that_of_the_level(tmp_path: Path, version: str) -> None:
     whole = [{"type": "scale", "scale": [1, 0.25, 0.5]}]

@@ -25,6 +25,9 @@ from halotile.storage.grid import Region
 PICTURE: NDArray[np.generic] = np.random.default_rng(1).random((40, 50)).astype("float32")
 
 
+XARRAY = {"_ARRAY_DIMENSIONS": ["y", "x"]}
+
+
 def _create(store: Any, **options: Any) -> Any:
     """Write a 40 x 50 array."""
     array = zarr.create_array(store, **{"shape": (40, 50), "chunks": (16, 16), "dtype": "float32"} | options)
@@ -64,6 +67,39 @@ def test_axes_come_from_dimension_names(
 ) -> None:
     _create(tmp_path / "a.zarr", **options)
     assert open_source(tmp_path / "a.zarr").axes == axes
+
+
+@pytest.mark.parametrize(
+    ("options", "attributes", "nodata"),
+    [
+        ({"zarr_format": 2, "fill_value": -32768}, XARRAY, -32768),
+        ({"zarr_format": 2, "fill_value": 0}, XARRAY, 0),
+        ({"zarr_format": 2, "fill_value": 0}, {}, None),
+        ({"zarr_format": 2, "fill_value": None}, XARRAY, None),
+        ({"zarr_format": 2, "fill_value": False, "dtype": "bool"}, XARRAY, None),
+        ({"zarr_format": 2, "fill_value": np.nan, "dtype": "float32"}, {**XARRAY, "missing_value": -1}, -1),
+        ({"fill_value": -5, "dimension_names": ["y", "x"]}, {}, None),
+        ({}, {"_FillValue": -5}, -5),
+        ({}, {"missing_value": [-7, -8]}, -7),
+    ],
+)
+def test_the_fill_value_of_xarray_is_that_of_holes(
+    tmp_path: Path, options: dict[str, Any], attributes: dict[str, Any], nodata: float | None
+) -> None:
+    whole = {"shape": (40, 50), "dtype": "int16", "chunks": (16, 16)} | options
+    zarr.create_array(tmp_path / "a.zarr", attributes=attributes, **whole)
+    source = open_source(tmp_path / "a.zarr", axes="yx")
+    assert source.nodata == nodata
+    assert ("-7 is taken as one, -8 as measured" in "".join(source.remarks)) == (nodata == -7)
+
+
+def test_numbers_that_are_stored_with_another_sign_are_refused(tmp_path: Path) -> None:
+    pixels = PICTURE.astype("int8")
+    zarr.create_array(tmp_path / "a.zarr", data=pixels, attributes={"_Unsigned": "true"})
+    with pytest.raises(
+        InputError, match=r"_Unsigned says that .*int8 are unsigned\. Write it again as uint8"
+    ):
+        open_source(tmp_path / "a.zarr")
 
 
 def test_a_group_with_one_array_is_that_array(tmp_path: Path) -> None:

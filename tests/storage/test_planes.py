@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def test_the_parts_cover_every_pixel_once_along_whole_chunks(data: st.DataObject
         scale, units, mapped, ome, shards = (1.0, 1.0), (None, None), False, None, None
         remarks, nodata, channels, order, keeps_chunk = (), None, (), (0, 1), False
         georeference = mask = None
+        attributes: Mapping[str, Any] = {}
 
         def __init__(self) -> None:
             self.shape = shape

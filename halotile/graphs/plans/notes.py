@@ -24,6 +24,8 @@ from halotile.tasks.roles import Roles
 
 MOST_LISTED = 8
 """Noise levels that are listed one by one."""
+PACKING = ("scale_factor", "add_offset")
+"""Attributes of the CF conventions: a value is the stored number times the first, plus the second."""
 DECODED_AT_MOST = 4
 """Ratio of pixels decoded to pixels needed above which a plan has a note."""
 
@@ -46,8 +48,21 @@ def notes_of(
         *(() if levels is None else (levels_text(levels, roles, values), *_noiseless(levels, roles))),
         *halo.remarks,
         *_metadata(layout),
+        *_packing(original),
         *_narrowing(dtype, np.dtype(layout.dtype)),
         *_decoding(original, roles, grid),
+    )
+
+
+def _packing(source: Source) -> tuple[str, ...]:
+    """Return a note on values that the file stores packed, by the CF conventions."""
+    packing = {name: source.attributes[name] for name in PACKING if name in source.attributes}
+    if packing in ({}, {"scale_factor": 1}, {"add_offset": 0}, {"scale_factor": 1, "add_offset": 0}):
+        return ()
+    stated = " and ".join(f"{name} {value!s:.30}" for name, value in packing.items())
+    return (
+        f"values are packed with {stated}, which are not applied: the stored numbers are denoised, and settings such as sigma are in "
+        "their units. The output keeps the packing",
     )
 
 

@@ -12,11 +12,12 @@ Most formats define a reader with a ``header`` and ``read(region)``, and leave t
 from __future__ import annotations
 
 import base64
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -37,6 +38,15 @@ DTYPES = ("bool", "uint8", "uint16", "uint32", "int8", "int16", "int32", "float1
 
 _NUMERIC_KINDS = "biufcmM"
 """NumPy kinds of arrays that need not be images."""
+
+_OF_THE_FILE = (
+    *("halotile", "missing_value", "zarr_conventions", "dtype", "multiscales", "omero", "ome"),
+    *("CLASS", "NAME", "DIMENSION_LIST", "DIMENSION_LABELS", "REFERENCE_LIST", "PALETTE"),
+    *("coordinates", "bounds", "grid_mapping", "ancillary_variables", "cell_measures", "formula_terms"),
+    *("actual_range", "compress"),
+)
+"""Attributes that outputs do not keep: of the file's structure, of its other variables, or of the noisy pixels."""
+_OF_THE_FILE_PREFIXES = ("_", "spatial:", "proj:", "STATISTICS_")
 
 
 class Source(Readable, Protocol):
@@ -92,6 +102,10 @@ class Source(Readable, Protocol):
     @property
     def georeference(self) -> Georeference | None:
         """Place on Earth of the pixels along y and x; None if the file states none."""
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """Attributes that describe the values, as JSON: CF's units, standard_name, scale_factor and so on, and the user's own."""
 
     @property
     def mask(self) -> str | None:
@@ -150,6 +164,7 @@ class Header:
     nodata: float | None = None
     channels: Channels = ()
     georeference: Georeference | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     mask: str | None = None
 
     @property
@@ -172,10 +187,12 @@ def make_header(
     ome: OmeImage | None = None,
     shards: Sequence[int] | None = None,
     image: bool = True,
-    nodata: Any = None,
+    attributes: Mapping[str, Any] | None = None,
+    fill: Any = None,
 ) -> Header:
     """The validated header of an array.
 
+    The ``attributes`` may be of the CF conventions; ``fill`` is another value of pixels without a measurement.
     With ``image=False`` the array need not be an image: it may have any numeric type and any axes, which have no names.
 
     Raises
@@ -191,6 +208,12 @@ def make_header(
     elif native.kind not in _NUMERIC_KINDS:
         raise InputError(f"its type is {native}, which is not numeric. Convert it first.")
     axes = choose_axes(requested, named, pixels) if image else ()
+    attributes = attributes or {}
+    holes = nodata_of(attributes, native, fill)
+    if image and native.kind == "i" and str(attributes.get("_Unsigned")).lower() == "true":
+        raise InputError(
+            f"its attribute _Unsigned says that numbers stored as {native} are unsigned. Write it again as u{native}."
+        )
     return Header(
         shape=pixels,
         dtype=native,
@@ -202,8 +225,12 @@ def make_header(
         mapped=mapped or not chunks,
         ome=ome,
         shards=tuple(int(n) for n in shards) if shards else None,
-        nodata=number_of_type(nodata, native),
-        remarks=() if requested else remarks_on_axes(axes, pixels, named or ()),
+        nodata=holes[0] if holes else None,
+        attributes=kept_attributes(attributes),
+        remarks=(
+            *(() if requested else remarks_on_axes(axes, pixels, named or ())),
+            *_remarks_on_holes(holes),
+        ),
     )
 
 
@@ -216,16 +243,54 @@ def number_of_type(value: Any, dtype: np.dtype[np.generic]) -> float | None:
         return None
 
 
-def nodata_of(attributes: Mapping[str, Any], dtype: np.dtype[Any]) -> Any:
-    """The value of pixels without a measurement in the attributes of the CF conventions; xarray writes it in base64 to Zarr v3."""
-    for name in ("_FillValue", "missing_value"):
-        value = attributes.get(name)
-        if isinstance(value, str) and dtype.kind == "f":
+def nodata_of(attributes: Mapping[str, Any], dtype: np.dtype[Any], fill: Any = None) -> list[float]:
+    """The values of pixels without a measurement, besides NaN, by the attributes of the CF conventions and ``fill``.
+
+    Examples
+    --------
+    >>> nodata_of({"_FillValue": float("nan"), "missing_value": [-9999, 1e20]}, np.dtype("float64"))
+    [-9999.0, 1e+20]
+    """
+    found: list[float | None] = []
+    for value in (attributes.get("_FillValue"), fill, attributes.get("missing_value")):
+        if isinstance(value, str) and dtype.kind == "f":  # as xarray writes it to Zarr v3
             with suppress(ValueError):
                 value = np.frombuffer(base64.b64decode(value, validate=True), "<f8")
-        if value is not None:
-            return value
-    return None
+        several = value if isinstance(value, list | tuple | np.ndarray) else (value,)
+        found += [number_of_type(one, dtype) for one in several]
+    return list(dict.fromkeys(number for number in found if number is not None))
+
+
+def _remarks_on_holes(values: Sequence[float]) -> tuple[str, ...]:
+    """A remark on values that the file names as those of holes besides the first, which alone is taken as one."""
+    if len(values) < 2:
+        return ()
+    others = ", ".join(f"{value:.10g}" for value in values[1:4])
+    return (
+        f"the file names several values of pixels without a measurement: {values[0]:.10g} is taken as one, {others} as measured. Write "
+        "input.sides.mask, an image that is 0 in such pixels, or replace them",
+    )
+
+
+def kept_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of an array that describe its values, so that they are true of a denoised image too.
+
+    Examples
+    --------
+    >>> kept_attributes({"units": b"K", "scale_factor": np.array([0.5]), "_FillValue": 0, "coordinates": "lat lon"})
+    {'units': 'K', 'scale_factor': 0.5}
+    """
+    kept = {}
+    for name, value in attributes.items():
+        if name in _OF_THE_FILE or name.startswith(_OF_THE_FILE_PREFIXES):
+            continue
+        if isinstance(value, np.ndarray | np.generic):
+            value = value.item() if value.size == 1 else value.tolist()
+        if isinstance(value, bytes):
+            value = value.decode(errors="replace")
+        with suppress(TypeError, ValueError):  # references in HDF5, and numbers that are not finite
+            kept[name] = json.loads(json.dumps(value, allow_nan=False))
+    return kept
 
 
 def _refuse_shape(shape: tuple[int, ...]) -> None:

@@ -12,7 +12,6 @@ from halotile.storage.formats.base import (
     Source,
     file_identity,
     make_header,
-    nodata_of,
     refuse_option,
     starts_with,
 )
@@ -54,9 +53,9 @@ class Hdf5Reader:
             pixels.shape,
             pixels.dtype,
             requested=axes,
-            named=[dimension.label for dimension in pixels.dims],
+            named=[_axis_name(dimension) for dimension in pixels.dims],
             chunks=pixels.chunks,
-            nodata=nodata_of(pixels.attrs, pixels.dtype),
+            attributes=pixels.attrs,
             identity={
                 # Of a link, this is the name of its target.
                 "dataset": os.fsdecode(pixels.name),
@@ -93,6 +92,12 @@ def _choose(h5py: Any, file: Any, dataset: str | None) -> tuple[str, Any]:
         f"no dataset was chosen, but the file holds {len(images)} datasets with two or more axes. "
         + _list_datasets(h5py, file)
     )
+
+
+def _axis_name(dimension: Any) -> str:
+    """The label of an axis, or else the name of its dimension scale, which is that of the dimension in netCDF-4."""
+    name = dimension.label or (dimension[0].name if len(dimension) else None)
+    return os.fsdecode(name or "").rpartition("/")[2]
 
 
 def _refuse_short_chunks(pixels: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from halotile.errors import InputError
 from halotile.storage.formats import zarr as plain
-from halotile.storage.formats.base import Header, Source, make_header, nodata_of
+from halotile.storage.formats.base import Header, Source, make_header
 from halotile.storage.formats.parts.ome_scale import coordinates, known_sizes
 from halotile.storage.georeference import read_georeference
 from halotile.storage.run_directory.checksummed_lines import digest
@@ -18,6 +18,11 @@ from halotile.storage.stored_array import StoredArray
 
 _BEFORE_NAMES = "tczyx"
 """Axes of an image of OME-Zarr 0.1 or 0.2, all of which have five."""
+
+_FILL_REMARK = (
+    "the fill value is 0, which xarray reads as pixels without a measurement: here 0 is a measurement. If it is none, write "
+    "input.nodata: 0"
+)
 
 
 def claims(path: Path) -> bool:
@@ -49,6 +54,9 @@ class OmeReader(plain.ArrayReader):
         named = own_axes(group.attrs, named or ()) or named
         stated = coordinates(image, entry, len(array.shape))
         super().__init__(path, array)
+        fill = plain.fill_of_xarray(array)
+        # Writers of OME-Zarr name the axes for xarray, but leave the fill value at its default.
+        on_fill = () if fill is None or fill else (_FILL_REMARK,)
         header = make_header(
             array.shape,
             array.dtype,
@@ -58,13 +66,18 @@ class OmeReader(plain.ArrayReader):
             shards=array.shards or array.chunks,
             identity={"level": level, "multiscales": digest(image), **self.identity()},
             mapped=self.mapped,
-            nodata=nodata_of(array.attrs, array.dtype),
+            attributes=array.attrs.asdict(),
+            fill=fill or None,
             ome=OmeImage(stated.position, _text(image.get("name")), checked_omero(attributes.get("omero"))),
         )
         sizes, known, on_sizes = known_sizes(header.axes, stated, units or (None,) * len(header.axes))
         place = read_georeference({**group.attrs, **array.attrs}, header.rows_and_columns)
         self.header: Header = replace(
-            header, scale=sizes, units=known, remarks=(*header.remarks, *on_sizes), georeference=place
+            header,
+            scale=sizes,
+            units=known,
+            remarks=(*header.remarks, *on_fill, *on_sizes),
+            georeference=place,
         )
 
 

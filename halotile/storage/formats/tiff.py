@@ -210,7 +210,7 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
         named=[None, *named] if is_stack else named,
         identity={"series": ALL if is_stack else number, "level": level, **file_identity(path, others)},
         ome=OmeImage() if file.is_ome else None,
-        nodata=_nodata(series.keyframe),
+        fill=_nodata(series.keyframe),
     )
     finest = file.series[number].shape
     header = replace(header, channels=channels_of(file, number))

@@ -17,7 +17,7 @@ from typing import Any
 from halotile.errors import DamagedData, InputError, InputUnreadable
 from halotile.storage.disk.object_path import first_words, is_of_store
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
-from halotile.storage.formats.base import Header, Source, file_identity, make_header, nodata_of, refuse_option
+from halotile.storage.formats.base import Header, Source, file_identity, make_header, refuse_option
 from halotile.storage.formats.parts.urls import object_tags, open_url
 from halotile.storage.georeference import read_georeference
 from halotile.storage.grid import Region
@@ -28,6 +28,8 @@ from halotile.storage.sharded.tensorstore_reader import TensorArray, open_tensor
 from halotile.storage.stored_array import StoredArray
 
 _MOST_LISTED = 20
+_DIMENSIONS = "_ARRAY_DIMENSIONS"
+"""Attribute of xarray with the names of the axes."""
 _MOST_FILES = 65_536
 """Maximum number of chunk files whose modification times are checked for changes: a quarter of a second on a local disk."""
 _MOST_DIRECTORIES = 20_000
@@ -118,9 +120,10 @@ class ZarrReader(ArrayReader):
             identity=self.identity(),
             mapped=self.mapped,
             image=image,
-            nodata=nodata_of(array.attrs, array.dtype),
+            attributes=(attributes := array.attrs.asdict()),
+            fill=fill_of_xarray(array),
         )
-        place = read_georeference(array.attrs.asdict(), header.rows_and_columns) if image else None
+        place = read_georeference(attributes, header.rows_and_columns) if image else None
         self.header: Header = replace(header, georeference=place)
 
 
@@ -133,6 +136,12 @@ def _pixel_sizes(array: Any) -> dict[str, Any]:
         return {}
     valid = len(scale) == len(units) == array.ndim and all(0 < size < math.inf for size in scale)
     return {"scale": scale, "units": units} if valid else {}
+
+
+def fill_of_xarray(array: Any) -> Any:
+    """The fill value of an array of Zarr v2 that xarray wrote, or reads as its own: the ``_FillValue`` of the CF conventions; else None."""
+    is_of_xarray = array.metadata.zarr_format == 2 and _DIMENSIONS in array.attrs
+    return array.fill_value if is_of_xarray and array.dtype.kind != "b" else None
 
 
 def _chunk_times(folder: Path, array: Any) -> Iterator[tuple[Any, ...]]:
@@ -288,5 +297,5 @@ def _zip_member(path: Path, name: str) -> bytes | None:
 
 def _dimension_names(array: Any) -> Sequence[str | None] | None:
     """The axis names of an array, from v3 metadata or xarray's attribute in v2."""
-    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get(_DIMENSIONS)
     return list(names) if names else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.storage.disk.durable import GONE
 from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.disk.place import ZARR_JSON
+from halotile.storage.formats.base import kept_attributes
 from halotile.storage.georeference import Georeference, read_georeference
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded import ome_metadata
@@ -71,6 +72,8 @@ class Layout:
         Value of pixels without a measurement, besides NaN.
     georeference : Georeference or None
         Place on Earth of the pixels along y and x.
+    attributes : mapping
+        Further attributes of the array, as JSON, such as units and scale_factor of the CF conventions.
     levels : int
         Number of resolution levels of an OME-Zarr.
     factor : tuple of int
@@ -98,6 +101,7 @@ class Layout:
     omero: Mapping[str, Any] | None = None
     nodata: float | None = None
     georeference: Georeference | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     levels: int = 1
     factor: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
@@ -207,7 +211,7 @@ class Layout:
 
     def documents(self) -> dict[str, bytes]:
         """The metadata files by their path in the output, beginning with the one at the root."""
-        hole = {} if self.nodata is None else {NODATA: self.nodata}
+        own_values = dict(self.attributes) | ({} if self.nodata is None else {NODATA: self.nodata})
         if self.ome:
             image = ome_metadata.OmeImage(self.translation, self.name, self.omero)
             attributes = ome_metadata.group_attributes(
@@ -218,13 +222,13 @@ class Layout:
             attributes |= self._place(self.arrays[0], own)
             group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
             arrays = {
-                f"{array.name}/{ZARR_JSON}": self._array_document(array, hole | self._place(array))
+                f"{array.name}/{ZARR_JSON}": self._array_document(array, own_values | self._place(array))
                 for array in self.arrays
             }
             documents = {ZARR_JSON: group, **arrays}
         else:
             array, sizes = self.arrays[0], {"scale": list(self.scale), "units": list(self.units)}
-            documents = {ZARR_JSON: self._array_document(array, hole | self._place(array, sizes))}
+            documents = {ZARR_JSON: self._array_document(array, own_values | self._place(array, sizes))}
         return {name: json.dumps(document, indent=2).encode() for name, document in documents.items()}
 
     def _place(self, array: LevelArray, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -345,6 +349,7 @@ def _from_documents(top: dict[str, Any], array: dict[str, Any], ome: bool) -> La
         ome=ome,
         nodata=array.get("attributes", {}).get(NODATA),
         georeference=_place_in(top, array),
+        attributes=kept_attributes(array.get("attributes", {})),
         **fields,
     )
 

@@ -85,6 +85,8 @@ def layout_of(
         units=(None,) * added + tuple(source.units),
         nodata=nodata,
         georeference=place.resampled(1 / by_axis["y"], 1 / by_axis["x"]) if place else None,
+        # Another number of channels is another quantity.
+        attributes=source.attributes if geometry.keeps_channels else {},
         **output_fields(ome, roles.axes, job.output.format, scale=scale, factor=factor, channels=count),
     )
 

@@ -58,6 +58,12 @@ class Geometry:
         """Number of tiled axes."""
         return len(self.roles.spatial)
 
+    @property
+    def keeps_channels(self) -> bool:
+        """True where the output has the channels of the input."""
+        channel = self.roles.channel
+        return channel is None or self.shape[channel] == self.output_shape[channel]
+
     def spread(self, field: str, size: Size, other: tuple[int, ...]) -> tuple[int, ...]:
         """Return a size given for the tiled axes, as one number for each axis; ``other`` on the others."""
         spatial = self.roles.spatial
