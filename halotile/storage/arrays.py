@@ -9,7 +9,7 @@ from typing import Any
 
 from halotile import registry
 from halotile.errors import DamagedData, HalotileError, InputError, InputUnreadable
-from halotile.storage.disk.place import ZARR_FILES, broken_link
+from halotile.storage.disk.place import ZARR_FILES, broken_link, is_array
 from halotile.storage.formats.base import Source
 from halotile.storage.rim import Readable
 from halotile.storage.stored_array import read_error
@@ -79,13 +79,13 @@ def open_source(
     if level < 0:
         raise InputError(f"level is {level}: levels count from 0, the finest. Write 0 or more.")
     try:
-        module = _format_of(text, dataset)
+        module, text, inside = _format_of(text, dataset)
     except (HalotileError, MemoryError):
         raise
     except Exception as error:
         # Metadata that no library can parse, or a file that the system cannot read.
         raise read_error(f"{text}: its format cannot be determined", error) from error
-    source: Source = module.open(text, level=level, dataset=dataset, axes=axes)
+    source: Source = module.open(text, level=level, dataset=dataset, axes=axes, **inside)
     if source.dtype.kind == "c" and not complex_pixels:
         raise InputError(
             f"{text}: the pixels are of type {source.dtype}, and an image to compute with is real. Write its real and imaginary "
@@ -94,18 +94,27 @@ def open_source(
     return source
 
 
-def _format_of(text: str, dataset: str | None) -> Any:
-    """The format module for a path or URL."""
-    if "://" in text:
-        zarr = registry.find("formats", "zarr")
-        return registry.find("formats", "ome") if dataset is None and zarr.holds_levels(text) else zarr
-    path = Path(text)
-    if not path.exists():
+def _format_of(text: str, dataset: str | None) -> tuple[Any, str, dict[str, str]]:
+    """The format module for a path or URL, with the path of the only image in a Zarr; where that is in a .zip, as an option."""
+    path, is_url = Path(text), "://" in text
+    if not is_url and not path.exists():
         raise InputError(_missing_path_message(path))
-    for module in (registry.find("formats", name) for name in registry.names("formats")):
-        if module.claims(path):
-            return module
-    raise InputError(f"{path}: {_describe(path)}, which no format here reads. Readable: {_SUPPORTED}.")
+    modules = (registry.find("formats", name) for name in (["zarr"] if is_url else registry.names("formats")))
+    module = next((module for module in modules if is_url or module.claims(path)), None)
+    if module is None:
+        raise InputError(f"{path}: {_describe(path)}, which no format here reads. Readable: {_SUPPORTED}.")
+    # By its name, because all formats come from the registry.
+    is_zarr = getattr(module, "__name__", "") == "halotile.storage.formats.zarr"
+    if not is_zarr or dataset is not None or (not is_url and is_array(path)):
+        return module, text, {}
+    from halotile.storage.images.image_groups import image_inside
+
+    inside = image_inside(text)
+    if inside is None:
+        return module, text, {}
+    if path.is_file():
+        return registry.find("formats", "ome"), text, {"inside": inside}
+    return registry.find("formats", "ome"), f"{text.rstrip('/')}/{inside}" if inside else text, {}
 
 
 def open_array(path: str | os.PathLike[str]) -> Readable:

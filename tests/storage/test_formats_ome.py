@@ -56,6 +56,58 @@ def test_a_level_reads_with_its_scale(tmp_path: Path, version: str, level: int) 
     assert np.array_equal(pickle.loads(pickle.dumps(source)).read(Region.whole(source.shape)), LEVELS[level])
 
 
+def _root(folder: Path, version: str, images: list[str]) -> Path:
+    """A Zarr of images as bioformats2raw writes it, or a plate where they have a row, a column and a field."""
+    root = folder / "root.zarr"
+    group = zarr.open_group(root, mode="w", zarr_format=2 if version == "0.4" else 3)
+    (root / "notes.txt").write_text("a file of another program")
+    attributes: dict[str, Any] = {"bioformats2raw.layout": 3}
+    if "/" in images[0]:
+        attributes["plate"] = {"wells": [{"path": image[:-2]} for image in images] + [{"path": "H/9"}]}
+    else:
+        group.create_group("OME")
+    group.attrs.update(attributes if version == "0.4" else {"ome": {"version": "0.5", **attributes}})
+    for image in images:
+        _write(root / image, version)
+        if "/" in image:
+            well: Any = zarr.open_group(root / image[:-2], zarr_format=2 if version == "0.4" else 3)
+            fields = {"well": {"images": [{"path": image[-1]}]}}
+            well.attrs.update(fields if version == "0.4" else {"ome": {"version": "0.5", **fields}})
+    return root
+
+
+@both
+@pytest.mark.parametrize("image", ["0", "A/1/0"])
+@pytest.mark.parametrize("place", ["folder", "zip", "url"])
+def test_the_only_image_of_a_root_or_plate_is_opened(
+    tmp_path: Path, version: str, image: str, place: str
+) -> None:
+    root = _root(tmp_path, version, [image])
+    paths = {"folder": str(root), "url": f"file://{root}"}
+    if place == "zip":
+        paths["zip"] = shutil.make_archive(str(tmp_path / "a"), "zip", root)
+    elif place == "url":
+        pytest.importorskip("obstore")
+    source = pickle.loads(pickle.dumps(open_source(paths[place], level=1)))
+    alone = open_source(root / image, level=1)
+    assert (source.format, source.axes, source.scale) == ("ome", ("c", "y", "x"), (1.0, 2.0, 2.0))
+    assert (source.units, source.ome) == (alone.units, alone.ome)
+    assert np.array_equal(source.read(Region.whole(source.shape)), LEVELS[1])
+
+
+@both
+@pytest.mark.parametrize("images", [["0", "1"], ["A/1/0", "B/2/0"]])
+def test_one_of_several_images_has_to_be_named(tmp_path: Path, version: str, images: list[str]) -> None:
+    root = _root(tmp_path, version, images)
+    named = f"several images: {', '.join(images)}"
+    with pytest.raises(InputError, match=f"{named}. Write the path of one, such as {root}/{images[0]}"):
+        open_source(root)
+    assert open_source(root / images[1]).format == "ome"
+    packed = shutil.make_archive(str(tmp_path / "a"), "zip", root)
+    with pytest.raises(InputError, match=f"Unpack it, and write .*{tmp_path}/a/{images[0]}"):
+        open_source(packed)
+
+
 @pytest.mark.parametrize(("fill", "nodata"), [(0, None), (7, 7)])
 def test_the_default_fill_value_says_nothing_of_the_pixels(
     tmp_path: Path, fill: int, nodata: float | None

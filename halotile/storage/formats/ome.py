@@ -34,18 +34,21 @@ def claims(path: Path) -> bool:
     return isinstance(attributes, dict) and bool(plain.ome_attributes(attributes).get("multiscales"))
 
 
-def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None) -> Source:  # noqa: A001 - common to all formats
-    """Open one level of an OME-Zarr image; with ``dataset``, that array of the group."""
+def open(  # noqa: A001 - common to all formats
+    path: str, *, level: int = 0, dataset: str | None = None, axes: str | None = None, inside: str = ""
+) -> Source:
+    """Open one level of an OME-Zarr image, ``inside`` another Zarr; with ``dataset``, that array of the group."""
     if dataset is not None:
         return plain.open(path, level=level, dataset=dataset, axes=axes)
-    return StoredArray(path, "ome", OmeReader, level=level, axes=axes)
+    return StoredArray(path, "ome", OmeReader, level=level, axes=axes, inside=inside)
 
 
 class OmeReader(plain.ArrayReader):
     """An open level of an OME-Zarr image."""
 
-    def __init__(self, path: str, *, level: int, axes: str | None) -> None:
-        group = plain.open_node(path)
+    def __init__(self, path: str, *, level: int, axes: str | None, inside: str = "") -> None:
+        top = plain.open_node(path)
+        group = top[inside] if inside else top
         attributes = plain.ome_attributes(group.attrs)
         image = first_image(attributes.get("multiscales"))
         entry = _level_entry(image, level)

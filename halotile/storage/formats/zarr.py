@@ -269,14 +269,6 @@ def ome_attributes(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, dict) else attributes
 
 
-def holds_levels(path: str) -> bool:
-    """Return True when the Zarr at a URL has OME-Zarr attributes that name its levels."""
-    try:
-        return bool(ome_attributes(open_node(path).attrs).get("multiscales"))
-    except InputError as error:
-        raise type(error)(f"{path}: {error}") from error
-
-
 def read_document(path: Path, name: str) -> Any:
     """A JSON document at the root of a directory or .zip store; None when there is none."""
     try:
