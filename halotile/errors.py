@@ -34,14 +34,34 @@ All errors survive pickling, because they cross process boundaries.
 
 from __future__ import annotations
 
+import re
+
+_USER = re.compile(r"(?<!\babfs)(?<!\babfss)(:/{1,2})([^/@\s]*|[^/@:\s]*:(?!\d+/)[^@\s]*)@")
+"""Name and password in an address. A password may contain slashes; before the @ of abfs:// is the container."""
+_QUERY = re.compile(r"(:/[^\s?]*)\?[^\s'\"]*[^\s'\",.:;]")
+
 WINDOWS = (
     "halotile does not run on Windows, which lacks the file locks and signals that protect its runs. Install the "
     "Windows Subsystem for Linux (WSL; in a terminal: wsl --install), and halotile inside it."
 )
 
 
+def redacted(text: str) -> str:
+    """Return a text whose addresses have neither a name and password nor a query, which may hold a key.
+
+    Examples
+    --------
+    >>> redacted("https://me:key@host:80/a@2.zarr?sig=secret: nothing is there")
+    'https://host:80/a@2.zarr: nothing is there'
+    """
+    return _QUERY.sub(r"\1", _USER.sub(r"\1", text))
+
+
 class HalotileError(Exception):
-    """Base class of every error that halotile raises on purpose."""
+    """Base class of every error that halotile raises on purpose; no message has credentials in it."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
 
     def __reduce__(self) -> tuple[object, ...]:
         # Explicit, because tblib, with which Dask pickles errors, cannot rebuild an error with two built-in base classes.

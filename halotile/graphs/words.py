@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from halotile.errors import redacted
+
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 ALIKE = {
     "gpu": ("cuda", "local-cuda"),
@@ -34,6 +36,7 @@ def shown(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except TypeError:  # a script may pass any object
         text = repr(value)
+    text = redacted(text)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -30,6 +30,40 @@ def test_the_config_of_the_readme_becomes_a_job(config: Path) -> None:
     assert (job.run.workers, job.run.memory_per_worker, job.allow_import) == (2, "4GiB", False)
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("denoise", "input: URL\ndenoiser: {name: torch, weights: URL, sigma: URL}"),
+        ("denoise", 'input: {path: "a.npy", sides: {mask: URL}, pth: URL}\ndenoiser: {name: none}'),
+        ("reconstruct", "operators: [{name: blur, kernel: URL, data: URL}]\nstart: URL\nsolver: {name: gd}"),
+        ("train", "input: {path: URL}\nsecond: URL"),
+        ("ptychography", "input: {path: URL, start: URL}"),
+    ],
+)
+@pytest.mark.parametrize("url", ["s3://me:sesame@b/a.zarr", "https://h/a.zarr?sig=sesame"])
+def test_no_credentials_are_taken_or_shown(tmp_path: Path, kind: str, body: str, url: str) -> None:
+    config = tmp_path / "job.yaml"
+    config.write_text(f"version: 1\njob: {kind}\n{body}\noutput: {{path: URL}}\n".replace("URL", f'"{url}"'))
+    for arguments in (["validate", str(config)], ["validate", "--json", str(config)], ["run", str(config)]):
+        shown = RUNNER.invoke(app, arguments)
+        assert shown.exit_code == 2
+        assert shown.stderr.count("holds a name or a password") == body.count("URL") + 1
+        assert "sesame" not in shown.output
+    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
+
+
+@pytest.mark.parametrize(
+    "command", ["info", "levels", "run", "status", "verify", "resume", "cancel", "convert"]
+)
+def test_no_command_shows_credentials(command: str) -> None:
+    pytest.importorskip("obstore")
+    url = "https://me:sesame@127.0.0.1:9/a.zarr?sig=sesame"
+    shown = RUNNER.invoke(app, [command, url, *(["o.zarr"] if command == "convert" else [])])
+    assert shown.exit_code != 0
+    assert "127.0.0.1:9/a.zarr" in shown.output
+    assert "sesame" not in shown.output + repr(shown.exception)
+
+
 # What stands in the README's file, what is written instead, the line, and words of the message.
 LIES = [
     ("version: 1", "version: 2", 1, "version: 2 is not known here; write 1"),

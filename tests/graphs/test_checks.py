@@ -27,7 +27,7 @@ from halotile.graphs.jobs.train.job import Training, WeightsFile
 from halotile.graphs.kinds.finder import kinds
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.identity import fingerprint
-from halotile.graphs.rules.check import check_job, checks_of
+from halotile.graphs.rules.check import check_job, checks_of, credentials_in
 
 
 def job(section: str, part: Any) -> Denoising:
@@ -68,7 +68,19 @@ WRONG: list[tuple[str, Any, str]] = [
         "can be read at most; write a place in a store, such as s3://bucket/clean.zarr",
     ),
     ("output", Output(path="s3://b/"), "names no output in a bucket; write one such as s3://b/clean.zarr"),
-    ("output", Output(path="s3://a:secret@b/c"), "output.path: holds a name or a password"),
+    *(
+        (
+            section,
+            part(address),
+            f"{key}: holds a name or a password; leave out what is before the @ or after",
+        )
+        for section, key, part in (
+            ("output", "output.path", lambda path: Output(path=path)),
+            ("input", "input.path", lambda path: Input(path=path)),
+            ("input", "input.sides.mask", lambda path: Input(path="a", sides={"mask": path})),
+        )
+        for address in ("s3://a:secret@b/c", "https://b/c?X-Amz-Signature=secret", "s3://a:1secret/2@b/c")
+    ),
     ("output", Output(path="s3://b/c+d.zarr"), "has + in it"),
     ("output", Output(path="s3://b/../c"), "has .. in it"),
     (
@@ -87,6 +99,18 @@ def test_a_value_that_cannot_be_is_refused(section: str, part: Any, words: str) 
     with pytest.raises(ConfigError) as caught:
         check_job(job(section, part))
     assert words in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_addresses_without_credentials_pass() -> None:
+    paths = [
+        "https://h:8080/a@2.zarr",
+        "s3://b/c@d:e.zarr",
+        "abfss://container@account.dfs.core.windows.net/a",
+        "?a@b",
+    ]
+    assert list(credentials_in(Input(path="a", sides=dict(zip("abcd", paths, strict=True))))) == []
+    assert list(credentials_in({"cluster": {"prologue": ["tcp://me:word@proxy"]}})) == []
 
 
 def test_all_of_them_are_told_at_once() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from halotile import registry
+from halotile import errors, registry
 from halotile.errors import ConfigError, UnknownName
 
 
@@ -42,6 +42,13 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_all() -> None:
     with pytest.raises(UnknownName, match=r"format 'tif' .*Did you mean 'tiff'\?.*npy.*zarr") as caught:
         registry.find("formats", "tif")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_no_error_has_credentials_in_it() -> None:
+    for kind in (value for value in vars(errors).values() if isinstance(value, type)):
+        error = pickle.loads(pickle.dumps(kind("s3://me:sesame@b/a: no answer from https://h/a?sig=sesame")))
+        assert str(error) == "s3://b/a: no answer from https://h/a"
+        assert "sesame" not in repr(error)
 
 
 @pytest.mark.parametrize("name", ["base", "_private", "__init__", "../arrays", "", "os.path"])

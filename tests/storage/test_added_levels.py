@@ -16,7 +16,7 @@ import pytest
 import zarr
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError, InputError, OutputRefused
+from halotile.errors import ConfigError, OutputRefused
 from halotile.storage.arrays import open_source
 from halotile.storage.images.added_levels import WORK, add_levels
 from halotile.storage.images.image_groups import find_image
@@ -258,7 +258,7 @@ def test_the_image_in_a_zarr_is_found(tmp_path: Path) -> None:
         assert find_image(str(root)) == find_image(str(image)) == find_image(str(image / "0")) == image
         save_image(root / "1", pixels, form)
         with pytest.raises(
-            InputError, match=rf"{form} contains several images: 0, 1\. Write the path of one, such as "
+            ConfigError, match=rf"{form} contains several images: 0, 1\. Write the path of one, such as "
         ):
             find_image(str(root))
         assert find_image(str(root / "0" / "0" / "c")) is None

@@ -20,7 +20,7 @@ from halotile.cli.config.yaml_source import Document
 from halotile.errors import HalotileError
 from halotile.graphs.kinds.finder import find_kind, kind_names
 from halotile.graphs.kinds.sections import OWN, Cluster, Job
-from halotile.graphs.rules.check import checks_of, common_checks, rules_of
+from halotile.graphs.rules.check import checks_of, common_checks, credentials_in, rules_of
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
 from halotile.graphs.words import nearest, shown
 from halotile.tasks.options import required_keys
@@ -43,6 +43,8 @@ def check_config(
         The measurements will be written by the job.
     """
     findings = Findings(document, base, makes_data=makes_data)
+    for place, message in credentials_in(document.tree):
+        findings.fault(place, message)
     kind = _head(findings, document.tree)
     if kind is not None and find_kind(kind.schema.kind).makes_data:
         findings.makes_data = True

@@ -13,6 +13,7 @@ from halotile.graphs.kinds.sections import Job
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules, no_check_for_nan
 from halotile.graphs.rules.values import COMMON
 from halotile.graphs.words import dotted, expected, fits, parts, shown
+from halotile.storage.disk.object_path import credentials_fault
 
 Position = tuple[str | int, ...]
 """Keys that lead to a value of a job."""
@@ -36,7 +37,7 @@ def check_job(job: Job) -> None:
     halotile.errors.ConfigError: run.workers: 0 is too small; write at least 1
     """
     kind = kind_of(job)
-    faults_found = dict(_value_faults(job, checks_of(kind)))
+    faults_found = {**dict(_value_faults(job, checks_of(kind))), **dict(credentials_in(job))}
     if not faults_found:
         hints = get_type_hints(type(job))
         names = [name for name, hint in hints.items() if hint is not Any and name != "denoiser"]
@@ -74,6 +75,26 @@ def common_checks(sections: Mapping[str, Any]) -> Mapping[tuple[str, str], Check
         for (section, key), check in COMMON.items()
         if isinstance(part, type) and issubclass(part, section)
     }
+
+
+def credentials_in(part: Any, position: Position = ()) -> Iterator[tuple[Position, str]]:
+    """Yield the fault of every address with credentials in it, except in the commands of the cluster section.
+
+    Examples
+    --------
+    >>> [place for place, _ in credentials_in({"input": {"path": "s3://me:secret@bucket/a.zarr"}, "cluster": {}})]
+    [('input', 'path')]
+    """
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        part = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    entries: Mapping[Any, Any] = part if isinstance(part, Mapping) else {}
+    if isinstance(part, list | tuple):
+        entries = dict(enumerate(part))
+    for key, value in entries.items():
+        if key != "cluster":
+            yield from credentials_in(value, position if key == "options" else (*position, key))
+    if isinstance(part, str) and (fault := credentials_fault(part)):
+        yield position, fault
 
 
 def rules_of(kind: JobKind) -> tuple[Rule, ...]:

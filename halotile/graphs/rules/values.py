@@ -178,16 +178,9 @@ def _address_fault(value: str) -> str | None:
     --------
     >>> _address_fault("https://host/clean.zarr")
     '"https://host/clean.zarr" can be read at most; write a place in a store, such as s3://bucket/clean.zarr, or a path'
-    >>> _address_fault("s3://me:secret@bucket/clean.zarr")
-    'holds a name or a password; leave out what is before the @: credentials are in the environment, such as AWS_ACCESS_KEY_ID'
     """
     scheme, _, rest = value.partition("://")
     bucket, _, key = rest.partition("/")
-    if "@" in bucket:
-        return (
-            "holds a name or a password; leave out what is before the @: credentials are in the environment, "
-            "such as AWS_ACCESS_KEY_ID"
-        )
     if scheme not in SCHEMES:
         return f"{shown(value)} can be read at most; write a place in a store, such as s3://bucket/clean.zarr, or a path"
     if not bucket or not key.strip("/"):

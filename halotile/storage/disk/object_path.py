@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import MissingPackage
+from halotile.errors import MissingPackage, OutputRefused, redacted
 
 SCHEMES = ("s3", "gs", "az")
 """Schemes of stores that outputs are written to."""
@@ -159,6 +159,11 @@ OutputPath = Path | ObjectPath
 def path_of(place: str | OutputPath) -> OutputPath:
     """Return a place that is given as text: a path, or where the text has a scheme, a place in a store.
 
+    Raises
+    ------
+    OutputRefused
+        When credentials are in the address.
+
     Examples
     --------
     >>> path_of("s3://scans//clean.zarr/"), path_of("clean.zarr").name
@@ -166,6 +171,8 @@ def path_of(place: str | OutputPath) -> OutputPath:
     """
     if not isinstance(place, str):
         return place
+    if fault := credentials_fault(place):
+        raise OutputRefused(f"{place}: the address {fault}.")
     scheme, found, rest = place.partition("://")
     return ObjectPath(f"{scheme}://{'/'.join(filter(None, rest.split('/')))}") if found else Path(place)
 
@@ -197,6 +204,23 @@ def lies_in(place: OutputPath, folder: OutputPath) -> bool:
     (False, False)
     """
     return folder == place or folder in (*place.parents,)
+
+
+def credentials_fault(path: str) -> str | None:
+    """Return the fault of an address with credentials in it, which would be kept in plans and logs; None without.
+
+    Examples
+    --------
+    >>> credentials_fault("s3://bucket/a.zarr"), (credentials_fault("s3://me:secret@bucket/a.zarr") or "")[:26]
+    (None, 'holds a name or a password')
+    """
+    address = "".join(path.split())
+    if not re.match(r"[\w+.-]+://", address) or redacted(address) == address:
+        return None
+    return (
+        "holds a name or a password; leave out what is before the @ or after the ?: credentials are in the environment, such as "
+        "AWS_ACCESS_KEY_ID. In place of a signed https:// address, write that of the store, such as s3://bucket/image.zarr"
+    )
 
 
 REQUEST_TIMEOUT = "300 seconds"
@@ -241,7 +265,7 @@ def first_words(error: BaseException) -> str:
     """
     text = " ".join(str(error).partition("Debug source")[0].split())
     said = re.search("<Message>(.*?)</Message>", text)
-    return re.sub(r"(?<=//)[^/@\s]*@|\?\S*", "", said[1] if said else text)
+    return redacted(said[1] if said else text)
 
 
 @contextmanager

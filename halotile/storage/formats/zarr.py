@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, InputError, InputUnreadable
-from halotile.storage.disk.object_path import first_words, is_of_store
+from halotile.storage.disk.object_path import credentials_fault, first_words, is_of_store
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
 from halotile.storage.formats.base import Header, Source, file_identity, make_header, refuse_option
 from halotile.storage.formats.parts.urls import object_tags, open_url
@@ -180,12 +180,14 @@ def open_node(path: str) -> Any:
     Raises
     ------
     InputError
-        When there is none.
+        When there is none, or credentials are in its address.
     DamagedData
         When its metadata cannot be read.
     """
     import zarr
 
+    if fault := credentials_fault(path):
+        raise InputError(f"the address {fault}.")
     try:
         return zarr.open(_store(path), mode="r", zarr_format=_zarr_format(path))
     except json.JSONDecodeError as error:

@@ -11,7 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import InputError
+from halotile.errors import ConfigError, HalotileError, InputError
 from halotile.storage.disk.place import ZARR_FILES, is_array
 from halotile.storage.formats import ome
 from halotile.storage.formats.zarr import ome_attributes, open_node
@@ -26,7 +26,7 @@ def find_image(path: str) -> Path | None:
 
     Raises
     ------
-    InputError
+    ConfigError
         When there are several.
     """
     top = Path(os.path.realpath(os.path.expanduser(path)))
@@ -34,17 +34,17 @@ def find_image(path: str) -> Path | None:
         return None
     if is_array(top):
         return next((folder for folder in (top.parent, top.parent.parent) if ome.claims(folder)), None)
-    inside = image_inside(path)
+    inside = image_inside(path, ConfigError)
     return None if inside is None else top / inside
 
 
-def image_inside(path: str) -> str | None:
+def image_inside(path: str, of_several: type[HalotileError] = InputError) -> str | None:
     """The path inside a Zarr, at a path or URL, of its only image; empty for the Zarr itself, None where there is none.
 
     Raises
     ------
     InputError
-        When there are several, or the Zarr cannot be read.
+        When the Zarr cannot be read, or there are several, for which another error may be given.
     """
     try:
         top = open_node(os.path.expanduser(path))
@@ -57,7 +57,7 @@ def image_inside(path: str) -> str | None:
         folder, unpack = (
             (path.removesuffix(".zip"), "Unpack it, and write") if os.path.isfile(path) else (path, "Write")
         )
-        raise InputError(
+        raise of_several(
             f"{path} contains several images: {listed}. {unpack} the path of one, such as {os.path.join(folder, names[0])}."
         )
     return names[0] if names else None
