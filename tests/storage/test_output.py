@@ -113,7 +113,14 @@ def test_axes_that_ome_does_not_permit_are_refused(axes: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [PLAIN, OME, WORDY, replace(PLAIN, codec="none", scale=(0.5, 2.0), units=("m", None))]
+    "layout",
+    [
+        *(PLAIN, OME, WORDY, replace(PLAIN, codec="none", scale=(0.5, 2.0), units=("m", None))),
+        *(
+            replace(layout, attributes={"units": "K", "valid_range": [0, 9]}, nodata=3)
+            for layout in (PLAIN, OME)
+        ),
+    ],
 )
 def test_the_layout_is_read_back(tmp_path: Path, layout: Layout) -> None:
     create_output(tmp_path / "a.zarr", layout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -15,7 +16,6 @@ from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.storage.disk.durable import GONE
 from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.disk.place import ZARR_JSON
-from halotile.storage.formats.base import kept_attributes
 from halotile.storage.georeference import Georeference, read_georeference
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded import ome_metadata
@@ -36,6 +36,8 @@ DTYPES = (
 """Supported output types."""
 NODATA = "missing_value"
 """Attribute with the value of pixels without a measurement, of the CF conventions; xarray takes it for a number, unlike _FillValue."""
+_OF_LAYOUT = re.compile(f"{NODATA}|halotile|zarr_conventions|(spatial|proj):.*")
+"""Attributes that are written for other fields of a layout."""
 _LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 _CRC32C = {"name": "crc32c"}
 
@@ -333,7 +335,7 @@ def read_layout(place: str | OutputPath) -> Layout:
 
 def _from_documents(top: dict[str, Any], array: dict[str, Any], ome: bool) -> Layout:
     names = tuple(array["dimension_names"])
-    sharding = array["codecs"][0]["configuration"]
+    sharding, attributes = array["codecs"][0]["configuration"], array.get("attributes", {})
     compression = [codec for codec in sharding["codecs"] if codec["name"] == "blosc"]
     if ome:
         fields = ome_metadata.read_attributes(top["attributes"])
@@ -347,9 +349,9 @@ def _from_documents(top: dict[str, Any], array: dict[str, Any], ome: bool) -> La
         codec=compression[0]["configuration"]["cname"] if compression else "none",
         axes=ome_metadata.own_axes(top["attributes"], names) or names if ome else names,
         ome=ome,
-        nodata=array.get("attributes", {}).get(NODATA),
+        nodata=attributes.get(NODATA),
         georeference=_place_in(top, array),
-        attributes=kept_attributes(array.get("attributes", {})),
+        attributes={name: value for name, value in attributes.items() if not _OF_LAYOUT.fullmatch(name)},
         **fields,
     )
 
