@@ -215,7 +215,8 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
     finest = file.series[number].shape
     header = replace(header, channels=channels_of(file, number))
     finest = (len(chosen), *finest) if is_stack else finest
-    header = _with_scale(header, pixel_sizes(file, number), finest)
+    sizes, on_sizes = pixel_sizes(file, number)
+    header = _with_scale(header, sizes, finest)
     if len(finest) == len(header.shape) and not is_stack:
         header = _with_position(header, positions(file, number), finest)
     header = _with_place(header, file.series[number].keyframe, finest)
@@ -224,7 +225,7 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
         if is_stack
         else _series_remark(file, number)
     )
-    return replace(header, remarks=(*about, *_display_remarks(series.keyframe), *header.remarks))
+    return replace(header, remarks=(*about, *_display_remarks(series.keyframe), *on_sizes, *header.remarks))
 
 
 def _display_remarks(page: Any) -> tuple[str, ...]:
