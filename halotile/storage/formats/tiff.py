@@ -37,6 +37,7 @@ ALL = "all"
 """Dataset of the series of equal shape as one image."""
 _MINISWHITE, _UPRIGHT = 0, 1
 _PALETTE = 3
+_JPEG, _BAND_BY_BAND = 7, 2
 MOST_LISTED = 4
 """Series that are listed one by one."""
 _MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -127,7 +128,12 @@ def _pixels(file: Any, series: Any, path: str) -> Any:
     import tifffile
     import zarr
 
-    _refuse_missing_codec(tifffile, series.keyframe)
+    page = series.keyframe
+    _refuse_missing_codec(tifffile, page)
+    if page.compression == _JPEG and page.planarconfig == _BAND_BY_BAND:
+        page.photometric = (
+            tifffile.PHOTOMETRIC.MINISBLACK
+        )  # each JPEG is grey, whatever the bands are together
     return zarr.open_array(series.aszarr(level=0), mode="r")
 
 
