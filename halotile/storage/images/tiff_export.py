@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -36,6 +37,8 @@ _CLASSIC_BYTES = 4_000_000_000
 """Limit for a classic TIFF with 32-bit offsets."""
 _BUFFER_BYTES = 16 * 2**20
 _THREADS = 2
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
+"""Characters that XML does not permit."""
 _LEAST_CM = 2**-31
 """Least size of a pixel in centimeters that the tags of a resolution can state; the largest is its inverse."""
 
@@ -200,10 +203,12 @@ def _calibration(planes: Planes) -> dict[str, Any]:
         if axis == "t" and time in SYMBOLS_OF_TIME:
             attributes |= {"TimeIncrement": step, "TimeIncrementUnit": SYMBOLS_OF_TIME[time]}
     if source.ome is not None and source.ome.name:
-        attributes["Name"] = source.ome.name
+        attributes["Name"] = _NOT_XML.sub("\ufffd", source.ome.name)
     if channels := _channels(planes):
         attributes["Channel"] = {
-            "Name": [str(channel.get("label", number)) for number, channel in enumerate(channels)],
+            "Name": [
+                _NOT_XML.sub("\ufffd", str(channel.get("label", n))) for n, channel in enumerate(channels)
+            ],
             "Color": [_ome_colour(channel.get("color", "FFFFFF")) for channel in channels],
         }
     return attributes

@@ -38,17 +38,9 @@ def pixel_sizes(file: Any, series: int) -> tuple[Sizes, tuple[str, ...]]:
             remarks.append(
                 f"it has {word!r:.50} as the unit along {axis}, which is no unit of space or time: left out"
             )
-    if is_broken_ome(file.pages.first.description):
+    if "<OME" in file.pages.first.description and not ome_images(file.pages.first.description):
         remarks.append("its OME-XML is damaged: sizes, units and names in it are left out")
     return sizes, tuple(remarks)
-
-
-def is_broken_ome(description: str) -> bool:
-    """Return True for OME-XML that cannot be parsed."""
-    try:
-        return "<OME" in description and ElementTree.fromstring(description) is None
-    except (ElementTree.ParseError, ValueError):
-        return True
 
 
 def _from_ome(xml: str, series: int) -> Stated:
@@ -65,11 +57,17 @@ def _from_ome(xml: str, series: int) -> Stated:
 
 def _ome_pixels(xml: str, series: int) -> ElementTree.Element | None:
     """The element of the pixels of one image in OME-XML."""
+    return next(
+        (e for image in ome_images(xml)[series : series + 1] for e in image if e.tag.endswith("Pixels")), None
+    )
+
+
+def ome_images(xml: str) -> list[ElementTree.Element]:
+    """The elements of the images in OME-XML; none where it is damaged."""
     try:
-        images = [e for e in ElementTree.fromstring(xml) if e.tag.endswith("}Image") or e.tag == "Image"]
-        return next(e for e in images[series] if e.tag.endswith("Pixels"))
-    except (ElementTree.ParseError, IndexError, StopIteration):
-        return None
+        return [e for e in ElementTree.fromstring(xml) if e.tag.endswith("}Image") or e.tag == "Image"]
+    except (ElementTree.ParseError, ValueError):
+        return []
 
 
 def positions(file: Any, series: int) -> Sizes:
