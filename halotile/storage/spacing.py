@@ -6,38 +6,67 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-UNITS = dict.fromkeys(("µm", "μm", "um", "micron", "microns", "\\u00B5m"), "micrometer") | {
-    "nm": "nanometer", "pm": "picometer", "mm": "millimeter", "cm": "centimeter", "m": "meter", "Å": "angstrom",
-    "ms": "millisecond", "s": "second", "sec": "second", "min": "minute",
+_PREFIXES = {
+    "": ("", 0), "atto": ("a", -18), "centi": ("c", -2), "deci": ("d", -1), "exa": ("E", 18), "femto": ("f", -15), "giga": ("G", 9),
+    "hecto": ("h", 2), "kilo": ("k", 3), "mega": ("M", 6), "micro": ("µ", -6), "milli": ("m", -3), "nano": ("n", -9),
+    "peta": ("P", 15), "pico": ("p", -12), "tera": ("T", 12), "yocto": ("y", -24), "yotta": ("Y", 24), "zepto": ("z", -21), "zetta": ("Z", 21),
 }  # fmt: skip
-"""Names in OME-Zarr of the units that are abbreviated in files."""
-
-_EXPONENTS = {
-    "": 0, "atto": -18, "centi": -2, "deci": -1, "exa": 18, "femto": -15, "giga": 9, "hecto": 2, "kilo": 3, "mega": 6, "micro": -6,
-    "milli": -3, "nano": -9, "peta": 15, "pico": -12, "tera": 12, "yocto": -24, "yotta": 24, "zepto": -21, "zetta": 21,
+"""Symbol and power of ten of each prefix."""
+SYMBOLS_OF_LENGTH = {f"{prefix}meter": f"{symbol}m" for prefix, (symbol, _) in _PREFIXES.items()} | {
+    "angstrom": "Å", "foot": "ft", "inch": "in", "mile": "mi", "parsec": "pc", "yard": "yd",
 }  # fmt: skip
-_METERS = {f"{prefix}meter": 10.0**power for prefix, power in _EXPONENTS.items()} | {"angstrom": 1e-10}
+"""Symbols in OME-XML of the units of length in OME-Zarr."""
+SYMBOLS_OF_TIME = {f"{prefix}second": f"{symbol}s" for prefix, (symbol, _) in _PREFIXES.items()} | {
+    "day": "d", "hour": "h", "minute": "min",
+}  # fmt: skip
+"""Symbols in OME-XML of the units of time in OME-Zarr."""
+_METERS = {f"{prefix}meter": 10.0**power for prefix, (_, power) in _PREFIXES.items()} | {
+    "angstrom": 1e-10, "foot": 0.3048, "inch": 0.0254, "mile": 1609.344, "parsec": 3.0856775814913673e16, "yard": 0.9144,
+}  # fmt: skip
 """Units of length in meters."""
 
-OME_UNITS = frozenset(f"{prefix}{unit}" for prefix in _EXPONENTS for unit in ("meter", "second")) | frozenset(
-    ("angstrom", "foot", "inch", "mile", "parsec", "yard", "day", "hour", "minute", "degree")
-)
+OME_UNITS = frozenset((*SYMBOLS_OF_LENGTH, *SYMBOLS_OF_TIME, "degree"))
 """Units of space and time in OME-Zarr; its list lacks the degree, which maps have and viewers read."""
+_WORDS = {symbol: name for names in (SYMBOLS_OF_LENGTH, SYMBOLS_OF_TIME) for name, symbol in names.items()} | {
+    "micron": "micrometer", "feet": "foot", "inches": "inch", "sec": "second", "hr": "hour", "deg": "degree", "°": "degree",
+}  # fmt: skip
+"""Units by their symbols and usual words in files."""
+_OTHERS = {
+    "dam": (10.0, "meter"), "li": (127 / 60, "millimeter"), "ly": (9460730472580.8, "kilometer"), "pt": (127 / 360, "millimeter"),
+    "thou": (25.4, "micrometer"), "mil": (25.4, "micrometer"), "ua": (149597870.7, "kilometer"), "das": (10.0, "second"),
+}  # fmt: skip
+"""Units of OME-XML that OME-Zarr lacks, as lengths and times in others."""
 
 ALIKE = 0.01
 """Relative difference of two sizes that counts as none."""
 
 
 def known_unit(word: str) -> str | None:
-    """The name in OME-Zarr of a unit of space or time; None for another word.
+    """The name in OME-Zarr of a unit of space or time, by its name, symbol or plural; None for another word.
 
     Examples
     --------
-    >>> known_unit("um"), known_unit("second"), known_unit("parsnip")
-    ('micrometer', 'second', None)
+    >>> known_unit("um"), known_unit("Mm"), known_unit("inches"), known_unit("parsnip")
+    ('micrometer', 'megameter', 'inch', None)
     """
-    name = UNITS.get(word, word)
-    return name if name in OME_UNITS else None
+    symbol = re.sub(r"^(u|μ|\\u00[Bb]5)(?=[ms]$)", "µ", word)
+    if symbol in _WORDS or len(word) < 3:  # the case of a letter tells milli from mega
+        return _WORDS.get(symbol)
+    name = word.lower().replace("metre", "meter")
+    found = (_WORDS.get(form, form) for form in (name, name.removesuffix("s")))
+    return next((form for form in found if form in OME_UNITS), None)
+
+
+def in_known_unit(size: float, word: str) -> tuple[float, str | None]:
+    """A size, or position, in a unit of OME-Zarr; without a unit where the word names none.
+
+    Examples
+    --------
+    >>> in_known_unit(2.0, "thou"), in_known_unit(2.0, "km"), in_known_unit(2.0, "reference frame")
+    ((50.8, 'micrometer'), (2.0, 'kilometer'), (2.0, None))
+    """
+    factor, name = _OTHERS.get(word, (1.0, known_unit(word)))
+    return size * factor, name
 
 
 def converted(value: float, unit: str | None, wanted: str | None) -> float | None:
@@ -64,10 +93,9 @@ def parse_size(value: float | str) -> tuple[float, str | None] | None:
     """
     match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(\S*)\s*", str(value))
     try:
-        size = float(match[1]) if match else 0.0
+        size, unit = in_known_unit(float(match[1]), match[2]) if match else (0.0, None)
     except ValueError:
         return None
-    unit = known_unit(match[2]) if match else None
     if not match or not 0 < size < math.inf or (match[2] and unit is None):
         return None
     return size, unit

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Self
@@ -51,7 +52,8 @@ class StoredArray:
         self._opener = opener
         self._options = options
         reader = _open(opener, self.path, options)
-        self._reader: tuple[int, Any] | None = (os.getpid(), reader)
+        self._reader: tuple[int, Any] | None = None
+        self._keep(reader)
         self._portable: Any = getattr(reader, "portable", None)
         """Reads in other processes, while the file is the one that was opened."""
         self._keeps_reader = True
@@ -77,7 +79,7 @@ class StoredArray:
             raise InputError(
                 f"{self.path}: spacing is given along {', '.join(missing)}, and the axes are {''.join(self.axes)}. Write some of these."
             )
-        array = copy.copy(self)
+        array = self._copy()
         array.scale, array.units = with_sizes(self.axes, self.scale, self.units, sizes)
         return array
 
@@ -98,7 +100,7 @@ class StoredArray:
         def moved(values: Sequence[Any]) -> tuple[Any, ...]:
             return tuple(values[axis] for axis in order)
 
-        array = copy.copy(self)
+        array = self._copy()
         array.order, array.shape, array.axes = moved(self.order), moved(self.shape), moved(self.axes)
         array.scale, array.units, array.chunks = moved(self.scale), moved(self.units), moved(self.chunks)
         array.shards = moved(self.shards) if self.shards else None
@@ -159,15 +161,26 @@ class StoredArray:
         if self._reader is not None and self._reader[0] == pid:
             return self._reader[1]
         if self._portable is not None and self._portable.is_current:
-            self._reader = (pid, self._portable)
-            return self._reader[1]
+            return self._keep(self._portable)
         options = tuple(sorted(self._options.items()))
         fingerprint = json.dumps(self.fingerprint(), sort_keys=True)
         reader = _reopen(pid, self._opener, self.path, options, fingerprint)
         self._refuse_change(reader.header)
-        if self._keeps_reader:
-            self._reader = (pid, reader)
+        return self._keep(reader) if self._keeps_reader else reader
+
+    def _keep(self, reader: Any) -> Any:
+        """Read by ``reader`` from now on, in this process."""
+        self._reader = (os.getpid(), reader)
+        if _closes_files:
+            _keepers.append(self)
         return reader
+
+    def _copy(self) -> Self:
+        """A copy that reads by the same reader, which ``copy`` leaves out as pickle does."""
+        array = copy.copy(self)
+        if self._reader is not None and self._reader[0] == os.getpid():
+            array._keep(self._reader[1])
+        return array
 
     def _refuse_change(self, now: Header) -> None:
         """Raise when shape or type differ from those of the file that was opened first."""
@@ -211,6 +224,25 @@ class StoredArray:
 
     def __repr__(self) -> str:
         return f"<{self.format} {self.path} {self.dtype} {''.join(self.axes)} {self.shape}>"
+
+
+_keepers: list[StoredArray] = []
+"""Arrays that have kept a reader within :func:`closing_files`."""
+_closes_files = False
+
+
+@contextmanager
+def closing_files() -> Iterator[None]:
+    """Close at the end the files of all arrays that were opened or read within; the next read opens them again."""
+    global _closes_files
+    _closes_files = True
+    try:
+        yield
+    finally:
+        _closes_files = False
+        while _keepers:
+            _keepers.pop()._reader = None
+        _reopen.cache_clear()
 
 
 def _open(opener: Opener, path: str, options: Mapping[str, Any]) -> Reader:

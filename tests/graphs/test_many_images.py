@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -115,6 +116,16 @@ def test_a_signal_after_the_last_block_of_an_image_is_heeded(config: Path, start
     with pytest.raises(Stopped, match=r"stopped on SIGTERM before .*b\.c\.npy"):
         run_many(many, observer=ask)
     assert [path.name for path in (config.parent / "clean").glob("*.zarr")] == ["a.zarr"]
+
+
+def test_plans_of_many_images_hold_none_of_their_files_open(config: Path) -> None:
+    for number in range(40):
+        tifffile.imwrite(config.parent / f"scans/{number}.tif", noisy_image((9, 8), seed=number))
+    changes = [f"input.path={config.parent}/scans/*.tif", "input.sides={}", "denoiser.sigma=0.1"]
+    before = len(os.listdir("/proc/self/fd"))
+    many = plan_many(jobs_of(load_denoising(config, changes)), make_plan)
+    assert len(os.listdir("/proc/self/fd")) < before + 20
+    assert (len(many.plans), many.failed) == (40, {})
 
 
 def test_the_plan_lists_images_and_failures(config: Path) -> None:

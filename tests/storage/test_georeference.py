@@ -325,3 +325,22 @@ def test_texts_of_any_bytes_are_carried(tmp_path: Path, text: bytes) -> None:
         write_tiff(tmp_path / "b.tif", choose_planes(source, {}, None), cog=cog)
         with rasterio.open(tmp_path / "b.tif") as found:
             assert found.crs.to_epsg() == 32632
+
+
+@pytest.mark.parametrize("photometric", ["rgb", "minisblack"])
+def test_jpeg_that_is_stored_band_by_band_reads(tmp_path: Path, photometric: str) -> None:
+    pixels = np.add.outer([0, 40, 80], np.add.outer(np.arange(70), np.arange(61))).astype("uint8")
+    layout = {"compress": "jpeg", "interleave": "band", "photometric": photometric}
+    path = geotiff(tmp_path / "a.tif", None, UTM, pixels, creation=layout)
+    read = open_source(path)[:, 5:60, 7:50]
+    assert np.abs(read.astype(int) - pixels[:, 5:60, 7:50]).max() < 4
+
+
+@pytest.mark.parametrize("name", ["R&D", "<x>", '5" band', "it's", "B8 > B4", "&amp; plain", "Ñ é"])
+def test_names_of_bands_are_those_that_gdal_shows(tmp_path: Path, name: str) -> None:
+    path = geotiff(tmp_path / "a.tif", None, UTM, np.ones((2, 20, 30), "uint8"))
+    with rasterio.open(path, "r+") as file:
+        file.set_band_description(1, name)
+    with rasterio.open(path) as file:
+        assert file.descriptions[0] == name
+    assert open_source(path).channels[0]["label"] == name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from numpy.typing import NDArray
 
 from halotile.errors import DamagedData
 from halotile.storage.arrays import open_source
+from halotile.storage.formats.parts.ome_scale import Coordinates, known_sizes
 from halotile.storage.grid import Region
 from halotile.storage.images import tiff_export
 from halotile.storage.images.planes import choose_planes
 from halotile.storage.images.tiff_export import write_tiff
 from halotile.storage.sharded.ome_metadata import order
+from halotile.storage.spacing import SYMBOLS_OF_LENGTH, SYMBOLS_OF_TIME
 
 Pixels = NDArray[Any]
 
@@ -140,6 +143,19 @@ def test_the_physical_size_of_a_pixel_is_preserved(tmp_path: Path, unit: str) ->
             [per / 0.25, per / 0.5]
         )
         assert tags["ResolutionUnit"].value == 3
+
+
+def test_every_unit_of_ome_zarr_comes_back(tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", image((2, 3, 4)))
+    source: Any = open_source(tmp_path / "in.npy", axes="tyx")
+    for length, time in itertools.zip_longest(SYMBOLS_OF_LENGTH, SYMBOLS_OF_TIME, fillvalue="second"):
+        length = "meter" if length == "second" else length
+        source.scale, source.units = (0.25, 0.5, 0.125), (time, length, length)
+        write_tiff(tmp_path / "a.tif", choose_planes(source, {}, None))
+        back = open_source(tmp_path / "a.tif")
+        assert (back.scale, back.units, back.remarks) == (source.scale, source.units, ())
+        known = known_sizes("tyx", Coordinates(back.scale, (), ()), back.units)
+        assert known == (source.scale, source.units, ())
 
 
 @pytest.mark.parametrize("window_bytes", [1, 256 * 256 * 2, 3 * 256 * 256 * 2, 10**9])

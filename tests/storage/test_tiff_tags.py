@@ -10,6 +10,7 @@ import pytest
 import tifffile
 
 from halotile.storage.arrays import open_source
+from halotile.storage.spacing import in_known_unit
 
 STACK = np.zeros((2, 3, 4, 5), "uint8")
 
@@ -27,6 +28,56 @@ def test_units_of_imagej_that_differ_from_that_along_x_are_read(tmp_path: Path) 
     source = open_source(tmp_path / "a.tif")
     assert source.units == ("millisecond", "nanometer", "micrometer", "micrometer")
     assert source.scale == pytest.approx((250, 300, 0.1, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("word", "factor", "unit"),
+    [
+        ("thou", 25.4, "micrometer"),
+        ("li", 25.4 / 12, "millimeter"),
+        ("pt", 25.4 / 72, "millimeter"),
+        ("dam", 10, "meter"),
+        ("ua", 1.495978707e8, "kilometer"),
+        ("ly", 9.4607304725808e12, "kilometer"),
+        ("km", 1, "kilometer"),
+        ("Mm", 1, "megameter"),
+        ("mm", 1, "millimeter"),
+        ("feet", 1, "foot"),
+        ("inches", 1, "inch"),
+        ("Microns", 1, "micrometer"),
+        ("micrometres", 1, "micrometer"),
+        ("\\u00B5m", 1, "micrometer"),
+        ("\u03bcm", 1, "micrometer"),
+        ("\u00b5s", 1, "microsecond"),
+        ("das", 10, "second"),
+        ("hours", 1, "hour"),
+        ("h", 1, "hour"),
+    ],
+)
+def test_a_unit_in_the_words_of_any_program_is_one_of_ome_zarr(word: str, factor: float, unit: str) -> None:
+    size, name = in_known_unit(3.0, word)
+    assert size == pytest.approx(3 * factor)
+    assert name == unit
+
+
+@pytest.mark.parametrize("program", ["OME", "ImageJ"])
+@pytest.mark.parametrize(
+    ("word", "is_remarked"),
+    [("pixel", False), ("AU", True), ("grid", True), ("reference frame", True), ("M", True)],
+)
+def test_a_word_that_is_no_unit_is_left_out_with_a_remark(
+    tmp_path: Path, program: str, word: str, is_remarked: bool
+) -> None:
+    if program == "OME":
+        sizes = {"PhysicalSizeX": 0.2, "PhysicalSizeXUnit": word}
+        tifffile.imwrite(tmp_path / "a.ome.tif", STACK[0], metadata={"axes": "ZYX", **sizes})
+    else:
+        tifffile.imwrite(
+            tmp_path / "a.ome.tif", STACK[0], imagej=True, resolution=(5, 5), metadata={"unit": word}
+        )
+    source = open_source(tmp_path / "a.ome.tif")
+    assert source.units[-1] is None
+    assert any("no unit of space" in remark and word in remark for remark in source.remarks) is is_remarked
 
 
 def test_each_series_has_its_own_size_of_pixels(tmp_path: Path) -> None:

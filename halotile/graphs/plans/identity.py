@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from halotile.storage.run_directory.directory import RunDirectory
 
 
+@cache
 def package_version(name: str) -> str:
     """Return the installed version of a package, found without importing it."""
     try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_type_hints
 
 from halotile.errors import ConfigError
@@ -15,6 +16,7 @@ from halotile.graphs.rules.values import COMMON
 from halotile.graphs.words import dotted, expected, fits, parts, shown
 from halotile.storage.disk.object_path import credentials_fault
 
+_hints_of: Callable[[type], dict[str, Any]] = functools.cache(get_type_hints)
 Position = tuple[str | int, ...]
 """Keys that lead to a value of a job."""
 
@@ -39,7 +41,7 @@ def check_job(job: Job) -> None:
     kind = kind_of(job)
     faults_found = {**dict(_value_faults(job, checks_of(kind))), **dict(credentials_in(job))}
     if not faults_found:
-        hints = get_type_hints(type(job))
+        hints = _hints_of(type(job))
         names = [name for name, hint in hints.items() if hint is not Any and name != "denoiser"]
         faults_found = disagreements(kind, {name: getattr(job, name) for name in names})
     faults = [f"{dotted(position)}: {message}" for position, message in faults_found.items()]
@@ -51,7 +53,7 @@ def check_job(job: Job) -> None:
 
 def checks_of(kind: JobKind) -> Mapping[tuple[str, str], Check]:
     """Return the checks of all values of a kind of job, by section and key."""
-    return {**common_checks(get_type_hints(kind.job)), **kind.checks}
+    return {**common_checks(_hints_of(kind.job)), **kind.checks}
 
 
 def common_checks(sections: Mapping[str, Any]) -> Mapping[tuple[str, str], Check]:
@@ -124,7 +126,7 @@ def disagreements(kind: JobKind, parts: Mapping[str, Any]) -> dict[Position, str
 
 def _value_faults(job: Job, checks: Mapping[tuple[str, str], Check]) -> Iterator[tuple[Position, str]]:
     """Yield the faults of all values, section by section."""
-    hints, values = get_type_hints(type(job)), []
+    hints, values = _hints_of(type(job)), []
     for field in dataclasses.fields(job):
         part = getattr(job, field.name)
         if dataclasses.is_dataclass(part) and not isinstance(part, type):
@@ -142,7 +144,7 @@ def _value_faults(job: Job, checks: Mapping[tuple[str, str], Check]) -> Iterator
 def _faults(
     position: Position, section: str, part: Any, checks: Mapping[tuple[str, str], Check]
 ) -> Iterator[tuple[Position, str]]:
-    hints = get_type_hints(type(part))
+    hints = _hints_of(type(part))
     for field in dataclasses.fields(part):
         yield from _fault(position, section, field.name, getattr(part, field.name), hints[field.name], checks)
 

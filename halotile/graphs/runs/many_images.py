@@ -19,6 +19,7 @@ from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.runs.session import SharedCluster
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.watching.progress import Observer, Progress
+from halotile.storage.stored_array import closing_files
 
 _OF_ALL = (DiskRefused, ClusterFailed, Stalled, Stopped)
 """Errors that the next image would meet as well."""
@@ -87,7 +88,8 @@ def plan_many(jobs: Mapping[str, Job], make_plan: Callable[[Job], Plan]) -> Many
     plans, failed = {}, {}
     for path, job in jobs.items():
         try:
-            plans[path] = make_plan(job)
+            with closing_files():
+                plans[path] = make_plan(job)
         except HalotileError as error:
             failed[path] = error
     if not plans:
@@ -127,7 +129,8 @@ def run_many(
                 raise Stopped(f"stopped on {signals.name} before {path}. Run again to go on.", signals.name)
             together.begin(path, introduce(path, plan))
             try:
-                outcomes[path] = run(plan, observer=together, cluster=cluster, signals=signals)
+                with closing_files():
+                    outcomes[path] = run(plan, observer=together, cluster=cluster, signals=signals)
             except _OF_ALL:
                 raise
             except HalotileError as error:

@@ -16,7 +16,7 @@ from halotile.errors import DamagedData, InputError, MissingPackage
 from halotile.storage.formats.base import Header, Reader, Source, file_identity, make_header, refuse_option
 from halotile.storage.formats.parts.kept_chunk import KeptChunkReader
 from halotile.storage.sharded.ome_metadata import OmeImage
-from halotile.storage.spacing import known_unit
+from halotile.storage.spacing import in_known_unit
 from halotile.storage.stored_array import StoredArray
 
 _SUFFIXES = (".czi", ".nd2", ".lif", ".vsi", ".dv", ".r3d", ".sldy", ".oir", ".oib", ".zvi")
@@ -134,23 +134,24 @@ def _listed(names: Sequence[str]) -> str:
 
 def _with_sizes(header: Header, file: Any) -> Header:
     """The header with physical sizes of pixels, in micrometers unless the plug-in names a unit, and time steps in seconds."""
-    sizes = {axis: getattr(file.physical_pixel_sizes, axis.upper(), None) for axis in "zyx"}
-    units = {axis: _unit(file, axis.upper()) for axis in "zyx"}
+    sizes = {
+        axis: (getattr(file.physical_pixel_sizes, axis.upper(), None), _unit(file, axis)) for axis in "zyx"
+    }
     step = file.time_interval
-    sizes["t"] = step.total_seconds() if isinstance(step, timedelta) else None
-    units["t"] = "second"
-    known = {axis: float(size) for axis, size in sizes.items() if size and 0 < size < np.inf}
-    return replace(
-        header,
-        scale=tuple(known.get(axis, 1.0) for axis in header.axes),
-        units=tuple(units[axis] if axis in known else None for axis in header.axes),
-    )
+    sizes["t"] = (step.total_seconds() if isinstance(step, timedelta) else None, "second")
+    known = {
+        axis: in_known_unit(float(size), unit)
+        for axis, (size, unit) in sizes.items()
+        if size and 0 < size < np.inf
+    }
+    entries = [known.get(axis, (1.0, None)) for axis in header.axes]
+    return replace(header, scale=tuple(size for size, _ in entries), units=tuple(unit for _, unit in entries))
 
 
 def _unit(file: Any, axis: str) -> str:
     """The unit of a size along an axis; bioio's plug-ins that name none give micrometers."""
-    unit = getattr(getattr(file.dimension_properties, axis, None), "unit", None)
-    return known_unit(str(unit)) or "micrometer"
+    unit = str(getattr(getattr(file.dimension_properties, axis.upper(), None), "unit", None))
+    return unit if in_known_unit(1.0, unit)[1] else "micrometer"
 
 
 def _other_files(path: str) -> list[str]:

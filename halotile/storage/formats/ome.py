@@ -13,7 +13,7 @@ from halotile.storage.formats.base import Header, Source, make_header
 from halotile.storage.formats.parts.ome_scale import coordinates, known_sizes
 from halotile.storage.georeference import read_georeference
 from halotile.storage.run_directory.checksummed_lines import digest
-from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero, own_axes
+from halotile.storage.sharded.ome_metadata import OmeImage, checked_omero, own_axes, valid_parts
 from halotile.storage.stored_array import StoredArray
 
 _BEFORE_NAMES = "tczyx"
@@ -50,7 +50,8 @@ class OmeReader(plain.ArrayReader):
         top = plain.open_node(path)
         group = top[inside] if inside else top
         attributes = plain.ome_attributes(group.attrs)
-        image = first_image(attributes.get("multiscales"))
+        images, omero = attributes.get("multiscales"), attributes.get("omero")
+        image = first_image(images)
         entry = _level_entry(image, level)
         array = plain.choose_array(group, entry["path"])
         named, units = _axis_names(image.get("axes"), len(array.shape))
@@ -71,17 +72,18 @@ class OmeReader(plain.ArrayReader):
             mapped=self.mapped,
             attributes=array.attrs.asdict(),
             fill=fill or None,
-            ome=OmeImage(stated.position, _text(image.get("name")), checked_omero(attributes.get("omero"))),
+            ome=OmeImage(stated.position, _text(image.get("name")), checked_omero(omero)),
         )
+        remarks = list(header.remarks)
+        if isinstance(images, list) and len(images) > 1:
+            remarks.append(f"it has {len(images)} multiscales, and this is the first: see input.dataset")
+        if omero and checked_omero(omero) is None:
+            header = replace(header, channels=valid_parts(omero))
+            remarks.append("its omero attribute is not valid: only valid names and colours of it are kept")
         sizes, known, on_sizes = known_sizes(header.axes, stated, units or (None,) * len(header.axes))
         place = read_georeference({**group.attrs, **array.attrs}, header.rows_and_columns)
-        self.header: Header = replace(
-            header,
-            scale=sizes,
-            units=known,
-            remarks=(*header.remarks, *on_fill, *on_sizes),
-            georeference=place,
-        )
+        header = replace(header, scale=sizes, units=known, georeference=place)
+        self.header: Header = replace(header, remarks=(*remarks, *on_fill, *on_sizes))
 
 
 def first_image(multiscales: Any) -> Mapping[str, Any]:

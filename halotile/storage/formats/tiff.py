@@ -37,6 +37,7 @@ ALL = "all"
 """Dataset of the series of equal shape as one image."""
 _MINISWHITE, _UPRIGHT = 0, 1
 _PALETTE = 3
+_JPEG, _BAND_BY_BAND = 7, 2
 MOST_LISTED = 4
 """Series that are listed one by one."""
 _MAGICS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -127,7 +128,12 @@ def _pixels(file: Any, series: Any, path: str) -> Any:
     import tifffile
     import zarr
 
-    _refuse_missing_codec(tifffile, series.keyframe)
+    page = series.keyframe
+    _refuse_missing_codec(tifffile, page)
+    if page.compression == _JPEG and page.planarconfig == _BAND_BY_BAND:
+        page.photometric = (
+            tifffile.PHOTOMETRIC.MINISBLACK
+        )  # each JPEG is grey, whatever the bands are together
     return zarr.open_array(series.aszarr(level=0), mode="r")
 
 
@@ -215,7 +221,8 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
     finest = file.series[number].shape
     header = replace(header, channels=channels_of(file, number))
     finest = (len(chosen), *finest) if is_stack else finest
-    header = _with_scale(header, pixel_sizes(file, number), finest)
+    sizes, on_sizes = pixel_sizes(file, number)
+    header = _with_scale(header, sizes, finest)
     if len(finest) == len(header.shape) and not is_stack:
         header = _with_position(header, positions(file, number), finest)
     header = _with_place(header, file.series[number].keyframe, finest)
@@ -224,7 +231,7 @@ def _header(file: Any, chosen: Sequence[Any], number: int, level: int, axes: str
         if is_stack
         else _series_remark(file, number)
     )
-    return replace(header, remarks=(*about, *_display_remarks(series.keyframe), *header.remarks))
+    return replace(header, remarks=(*about, *_display_remarks(series.keyframe), *on_sizes, *header.remarks))
 
 
 def _display_remarks(page: Any) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -28,6 +29,7 @@ from halotile.storage.images.png import Tick
 from halotile.storage.images.pyramid import NextLevel, level_shapes, stored_levels
 from halotile.storage.rim import Pixels
 from halotile.storage.sharded.ome_metadata import Channels, are_colours
+from halotile.storage.spacing import SYMBOLS_OF_LENGTH, SYMBOLS_OF_TIME, converted
 
 TILE = 256
 """Edge of a tile in pixels; TIFF requires a multiple of 16."""
@@ -35,12 +37,10 @@ _CLASSIC_BYTES = 4_000_000_000
 """Limit for a classic TIFF with 32-bit offsets."""
 _BUFFER_BYTES = 16 * 2**20
 _THREADS = 2
-_UNITS = {
-    "angstrom": ("Å", 1e-8), "picometer": ("pm", 1e-10), "nanometer": ("nm", 1e-7), "micrometer": ("µm", 1e-4),
-    "millimeter": ("mm", 0.1), "centimeter": ("cm", 1.0), "meter": ("m", 100.0),
-}  # fmt: skip
-"""Symbol and length in centimeters of each unit."""
-_TIMES = {"millisecond": "ms", "second": "s", "minute": "min"}
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
+"""Characters that XML does not permit."""
+_LEAST_CM = 2**-31
+"""Least size of a pixel in centimeters that the tags of a resolution can state; the largest is its inverse."""
 
 
 def write_tiff(path: Path, planes: Planes, *, cog: bool = False, tick: Tick = lambda _: None) -> int:
@@ -187,7 +187,9 @@ def _known_sizes(planes: Planes) -> dict[str, tuple[float, str]]:
     """Size of a pixel and its unit along the spatial axes where both are known."""
     source = planes.source
     entries = zip(source.axes, source.scale, source.units, strict=True)
-    return {a: (size, unit) for a, size, unit in entries if a in "zyx" and unit in _UNITS and size > 0}
+    return {
+        a: (size, unit) for a, size, unit in entries if a in "zyx" and unit in SYMBOLS_OF_LENGTH and size > 0
+    }
 
 
 def _calibration(planes: Planes) -> dict[str, Any]:
@@ -196,15 +198,17 @@ def _calibration(planes: Planes) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     for axis, (size, unit) in _known_sizes(planes).items():
         name = f"PhysicalSize{axis.upper()}"
-        attributes |= {name: size, f"{name}Unit": _UNITS[unit][0]}
+        attributes |= {name: size, f"{name}Unit": SYMBOLS_OF_LENGTH[unit]}
     for axis, step, time in zip(source.axes, source.scale, source.units, strict=True):
-        if axis == "t" and time in _TIMES:
-            attributes |= {"TimeIncrement": step, "TimeIncrementUnit": _TIMES[time]}
+        if axis == "t" and time in SYMBOLS_OF_TIME:
+            attributes |= {"TimeIncrement": step, "TimeIncrementUnit": SYMBOLS_OF_TIME[time]}
     if source.ome is not None and source.ome.name:
-        attributes["Name"] = source.ome.name
+        attributes["Name"] = _NOT_XML.sub("\ufffd", source.ome.name)
     if channels := _channels(planes):
         attributes["Channel"] = {
-            "Name": [str(channel.get("label", number)) for number, channel in enumerate(channels)],
+            "Name": [
+                _NOT_XML.sub("\ufffd", str(channel.get("label", n))) for n, channel in enumerate(channels)
+            ],
             "Color": [_ome_colour(channel.get("color", "FFFFFF")) for channel in channels],
         }
     return attributes
@@ -252,10 +256,10 @@ def _nodata_tags(planes: Planes) -> list[geotiff.Tag]:
 def _resolution(planes: Planes) -> dict[str, Any]:
     """Pixels per centimeter along x and y, as TIFF tags."""
     known = _known_sizes(planes)
-    if not {"y", "x"} <= set(known):
+    lengths = [converted(*known[axis], "centimeter") or 0.0 for axis in "xy" if axis in known]
+    if len(lengths) < 2 or not all(_LEAST_CM < length < 1 / _LEAST_CM for length in lengths):
         return {}
-    resolution = tuple(1 / (size * _UNITS[unit][1]) for size, unit in (known["x"], known["y"]))
-    return {"resolution": resolution, "resolutionunit": "CENTIMETER"}
+    return {"resolution": tuple(1 / length for length in lengths), "resolutionunit": "CENTIMETER"}
 
 
 @contextmanager

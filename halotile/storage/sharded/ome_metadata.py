@@ -24,6 +24,7 @@ OPACITY = "opacity"
 """Name of a fourth one."""
 
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
+_COLOUR = "[0-9a-fA-F]{6}"
 _WINDOW = ("start", "end", "min", "max")
 
 
@@ -195,13 +196,38 @@ def checked_omero(omero: Any) -> Mapping[str, Any] | None:
     return {key: value for key, value in omero.items() if key != "version"}
 
 
+def valid_parts(omero: Any) -> Channels:
+    """The label, colour and window of each channel where they are valid, of an ``omero`` attribute that is not.
+
+    Examples
+    --------
+    >>> valid_parts({"channels": [{"label": "DAPI", "color": "blue"}, None]}), valid_parts("none")
+    (({'label': 'DAPI'}, {}), ())
+    """
+    entries = omero.get("channels") if isinstance(omero, dict) else None
+    return tuple(map(_valid_part, entries)) if isinstance(entries, list) else ()
+
+
+def _valid_part(channel: Any) -> dict[str, Any]:
+    given = channel if isinstance(channel, dict) else {}
+    part = {key: given[key] for key in ("label", "color") if isinstance(given.get(key), str)}
+    if not re.fullmatch(_COLOUR, part.get("color", "000000")):
+        del part["color"]
+    match given.get("window"):
+        case {"start": int() | float() as low, "end": int() | float() as high} if (
+            -math.inf < low < high < math.inf
+        ):
+            part["window"] = (low, high)
+    return part
+
+
 def _is_channel(channel: Any) -> bool:
     """Return True when a channel has a colour and a window."""
     if not isinstance(channel, dict) or not isinstance(channel.get("window"), dict):
         return False
     ends = [channel["window"].get(word) for word in _WINDOW]
     finite = all(isinstance(end, int | float) and math.isfinite(end) for end in ends)
-    return finite and re.fullmatch(r"[0-9a-fA-F]{6}", str(channel.get("color"))) is not None
+    return finite and re.fullmatch(_COLOUR, str(channel.get("color"))) is not None
 
 
 def group_attributes(

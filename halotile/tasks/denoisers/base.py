@@ -35,8 +35,8 @@ TINY = 1e-30
 ROUNDING = 1e-5
 """Difference of two results that rounding explains, after many layers, relative to the largest pixel."""
 
-MODERATE, LARGEST_SQUARED, LARGEST_SHIFT = 20, 60, 126
-"""Exponents of two: of strengths that need no other unit, of numbers whose squares can be summed, and of the largest unit, in single precision."""
+MODERATE, LARGEST_SQUARED = 20, 60
+"""Exponents of two: of strengths that need no other unit, and of numbers whose squares can be summed."""
 
 NARROW = {1: 1, 2: 64, 3: 16}
 """Width of a window on its narrow axes, by number of axes."""
@@ -311,13 +311,14 @@ def _unit_of(strength: float | torch.Tensor, image: torch.Tensor) -> Any:
     """
     import torch
 
+    largest = 1022 if image.dtype == torch.float64 else 126
     if isinstance(strength, torch.Tensor):
         low, high = strength.detach().aminmax()
         if strength.device.type != "cpu":
             exponent, most = (
-                v.double().abs().clamp_min(TINY).log2().round() for v in (high, image.abs().max())
+                v.double().abs().clamp_min(2.0**-1022).log2().round() for v in (high, image.abs().max())
             )
-            unit = exponent.maximum(most - LARGEST_SQUARED).clamp(-LARGEST_SHIFT, LARGEST_SHIFT).exp2()
+            unit = exponent.maximum(most - LARGEST_SQUARED).clamp(-largest, largest).exp2()
             return torch.where(low == high, unit, 1.0).to(strength.dtype)
         if low != high:
             return None
@@ -326,7 +327,7 @@ def _unit_of(strength: float | torch.Tensor, image: torch.Tensor) -> Any:
     if abs(exponent) <= MODERATE:
         return None
     exponent = max(exponent, math.frexp(float(image.detach().abs().max()))[1] - LARGEST_SQUARED)
-    return 2.0 ** max(-LARGEST_SHIFT, min(exponent, LARGEST_SHIFT))
+    return 2.0 ** max(-largest, min(exponent, largest))
 
 
 def holed(valid: torch.Tensor | None) -> torch.Tensor | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
+from xml.sax.saxutils import unescape
 
 from halotile.errors import ConfigError
 from halotile.storage.georeference import Georeference
@@ -27,6 +28,7 @@ _MODEL, _RASTER, _GEOGRAPHIC, _ANGULAR_UNIT, _PROJECTED, _LINEAR_UNIT = 1024, 10
 _UNITS = {9001: "meter", 9002: "foot", 9003: "foot", 9102: "degree"}
 """Units by their EPSG code; a US survey foot is two millionths longer."""
 _USER_DEFINED = 32767
+_QUOTES = {"&quot;": '"', "&apos;": "'"}
 
 Tag = tuple[int, str, int, Any, bool]
 """Number, type, count, value and True, as tifffile writes it."""
@@ -82,7 +84,7 @@ def band_names(page: Any) -> Channels:
     """The descriptions of bands in GDAL's metadata, as labels of one channel each; none without any."""
     root = _gdal_metadata(page.tags[METADATA].value) if METADATA in page.tags else None
     found = {
-        item.get("sample"): item.text.strip()
+        item.get("sample"): unescape(item.text.strip(), _QUOTES)  # which GDAL escapes twice
         for item in (() if root is None else root)
         if item.get("role") == "description" and item.text
     }

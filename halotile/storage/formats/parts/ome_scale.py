@@ -12,7 +12,8 @@ from halotile.storage.spacing import known_unit
 
 _SPACE_AND_TIME = "tzyx"
 """Axes whose units OME-Zarr lists."""
-_AS_UNKNOWN = "the size is taken as not known, unless input.spacing gives it"
+AS_UNKNOWN = "the size is taken as not known, unless input.spacing gives it"
+"""Consequence of a size that cannot be meant."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def known_sizes(
     """
     remarks = [
         f"its OME-Zarr has a {kind} of {length} {'number' if length == 1 else 'numbers'} for {len(axes)} axes, which is left out"
-        + (f": {_AS_UNKNOWN}" if kind == "scale" else "")
+        + (f": {AS_UNKNOWN}" if kind == "scale" else "")
         for kind, length in stated.misfits
     ]
     fits = all(kind != "scale" for kind, _ in stated.misfits)
@@ -93,9 +94,7 @@ def known_sizes(
     for axis, size, word in zip(axes, stated.scale, units, strict=True):
         is_size = 0 < size < math.inf
         if not is_size:
-            remarks.append(
-                f"its OME-Zarr has {size:g} as the size along {axis}, which is none: {_AS_UNKNOWN}"
-            )
+            remarks.append(f"its OME-Zarr has {size:g} as the size along {axis}, which is none: {AS_UNKNOWN}")
         unit = known_unit(word) if word and axis in _SPACE_AND_TIME else word
         if word and unit is None:
             remarks.append(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from typing import Any
-from xml.etree import ElementTree
 
 from halotile.storage.formats.parts.geotiff import band_names
+from halotile.storage.formats.parts.tiff_scale import ome_images
 from halotile.storage.sharded.ome_metadata import RGB, Channels, rgb_channels
 
 _RGB, _YCBCR, _JPEG = 2, 6, 7
@@ -38,11 +38,8 @@ def has_opacity(page: Any) -> bool:
 
 def _from_ome(xml: str, series: int) -> Channels:
     """Name and Color of the channels of one image in OME-XML; a colour is a signed number of red, green, blue and alpha."""
-    try:
-        images = [e for e in ElementTree.fromstring(xml) if e.tag.endswith("}Image") or e.tag == "Image"]
-        found = [e.attrib for pixels in images[series] for e in pixels if e.tag.endswith("Channel")]
-    except (ElementTree.ParseError, IndexError):
-        return ()
+    images = ome_images(xml)[series : series + 1]
+    found = [e.attrib for image in images for pixels in image for e in pixels if e.tag.endswith("Channel")]
     channels = tuple(_described(channel.get("Name"), _ome_colour(channel.get("Color"))) for channel in found)
     return channels if any(channels) else ()
 
