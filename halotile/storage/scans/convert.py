@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import InputError, OutputRefused
-from halotile.storage.disk.durable import DISK
-from halotile.storage.disk.place import ZARR_FILES, check_path, check_place
+from halotile.storage.disk.place import check_place
+from halotile.storage.disk.replacement import replacing
 from halotile.storage.grid import Region
 from halotile.storage.scans.counts import PatternCounts, blank_remarks
 from halotile.storage.scans.formats import opened_scan
@@ -87,24 +88,12 @@ def write_scan(
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> None:
     """Write a scan as a Zarr group, with patterns that are read some at once; errors as of :func:`convert_scan`."""
-    check_path(path, "the path")
-    check_place(path, overwrite=overwrite, key="the path", remedy=remedy)
+    check = partial(check_place, path, overwrite=overwrite, key="the path", remedy=remedy)
     root = Path(path).absolute()
     if source:
         _check_apart(Path(source).resolve(), root.resolve())
-    part = root.with_name(f".{root.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        _write_group(part, scan, patterns, framing, leaves_negative_out, source or path, report)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    for written in part.rglob("*"):
-        if written.is_file():
-            DISK.sync(written)
-    if root.exists():
-        DISK.remove_tree(root, last=ZARR_FILES)
-    DISK.move(part, root)
+    with replacing(root, check) as made:
+        _write_group(made, scan, patterns, framing, leaves_negative_out, source or path, report)
 
 
 def _check_apart(source: Path, target: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError, MissingPackage, OutputRefused
 from halotile.storage.disk.durable import DISK
-from halotile.storage.disk.place import ZARR_FILES, check_path, check_place
+from halotile.storage.disk.place import check_place
+from halotile.storage.disk.replacement import replacing
 from halotile.storage.grid import Region
 from halotile.storage.scans.hdf5 import SUFFIXES, fault_of_name, opened
 from halotile.storage.scans.start import StartValues
@@ -149,20 +150,10 @@ def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bo
         Without scikit-image, which unwraps phases.
     """
     _check_result(path)
-    check_path(target, "the path")
-    check_place(target, overwrite=overwrite, key="the path", remedy="--overwrite")
     unwrapped = _unwrapping() if unwrap else None
-    root = Path(target).absolute()
-    part = root.with_name(f".{root.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        _write_group(part, path, unwrapped)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    if root.exists():
-        DISK.remove_tree(root, last=ZARR_FILES)
-    DISK.move(part, root)
+    check = partial(check_place, target, overwrite=overwrite, key="the path", remedy="--overwrite")
+    with replacing(Path(target), check) as made:
+        _write_group(made, path, unwrapped)
     return [f"{target}/{name}_{kind}" for name in IMAGES for kind in ("modulus", "phase")]
 
 

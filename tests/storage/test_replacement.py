@@ -1,0 +1,126 @@
+"""Outputs that are made beside their place: one writer at a time, nothing by halves, and no leftovers."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from halotile.errors import DiskRefused, OutputInUse, OutputRefused
+from halotile.storage.disk.replacement import replace_file, replacing
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.scans.convert import convert_scan
+from halotile.storage.scans.scan import open_scan
+from tests.storage.test_scans import COUNT, write_cxi
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_file_or_a_folder_is_replaced_as_a_whole(tmp_path: Path, is_folder: bool) -> None:
+    place = tmp_path / "out"
+    for content in ("old", "new"):
+        with replacing(place) as made:
+            assert made.parent.stat().st_mode & 0o777 == 0o700
+            (made.parent / "scratch").write_text("a")
+            if is_folder:
+                made.mkdir()
+            (made / content if is_folder else made).write_text(content)
+    assert names(tmp_path) == ["out"]
+    assert (names(place) == ["new"]) if is_folder else (place.read_text() == "new")
+    mode = place.stat().st_mode
+    (tmp_path / "usual").mkdir() if is_folder else (tmp_path / "usual").touch()
+    assert mode == (tmp_path / "usual").stat().st_mode
+
+
+def write(path: Path, *, error: Exception | None = None, check: Callable[[], None] = lambda: None) -> None:
+    with replacing(path, check) as made:
+        made.write_text("half")
+        if error:
+            raise error
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("old")
+    with pytest.raises(ValueError, match="odd"):
+        write(out, error=ValueError("odd"))
+    with pytest.raises(DiskRefused, match=r"the disk is full: .*out cannot be written"):
+        write(out, error=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with pytest.raises(OutputRefused):
+        write(out, check=Mock(side_effect=[None, OutputRefused("something stands there")]))
+    assert names(tmp_path) == ["out"]
+    assert out.read_text() == "old"
+
+
+def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
+    source, path = write_cxi(tmp_path / "scan.cxi"), tmp_path / "scan.zarr"
+    seen = []
+
+    def second(done: int, count: int) -> None:
+        with pytest.raises(OutputInUse, match=rf"scan\.zarr is in use: process {os.getpid()} on "):
+            convert_scan(source, str(path))
+        seen.append(done)
+
+    convert_scan(source, str(path), report=second)
+    assert seen == [COUNT]
+    assert open_scan(str(path))[1][...].any(axis=(1, 2)).all()
+    assert names(tmp_path) == ["scan.cxi", "scan.zarr"]
+    run = RunDirectory.beside(path)
+    with run.lock(), pytest.raises(OutputInUse, match=r"scan\.zarr\.run is in use"):
+        convert_scan(source, str(path), overwrite=True)
+
+
+def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from halotile.storage.disk.replacement import replacing\n"
+        "for name in ('a', 'a.tif'):\n"
+        "    if name == 'a.tif' or not os.fork():\n"
+        "        with replacing(Path(name)) as made:\n"
+        "            made.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    os.wait()\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    left = names(tmp_path)
+    assert len(left) == 4, "a folder and a lock of each"
+    replace_file(tmp_path / "a", [b"whole"])
+    assert names(tmp_path) == sorted([*(name for name in left if name.startswith(".a.tif.")), "a"])
+    replace_file(tmp_path / "a.tif", [b"whole"])
+    assert names(tmp_path) == ["a", "a.tif"]
+
+
+@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to, Path.mkdir])
+def test_a_planted_lock_is_refused(tmp_path: Path, plant: object) -> None:
+    (tmp_path / "precious").write_text("mine")
+    lock = tmp_path / ".out.lock"
+    lock.mkdir() if plant is Path.mkdir else getattr(lock, plant.__name__)(tmp_path / "precious")  # type: ignore[attr-defined]
+    with pytest.raises(OutputRefused, match=r"out cannot be written: .*\.out\.lock"):
+        replace_file(tmp_path / "out", [b"new"])
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert names(tmp_path) == [".out.lock", "precious"]
+
+
+def test_links_of_others_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "kept").touch()
+    for name in (".out.abcdefgh.partial", ".out.part"):
+        (tmp_path / name).symlink_to("theirs")
+    replace_file(tmp_path / "out", [b"new"])
+    assert names(tmp_path / "theirs") == ["kept"]
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
+    replace_file(tmp_path / "out", [b"new"])
+    assert names(tmp_path) == ["out"]
