@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from halotile.errors import DiskRefused, OutputInUse, OutputRefused
-from halotile.storage.disk.replacement import replace_file, replacing
+from halotile.storage.disk.replacement import replacing
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.scans.convert import convert_scan
 from halotile.storage.scans.scan import open_scan
@@ -31,7 +31,7 @@ def test_a_file_or_a_folder_is_replaced_as_a_whole(tmp_path: Path, is_folder: bo
     place = tmp_path / "out"
     for content in ("old", "new"):
         with replacing(place) as made:
-            assert made.parent.stat().st_mode & 0o777 == 0o700
+            assert made.parents[1].stat().st_mode & 0o777 == 0o700
             (made.parent / "scratch").write_text("a")
             if is_folder:
                 made.mkdir()
@@ -68,7 +68,7 @@ def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
     seen = []
 
     def second(done: int, count: int) -> None:
-        with pytest.raises(OutputInUse, match=rf"scan\.zarr is in use: process {os.getpid()} on "):
+        with pytest.raises(OutputInUse, match=rf"scan\.zarr\.partial is in use: process {os.getpid()} on "):
             convert_scan(source, str(path))
         seen.append(done)
 
@@ -83,44 +83,37 @@ def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from halotile.storage.disk.replacement import replacing\n"
-        "for name in ('a', 'a.tif'):\n"
-        "    if name == 'a.tif' or not os.fork():\n"
-        "        with replacing(Path(name)) as made:\n"
-        "            made.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    os.wait()\n"
+        "import os, signal; from pathlib import Path; from halotile.storage.disk.replacement import replacing\n"
+        "with replacing(Path('a')) as made, replacing(Path('a.tif')) as other:\n"
+        "    made.write_text('half'); other.mkdir(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     killed = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
     assert killed.returncode == -signal.SIGKILL
-    left = names(tmp_path)
-    assert len(left) == 4, "a folder and a lock of each"
-    replace_file(tmp_path / "a", [b"whole"])
-    assert names(tmp_path) == sorted([*(name for name in left if name.startswith(".a.tif.")), "a"])
-    replace_file(tmp_path / "a.tif", [b"whole"])
+    assert names(tmp_path) == [".a.partial", ".a.tif.partial"]
+    write(tmp_path / "a")
+    assert names(tmp_path) == [".a.tif.partial", "a"]
+    write(tmp_path / "a.tif")
     assert names(tmp_path) == ["a", "a.tif"]
 
 
 @pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to, Path.mkdir])
-def test_a_planted_lock_is_refused(tmp_path: Path, plant: object) -> None:
-    (tmp_path / "precious").write_text("mine")
-    lock = tmp_path / ".out.lock"
-    lock.mkdir() if plant is Path.mkdir else getattr(lock, plant.__name__)(tmp_path / "precious")  # type: ignore[attr-defined]
-    with pytest.raises(OutputRefused, match=r"out cannot be written: .*\.out\.lock"):
-        replace_file(tmp_path / "out", [b"new"])
-    assert (tmp_path / "precious").read_text() == "mine"
-    assert names(tmp_path) == [".out.lock", "precious"]
-
-
-def test_links_of_others_are_not_followed(tmp_path: Path) -> None:
+def test_what_is_in_the_way_is_refused(tmp_path: Path, plant: object) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "kept").touch()
-    for name in (".out.abcdefgh.partial", ".out.part"):
-        (tmp_path / name).symlink_to("theirs")
-    replace_file(tmp_path / "out", [b"new"])
+    hidden = tmp_path / ".out.partial"
+    if plant is Path.symlink_to:
+        hidden.symlink_to("theirs")
+    elif plant is Path.mkdir:
+        shutil.copytree(tmp_path / "theirs", hidden)
+    else:
+        hidden.hardlink_to(tmp_path / "theirs" / "kept")
+    with pytest.raises(OutputRefused, match=r"\.out\.partial .*Move it away, or write another path"):
+        write(tmp_path / "out")
+    assert names(tmp_path) == [".out.partial", "theirs"]
     assert names(tmp_path / "theirs") == ["kept"]
 
 
-def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
-    replace_file(tmp_path / "out", [b"new"])
-    assert names(tmp_path) == ["out"]
+def test_a_file_in_place_of_the_directory_of_a_run_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "out.run").touch()
+    write(tmp_path / "out")
+    assert names(tmp_path) == ["out", "out.run"]

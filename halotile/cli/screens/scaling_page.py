@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from halotile.cli.screens.scaling_table import headline, remarks, table_cells
 from halotile.graphs.amounts import counted
-from halotile.storage.disk.replacement import replace_file
+from halotile.storage.disk.durable import DISK
 
 if TYPE_CHECKING:
     from halotile.graphs.scaling.scaling import Scaling
@@ -60,7 +60,7 @@ def write_page(path: Path, name: str, scaling: Scaling) -> None:
         remarks="".join(f"<p>{escape(text)}</p>" for text in remarks(scaling)),
         charts=charts(scaling),
     )
-    replace_file(path, [text.encode()])
+    DISK.write_file(path, [text.encode()])
 
 
 def charts(scaling: Scaling) -> str:

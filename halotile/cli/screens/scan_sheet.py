@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import MissingPackage
-from halotile.storage.disk.replacement import replace_file
+from halotile.storage.disk.durable import DISK
 from halotile.storage.scans.export import ScanResult
 from halotile.storage.scans.lengths import shown_resolution
 from halotile.storage.scans.scan import Scan
@@ -74,7 +74,7 @@ def _draw_panels(path: Path, panels: Panels, rows: int) -> None:
         draw(axes)
     content = BytesIO()
     figure.savefig(content, format="png", dpi=100)
-    replace_file(path, [content.getvalue()])
+    DISK.write_file(path, [content.getvalue()])
 
 
 def _map(axes: Any, scan: Scan) -> None:

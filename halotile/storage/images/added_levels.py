@@ -43,7 +43,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.locks import describe
 from halotile.storage.sharded.levels import LevelArray, level_arrays, level_factor, possible_levels
-from halotile.storage.sharded.output import halved
+from halotile.storage.sharded.output import halved, stored_digest
 from halotile.storage.sharded.shards import ShardFormat
 
 WORK = ".levels"
@@ -112,18 +112,18 @@ def add_levels(
 
 
 def refuse_unfinished(group: Path) -> None:
-    """Refuse the output of a run that is writing it, or that will go on."""
+    """Refuse the output of a run that is writing it, that will go on, or that has lost a shard."""
     beside = RunDirectory.beside(group)
     if not beside.claims_output():
         return
     beside.of_run().check_free()
-    if beside.journal_path.exists() and (
-        left := (journal := Journal.open_any(beside.journal_path)).total - len(journal.done)
-    ):
-        raise OutputRefused(
-            f"{group}: {left:,} of the {journal.total:,} blocks of its run are not done. "
-            f"`recon-cli resume {beside.path}` does them; then add levels."
-        )
+    if beside.journal_path.exists():
+        if left := (journal := Journal.open_any(beside.journal_path)).total - len(journal.done):
+            raise OutputRefused(
+                f"{group}: {left:,} of the {journal.total:,} blocks of its run are not done. "
+                f"`recon-cli resume {beside.path}` does them; then add levels."
+            )
+        stored_digest(group)
 
 
 class _DurableStore(LocalStore):  # type: ignore[misc]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
-from halotile.storage.disk.replacement import replace_file
+from halotile.storage.disk.durable import DISK
 from halotile.storage.images.planes import Component, Planes
 from halotile.storage.rim import Pixels
 
@@ -97,7 +97,7 @@ def write_png(
             for mean, phase in zip(means, is_phase, strict=True)
         ]
     )
-    replace_file(path, encode_png(drawn))
+    DISK.write_file(path, encode_png(drawn))
     return Drawing((drawn.shape[0], drawn.shape[1]), step, low, high)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import MissingPackage
-from halotile.storage.disk.replacement import replace_file
+from halotile.storage.disk.durable import DISK
 
 Drawn = NDArray[np.uint8]
 """Shape (rows, columns, 1 or 3)."""
@@ -154,7 +154,7 @@ def draw_sheet(path: Path, cells: Sequence[Cell], notes: Sequence[str] = ()) -> 
             y += round(len(wrapped) * TEXT * _LINE)
     file = BytesIO()
     sheet.save(file, "png")
-    replace_file(path, [file.getvalue()])
+    DISK.write_file(path, [file.getvalue()])
 
 
 def _foot(cell: Cell, width: int) -> list[tuple[str, tuple[int, int, int]]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefused
-from halotile.storage.disk.durable import DISK, PARTIAL, Disk, is_full, remove_partials
+from halotile.storage.disk.durable import DISK, GONE, PARTIAL, Disk, is_full, remove_partials
 from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.disk.place import check_access, check_owner
 from halotile.storage.run_directory import names, validation
@@ -101,9 +101,8 @@ class RunDirectory:
         OutputRefused
             When there is something else at the path, or another user created the directory.
         """
-        self.check_place()
         self.disk.make_directory(self.path, _DIRECTORY_MODE)
-        check_owner(self.path)
+        self.check_place()  # afterwards: what another user puts there now is not followed
         self.path.chmod(_DIRECTORY_MODE)
 
     def check_place(self) -> None:
@@ -277,7 +276,11 @@ class RunDirectory:
 
     @contextmanager
     def lock(
-        self, patience_seconds: float = LOCK_SECONDS, cut_short: Callable[[], bool] = never
+        self,
+        patience_seconds: float = LOCK_SECONDS,
+        cut_short: Callable[[], bool] = never,
+        *,
+        is_scratch: bool = False,
     ) -> Iterator[None]:
         """Be the only driver of this run inside the context.
 
@@ -287,6 +290,8 @@ class RunDirectory:
             Maximum time to wait for another driver.
         cut_short : callable
             Callback that returns True to end the wait early.
+        is_scratch : bool
+            Remove the directory at the end.
 
         Raises
         ------
@@ -297,7 +302,8 @@ class RunDirectory:
         """
         self.create()
         with self._lock_file(os.O_RDWR | os.O_CREAT) as fd:
-            if not acquire(fd, patience_seconds, cut_short):
+            # Its holder may have removed the file.
+            if not acquire(fd, patience_seconds, cut_short) or not self._is_lock_file(fd):
                 raise self._in_use(read_holder(fd))
             try:
                 write_holder(fd)
@@ -310,6 +316,9 @@ class RunDirectory:
                     f"{self.path} was moved or removed during its run ({error}), and with it the journal. "
                     "Put it back and run again to continue, or run with output.overwrite: true to start over."
                 ) from error
+            finally:
+                if is_scratch:
+                    self.disk.remove_tree(self.path)
 
     @contextmanager
     def _lock_file(self, flags: int) -> Iterator[int]:
@@ -345,7 +354,7 @@ class RunDirectory:
 
     def is_running(self) -> dict[str, Any] | None:
         """The driver that runs here now, as ``pid``, ``host`` and ``started`` (Unix time); None if there is none."""
-        with suppress(FileNotFoundError), self._lock_file(os.O_RDONLY) as fd:
+        with suppress(*GONE), self._lock_file(os.O_RDONLY) as fd:
             try:
                 flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

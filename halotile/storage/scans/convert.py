@@ -21,8 +21,17 @@ from halotile.storage.scans.counts import PatternCounts, blank_remarks
 from halotile.storage.scans.formats import opened_scan
 from halotile.storage.scans.framing import Framing, ShiftedPatterns, framed, shifted_scan
 from halotile.storage.scans.known import KnownValues
-from halotile.storage.scans.scan import MARK, MAXIMUM, MEAN, OPTIONAL, PATTERNS, VERSION, Scan
-from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata
+from halotile.storage.scans.scan import (
+    MARK,
+    MAXIMUM,
+    MEAN,
+    OPTIONAL,
+    PATTERNS,
+    SHARDS,
+    VERSION,
+    Scan,
+)
+from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata, stored_digest
 
 CHUNK_BYTES, SHARD_BYTES = 2**20, 2**25
 """About the bytes of patterns that are decoded at once, and that one file has."""
@@ -182,6 +191,7 @@ def _write_values(part: Path, scan: Scan, source: str) -> None:
         "full": scan.full,
         "remarks": scan.remarks,
         "source": os.path.basename(source),
+        SHARDS: stored_digest(part / PATTERNS).hex(),
     }
     zarr.open_group(str(part), mode="a", attributes=attributes)
     _write_arrays(part, {name: getattr(scan, name) for name in ("positions", "numbers", *OPTIONAL)})

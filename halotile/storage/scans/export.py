@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from halotile.storage.disk.durable import DISK
 from halotile.storage.disk.place import check_place
 from halotile.storage.disk.replacement import replacing
 from halotile.storage.grid import Region
-from halotile.storage.scans.hdf5 import SUFFIXES, fault_of_name, opened
-from halotile.storage.scans.start import StartValues
+from halotile.storage.scans.hdf5 import SUFFIXES, dataset_in, fault_of_name, opened, reading
+from halotile.storage.scans.start import PROCESS, StartValues
 from halotile.storage.sharded.output import Layout, ShardWriter, create_output
 
 IMAGES = {"object": "yx", "probe": "cyx"}
@@ -102,23 +103,21 @@ class ScanResult:
 def read_result(path: str) -> ScanResult:
     """Read the result of a job; errors as of :func:`export_result`."""
     _check_result(path)
-    with opened(path) as file:
-        process = file["entry_1/process_1"]
-        first = process["first_pixel"][()]
-        probe = file["probe"][()]
+    with opened(path) as file, reading(path):
+        first = _values(file, f"{PROCESS}/first_pixel", 2)
+        image, probe = (_values(file, name, len(axes)) for name, axes in IMAGES.items())
         middle = np.array(probe.shape[-2:]) / 2
         start, stop = (first.min(0) + middle).astype(int), (first.max(0) + middle).astype(int) + 1
         before, after = (
-            file[f"entry_1/sample_1/geometry_1/{name}"][()][:, 1::-1]
+            _values(file, f"entry_1/sample_1/geometry_1/{name}", 2)[:, 1::-1]
             for name in ("translation_before", "translation")
         )
-        rings = {name: process[name][()] for name in RINGS if name in process}
-        height, width = file["entry_1/image_1"].attrs["pixel_size"]
+        rings = {name: file[f"{PROCESS}/{name}"][()] for name in RINGS if f"{PROCESS}/{name}" in file}
         return ScanResult(
-            file["object"][()],
+            image,
             probe,
-            (float(height), float(width)),
-            file["loss"][()],
+            _pixel(file),
+            _values(file, "loss", 1),
             before,
             after,
             (slice(start[0], stop[0]), slice(start[1], stop[1])),
@@ -162,18 +161,34 @@ def _check_result(path: str) -> None:
         raise InputError(f"{path} has no object and probe: it is no result of a ptychography job.")
 
 
+def _values(file: Any, name: str, ndim: int) -> NDArray[Any]:
+    if (found := dataset_in(file, name, kinds="biufc", ndims=(ndim,))) is None or not math.prod(found.shape):
+        raise InputError(
+            f"{file.filename} has no {name}, or an empty one. Write the path of a result as it was written."
+        )
+    return np.asarray(found[()])
+
+
+def _pixel(file: Any) -> tuple[float, float]:
+    """Size of a pixel of the object."""
+    pixel = np.asarray(file["entry_1/image_1"].attrs["pixel_size"])
+    if pixel.shape != (2,) or pixel.dtype.kind not in "iuf" or not ((pixel > 0) & np.isfinite(pixel)).all():
+        raise InputError(
+            f"{file.filename}: pixel_size of entry_1/image_1 is {pixel.tolist()}, and it is two lengths in metres."
+        )
+    return float(pixel[0]), float(pixel[1])
+
+
 def _write_group(part: Path, path: str, unwrapped: Callable[[NDArray[Any]], Any] | None) -> None:
     part.mkdir()
     DISK.write_file(part / "zarr.json", [b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'])
-    with opened(path) as file:
-        pixel = file["entry_1/image_1"].attrs["pixel_size"]
-        for name, axes in IMAGES.items():
-            waves = file[name][()]
-            phase = np.angle(waves)
-            if unwrapped is not None and name == "object":
-                phase = np.asarray(unwrapped(phase))
-            for kind, pixels in (("modulus", np.abs(waves)), ("phase", phase)):
-                _write(part / f"{name}_{kind}", pixels.astype(np.float32), axes, pixel)
+    result = read_result(path)
+    for (name, axes), waves in zip(IMAGES.items(), (result.image, result.probe), strict=True):
+        phase = np.angle(waves)
+        if unwrapped is not None and name == "object":
+            phase = np.asarray(unwrapped(phase))
+        for kind, pixels in (("modulus", np.abs(waves)), ("phase", phase)):
+            _write(part / f"{name}_{kind}", pixels.astype(np.float32), axes, result.pixel)
 
 
 def _write(path: Path, pixels: NDArray[np.float32], axes: str, pixel: Any) -> None:

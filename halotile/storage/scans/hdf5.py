@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import InputError, MissingPackage
+from halotile.errors import HalotileError, InputError, MissingPackage
+from halotile.storage.formats.parts.hdf5_files import other_files
 from halotile.storage.run_directory.names import run_path
 from halotile.storage.stored_array import read_error
 
@@ -71,9 +72,64 @@ def opened(path: str) -> Iterator[Any]:
     h5py = load_h5py()
     if os.path.isfile(path) and not h5py.is_hdf5(path):
         raise InputError(f"{path} is no HDF5 file. Write the path of one.")
-    try:
+    with reading(path):
         file = h5py.File(path, "r")
-    except OSError as error:
-        raise read_error(path, error) from error
     with file:
         yield file
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Convert everything that h5py, zarr or NumPy raise for the contents of a file.
+
+    Raises
+    ------
+    InputError
+        With the path.
+    """
+    try:
+        yield
+    except (HalotileError, MemoryError):
+        raise
+    except Exception as error:
+        raise read_error(f"{path}: it cannot be read", error) from error
+
+
+def dataset_in(file: Any, *names: str, kinds: str = "biuf", ndims: Sequence[int] = ()) -> Any | None:
+    """The first dataset that an HDF5 file or a Zarr group has under some names; None where there is none.
+
+    Parameters
+    ----------
+    file : h5py.File or zarr.Group
+        The open file.
+    *names : str
+        Names of which one is expected.
+    kinds : str
+        Kinds of NumPy types that it may have; empty: any.
+    ndims : sequence of int
+        Numbers of axes that it may have; empty: any.
+
+    Raises
+    ------
+    InputError
+        When something else has that name, or some of its numbers are in a file that is missing.
+    """
+    path = getattr(file, "filename", None) or getattr(file, "store_path", "")
+    for name in names:
+        found = file.get(name)  # None also for a link that leads nowhere
+        if found is None:
+            link = file.get(name, getlink=True) if name in file and hasattr(file, "filename") else None
+            if target := getattr(link, "filename", None):
+                raise InputError(
+                    f"{path}: {name} is in another file, {target}, which cannot be opened. Put it there."
+                )
+            continue
+        shape = getattr(found, "shape", None)
+        if shape is None or (kinds and found.dtype.kind not in kinds) or (ndims and len(shape) not in ndims):
+            what = "no array" if shape is None else f"{found.dtype} of shape {list(shape)}"
+            axes = f" with {' or '.join(map(str, ndims))} axes" if ndims else ""
+            raise InputError(f"{path}: {name} is {what}, and an array of numbers{axes} is expected there.")
+        if getattr(found, "is_virtual", False) or getattr(found, "external", None):
+            other_files(found.file, os.path.abspath(found.file.filename), found.name)
+        return found
+    return None
