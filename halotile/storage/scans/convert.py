@@ -20,6 +20,7 @@ from halotile.storage.grid import Region
 from halotile.storage.scans.counts import PatternCounts, blank_remarks
 from halotile.storage.scans.formats import opened_scan
 from halotile.storage.scans.framing import Framing, ShiftedPatterns, framed, shifted_scan
+from halotile.storage.scans.hdf5 import reading
 from halotile.storage.scans.known import KnownValues
 from halotile.storage.scans.scan import (
     MARK,
@@ -127,7 +128,7 @@ def _write_group(
 
     def copied(order: NDArray[np.int64]) -> tuple[PatternCounts, NDArray[np.float32]]:
         seen = PatternCounts(patterns.shape, scan.mask, framing, leaves_negative_out=leaves_negative_out)
-        return seen, _write_patterns(part, patterns, seen, order, framing, report)
+        return seen, _write_patterns(part, patterns, seen, order, framing, source, report)
 
     order = along_curve(scan.positions)
     seen, maximum = copied(order)
@@ -212,12 +213,14 @@ def _write_patterns(
     seen: PatternCounts,
     order: NDArray[np.int64],
     framing: Framing,
+    source: str,
     report: Callable[[int, int], None],
 ) -> NDArray[np.float32]:
     """Write the patterns shard by shard, in the order of the curve, and return the maximum of each pixel."""
     count = len(order)
     rows, columns = framing.windows(*patterns.shape[1:])
-    recorded = np.asarray(patterns[:1, rows, columns])
+    with reading(source):
+        recorded = np.asarray(patterns[:1, rows, columns])
     if recorded.dtype.kind not in "uif":
         raise InputError(
             f"the patterns are {recorded.dtype.name}, which are no counts. Name an array of numbers: --patterns"
@@ -237,7 +240,9 @@ def _write_patterns(
     for start in range(0, count, shard):
         numbers = order[start : start + shard]
         rising = np.sort(numbers)
-        read = seen.cleaned(np.asarray(patterns[rising, rows, columns]), rising)
+        with reading(source):
+            read = np.asarray(patterns[rising, rows, columns])
+        read = seen.cleaned(read, rising)
         pixels = framing.binned(read)[np.searchsorted(rising, numbers)]
         if dtype.kind in "ui" and pixels.max() > np.iinfo(dtype).max:
             raise InputError(

@@ -64,18 +64,6 @@ def opened_scan(path: str, known: KnownValues = KnownValues()) -> Iterator[Found
         yield found
 
 
-class _CheckedPatterns:
-    """Patterns whose errors name the file."""
-
-    def __init__(self, patterns: Any, path: str) -> None:
-        self.patterns, self.path, self.shape = patterns, path, tuple(patterns.shape)
-
-    def __getitem__(self, index: tuple[Any, slice, slice]) -> Any:
-        """Parts of some patterns."""
-        with reading(self.path):
-            return np.asarray(self.patterns[index])
-
-
 def _found(container: Any, path: str, known: KnownValues) -> FoundScan:
     has_names = hasattr(container, "keys") and known.patterns is None
     is_cxi = has_names and (path.endswith(".cxi") or holds_scan(container))
@@ -96,11 +84,7 @@ def _found(container: Any, path: str, known: KnownValues) -> FoundScan:
     if not len(found.scan.positions):
         raise InputError(f"{path} has no patterns: nothing was recorded, or another dataset has them.")
     _check_extent(found.scan, path)
-    return replace(
-        found,
-        patterns=_CheckedPatterns(found.patterns, path),
-        scan=_with_probe(found, container, path, known),
-    )
+    return replace(found, scan=_with_probe(found, container, path, known))
 
 
 def _check_extent(scan: Scan, path: str) -> None:

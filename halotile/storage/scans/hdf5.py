@@ -95,7 +95,7 @@ def reading(path: str) -> Iterator[None]:
         raise read_error(f"{path}: it cannot be read", error) from error
 
 
-def dataset_in(file: Any, *names: str, kinds: str = "biuf", ndims: Sequence[int] = ()) -> Any | None:
+def dataset_in(file: Any, *names: str, kinds: str = "biuf", shape: Sequence[int | None] | None = None) -> Any:
     """The first dataset that an HDF5 file or a Zarr group has under some names; None where there is none.
 
     Parameters
@@ -106,30 +106,41 @@ def dataset_in(file: Any, *names: str, kinds: str = "biuf", ndims: Sequence[int]
         Names of which one is expected.
     kinds : str
         Kinds of NumPy types that it may have; empty: any.
-    ndims : sequence of int
-        Numbers of axes that it may have; empty: any.
+    shape : sequence of int or None, optional
+        Lengths of its axes; None: any.
 
     Raises
     ------
     InputError
-        When something else has that name, or some of its numbers are in a file that is missing.
+        When something else has that name, or some of it is in a file that is missing.
     """
-    path = getattr(file, "filename", None) or getattr(file, "store_path", "")
+    is_hdf5 = hasattr(file, "filename")
+    path = os.path.abspath(file.filename) if is_hdf5 else file.store_path
     for name in names:
         found = file.get(name)  # None also for a link that leads nowhere
         if found is None:
-            link = file.get(name, getlink=True) if name in file and hasattr(file, "filename") else None
-            if target := getattr(link, "filename", None):
+            link = file.get(name, getlink=True) if is_hdf5 and name in file else None
+            if missing := getattr(link, "filename", None):
                 raise InputError(
-                    f"{path}: {name} is in another file, {target}, which cannot be opened. Put it there."
+                    f"{path}: {name} is in another file, {missing}, which cannot be opened. Put it there."
                 )
             continue
-        shape = getattr(found, "shape", None)
-        if shape is None or (kinds and found.dtype.kind not in kinds) or (ndims and len(shape) not in ndims):
-            what = "no array" if shape is None else f"{found.dtype} of shape {list(shape)}"
-            axes = f" with {' or '.join(map(str, ndims))} axes" if ndims else ""
-            raise InputError(f"{path}: {name} is {what}, and an array of numbers{axes} is expected there.")
-        if getattr(found, "is_virtual", False) or getattr(found, "external", None):
+        lengths = getattr(found, "shape", None)
+        if (
+            lengths is None
+            or (kinds and found.dtype.kind not in kinds)
+            or (
+                shape
+                and (
+                    len(shape) != len(lengths)
+                    or any(n not in (None, m) for n, m in zip(shape, lengths, strict=True))
+                )
+            )
+        ):
+            what = "no array" if lengths is None else f"{found.dtype} of shape {list(lengths)}"
+            wanted = f" of shape ({', '.join('n' if n is None else str(n) for n in shape)})" if shape else ""
+            raise InputError(f"{path}: {name} is {what}, and an array of numbers{wanted} is expected there.")
+        if is_hdf5 and (found.is_virtual or found.external):
             other_files(found.file, os.path.abspath(found.file.filename), found.name)
         return found
     return None

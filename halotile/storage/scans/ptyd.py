@@ -66,16 +66,11 @@ def read_ptyd(file: Any, known: KnownValues) -> tuple[Scan, JoinedPatterns]:
         When something is missing, or patterns differ in shape.
     """
     chunks = sorted(filter(str.isdecimal, file["chunks"]), key=int)
-    data = [_of_chunk(file, chunk, "data", (3,)) for chunk in chunks]
-    if different := {each.shape[1:] for each in data} - {data[0].shape[1:]}:
-        raise InputError(f"{file.filename}: patterns have shapes {data[0].shape[1:]} and {different.pop()}.")
-    patterns = JoinedPatterns(data)
-    places = [np.asarray(_of_chunk(file, chunk, "positions", (2,))[()], np.float64) for chunk in chunks]
-    if different := {each.shape[1:] for each in places} - {places[0].shape[1:]}:
-        raise InputError(
-            f"{file.filename}: positions have {places[0].shape[1]} and {different.pop()[0]} columns."
-        )
-    positions = np.concatenate(places)
+    pattern = _of_chunk(file, chunks[0], "data", (None, None, None)).shape[1:]
+    patterns = JoinedPatterns([_of_chunk(file, chunk, "data", (None, *pattern)) for chunk in chunks])
+    columns = _of_chunk(file, chunks[0], "positions", (None, None)).shape[1]
+    places = [_of_chunk(file, chunk, "positions", (None, columns))[()] for chunk in chunks]
+    positions = np.concatenate(places).astype(np.float64)
     height, width = known.pixel or _meta(file, "psize", 2)
     scan = Scan(
         known.wavelength or wavelength_of(1e3 * _meta(file, "energy")[0]),
@@ -83,7 +78,7 @@ def read_ptyd(file: Any, known: KnownValues) -> tuple[Scan, JoinedPatterns]:
         (float(height), float(width)),
         known.placed(positions),
         np.arange(len(positions)),
-        mask=known.without_pixels(_mask(file, chunks, patterns.shape[1:], known), patterns.shape[1:]),
+        mask=known.without_pixels(_mask(file, chunks, pattern, known), pattern),
         angles=known.angles,
     )
     scan.check(patterns.shape, file.filename)
@@ -92,22 +87,16 @@ def read_ptyd(file: Any, known: KnownValues) -> tuple[Scan, JoinedPatterns]:
 
 def center_of(file: Any) -> tuple[int, int] | None:
     """The pixel of the beam, where the file says it and it is not the middle."""
-    if "meta/center" not in file:
-        return None
     said = dataset_in(file, "meta/center", kinds="")
-    if said is not None and said.dtype.kind in "OSU":
-        if said[()] in (b"fftshift", "fftshift"):  # the middle, in ptypy's word
-            return None
-        raise InputError(
-            f"{file.filename}: meta/center is {said[()]!r}, and it is the pixel of the beam or fftshift."
-        )
+    if said is None or (said.dtype.kind in "OS" and said[()] == b"fftshift"):  # the middle, in ptypy's word
+        return None
     center = [round(value) for value in _meta(file, "center", 2)]
-    shape = _of_chunk(file, "0", "data", (3,)).shape[1:]
+    shape = _of_chunk(file, "0", "data", (None, None, None)).shape[1:]
     return None if center == [n // 2 for n in shape] else (center[0], center[1])
 
 
-def _of_chunk(file: Any, chunk: str, name: str, ndims: tuple[int, ...]) -> Any:
-    if (found := dataset_in(file, f"chunks/{chunk}/{name}", ndims=ndims)) is None:
+def _of_chunk(file: Any, chunk: str, name: str, shape: tuple[int | None, ...]) -> Any:
+    if (found := dataset_in(file, f"chunks/{chunk}/{name}", shape=shape)) is None:
         raise InputError(
             f"{file.filename}: there is no chunks/{chunk}/{name}, or a file that it links is not there."
         )
@@ -131,16 +120,15 @@ def _mask(
     """True where the weight is above 0 in every pattern."""
     if known.good or known.bad_images:
         return mask_of(file, file.filename, known)
-    weights = [dataset_in(file, f"chunks/{chunk}/weights") for chunk in chunks]
-    if weights := [weight for weight in weights if weight is not None and weight.ndim == 3]:
-        counts = np.ones(pattern, bool)
-        for weight in weights:
-            if weight.shape[1:] != pattern:
-                raise InputError(
-                    f"{file.filename}: weights have shape {weight.shape[1:]}, and patterns {pattern}."
-                )
-            for number in range(len(weight)):
-                counts &= weight[number] > 0
+    counts = None
+    for chunk in chunks:
+        name = f"chunks/{chunk}/weights"
+        weight = dataset_in(file, name, kinds="")
+        if weight is not None and weight.ndim == 3:
+            counts = np.ones(pattern, bool) if counts is None else counts
+            for frame in dataset_in(file, name, shape=(None, *pattern)):
+                counts &= frame > 0
+    if counts is not None:
         return counts
     for name in ("meta/weight2d", "info/weight2d"):
         found = dataset_in(file, name, kinds="")

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from halotile.errors import DamagedData, InputError
 from halotile.storage.arrays import Source, open_source
-from halotile.storage.run_directory.validation import ValueCheck, fits, is_amount, is_count, is_text
 from halotile.storage.scans.hdf5 import dataset_in, reading
 from halotile.storage.sharded.output import stored_digest
 
@@ -34,14 +33,6 @@ ARRAYS = {
 OPTIONAL = tuple(ARRAYS)[2:]
 SHARDS = "shards"
 """Attribute with the digest of the files of the patterns."""
-_ATTRIBUTES: dict[str, ValueCheck] = {
-    "wavelength": is_amount,
-    "distance": is_amount,
-    "pixel": lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_amount, value)),
-    "full": is_count,
-    "remarks": lambda rows: isinstance(rows, list) and all(map(_is_remark, rows)),
-    SHARDS: is_text,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,10 +136,6 @@ class Scan:
             raise InputError(f"{path}: the background has values below 0.")
 
 
-def _is_remark(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(is_text, value))
-
-
 def is_scan(path: str | Path) -> bool:
     """Return True for the group of a scan."""
     try:
@@ -165,15 +152,11 @@ def open_summary(path: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     _, patterns = open_scan(path)
     with reading(path):
         group = zarr.open_group(path, mode="r")
-        found = [dataset_in(group, name, kinds="f", ndims=[2]) for name in (MEAN, MAXIMUM)]
-        mean, maximum = (None if each is None else each[:] for each in found)
-    if mean is None or maximum is None:
-        raise InputError(
-            f"{path} is of an earlier halotile, which did not keep the mean of the patterns. Convert it again."
-        )
+        found = [dataset_in(group, name, kinds="f") for name in (MEAN, MAXIMUM)]
+        mean, maximum = (np.zeros(0, np.float32) if each is None else each[:] for each in found)
     if {mean.shape, maximum.shape} != {patterns.shape[1:]}:
-        raise DamagedData(
-            f"{path}: its mean or maximum has another shape than its patterns. Convert it again."
+        raise InputError(
+            f"{path} is of an earlier halotile, which did not keep the mean of the patterns, or it is damaged. Convert it again."
         )
     return mean, maximum
 
@@ -197,24 +180,27 @@ def open_scan(path: str) -> tuple[Scan, Source]:
     with reading(path):
         group = zarr.open_group(path, mode="r")
         attributes: dict[str, Any] = dict(group.attrs)
-        found = {name: dataset_in(group, name, kinds=kind, ndims=[n]) for name, (kind, n) in ARRAYS.items()}
+        found = {
+            name: dataset_in(group, name, kinds=kind, shape=[None] * n) for name, (kind, n) in ARRAYS.items()
+        }
         arrays = {name: array[:] for name, array in found.items() if array is not None}
     if attributes[MARK] != VERSION:
         raise InputError(
             f"{path} is a scan of version {attributes[MARK]}, and this halotile reads {VERSION}. Convert it again."
         )
-    needed = {"positions", "numbers", "wavelength", "distance", "pixel"}
-    if not needed <= arrays.keys() | attributes.keys() or not fits(attributes, _ATTRIBUTES):
-        raise DamagedData(f"{path}: its attributes or arrays are damaged. Convert the scan again.")
-    scan = Scan(
-        attributes["wavelength"],
-        attributes["distance"],
-        (attributes["pixel"][0], attributes["pixel"][1]),
-        angles=attributes.get("angles", False),
-        full=attributes.get("full", 0),
-        remarks=tuple((label, text) for label, text in attributes.get("remarks", ())),
-        **arrays,
-    )
+    try:
+        height, width = map(float, attributes["pixel"])
+        scan = Scan(
+            float(attributes["wavelength"]),
+            float(attributes["distance"]),
+            (height, width),
+            angles=bool(attributes.get("angles")),
+            full=int(attributes.get("full", 0)),
+            remarks=tuple((str(label), str(text)) for label, text in attributes.get("remarks", ())),
+            **arrays,
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise DamagedData(f"{path}: its attributes are damaged. Convert the scan again.") from None
     folder = f"{path.rstrip('/')}/{PATTERNS}"
     patterns = open_source(folder)
     scan.check(patterns.shape, path)
