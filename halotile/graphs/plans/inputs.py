@@ -57,7 +57,7 @@ def check_whole(path: str) -> None:
                     f"{output} is the output of a run that has {remaining:,} of {counted(journal.total, 'block')} left to do. "
                     f"`recon-cli resume {shlex.quote(str(output))}` finishes it; move {directory.path} away to read it as it is."
                 )
-            stored_digest(output)
+        stored_digest(output)
 
 
 def kept_bytes(sources: Iterable[Source | StoredArray], most: int | None = None) -> int:
