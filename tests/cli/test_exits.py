@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -31,6 +32,13 @@ CODES: list[tuple[type[BaseException], int]] = [
 @pytest.mark.parametrize(("kind", "code"), CODES, ids=[kind.__name__ for kind, _ in CODES])
 def test_an_error_has_its_exit_code(kind: type[BaseException], code: int) -> None:
     assert exit_code(kind("why")) == code
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_a_refusal_whoever_writes(number: int) -> None:
+    error = OSError(number, os.strerror(number), "e.png")
+    assert exit_code(error) == exits.REFUSED
+    assert message_of(error) == f"error: the disk ran full ({error}). Free some space and run again."
 
 
 def test_every_error_of_the_tree_is_in_the_table() -> None:

@@ -55,7 +55,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     out.write_text("old")
     with pytest.raises(ValueError, match="odd"):
         write(out, error=ValueError("odd"))
-    with pytest.raises(DiskRefused, match=r"the disk is full: .*out cannot be written"):
+    with pytest.raises(DiskRefused, match=r"the disk ran full: .*out cannot be written"):
         write(out, error=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with pytest.raises(OutputRefused):
         write(out, check=Mock(side_effect=[None, OutputRefused("something stands there")]))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ import tifffile
 import zarr
 from numpy.typing import NDArray
 
-from halotile.errors import DamagedData
+from halotile.errors import DamagedData, DiskRefused
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
 from halotile.storage.images import tiff_export
@@ -172,6 +175,19 @@ def test_damage_during_export_leaves_the_old_file_only(tmp_path: Path) -> None:
         write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "a.zarr"), {}, None))
     assert (tmp_path / "a.tif").read_bytes() == b"before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tif", "a.zarr"]
+
+
+def test_a_disk_without_room_for_the_scratch_file_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "a.npy", image((1200, 700)))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=full))
+    with pytest.raises(
+        DiskRefused, match=r"the disk ran full: .*a\.tif cannot be written .* Free some space and run again"
+    ):
+        write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "a.npy"), {}, None))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npy"]
 
 
 def test_progress_increases_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

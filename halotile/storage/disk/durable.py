@@ -285,7 +285,7 @@ def refusing_full(problem: str, remedy: str = "Free some space and run again.") 
     except OSError as error:
         if isinstance(error, HalotileError) or not is_full(error):
             raise
-        raise DiskRefused(f"the disk is full: {problem}. {remedy}") from error
+        raise DiskRefused(f"the disk ran full: {problem} ({error}). {remedy}") from error
 
 
 DISK = Disk()

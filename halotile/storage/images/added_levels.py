@@ -33,7 +33,7 @@ from halotile.errors import (
     OutputRefused,
 )
 from halotile.storage.arrays import Source, open_source
-from halotile.storage.disk.durable import DISK, Disk, is_full
+from halotile.storage.disk.durable import DISK, Disk, refusing_full
 from halotile.storage.formats.zarr import open_array
 from halotile.storage.grid import Grid, Region
 from halotile.storage.images.level_metadata import LevelMetadata, encode, open_metadata
@@ -94,7 +94,11 @@ def add_levels(
     refuse_unfinished(group)
     if (holder := work.is_running()) is not None:
         raise OutputInUse(f"{group}: {describe(holder)} adds its levels. Wait until it ends.")
-    with work.lock():
+    full = (
+        f"the levels of {group} cannot be written",
+        "Free some space and run again: the levels so far are kept, hidden in the image.",
+    )
+    with refusing_full(*full), work.lock():
         image = _Image.read(group, disk)
         try:
             if image.missing:
@@ -102,11 +106,7 @@ def add_levels(
         except (ConfigError, InputError, OSError) as error:
             if isinstance(error, HalotileError) and not isinstance(error, InputUnreadable | OutputRefused):
                 disk.remove_tree(work.path)  # with this image there is nothing to go on
-            if not (isinstance(error, OSError) and is_full(error)):
-                raise
-            raise DiskRefused(
-                f"{group}: the disk is full. Free some space and run again: the levels so far are kept, hidden in the image."
-            ) from error
+            raise
         disk.remove_tree(work.path)
     return image.outcome
 
