@@ -13,7 +13,6 @@ from halotile.errors import (
     Stopped,
     WeightsError,
 )
-from halotile.storage.disk.durable import is_full
 
 OK = 0
 FAILED = 1
@@ -54,8 +53,6 @@ def exit_code(error: BaseException) -> int:
     """
     if _is_dask_settings_error(error):
         return USAGE
-    if isinstance(error, OSError) and is_full(error):
-        return REFUSED
     return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
 
 
@@ -68,8 +65,6 @@ def message_of(error: BaseException, *, resumable: bool = False) -> str:
         return str(error)
     if isinstance(error, HalotileError):
         return f"error: {error}"
-    if isinstance(error, OSError) and is_full(error):
-        return f"error: the disk ran full ({error}). Free some space and run again."
     if isinstance(error, MemoryError):
         return (
             "error: this takes more memory than was free when it began. An input that is far smaller is damaged: restore it from "

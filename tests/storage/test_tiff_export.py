@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,6 +15,7 @@ import pytest
 import tifffile
 import zarr
 from numpy.typing import NDArray
+from PIL import Image
 
 from halotile.errors import DamagedData, DiskRefused
 from halotile.storage.arrays import open_source
@@ -188,6 +191,21 @@ def test_a_disk_without_room_for_the_scratch_file_is_told(
     ):
         write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "a.npy"), {}, None))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npy"]
+
+
+def test_a_header_that_promises_too_much_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.fromarray(image((20, 30), "uint8")).save(tmp_path / "a.png")
+    content = bytearray((tmp_path / "a.png").read_bytes())
+    content[16:24] = struct.pack(">II", 60_000, 60_000)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    (tmp_path / "a.png").write_bytes(content)
+    reserve = Mock()
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    with pytest.raises(DamagedData):
+        write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "a.png"), {}, None))
+    reserve.assert_not_called()
 
 
 def test_progress_increases_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,9 @@ def replacing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[
     check()
     place = path.absolute()
     check_parents(place, "the path")
-    work, run = RunDirectory(place.with_name(f".{place.name}{PARTIAL}")), RunDirectory.beside(place)
-    with refusing_full(f"{path} cannot be written"), work.lock(is_scratch=True):
+    run = RunDirectory.beside(place)
+    work = RunDirectory(place.with_name(f".{place.name}{PARTIAL}"), is_scratch=True)
+    with refusing_full(f"{path} cannot be written"), work.lock():
         work.forget_state()  # of a call that was killed
         work.state_path.mkdir()
         made = work.state_path / "made"

@@ -76,6 +76,10 @@ class NextLevel:
 
     def add(self, index: tuple[int, ...], part: Region, pixels: Pixels) -> None:
         """Add the means of a part of one plane, which begins at even rows and columns."""
+        if (
+            not self.path.exists()
+        ):  # only once a part of the image could be read: its header may promise anything
+            self.make()
         # Opened anew for each part, or the whole file would count as memory of this process.
         array = np.lib.format.open_memmap(self.path, "r+")
         array[index][coarser(part, _HALF).slices] = halve_to(pixels, _HALF, self.dtype, self.nodata)

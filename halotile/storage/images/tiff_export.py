@@ -134,7 +134,6 @@ def _levels(
         following = None
         if len(stored) <= number < len(shapes) - 1:
             following = NextLevel(scratch / f"{number}.npy", planes, dtype, nodata)
-            following.make()
 
         def tick_of_all(done: float, number: int = number) -> None:
             tick((sum(pixels[:number]) + done * pixels[number]) / sum(pixels))

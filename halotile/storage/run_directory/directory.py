@@ -43,10 +43,13 @@ class RunDirectory:
         The directory.
     disk : Disk
         Disk to write with.
+    is_scratch : bool
+        True: its lock removes it at the end.
     """
 
     path: Path
     disk: Disk = DISK
+    is_scratch: bool = False
 
     @property
     def job_path(self) -> Path:
@@ -276,11 +279,7 @@ class RunDirectory:
 
     @contextmanager
     def lock(
-        self,
-        patience_seconds: float = LOCK_SECONDS,
-        cut_short: Callable[[], bool] = never,
-        *,
-        is_scratch: bool = False,
+        self, patience_seconds: float = LOCK_SECONDS, cut_short: Callable[[], bool] = never
     ) -> Iterator[None]:
         """Be the only driver of this run inside the context.
 
@@ -290,8 +289,6 @@ class RunDirectory:
             Maximum time to wait for another driver.
         cut_short : callable
             Callback that returns True to end the wait early.
-        is_scratch : bool
-            Remove the directory at the end.
 
         Raises
         ------
@@ -317,7 +314,7 @@ class RunDirectory:
                     "Put it back and run again to continue, or run with output.overwrite: true to start over."
                 ) from error
             finally:
-                if is_scratch:
+                if self.is_scratch:
                     self.disk.remove_tree(self.path)
 
     @contextmanager

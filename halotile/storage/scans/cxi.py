@@ -25,13 +25,8 @@ SHORTEST = 1e-13
 """Wavelength in metres of photons and electrons that no scan is made with."""
 ALIKE = 1.02
 """Largest ratio of two values that stand for one."""
-OPTIONS = {
-    "energy": ("wavelength", "--energy"),
-    "wavelength": ("wavelength", "--energy"),
-    "distance": ("distance", "--distance"),
-    "_pixel_size": ("pixel size", "--pixel"),
-}
-"""What a value of a file gives, and the option for it, by the end of its name there."""
+OPTIONS = {"energy": "--energy", "distance": "--distance", "_pixel_size": "--pixel"}
+"""Options with which a value is given that a file lacks, by the end of its name there."""
 
 
 def encode_cxi(
@@ -103,9 +98,7 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
     InputError
         When something is missing, with its name.
     """
-    names = f"{ENTRY}/data_1/data", f"{DETECTOR}/data"
-    if (patterns := dataset_in(file, *names, kinds="")) is None:
-        raise _missing(file, names[0])
+    patterns = _first(file, f"{ENTRY}/data_1/data", f"{DETECTOR}/data", kinds="")
     is_module = patterns.ndim == 4 and patterns.shape[1] == 1  # one of a detector
     if is_module:
         patterns = FirstModule(patterns)
@@ -129,7 +122,7 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
     named = known.without_pixels(named, patterns.shape[1:])
     scan = Scan(
         known.wavelength or _wavelength(file),
-        known.distance or _number(file, f"{DETECTOR}/distance"),
+        known.distance or _alike(file, _first(file, f"{DETECTOR}/distance")),
         (float(pixel[0]), float(pixel[1])),
         positions,
         np.arange(len(positions)),
@@ -150,10 +143,15 @@ def _of_detector(file: Any, name: str, is_module: bool) -> NDArray[Any] | None:
     return array[..., 0, :, :] if is_module and array.ndim > 2 and array.shape[-3] == 1 else array
 
 
+def _first(file: Any, *names: str, kinds: str = "biuf") -> Any:
+    if (found := dataset_in(file, *names, kinds=kinds)) is None:
+        raise _missing(file, names[0])
+    return found
+
+
 def _missing(file: Any, name: str) -> InputError:
-    remedy = next(
-        (f" Write it as {option}." for end, (_, option) in OPTIONS.items() if name.endswith(end)), ""
-    )
+    option = next((flag for end, flag in OPTIONS.items() if name.endswith(end)), None)
+    remedy = f" Write it as {option}." if option else ""
     return InputError(f"{file.filename} has no {name}, which a scan in a CXI file has.{remedy}")
 
 
@@ -164,24 +162,31 @@ def _shot(file: Any, name: str) -> NDArray[Any] | None:
     return None if found is None else np.asarray(found[()], np.float64)
 
 
-def _number(file: Any, name: str, missing: float | None = None) -> float:
-    """A value that may be there for each pattern; ``missing`` where there is none."""
-    if (found := dataset_in(file, name)) is None:
-        if missing is None:
-            raise _missing(file, name)
-        return missing
-    values = np.asarray(found[()], np.float64)
-    if abs(values).max() > ALIKE * abs(values).min():
-        what, option = next(of for end, of in OPTIONS.items() if name.endswith(end))
-        raise InputError(
-            f"{file.filename}: {name} is from {values.min():g} to {values.max():g}, and all patterns of a scan have one {what}. "
-            f"Write the one that is right as {option}, or leave out the others in the file."
-        )
-    return float(values.mean())
+def _of_source(file: Any, name: str) -> float:
+    """A value of the source; 0 where it is not known."""
+    found = dataset_in(file, f"{SOURCE}/{name}")
+    return 0.0 if found is None else _alike(file, found)
+
+
+def _alike(file: Any, dataset: Any) -> float:
+    """A number, of any shape: it may be there for each pattern."""
+    values, name = np.asarray(dataset[()], np.float64), dataset.name.strip("/")
+    if values.size and not abs(values).max() > ALIKE * abs(values).min():
+        return float(values.mean())
+    kind, option = next(
+        ((end.strip("_"), option) for end, option in OPTIONS.items() if name.endswith(end)),
+        ("wavelength", "--energy"),
+    )
+    kind = "wavelength" if kind == "energy" else kind.replace("_", " ")
+    said = f"from {values.min():g} to {values.max():g}" if values.size else "empty"
+    raise InputError(
+        f"{file.filename}: {name} is {said}, and all patterns of a scan have one {kind}. "
+        f"Write the one that is right as {option}, or leave out the others in the file."
+    )
 
 
 def _wavelength(file: Any) -> float:
-    said, energy = (_number(file, f"{SOURCE}/{name}", 0.0) for name in ("wavelength", "energy"))
+    said, energy = (_of_source(file, name) for name in ("wavelength", "energy"))
     by_energy = [wavelength_of(energy / CHARGE, electrons=each) for each in (False, True) if energy > 0]
     if not said and not by_energy:
         raise _missing(file, f"{SOURCE}/wavelength or {SOURCE}/energy")
@@ -207,7 +212,9 @@ def _basis(file: Any, known: KnownValues) -> NDArray[np.float64]:
                 f"{file.filename}: a basis vector of the detector has no length, or not three parts: mend {DETECTOR}/basis_vectors."
             )
         return basis
-    height, width = known.pixel or (_number(file, f"{DETECTOR}/{axis}_pixel_size") for axis in "yx")
+    height, width = known.pixel or (
+        _alike(file, _first(file, f"{DETECTOR}/{axis}_pixel_size")) for axis in "yx"
+    )
     return np.array([[0, -width], [-height, 0], [0, 0]])
 
 

@@ -49,7 +49,7 @@ def check_result_place(path: Path) -> None:
 
 def _is_own(path: Path) -> bool:
     """True for a result as halotile writes it: others may have an object and a probe as well."""
-    with suppress(InputError), opened(str(path)) as file:
+    with suppress(InputError), opened(str(path)) as file, reading(str(path)):
         return StartValues.OF_RESULTS["first_pixel"] in file
     return False
 
@@ -58,7 +58,7 @@ def is_result(path: str) -> bool:
     """Return True for a CXI file with an object and a probe."""
     if not path.endswith(SUFFIXES) or not Path(path).is_file():
         return False
-    with opened(path) as file:
+    with opened(path) as file, reading(path):
         return all(name in file for name in IMAGES)
 
 
@@ -104,12 +104,12 @@ def read_result(path: str) -> ScanResult:
     """Read the result of a job; errors as of :func:`export_result`."""
     _check_result(path)
     with opened(path) as file, reading(path):
-        first = _values(file, f"{PROCESS}/first_pixel", None, 2)
-        image, probe = (_values(file, name, *[None] * len(axes)) for name, axes in IMAGES.items())
+        first = _values(file, f"{PROCESS}/first_pixel", 2, (2,))
+        image, probe = (_values(file, name, len(axes)) for name, axes in IMAGES.items())
         middle = np.array(probe.shape[-2:]) / 2
         start, stop = (first.min(0) + middle).astype(int), (first.max(0) + middle).astype(int) + 1
         before, after = (
-            _values(file, f"entry_1/sample_1/geometry_1/{name}", None, 3)[:, 1::-1]
+            _values(file, f"entry_1/sample_1/geometry_1/{name}", 2, (3,))[:, 1::-1]
             for name in ("translation_before", "translation")
         )
         rings = {name: file[f"{PROCESS}/{name}"][()] for name in RINGS if f"{PROCESS}/{name}" in file}
@@ -117,7 +117,7 @@ def read_result(path: str) -> ScanResult:
             image,
             probe,
             _pixel(file),
-            _values(file, "loss", None),
+            _values(file, "loss", 1),
             before,
             after,
             (slice(start[0], stop[0]), slice(start[1], stop[1])),
@@ -161,12 +161,10 @@ def _check_result(path: str) -> None:
         raise InputError(f"{path} has no object and probe: it is no result of a ptychography job.")
 
 
-def _values(file: Any, name: str, *shape: int | None) -> NDArray[Any]:
-    found = dataset_in(file, name, kinds="iufc", shape=shape)
+def _values(file: Any, name: str, ndim: int, tail: tuple[int, ...] = ()) -> NDArray[Any]:
+    found = dataset_in(file, name, kinds="iufc", ndim=ndim, tail=tail)
     if found is None or not found.size:
-        raise InputError(
-            f"{file.filename} has no {name}, or nothing in it. Write the path of a result as it was written."
-        )
+        raise InputError(f"{file.filename} has no {name}, or nothing in it: it is no result of a job.")
     return np.asarray(found[()])
 
 
@@ -174,9 +172,7 @@ def _pixel(file: Any) -> tuple[float, float]:
     """Size of a pixel of the object in metres."""
     height, width = np.broadcast_to(file["entry_1/image_1"].attrs["pixel_size"], 2).tolist()
     if not (isinstance(height, float) and 0 < height < math.inf and 0 < width < math.inf):
-        raise InputError(
-            f"{file.filename}: pixel_size of entry_1/image_1 is {height}, {width}, and these are lengths in metres."
-        )
+        raise InputError(f"{file.filename}: pixel_size of entry_1/image_1 is {height}, {width}: no lengths.")
     return height, width
 
 

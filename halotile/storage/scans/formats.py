@@ -60,31 +60,29 @@ def opened_scan(path: str, known: KnownValues = KnownValues()) -> Iterator[Found
     """
     with container_of(path) as container:
         with reading(path):
-            found = _found(container, path, known)
+            has_names = hasattr(container, "keys") and known.patterns is None
+            is_cxi = has_names and (path.endswith(".cxi") or holds_scan(container))
+            if (is_cxi or (has_names and is_ptyd(container))) and (known.positions or known.step):
+                raise ConfigError(
+                    f"{path} says where the beam was. Leave --positions and --step out, or name --patterns as well: then nothing else is read of it."
+                )
+            if known.positions_last and has_names and (is_cxi or is_ptyd(container)):
+                raise ConfigError(
+                    f"{path} has its positions first. Leave --positions-last out, or name --patterns as well."
+                )
+            if is_cxi:
+                found = FoundScan(*read_cxi(container, known))
+            elif has_names and is_ptyd(container):
+                found = FoundScan(*read_ptyd(container, known), center_of(container))
+            else:
+                found = FoundScan(*read_named(container, path, known))
+            if not len(found.scan.positions):
+                raise InputError(
+                    f"{path} has no patterns: nothing was recorded, or another dataset has them."
+                )
+            _check_extent(found.scan, path)
+            found = replace(found, scan=_with_probe(found, container, path, known))
         yield found
-
-
-def _found(container: Any, path: str, known: KnownValues) -> FoundScan:
-    has_names = hasattr(container, "keys") and known.patterns is None
-    is_cxi = has_names and (path.endswith(".cxi") or holds_scan(container))
-    if (is_cxi or (has_names and is_ptyd(container))) and (known.positions or known.step):
-        raise ConfigError(
-            f"{path} says where the beam was. Leave --positions and --step out, or name --patterns as well: then nothing else is read of it."
-        )
-    if known.positions_last and has_names and (is_cxi or is_ptyd(container)):
-        raise ConfigError(
-            f"{path} has its positions first. Leave --positions-last out, or name --patterns as well."
-        )
-    if is_cxi:
-        found = FoundScan(*read_cxi(container, known))
-    elif has_names and is_ptyd(container):
-        found = FoundScan(*read_ptyd(container, known), center_of(container))
-    else:
-        found = FoundScan(*read_named(container, path, known))
-    if not len(found.scan.positions):
-        raise InputError(f"{path} has no patterns: nothing was recorded, or another dataset has them.")
-    _check_extent(found.scan, path)
-    return replace(found, scan=_with_probe(found, container, path, known))
 
 
 def _check_extent(scan: Scan, path: str) -> None:

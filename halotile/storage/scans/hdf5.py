@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,9 @@ def reading(path: str) -> Iterator[None]:
         raise read_error(f"{path}: it cannot be read", error) from error
 
 
-def dataset_in(file: Any, *names: str, kinds: str = "biuf", shape: Sequence[int | None] | None = None) -> Any:
+def dataset_in(
+    file: Any, *names: str, kinds: str = "biuf", ndim: int | None = None, tail: tuple[int, ...] = ()
+) -> Any:
     """The first dataset that an HDF5 file or a Zarr group has under some names; None where there is none.
 
     Parameters
@@ -106,8 +108,10 @@ def dataset_in(file: Any, *names: str, kinds: str = "biuf", shape: Sequence[int 
         Names of which one is expected.
     kinds : str
         Kinds of NumPy types that it may have; empty: any.
-    shape : sequence of int or None, optional
-        Lengths of its axes; None: any.
+    ndim : int, optional
+        Number of its axes.
+    tail : tuple of int
+        Lengths of the last axes.
 
     Raises
     ------
@@ -121,25 +125,18 @@ def dataset_in(file: Any, *names: str, kinds: str = "biuf", shape: Sequence[int 
         if found is None:
             link = file.get(name, getlink=True) if is_hdf5 and name in file else None
             if missing := getattr(link, "filename", None):
-                raise InputError(
-                    f"{path}: {name} is in another file, {missing}, which cannot be opened. Put it there."
-                )
+                raise InputError(f"{path}: {name} is in another file, {missing}, which cannot be opened.")
             continue
-        lengths = getattr(found, "shape", None)
-        if (
-            lengths is None
-            or (kinds and found.dtype.kind not in kinds)
-            or (
-                shape
-                and (
-                    len(shape) != len(lengths)
-                    or any(n not in (None, m) for n, m in zip(shape, lengths, strict=True))
-                )
+        shape = getattr(found, "shape", None)
+        is_right = (
+            shape is not None and ndim in (None, len(shape)) and shape[len(shape) - len(tail) :] == tail
+        )
+        if not is_right or (kinds and found.dtype.kind not in kinds):
+            what = "no array" if shape is None else f"{found.dtype} of shape {list(shape)}"
+            axes = (
+                "" if ndim is None else f" with {ndim} axes" + (f", the last of {list(tail)}" if tail else "")
             )
-        ):
-            what = "no array" if lengths is None else f"{found.dtype} of shape {list(lengths)}"
-            wanted = f" of shape ({', '.join('n' if n is None else str(n) for n in shape)})" if shape else ""
-            raise InputError(f"{path}: {name} is {what}, and an array of numbers{wanted} is expected there.")
+            raise InputError(f"{path}: {name} is {what}, and an array of numbers{axes} is expected there.")
         if is_hdf5 and (found.is_virtual or found.external):
             other_files(found.file, os.path.abspath(found.file.filename), found.name)
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,9 +175,8 @@ def small_array(container: Any, path: str, name: str) -> NDArray[Any]:
     if name.endswith(FILES) and not (hasattr(container, "keys") and name in container):
         try:
             delimiter = "," if name.endswith(".csv") else None
-            array: NDArray[Any] = (
-                np.load(name) if name.endswith(".npy") else np.loadtxt(name, delimiter=delimiter)
-            )
+            load = np.load if name.endswith(".npy") else partial(np.loadtxt, delimiter=delimiter)
+            array = np.asarray(load(name))
         except Exception as error:
             raise InputError(f"{name} cannot be read: {error}.") from error
     else:

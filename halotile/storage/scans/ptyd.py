@@ -66,10 +66,10 @@ def read_ptyd(file: Any, known: KnownValues) -> tuple[Scan, JoinedPatterns]:
         When something is missing, or patterns differ in shape.
     """
     chunks = sorted(filter(str.isdecimal, file["chunks"]), key=int)
-    pattern = _of_chunk(file, chunks[0], "data", (None, None, None)).shape[1:]
-    patterns = JoinedPatterns([_of_chunk(file, chunk, "data", (None, *pattern)) for chunk in chunks])
-    columns = _of_chunk(file, chunks[0], "positions", (None, None)).shape[1]
-    places = [_of_chunk(file, chunk, "positions", (None, columns))[()] for chunk in chunks]
+    pattern = _of_chunk(file, chunks[0], "data", 3).shape[1:]
+    patterns = JoinedPatterns([_of_chunk(file, chunk, "data", 3, pattern) for chunk in chunks])
+    columns = _of_chunk(file, chunks[0], "positions", 2).shape[1:]
+    places = [_of_chunk(file, chunk, "positions", 2, columns)[()] for chunk in chunks]
     positions = np.concatenate(places).astype(np.float64)
     height, width = known.pixel or _meta(file, "psize", 2)
     scan = Scan(
@@ -88,15 +88,15 @@ def read_ptyd(file: Any, known: KnownValues) -> tuple[Scan, JoinedPatterns]:
 def center_of(file: Any) -> tuple[int, int] | None:
     """The pixel of the beam, where the file says it and it is not the middle."""
     said = dataset_in(file, "meta/center", kinds="")
-    if said is None or (said.dtype.kind in "OS" and said[()] == b"fftshift"):  # the middle, in ptypy's word
+    if said is None or (said.dtype.kind in "OS" and said.size == 1 and said[()] == b"fftshift"):  # the middle
         return None
     center = [round(value) for value in _meta(file, "center", 2)]
-    shape = _of_chunk(file, "0", "data", (None, None, None)).shape[1:]
+    shape = _of_chunk(file, "0", "data", 3).shape[1:]
     return None if center == [n // 2 for n in shape] else (center[0], center[1])
 
 
-def _of_chunk(file: Any, chunk: str, name: str, shape: tuple[int | None, ...]) -> Any:
-    if (found := dataset_in(file, f"chunks/{chunk}/{name}", shape=shape)) is None:
+def _of_chunk(file: Any, chunk: str, name: str, ndim: int, tail: tuple[int, ...] = ()) -> Any:
+    if (found := dataset_in(file, f"chunks/{chunk}/{name}", ndim=ndim, tail=tail)) is None:
         raise InputError(
             f"{file.filename}: there is no chunks/{chunk}/{name}, or a file that it links is not there."
         )
@@ -126,7 +126,7 @@ def _mask(
         weight = dataset_in(file, name, kinds="")
         if weight is not None and weight.ndim == 3:
             counts = np.ones(pattern, bool) if counts is None else counts
-            for frame in dataset_in(file, name, shape=(None, *pattern)):
+            for frame in dataset_in(file, name, tail=pattern):
                 counts &= frame > 0
     if counts is not None:
         return counts

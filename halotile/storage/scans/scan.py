@@ -180,9 +180,7 @@ def open_scan(path: str) -> tuple[Scan, Source]:
     with reading(path):
         group = zarr.open_group(path, mode="r")
         attributes: dict[str, Any] = dict(group.attrs)
-        found = {
-            name: dataset_in(group, name, kinds=kind, shape=[None] * n) for name, (kind, n) in ARRAYS.items()
-        }
+        found = {name: dataset_in(group, name, kinds=kind, ndim=n) for name, (kind, n) in ARRAYS.items()}
         arrays = {name: array[:] for name, array in found.items() if array is not None}
     if attributes[MARK] != VERSION:
         raise InputError(

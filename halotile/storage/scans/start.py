@@ -69,13 +69,11 @@ class StartValues:
         with opened(path) as file, reading(path):
             is_result = cls.OF_RESULTS["first_pixel"] in file
             places = cls.OF_ANY | (cls.OF_RESULTS if is_result else {})
-            there = {name: dataset_in(file, place, kinds="biufc") for name, place in places.items()}
+            there = {name: dataset_in(file, place, kinds="iufc") for name, place in places.items()}
             found = {name: np.asarray(each[()]) for name, each in there.items() if each is not None}
         if not {"object", "probe"} & found.keys():
             raise InputError(f"{path} has neither an object nor a probe to begin with, under these names.")
         for name, values in found.items():
-            if values.dtype.kind == "b":
-                raise InputError(f"{path}: its {name} is no array of numbers.")
             if not np.isfinite(values).all():
                 raise InputError(f"{path}: its {name} has values that are not finite.")
         for name in {"object", "probe"} & found.keys():

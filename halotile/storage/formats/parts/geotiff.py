@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
+
 from halotile.errors import ConfigError
 from halotile.storage.georeference import Georeference
 from halotile.storage.sharded.ome_metadata import Channels
@@ -48,7 +50,13 @@ def georeference_of(page: Any) -> Georeference | None:
     }
     try:
         transform = _transform(tags)
-    except (TypeError, ValueError):
+        for number, kind in (
+            (DIRECTORY, np.uint16),
+            (DOUBLES, np.float64),
+        ):  # whatever type they are stored in
+            if (numbers := geokeys.get(str(number))) is not None:
+                geokeys[str(number)] = np.array([kind(n) for n in numbers]).tolist()
+    except (TypeError, ValueError, OverflowError):
         return None
     if transform is None or transform[0] * transform[4] == transform[1] * transform[3]:
         return None
