@@ -22,16 +22,7 @@ from halotile.storage.scans.formats import opened_scan
 from halotile.storage.scans.framing import Framing, ShiftedPatterns, framed, shifted_scan
 from halotile.storage.scans.hdf5 import reading
 from halotile.storage.scans.known import KnownValues
-from halotile.storage.scans.scan import (
-    MARK,
-    MAXIMUM,
-    MEAN,
-    OPTIONAL,
-    PATTERNS,
-    SHARDS,
-    VERSION,
-    Scan,
-)
+from halotile.storage.scans.scan import MARK, MAXIMUM, MEAN, OPTIONAL, PATTERNS, SHARDS, VERSION, Scan
 from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata, stored_digest
 
 CHUNK_BYTES, SHARD_BYTES = 2**20, 2**25

@@ -128,13 +128,11 @@ def dataset_in(
                 raise InputError(f"{path}: {name} is in another file, {missing}, which cannot be opened.")
             continue
         shape = getattr(found, "shape", None)
-        is_right = (
-            shape is not None and ndim in (None, len(shape)) and shape[len(shape) - len(tail) :] == tail
-        )
-        if not is_right or (kinds and found.dtype.kind not in kinds):
+        right = shape is not None and ndim in (None, len(shape)) and shape[len(shape) - len(tail) :] == tail
+        if not right or (kinds and found.dtype.kind not in kinds):
             what = "no array" if shape is None else f"{found.dtype} of shape {list(shape)}"
             axes = (
-                "" if ndim is None else f" with {ndim} axes" + (f", the last of {list(tail)}" if tail else "")
+                "" if ndim is None else f" of shape {['n'] * (ndim - len(tail)) + [*tail]}".replace("'", "")
             )
             raise InputError(f"{path}: {name} is {what}, and an array of numbers{axes} is expected there.")
         if is_hdf5 and (found.is_virtual or found.external):

@@ -98,7 +98,7 @@ def center_of(file: Any) -> tuple[int, int] | None:
 def _of_chunk(file: Any, chunk: str, name: str, ndim: int, tail: tuple[int, ...] = ()) -> Any:
     if (found := dataset_in(file, f"chunks/{chunk}/{name}", ndim=ndim, tail=tail)) is None:
         raise InputError(
-            f"{file.filename}: there is no chunks/{chunk}/{name}, or a file that it links is not there."
+            f"{file.filename} has no chunks/{chunk}/{name}, or a file that it links is not there."
         )
     return found
 
@@ -114,19 +114,16 @@ def _meta(file: Any, name: str, count: int = 1) -> list[float]:
     return [float(value) for value in np.broadcast_to(values, count)]
 
 
-def _mask(
-    file: Any, chunks: list[str], pattern: tuple[int, ...], known: KnownValues
-) -> NDArray[np.bool_] | None:
+def _mask(file: Any, chunks: list[str], pattern: tuple[int, ...], known: KnownValues) -> NDArray[Any] | None:
     """True where the weight is above 0 in every pattern."""
     if known.good or known.bad_images:
         return mask_of(file, file.filename, known)
     counts = None
     for chunk in chunks:
         name = f"chunks/{chunk}/weights"
-        weight = dataset_in(file, name, kinds="")
-        if weight is not None and weight.ndim == 3:
+        if getattr(file.get(name), "ndim", 0) == 3:
             counts = np.ones(pattern, bool) if counts is None else counts
-            for frame in dataset_in(file, name, tail=pattern):
+            for frame in dataset_in(file, name, ndim=3, tail=pattern):
                 counts &= frame > 0
     if counts is not None:
         return counts

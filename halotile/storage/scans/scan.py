@@ -203,7 +203,5 @@ def open_scan(path: str) -> tuple[Scan, Source]:
     patterns = open_source(folder)
     scan.check(patterns.shape, path)
     if (digest := stored_digest(folder).hex()) != attributes.get(SHARDS, digest):
-        raise DamagedData(
-            f"{folder} has files of another scan or another conversion. Convert the scan again."
-        )
+        raise DamagedData(f"{folder} has files of another scan or another conversion. Convert it again.")
     return scan, patterns
