@@ -15,8 +15,8 @@ from unittest.mock import Mock
 import pytest
 
 from halotile.errors import DiskRefused, OutputInUse, OutputRefused
-from halotile.storage.disk.replacement import replacing
 from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.replacement import replacing
 from halotile.storage.scans.convert import convert_scan
 from halotile.storage.scans.scan import open_scan
 from tests.storage.test_scans import COUNT, write_cxi
@@ -83,7 +83,7 @@ def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
     code = (
-        "import os, signal; from pathlib import Path; from halotile.storage.disk.replacement import replacing\n"
+        "import os, signal; from pathlib import Path; from halotile.storage.run_directory.replacement import replacing\n"
         "with replacing(Path('a')) as made, replacing(Path('a.tif')) as other:\n"
         "    made.write_text('half'); other.mkdir(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )

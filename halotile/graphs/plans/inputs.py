@@ -15,7 +15,7 @@ from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.object_claim import check_finished
-from halotile.storage.sharded.output import stored_digest
+from halotile.storage.sharded.ownership import stored_digest
 from halotile.storage.stored_array import StoredArray
 
 

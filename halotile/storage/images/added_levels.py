@@ -43,7 +43,8 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.locks import describe
 from halotile.storage.sharded.levels import LevelArray, level_arrays, level_factor, possible_levels
-from halotile.storage.sharded.output import halved, stored_digest
+from halotile.storage.sharded.output import halved
+from halotile.storage.sharded.ownership import stored_digest
 from halotile.storage.sharded.shards import ShardFormat
 
 WORK = ".levels"

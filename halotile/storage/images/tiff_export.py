@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.storage.disk.replacement import replacing
 from halotile.storage.formats.parts import geotiff
 from halotile.storage.grid import Region
 from halotile.storage.images.cog import put_directories_first
@@ -24,6 +23,7 @@ from halotile.storage.images.planes import WINDOW_BYTES, Planes, known_channels
 from halotile.storage.images.png import Tick
 from halotile.storage.images.pyramid import NextLevel, level_shapes, stored_levels
 from halotile.storage.rim import Pixels
+from halotile.storage.run_directory.replacement import replacing
 from halotile.storage.sharded.ome_metadata import Channels, are_colours
 
 TILE = 256

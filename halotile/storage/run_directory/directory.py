@@ -119,8 +119,7 @@ class RunDirectory:
         check_access(self.path)
         if self.path.is_symlink() or (self.path.exists() and not self._is_run_directory()):
             raise OutputRefused(
-                f"{self.path} is where this run would keep its journal, but something that no run made is there already. "
-                "Move it away, or write another path."
+                f"{self.path} is where this run would keep its journal, but something that no run made is there already. Move it away, or write another path."
             )
         check_owner(self.path)
         self.check_files()
@@ -299,7 +298,6 @@ class RunDirectory:
         """
         self.create()
         with self._lock_file(os.O_RDWR | os.O_CREAT) as fd:
-            # Its holder may have removed the file.
             if not acquire(fd, patience_seconds, cut_short) or not self._is_lock_file(fd):
                 raise self._in_use(read_holder(fd))
             try:
@@ -310,8 +308,7 @@ class RunDirectory:
                 if isinstance(error, HalotileError) or self._is_lock_file(fd):
                     raise
                 raise OutputRefused(
-                    f"{self.path} was moved or removed during its run ({error}), and with it the journal. "
-                    "Put it back and run again to continue, or run with output.overwrite: true to start over."
+                    f"{self.path} was moved or removed during its run ({error}), and with it the journal. Put it back and run again to continue, or run with output.overwrite: true to start over."
                 ) from error
             finally:
                 if self.is_scratch:
@@ -345,8 +342,7 @@ class RunDirectory:
 
     def _in_use(self, holder: dict[str, Any]) -> OutputInUse:
         return OutputInUse(
-            f"{self.path} is in use: {describe(holder)} is writing this output. "
-            "Wait until it ends, or write another path."
+            f"{self.path} is in use: {describe(holder)} is writing this output. Wait until it ends, or write another path."
         )
 
     def is_running(self) -> dict[str, Any] | None:

@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 
 from halotile.errors import InputError, OutputRefused
 from halotile.storage.disk.place import check_place
-from halotile.storage.disk.replacement import replacing
 from halotile.storage.grid import Region
+from halotile.storage.run_directory.replacement import replacing
 from halotile.storage.scans.counts import PatternCounts, blank_remarks
 from halotile.storage.scans.formats import opened_scan
 from halotile.storage.scans.framing import Framing, ShiftedPatterns, framed, shifted_scan
 from halotile.storage.scans.hdf5 import reading
 from halotile.storage.scans.known import KnownValues
 from halotile.storage.scans.scan import MARK, MAXIMUM, MEAN, OPTIONAL, PATTERNS, SHARDS, VERSION, Scan
-from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata, stored_digest
+from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata
+from halotile.storage.sharded.ownership import stored_digest
 
 CHUNK_BYTES, SHARD_BYTES = 2**20, 2**25
 """About the bytes of patterns that are decoded at once, and that one file has."""

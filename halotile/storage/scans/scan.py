@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from halotile.errors import DamagedData, InputError
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.scans.hdf5 import dataset_in, reading
-from halotile.storage.sharded.output import stored_digest
+from halotile.storage.sharded.ownership import stored_digest
 
 MARK = "halotile_scan"
 """Attribute of the group, with the version of this layout."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import ConfigError, DamagedData, InputError
+from halotile.errors import ConfigError, InputError
 from halotile.storage.disk.durable import GONE, Buffers
 from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.disk.place import ZARR_FILES, check_place
@@ -46,7 +46,6 @@ __all__ = [
     "create_output",
     "inspect_block",
     "open_output",
-    "stored_digest",
     "to_dtype",
 ]
 
@@ -247,29 +246,6 @@ def inspect_block(
         problems += [f"{file}: {problem}" for problem in shard_problems]
         digests.append(digest)
     return problems, digest_of(digests)
-
-
-def stored_digest(path: str | OutputPath) -> bytes:
-    """Digest of all shards of a finished output, of which only the ends are read; empty if halotile did not lay it out.
-
-    Raises
-    ------
-    DamagedData
-        When a shard is missing or cut short: its pixels would be read as fill values.
-    """
-    try:
-        layout = read_layout(path)
-    except DamagedData:
-        raise
-    except InputError:
-        return b""
-    problems, digest = inspect_block(path, layout, Region.whole(layout.shape), thorough=None)
-    if problems:
-        raise DamagedData(
-            f"{problems[0]}; {len(problems):,} of the {layout.files:,} shards of {path} cannot be read. Restore them from a copy, convert "
-            f"the scan again, or let `recon-cli verify --repair` compute the output of a run anew."
-        )
-    return digest
 
 
 def to_dtype(pixels: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
