@@ -130,11 +130,11 @@ def dataset_in(
         shape = getattr(found, "shape", None)
         right = shape is not None and ndim in (None, len(shape)) and shape[len(shape) - len(tail) :] == tail
         if not right or (kinds and found.dtype.kind not in kinds):
-            what = "no array" if shape is None else f"{found.dtype} of shape {list(shape)}"
+            what = "it is a group, or empty" if shape is None else f"it has {found.dtype}, {list(shape)}"
             axes = (
                 "" if ndim is None else f" of shape {['n'] * (ndim - len(tail)) + [*tail]}".replace("'", "")
             )
-            raise InputError(f"{path}: {name} is {what}, and an array of numbers{axes} is expected there.")
+            raise InputError(f"{path}: {name} is no array of numbers{axes}: {what}.")
         if is_hdf5 and (found.is_virtual or found.external):
             other_files(found.file, os.path.abspath(found.file.filename), found.name)
         return found
