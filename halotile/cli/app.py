@@ -12,6 +12,8 @@ import typer
 from halotile.cli import exits
 from halotile.cli.arguments import Debug
 from halotile.cli.screens.screen import complain, echo
+from halotile.errors import ConfigError
+from halotile.storage.disk.durable import refusing_full
 
 P = ParamSpec("P")
 RESUMABLE = ("run", "resume", "simulate", "levels")
@@ -37,10 +39,15 @@ def command(name: str | None = None, **settings: Any) -> Callable[[Callable[P, N
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
             debug = bool(kwargs.pop("debug", False))
             try:
-                function(*args, **kwargs)
+                with refusing_full("nothing more can be written"):
+                    function(*args, **kwargs)
             except typer.Exit:
                 raise
             except (Exception, KeyboardInterrupt, exits.StoppedEarly) as error:
+                if (
+                    isinstance(error, FileNotFoundError) and error.errno and not error.filename
+                ):  # of os.getcwd
+                    error = ConfigError("the working directory was removed. Change into one that is there.")
                 _exit_with_message(error, debug=debug, resumable=function.__name__ in RESUMABLE)
 
         signature = inspect.signature(function, eval_str=True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from typer.testing import CliRunner
 
 from halotile import errors
-from halotile.cli import exits
+from halotile.cli import exits, info
 from halotile.cli.exits import StoppedEarly, exit_code, message_of
+from halotile.cli.main import app
 
 CODES: list[tuple[type[BaseException], int]] = [
     (errors.ConfigError, 2), (errors.UnknownName, 2), (errors.OutputRefused, 2), (errors.OutputInUse, 2),
@@ -31,6 +35,26 @@ CODES: list[tuple[type[BaseException], int]] = [
 @pytest.mark.parametrize(("kind", "code"), CODES, ids=[kind.__name__ for kind, _ in CODES])
 def test_an_error_has_its_exit_code(kind: type[BaseException], code: int) -> None:
     assert exit_code(kind("why")) == code
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_a_refusal_whoever_writes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    full = OSError(number, os.strerror(number))
+    monkeypatch.setattr(info, "describe", Mock(side_effect=full))
+    result = CliRunner().invoke(app, ["info", "a.tif"])
+    assert result.exit_code == exits.REFUSED
+    assert f"error: the disk ran full: nothing more can be written ({full}). Free some space" in result.output
+
+
+def test_a_working_directory_that_was_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for command in ("verify", "status", "levels"):
+        result = CliRunner().invoke(app, [command, "a.zarr"])
+        assert (result.exit_code, "the working directory was removed" in result.output) == (2, True)
 
 
 def test_every_error_of_the_tree_is_in_the_table() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,19 +10,24 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from halotile import DistributedContext, torch_group
-from halotile.errors import PeerLost, RankFailed, WorkerDied
+from halotile.errors import DiskRefused, PeerLost, RankFailed, WorkerDied
 from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.runs.passes import rank_watch, torch_ranks
+from halotile.graphs.runs.passes.rank_calls import run_rank
+from halotile.graphs.runs.passes.ranks_pass import _peak_of
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram
 from halotile.graphs.scripts.torch_script import run_rank_of_script
+from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.groups import opening, script
 from halotile.tasks.groups.group import TorchGroup, talking
 from halotile.tasks.groups.launchers import Copy
+from halotile.tasks.groups.opening import Rendezvous
 from tests.cases import thorough
 from tests.graphs import ranks as programs
 
@@ -45,6 +51,16 @@ def test_a_rank_that_exits_fails_with_its_words_and_keeps_its_worker(
     ):
         four.run_torch(leave, "no such data", ranks=ranks)
     assert four.run_torch(lambda _: os.getpid()) == before
+
+
+def test_a_rank_on_a_full_disk_is_a_refusal(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "a.zarr.run")
+    with directory.lock():
+        group, full = cast(TorchGroup, None), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        call = partial(_peak_of, group, Mock(side_effect=full), directory, directory.driver())
+        end = run_rank(lambda _: call(), Rendezvous())
+    assert isinstance(end.cause, DiskRefused)
+    assert "the disk ran full: a rank cannot keep what it has computed" in str(end.cause)
 
 
 def test_a_program_without_any_worker_is_lost_and_no_fault_of_the_number_of_ranks(

@@ -214,6 +214,16 @@ def finished(scene: Scene, cluster: RunningCluster) -> Scene:
     return scene
 
 
+def test_the_output_of_a_run_that_lost_a_shard_is_not_read(finished: Scene, tmp_path: Path) -> None:
+    make_plan(gaussian(finished.output, tmp_path / "next.zarr"))
+    lost = next(file for file in (finished.output / "c").rglob("*") if file.is_file())
+    lost.unlink()
+    with refused(
+        tmp_path, InputError, rf"{lost}: the shard is missing; 1 of the .* `recon-cli verify --repair`"
+    ):
+        make_plan(gaussian(finished.output, tmp_path / "next.zarr"))
+
+
 @pytest.mark.parametrize(
     ("parts", "words"),
     [

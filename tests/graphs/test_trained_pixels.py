@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -13,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, WeightsError
 from halotile.graphs.plans.make import make_plan
-from halotile.tasks.denoisers.common.weights import METADATA
+from halotile.tasks.denoisers.common.weights import METADATA, trained_range
 from halotile.tasks.networks.unet import UNetNetwork
 from tests.support import job_of, write_zarr
 
@@ -46,6 +47,14 @@ def notes(folder: Path, image: NDArray[Any], weights: Path, given: Any = "auto")
         )
     )
     return [note for note in plan.notes if "the weights expect" in note]
+
+
+@pytest.mark.parametrize("values", [(5, 5), (2, 1), (0, math.inf), (0, math.nan)])
+def test_values_that_are_no_range_are_refused(tmp_path: Path, values: Range) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"a": torch.zeros(1)}, path, {METADATA: json.dumps({"values": values})})
+    with pytest.raises(WeightsError, match=rf"w\.safetensors: .* are {values[0]} and {values[1]}\. Train it"):
+        trained_range(path)
 
 
 def waves() -> NDArray[Any]:

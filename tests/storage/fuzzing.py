@@ -7,6 +7,7 @@ with the bits that the format's own library returns. An error that arose in halo
 from __future__ import annotations
 
 import faulthandler
+import io
 import json
 import logging
 import math
@@ -15,6 +16,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,15 +33,23 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 import halotile
-from halotile.errors import HalotileError, InputError, MissingPackage
+from halotile.cli.screens.scan_rows import ScanFacts
+from halotile.errors import ConfigError, HalotileError, InputError, MissingPackage
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Region
+from halotile.storage.scans.convert import convert_scan
+from halotile.storage.scans.cxi import encode_cxi
+from halotile.storage.scans.export import export_result, read_result
+from halotile.storage.scans.scan import open_scan, open_summary
+from halotile.storage.scans.start import StartValues
 from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_output
 
 MEMORY_BYTES = 4 * 2**30
 _MOST_PIXELS = 2**16
 _PIXELS = (np.random.default_rng(7).random((3, 40, 33)) * 200).astype("u2")
+_PATTERNS = np.random.default_rng(7).poisson(20, (15, 8, 8)).astype("u2")
+_PLACES = np.indices((3, 5)).reshape(2, -1).T * 2e-7
 _PLACE = {"type": "translation", "translation": [0, 5, 5]}
 _OURS = Path(halotile.__file__).parent
 
@@ -208,7 +218,95 @@ def _read_zarr(path: Path) -> Any:
     return (node if isinstance(node, zarr.Array) else node["0"])[...]
 
 
-FORMATS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
+def write_cxi(path: Path) -> None:
+    """A scan of a few patterns, with everything that is read of a CXI file."""
+    detector, source = "entry_1/instrument_1/detector_1", "entry_1/instrument_1/source_1"
+    with h5py.File(path, "w") as file:
+        file.create_dataset(
+            "entry_1/data_1/data", data=_PATTERNS, chunks=(4, 8, 8), compression="gzip", fletcher32=True
+        )
+        file["entry_1/data_1/translation"] = np.pad(_PLACES, ((0, 0), (0, 1)))
+        file[f"{detector}/distance"] = 2.0
+        file[f"{detector}/basis_vectors"] = np.array([[0, -3e-5], [-5e-5, 0], [0, 0]])
+        file[f"{detector}/mask"] = np.zeros((8, 8), "u4")
+        file[f"{detector}/data_dark"] = np.zeros((2, 8, 8), "f4")
+        file[f"{source}/energy"] = 1.98644586e-15
+        file[f"{source}/wavelength"] = np.full(len(_PATTERNS), 1e-10)
+        file[f"{source}/illumination"] = np.ones((8, 8), "c8")
+        file["entry_1/sample_1/geometry_1/intensities"] = np.ones(len(_PATTERNS))
+
+
+def write_ptyd(path: Path) -> None:
+    """The same patterns as ptypy prepares them."""
+    with h5py.File(path, "w") as file:
+        for number, part in enumerate((slice(0, 8), slice(8, None))):
+            chunk = file.create_group(f"chunks/{number}")
+            chunk["data"], chunk["positions"] = _PATTERNS[part], _PLACES[part]
+            chunk["weights"] = np.ones_like(_PATTERNS[part], "f4")
+        said = {"energy": 12.39842, "distance": 2.0, "psize": [5e-5, 3e-5], "center": [4.0, 4.0]}
+        for name, value in said.items():
+            file[f"meta/{name}"] = value
+        file["info/weight2d"] = np.ones((8, 8))
+
+
+def write_result(path: Path) -> None:
+    """The result of a job."""
+    place, count = "sample_1/geometry_1", len(_PLACES)
+    contents: dict[str, Any] = {
+        "image_1/data": np.ones((20, 20), "c8"),
+        "image_2/data": np.ones((2, 8, 8), "c8"),
+        f"{place}/translation": np.zeros((count, 3)),
+        f"{place}/translation_before": np.zeros((count, 3)),
+        "process_1/loss": np.arange(3.0),
+        "process_1/first_pixel": np.arange(2.0 * count).reshape(count, 2) % 12,
+        "process_1/amplitude": np.ones(count),
+        "instrument_1/detector_1/background": np.zeros((8, 8)),
+        **dict.fromkeys(("process_1/ring_frequency", "process_1/ring_correlation"), np.ones(4)),
+    }
+    links = {
+        "object": "image_1/data", "probe": "image_2/data", "loss": "process_1/loss", "positions": f"{place}/translation"
+    }  # fmt: skip
+    path.write_bytes(encode_cxi(contents, {"image_1": {"pixel_size": (1e-9, 1e-9)}}, links))
+
+
+def try_scan(path: Path) -> None:
+    """Look at a scan, convert it, and read everything of what is written."""
+    _refused(lambda: ScanFacts.of(str(path)))
+    with TemporaryDirectory() as folder:
+        if _refused(lambda: convert_scan(str(path), f"{folder}/a.zarr")):
+            try_scan_zarr(Path(folder, "a.zarr"))
+
+
+def try_scan_zarr(path: Path) -> None:
+    """Read everything of a scan."""
+    _refused(lambda: (open_scan(str(path))[1][...], open_summary(str(path)), ScanFacts.of(str(path))))
+
+
+def try_result(path: Path) -> None:
+    """Read a result as what it is, as the start of another job, and as images."""
+    with TemporaryDirectory() as folder:
+        _refused(lambda: StartValues.read(str(path)))
+        if _refused(lambda: read_result(str(path))):
+            _refused(lambda: export_result(str(path), f"{folder}/a.zarr"))
+
+
+def _refused(call: Callable[[], Any]) -> bool:
+    """True where a call returns; an error that is no refusal is raised."""
+    try:
+        call()
+    except (InputError, ConfigError) as error:
+        refuse_fault(error)
+        return False
+    return True
+
+
+def _write_scan_zarr(folder: Path) -> None:
+    write_cxi(folder / "scan.cxi")
+    convert_scan(str(folder / "scan.cxi"), str(folder / "scan.zarr"))
+    (folder / "scan.cxi").unlink()
+
+
+IMAGES: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "npy": (_write_npy, np.load),
     "hdf5": (_write_hdf5, _read_hdf5),
     "tiff": (_write_tiff, _read_tiff),
@@ -246,8 +344,34 @@ _ODD: st.SearchStrategy[Any] = st.sampled_from(
     ]
 )
 
+ODD_HDF5: dict[str, Callable[[Any, str, tuple[int, ...]], Any]] = {
+    "nothing": lambda file, name, shape: None,
+    "a link to itself": lambda file, name, shape: file.__setitem__(name, h5py.SoftLink(f"/{name}")),
+    "a link to another file": lambda file, name, shape: file.__setitem__(
+        name, h5py.ExternalLink("gone.h5", "x")
+    ),
+    "a group": lambda file, name, shape: file.create_group(name),
+    "null": lambda file, name, shape: file.__setitem__(name, h5py.Empty("f4")),
+    "compound": lambda file, name, shape: file.__setitem__(name, np.zeros(shape, [("r", "f4"), ("i", "f4")])),
+    "text": lambda file, name, shape: file.__setitem__(name, "none"),
+    "bytes": lambda file, name, shape: file.__setitem__(name, np.full(shape, b"x")),
+    "complex": lambda file, name, shape: file.__setitem__(name, np.ones(shape, complex)),
+    "not a number": lambda file, name, shape: file.__setitem__(name, np.full(shape, np.nan)),
+    "negative": lambda file, name, shape: file.__setitem__(name, np.full(shape, -1.0)),
+    "huge": lambda file, name, shape: file.__setitem__(name, np.full(shape, 1e300)),
+    "a number": lambda file, name, shape: file.__setitem__(name, 3.0),
+    "two numbers": lambda file, name, shape: file.__setitem__(name, np.ones(2)),
+    "empty": lambda file, name, shape: file.__setitem__(name, np.ones((0, *shape[1:]))),
+    "one axis more": lambda file, name, shape: file.__setitem__(name, np.ones((*shape, 1))),
+    "one row less": lambda file, name, shape: file.__setitem__(
+        name, np.ones((*(n - 1 for n in shape[:1]), *shape[1:]))
+    ),
+    "without attributes": lambda file, name, shape: file.create_group(f"{name}/data"),
+}
+"""Odd things in place of a dataset of a shape or of a group."""
+
 Edit = tuple[Any, ...]
-"""For bytes: position, inserted bytes, and number of bytes replaced. For JSON: number of the value, and its replacement."""
+"""For bytes: position, inserted bytes, and number of bytes replaced. For JSON and HDF5: number of the value, and its replacement."""
 
 _NEW = st.one_of(
     st.binary(min_size=1, max_size=4),
@@ -261,6 +385,7 @@ _BYTES = st.builds(
     st.sampled_from([None, None, None, None, 0, 4, 2**14]),
 )
 _JSON = st.tuples(st.integers(0, 2**14), _ODD)
+_HDF5 = st.tuples(st.integers(0, 2**10), st.sampled_from(sorted(ODD_HDF5)))
 
 
 def is_json(file: Path) -> bool:
@@ -268,10 +393,39 @@ def is_json(file: Path) -> bool:
     return file.name == "zarr.json" or file.name.startswith(".z")
 
 
-def edits(values: bool) -> st.SearchStrategy[list[Edit]]:
+def is_hdf5(file: Path) -> bool:
+    """Return True for a scan in an HDF5 file, of which whole values are changed as well."""
+    return file.suffix in (".cxi", ".ptyd")
+
+
+def edits(file: Path) -> st.SearchStrategy[list[Edit]]:
     """A few changes to one file."""
     some = st.lists(_BYTES, min_size=1, max_size=2)
-    return st.lists(_JSON, min_size=1, max_size=2) | some if values else some
+    values = _JSON if is_json(file) else _HDF5 if is_hdf5(file) else None
+    return some if values is None else st.lists(values, min_size=1, max_size=2) | some
+
+
+def edited_hdf5(content: bytes, place: int, odd: str) -> bytes:
+    """Put something odd in place of a value or a group."""
+    memory = io.BytesIO(content)
+    with h5py.File(memory, "r+") as file:
+        names = hdf5_names(file)
+        name = names[place % len(names)] if names else "data"
+        is_dataset = isinstance(file.get(name, getlink=True), h5py.HardLink) and isinstance(
+            file[name], h5py.Dataset
+        )
+        shape = (file[name].shape or ()) if is_dataset else ()
+        if names:
+            del file[name]
+        ODD_HDF5[odd](file, name, shape)
+    return memory.getvalue()
+
+
+def hdf5_names(file: Any) -> list[str]:
+    """Every group, dataset and link."""
+    names = list(file)
+    file.visit(names.append)
+    return sorted(set(names))
 
 
 def edited(content: bytes, changes: list[Edit]) -> bytes:
@@ -281,6 +435,8 @@ def edited(content: bytes, changes: list[Edit]) -> bytes:
         if len(change) == 2:
             at = place % len(content)
             data[at : at + change[1]] = change[0]
+        elif isinstance(change[0], str) and change[0] in ODD_HDF5:
+            data = bytearray(edited_hdf5(bytes(data), place, change[0]))
         else:
             document = json.loads(bytes(data))
             places = list(_places(document))
@@ -339,9 +495,23 @@ def refuse_fault(error: BaseException) -> None:
         raise cause
 
 
+SCANS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {
+    "cxi": (lambda folder: write_cxi(folder / "a.cxi"), try_scan),
+    "ptyd": (lambda folder: write_ptyd(folder / "a.ptyd"), try_scan),
+    "scan-zarr": (_write_scan_zarr, try_scan_zarr),
+    "result": (lambda folder: write_result(folder / "a.cxi"), try_result),
+}
+
+FORMATS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
+    **{name: (write, partial(try_file, read=read)) for name, (write, read) in IMAGES.items()},
+    **SCANS,
+}
+"""How files of a format are written, and tried."""
+
+
 def main(name: str, examples: int, last: Path) -> None:
     """Try a number of changed files of a format."""
-    write, read = FORMATS[name]
+    write, attempt = FORMATS[name]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     warnings.simplefilter("ignore")
     logging.disable()
@@ -361,11 +531,11 @@ def main(name: str, examples: int, last: Path) -> None:
             meta = [file for file in files[root] if is_json(file)] or files[root]
             file = data.draw(st.sampled_from(meta) | st.sampled_from(files[root]), "file")
             content = file.read_bytes()
-            changes = data.draw(edits(is_json(file)), "changes")
+            changes = data.draw(edits(file), "changes")
             last.write_text(f"{file.relative_to(folder)}: {changes}")
             try:
                 file.write_bytes(edited(content, changes))
-                try_file(root, read)
+                attempt(root)
             finally:
                 file.write_bytes(content)
 

@@ -309,3 +309,13 @@ def test_an_array_that_the_system_does_not_move_stays(tmp_path: Path) -> None:
         make(path, MountPoint())
     assert tree(tmp_path) == before
     assert os.listdir(tmp_path) == ["a.zarr"]
+
+
+def test_a_link_in_place_of_the_hidden_folder_is_refused(tmp_path: Path) -> None:
+    path = save_array(tmp_path / "a.zarr", np.zeros((40, 40), "u2"))
+    (tmp_path / "theirs").mkdir()
+    hidden(path).symlink_to("theirs")
+    with pytest.raises(OutputRefused, match=r"\.a\.zarr\.group, a symlink to theirs"):
+        make(path)
+    assert is_array(path)
+    assert not list((tmp_path / "theirs").iterdir())

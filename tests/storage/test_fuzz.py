@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases import all_of
-from tests.storage.fuzzing import FORMATS
+from tests.storage.fuzzing import FORMATS, ODD_HDF5, edited_hdf5
 
 EXAMPLES = 1_000
 FEW = ("zarr-v3",)
@@ -29,3 +29,15 @@ def test_a_randomly_changed_file_is_read_correctly_or_refused(tmp_path: Path, na
         timeout=280,
     )
     assert child.returncode == 0, f"{child.stderr}\nThe last file that was tried: {last.read_text()}"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["cxi", "ptyd", "result"])
+def test_an_odd_value_in_a_scan_or_a_result_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    write, attempt = FORMATS[name]
+    write(tmp_path)
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    for number, odd in enumerate(ODD_HDF5):
+        path.write_bytes(edited_hdf5(content, 5 * number + 3, odd))
+        attempt(path)

@@ -309,6 +309,25 @@ def test_scale_offset_and_names_of_bands_are_written_back(tmp_path: Path) -> Non
             assert "STATISTICS_MEAN" not in found.tags(1)
 
 
+def test_geokeys_may_be_stored_in_another_type(tmp_path: Path) -> None:
+    geokeys = (1, 1, 0, 2, 1024, 0, 1, 1, 3072, 0, 1, 32632)
+    for number, keys in enumerate((geokeys, (*geokeys[:-1], 1e9))):
+        tags: list[Any] = [
+            (33550, "d", 3, (10.0, 10.0, 0.0), True),
+            (33922, "d", 6, (0.0, 0.0, 0.0, 5e5, 5e6, 0.0), True),
+            (34735, "d", len(keys), tuple(map(float, keys)), True),
+        ]
+        tifffile.imwrite(tmp_path / "a.tif", noisy_image((60, 90), "uint16"), extratags=tags)
+        source = open_source(tmp_path / "a.tif")
+        if number:
+            assert source.georeference is None
+            continue
+        assert place_of(source).crs == {"proj:code": "EPSG:32632"}
+        write_tiff(tmp_path / "b.tif", choose_planes(source, {}, None), cog=True)
+        with rasterio.open(tmp_path / "b.tif") as found:
+            assert found.crs.to_epsg() == 32632
+
+
 @pytest.mark.parametrize("text", [b"Syst\xe8me 5\xb0|", "Système 5°|".encode(), b"bad\x81\x8d|"])
 def test_texts_of_any_bytes_are_carried(tmp_path: Path, text: bytes) -> None:
     geokeys = (1, 1, 0, 3, 1024, 0, 1, 1, 1026, 34737, len(text), 0, 3072, 0, 1, 32632)

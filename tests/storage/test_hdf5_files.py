@@ -201,15 +201,30 @@ def test_cyclic_sources_are_handled(tmp_path: Path) -> None:
     files = open_source(tmp_path / "a.h5", dataset="data").fingerprint()["files"]
     assert list(files) == [str(tmp_path / "b.h5")]
     path = _virtual(tmp_path / "c.h5", "b.h5", "loop")
-    assert list(open_source(path).fingerprint()["files"]) == [str(tmp_path / "b.h5")]
+    with pytest.raises(InputError, match=r"b\.h5, dataset loop, which cannot be read"):
+        open_source(path)
 
 
-def test_a_source_that_is_missing_or_no_hdf5_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_source_that_hdf5_would_replace_by_its_fill_value_is_refused(tmp_path: Path) -> None:
+    for path in (
+        _virtual(tmp_path / "a.h5", "part.h5"),
+        _linked(tmp_path / "link.h5", "a.h5"),
+        _virtual(tmp_path / "nested.h5", "a.h5"),
+    ):
+        message = rf"{path}: .* in another file, part\.h5, which is not in .* \({tmp_path}\)\. Put it there, .* HDF5_VDS_PREFIX"
+        with pytest.raises(InputError, match=message):
+            open_source(path, dataset="data")
     path = _virtual(tmp_path / "a.h5", "part.h5")
-    source = open_source(path)
-    assert "files" not in source.fingerprint()
     (tmp_path / "part.h5").write_bytes(b"no HDF5")
-    assert source.change() == "was written to"
+    with pytest.raises(InputError, match=rf"{tmp_path}/part\.h5, dataset data, which cannot be read"):
+        open_source(path)
+    _plain(tmp_path / "part.h5", "another")
+    with pytest.raises(InputError, match=rf"{tmp_path}/part\.h5, dataset data, which cannot be read"):
+        open_source(path)
+    _plain(tmp_path / "part.h5")
+    source = open_source(path)
+    (tmp_path / "part.h5").unlink()
+    assert source.change() == "was moved, removed or damaged"
 
 
 def test_datasets_of_a_file_of_links_are_chosen_by_link_name(tmp_path: Path) -> None:

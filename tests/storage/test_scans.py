@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from halotile.cli.main import app
-from halotile.errors import ConfigError, InputError, OutputRefused
+from halotile.errors import ConfigError, DamagedData, InputError, OutputRefused
+from halotile.storage.scans import convert
 from halotile.storage.scans.convert import along_curve, convert_scan
 from halotile.storage.scans.framing import Framing
 from halotile.storage.scans.known import KnownValues
@@ -371,3 +373,55 @@ def test_energies_as_files_have_them_are_taken(
 
     convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(tmp_path / "scan.zarr"))
     assert open_scan(str(tmp_path / "scan.zarr"))[0].wavelength == pytest.approx(found)
+
+
+def test_a_scan_that_lost_patterns_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "SHARD_BYTES", 2**12)
+    monkeypatch.setattr(convert, "CHUNK_BYTES", 2**11)
+    paths = [tmp_path / "a.zarr", tmp_path / "b.zarr"]
+    for number, path in enumerate(paths):
+
+        def change(file: Any, number: int = number) -> None:
+            file[f"{DETECTOR}/data"][...] = file[f"{DETECTOR}/data"][()] + number
+
+        convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(path))
+    first, *others = sorted(file for file in (paths[0] / "patterns" / "c").rglob("0") if file.is_file())
+    assert len(others) == 4
+    shutil.copy(paths[1] / first.relative_to(paths[0]), first)
+    with pytest.raises(DamagedData, match=r"patterns has files of another scan or another conversion"):
+        open_scan(str(paths[0]))
+    first.write_bytes(first.read_bytes()[:-1])
+    with pytest.raises(DamagedData, match=rf"{first}: .*; 1 of the 5 shards"):
+        open_scan(str(paths[0]))
+    first.unlink()
+    with pytest.raises(DamagedData, match=rf"{first}: the shard is missing; 1 of the 5 "):
+        open_summary(str(paths[0]))
+
+
+def test_numbers_in_a_file_that_is_missing_are_refused(tmp_path: Path) -> None:
+    names = {
+        f"{DETECTOR}/data": "pixels",
+        f"{DETECTOR}/mask": "numbers",
+        "entry_1/data_1/translation": "numbers",
+    }
+    for name in names:
+
+        def change(file: Any, name: str = name) -> None:
+            shape, dtype = file[name].shape, file[name].dtype
+            layout = h5py.VirtualLayout(shape, dtype)
+            half = shape[0] // 2
+            layout[:half] = h5py.VirtualSource(".", name + "_", shape)[:half]
+            layout[half:] = h5py.VirtualSource("gone.h5", "x", shape)[half:]
+            file.move(name, name + "_")
+            file.create_virtual_dataset(name, layout, fillvalue=0)
+
+        source = write_cxi(tmp_path / "scan.cxi", change)
+        with pytest.raises(InputError, match=rf"{source} are in another file, gone\.h5, which is not in"):
+            convert_scan(source, str(tmp_path / "scan.zarr"))
+
+        def link(file: Any, name: str = name) -> None:
+            del file[name]
+            file[name] = h5py.ExternalLink("gone.h5", "x")
+
+        with pytest.raises(InputError, match=rf"{name} is in another file, gone\.h5, which cannot be opened"):
+            convert_scan(write_cxi(tmp_path / "scan.cxi", link), str(tmp_path / "scan.zarr"))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import tifffile
 import zarr
 from numpy.typing import NDArray
+from PIL import Image
 
-from halotile.errors import DamagedData
+from halotile.errors import DamagedData, DiskRefused
 from halotile.storage.arrays import open_source
 from halotile.storage.formats.parts.ome_scale import Coordinates, known_sizes
 from halotile.storage.grid import Region
@@ -188,6 +194,34 @@ def test_damage_during_export_leaves_the_old_file_only(tmp_path: Path) -> None:
         write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "a.zarr"), {}, None))
     assert (tmp_path / "a.tif").read_bytes() == b"before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tif", "a.zarr"]
+
+
+def test_a_disk_without_room_for_the_scratch_file_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "a.npy", image((1200, 700)))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=full))
+    with pytest.raises(
+        DiskRefused, match=r"the disk ran full: .*a\.tif cannot be written .* Free some space and run again"
+    ):
+        write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "a.npy"), {}, None))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npy"]
+
+
+def test_a_header_that_promises_too_much_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.fromarray(image((20, 30), "uint8")).save(tmp_path / "a.png")
+    content = bytearray((tmp_path / "a.png").read_bytes())
+    content[16:24] = struct.pack(">II", 60_000, 60_000)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    (tmp_path / "a.png").write_bytes(content)
+    reserve = Mock()
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    with pytest.raises(DamagedData):
+        write_tiff(tmp_path / "a.tif", choose_planes(open_source(tmp_path / "a.png"), {}, None))
+    reserve.assert_not_called()
 
 
 def test_progress_increases_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.base import Row
 from halotile.graphs.units import shape_text
 from halotile.storage.scans.formats import knows_scan, opened_scan
+from halotile.storage.scans.hdf5 import reading
 from halotile.storage.scans.lengths import shown_length
 from halotile.storage.scans.scan import OPTIONAL, Scan, is_scan, open_scan
 
@@ -40,7 +41,7 @@ class ScanFacts:
             return cls(path, scan, patterns.shape, patterns.dtype.name)
         if not knows_scan(path):
             return None
-        with opened_scan(path) as found:
+        with opened_scan(path) as found, reading(path):
             first = found.patterns[:1, :, :]
             return cls(path, found.scan, found.patterns.shape, first.dtype.name)
 

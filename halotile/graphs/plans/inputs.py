@@ -15,6 +15,7 @@ from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.object_claim import check_finished
+from halotile.storage.sharded.ownership import stored_digest
 from halotile.storage.stored_array import StoredArray
 
 
@@ -36,12 +37,12 @@ def check_apart(path: str, output: OutputPath, key: str = "output.path") -> None
 
 
 def check_whole(path: str) -> None:
-    """Refuse an input that a run has begun to write and not finished: some of its blocks are missing.
+    """Refuse an input that a run has begun to write and not finished, or that has lost a shard since: some pixels are missing.
 
     Raises
     ------
     InputError
-        With the progress of that run, and how to resume it.
+        With the progress of that run or the first lost shard, and how to resume or repair it.
     """
     for output in (path_of(path), path_of(path).parent):  # the input may be a level of an OME-Zarr group
         if isinstance(output, ObjectPath):
@@ -56,6 +57,7 @@ def check_whole(path: str) -> None:
                     f"{output} is the output of a run that has {remaining:,} of {counted(journal.total, 'block')} left to do. "
                     f"`recon-cli resume {shlex.quote(str(output))}` finishes it; move {directory.path} away to read it as it is."
                 )
+        stored_digest(output)
 
 
 def kept_bytes(sources: Iterable[Source | StoredArray], most: int | None = None) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from halotile.errors import DiskRefused, HalotileError
 from halotile.storage.disk.object_path import OutputPath, files_below
 
 PARTIAL = ".partial"
@@ -268,6 +269,23 @@ class Disk:
 def is_full(error: OSError) -> bool:
     """Return True when an error means a full disk or an exhausted quota."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def refusing_full(problem: str, remedy: str = "Free some space and run again.") -> Iterator[None]:
+    """Refuse with the problem and the remedy when the disk is full.
+
+    Raises
+    ------
+    DiskRefused
+        In place of the system's error.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, HalotileError) or not is_full(error):
+            raise
+        raise DiskRefused(f"the disk ran full: {problem} ({error}). {remedy}") from error
 
 
 DISK = Disk()

@@ -15,7 +15,7 @@ from halotile.storage.formats.base import (
     refuse_option,
     starts_with,
 )
-from halotile.storage.formats.parts.hdf5_files import check_raw_files, other_files
+from halotile.storage.formats.parts.hdf5_files import other_files
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.stored_array import StoredArray
@@ -48,7 +48,6 @@ class Hdf5Reader:
         self._file = h5py.File(path, "r")
         name, pixels = _choose(h5py, self._file, dataset)
         _refuse_short_chunks(pixels)
-        check_raw_files(pixels, path)
         self.header = make_header(
             pixels.shape,
             pixels.dtype,

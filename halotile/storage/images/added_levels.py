@@ -33,7 +33,7 @@ from halotile.errors import (
     OutputRefused,
 )
 from halotile.storage.arrays import Source, open_source
-from halotile.storage.disk.durable import DISK, Disk, is_full
+from halotile.storage.disk.durable import DISK, Disk, refusing_full
 from halotile.storage.formats.zarr import open_array
 from halotile.storage.grid import Grid, Region
 from halotile.storage.images.level_metadata import LevelMetadata, encode, open_metadata
@@ -44,6 +44,7 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.locks import describe
 from halotile.storage.sharded.levels import LevelArray, level_arrays, level_factor, possible_levels
 from halotile.storage.sharded.output import halved
+from halotile.storage.sharded.ownership import stored_digest
 from halotile.storage.sharded.shards import ShardFormat
 
 WORK = ".levels"
@@ -94,7 +95,11 @@ def add_levels(
     refuse_unfinished(group)
     if (holder := work.is_running()) is not None:
         raise OutputInUse(f"{group}: {describe(holder)} adds its levels. Wait until it ends.")
-    with work.lock():
+    full = (
+        f"the levels of {group} cannot be written",
+        "Free some space and run again: the levels so far are kept, hidden in the image.",
+    )
+    with refusing_full(*full), work.lock():
         image = _Image.read(group, disk)
         try:
             if image.missing:
@@ -102,28 +107,24 @@ def add_levels(
         except (ConfigError, InputError, OSError) as error:
             if isinstance(error, HalotileError) and not isinstance(error, InputUnreadable | OutputRefused):
                 disk.remove_tree(work.path)  # with this image there is nothing to go on
-            if not (isinstance(error, OSError) and is_full(error)):
-                raise
-            raise DiskRefused(
-                f"{group}: the disk is full. Free some space and run again: the levels so far are kept, hidden in the image."
-            ) from error
+            raise
         disk.remove_tree(work.path)
     return image.outcome
 
 
 def refuse_unfinished(group: Path) -> None:
-    """Refuse the output of a run that is writing it, or that will go on."""
+    """Refuse the output of a run that is writing it, that will go on, or that has lost a shard."""
     beside = RunDirectory.beside(group)
     if not beside.claims_output():
         return
     beside.of_run().check_free()
-    if beside.journal_path.exists() and (
-        left := (journal := Journal.open_any(beside.journal_path)).total - len(journal.done)
-    ):
-        raise OutputRefused(
-            f"{group}: {left:,} of the {journal.total:,} blocks of its run are not done. "
-            f"`recon-cli resume {beside.path}` does them; then add levels."
-        )
+    if beside.journal_path.exists():
+        if left := (journal := Journal.open_any(beside.journal_path)).total - len(journal.done):
+            raise OutputRefused(
+                f"{group}: {left:,} of the {journal.total:,} blocks of its run are not done. "
+                f"`recon-cli resume {beside.path}` does them; then add levels."
+            )
+        stored_digest(group)
 
 
 class _DurableStore(LocalStore):  # type: ignore[misc]

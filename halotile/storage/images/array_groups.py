@@ -13,7 +13,7 @@ from typing import Any
 from halotile.errors import OutputRefused
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.durable import DISK, Disk
-from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON, first_link, is_array
+from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON, check_owner, check_path, first_link, is_array
 from halotile.storage.images.added_levels import WORK, refuse_unfinished
 from halotile.storage.images.level_metadata import encode
 from halotile.storage.run_directory.directory import RunDirectory
@@ -89,6 +89,8 @@ class ArrayGroup:
             When the system does not move the array, which stays where it is.
         """
         hidden = _hidden(self.path)
+        check_path(hidden, "the folder of the group")
+        check_owner(hidden)
         work = RunDirectory(hidden / WORK, self.disk)
         with work.lock():
             array = _array_of(self.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,13 +67,19 @@ class NextLevel:
     """Their value without a measurement."""
 
     def make(self) -> None:
-        """Make the file, of the right size; a file system that can leaves it empty."""
+        """Make the file, of the right size. Its room is reserved: writing to a mapped file on a full disk would end the process."""
         shape = coarser(Region.whole(self.planes.shape), _HALF).shape
         samples = (self.planes.samples,) if self.planes.colour else ()
         np.lib.format.open_memmap(self.path, "w+", self.dtype, (*self.planes.counts, *shape, *samples))
+        with self.path.open("rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, self.path.stat().st_size)
 
     def add(self, index: tuple[int, ...], part: Region, pixels: Pixels) -> None:
         """Add the means of a part of one plane, which begins at even rows and columns."""
+        if (
+            not self.path.exists()
+        ):  # only once a part of the image could be read: its header may promise anything
+            self.make()
         # Opened anew for each part, or the whole file would count as memory of this process.
         array = np.lib.format.open_memmap(self.path, "r+")
         array[index][coarser(part, _HALF).slices] = halve_to(pixels, _HALF, self.dtype, self.nodata)

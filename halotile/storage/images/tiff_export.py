@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
-import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.storage.disk.durable import DISK, PARTIAL
 from halotile.storage.formats.parts import geotiff
 from halotile.storage.grid import Region
 from halotile.storage.images.cog import put_directories_first
@@ -28,6 +24,7 @@ from halotile.storage.images.planes import WINDOW_BYTES, Planes, known_channels
 from halotile.storage.images.png import Tick
 from halotile.storage.images.pyramid import NextLevel, level_shapes, stored_levels
 from halotile.storage.rim import Pixels
+from halotile.storage.run_directory.replacement import replacing
 from halotile.storage.sharded.ome_metadata import Channels, are_colours
 from halotile.storage.spacing import SYMBOLS_OF_LENGTH, SYMBOLS_OF_TIME, converted
 
@@ -81,15 +78,16 @@ def write_tiff(path: Path, planes: Planes, *, cog: bool = False, tick: Tick = la
         if is_ome or planes.shape[1] > 1:  # in its own metadata tifffile takes a last axis of 1 for samples
             first |= {"metadata": {"axes": letters.upper(), **_calibration(planes)}}
     reduced = {"metadata": None, "extratags": _nodata_tags(planes), "subfiletype": 1}
-    with _replacing(path) as partial, _scratch_folder(path) as scratch:
-        written = scratch / "levels.tif" if cog else partial
+    with replacing(path) as made:
+        scratch = made.parent
+        written = scratch / "levels.tif" if cog else made
         is_big = cog or _most_bytes(planes, dtype) > _CLASSIC_BYTES
         with tifffile.TiffWriter(written, bigtiff=is_big, ome=is_ome, byteorder="<") as file:
             for number, (level, tiles) in enumerate(_levels(planes, dtype, scratch, tick)):
                 options = reduced if number else first
                 file.write(tiles, dtype=dtype, **_layout(level, dtype, cog=cog), **options)
         if cog:
-            put_directories_first(written, partial)
+            put_directories_first(written, made)
     return path.stat().st_size
 
 
@@ -136,7 +134,6 @@ def _levels(
         following = None
         if len(stored) <= number < len(shapes) - 1:
             following = NextLevel(scratch / f"{number}.npy", planes, dtype, nodata)
-            following.make()
 
         def tick_of_all(done: float, number: int = number) -> None:
             tick((sum(pixels[:number]) + done * pixels[number]) / sum(pixels))
@@ -260,23 +257,3 @@ def _resolution(planes: Planes) -> dict[str, Any]:
     if len(lengths) < 2 or not all(_LEAST_CM < length < 1 / _LEAST_CM for length in lengths):
         return {}
     return {"resolution": tuple(1 / length for length in lengths), "resolutionunit": "CENTIMETER"}
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a path beside ``path`` to write to; rename the file on success, and remove it on failure."""
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
-    try:
-        yield partial
-        DISK.sync(partial)
-        os.replace(partial, path)
-        DISK.sync_directory(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def _scratch_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder beside ``path``, which is removed at the end."""
-    with TemporaryDirectory(prefix=f"{path.name}.", suffix=PARTIAL, dir=path.parent) as folder:
-        yield Path(folder)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import DamagedData, HalotileError, OutputInUse, OutputRefused
-from halotile.storage.disk.durable import DISK, PARTIAL, Disk, is_full, remove_partials
+from halotile.storage.disk.durable import DISK, GONE, PARTIAL, Disk, is_full, remove_partials
 from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.disk.place import check_access, check_owner
 from halotile.storage.run_directory import names, validation
@@ -43,10 +43,13 @@ class RunDirectory:
         The directory.
     disk : Disk
         Disk to write with.
+    is_scratch : bool
+        True: its lock removes it at the end.
     """
 
     path: Path
     disk: Disk = DISK
+    is_scratch: bool = False
 
     @property
     def job_path(self) -> Path:
@@ -101,9 +104,8 @@ class RunDirectory:
         OutputRefused
             When there is something else at the path, or another user created the directory.
         """
-        self.check_place()
         self.disk.make_directory(self.path, _DIRECTORY_MODE)
-        check_owner(self.path)
+        self.check_place()  # afterwards: what another user puts there now is not followed
         self.path.chmod(_DIRECTORY_MODE)
 
     def check_place(self) -> None:
@@ -117,8 +119,7 @@ class RunDirectory:
         check_access(self.path)
         if self.path.is_symlink() or (self.path.exists() and not self._is_run_directory()):
             raise OutputRefused(
-                f"{self.path} is where this run would keep its journal, but something that no run made is there already. "
-                "Move it away, or write another path."
+                f"{self.path} is where this run would keep its journal, but something that no run made is there already. Move it away, or write another path."
             )
         check_owner(self.path)
         self.check_files()
@@ -297,7 +298,7 @@ class RunDirectory:
         """
         self.create()
         with self._lock_file(os.O_RDWR | os.O_CREAT) as fd:
-            if not acquire(fd, patience_seconds, cut_short):
+            if not acquire(fd, patience_seconds, cut_short) or not self._is_lock_file(fd):
                 raise self._in_use(read_holder(fd))
             try:
                 write_holder(fd)
@@ -307,9 +308,11 @@ class RunDirectory:
                 if isinstance(error, HalotileError) or self._is_lock_file(fd):
                     raise
                 raise OutputRefused(
-                    f"{self.path} was moved or removed during its run ({error}), and with it the journal. "
-                    "Put it back and run again to continue, or run with output.overwrite: true to start over."
+                    f"{self.path} was moved or removed during its run ({error}), and with it the journal. Put it back and run again to continue, or run with output.overwrite: true to start over."
                 ) from error
+            finally:
+                if self.is_scratch:
+                    self.disk.remove_tree(self.path)
 
     @contextmanager
     def _lock_file(self, flags: int) -> Iterator[int]:
@@ -339,13 +342,12 @@ class RunDirectory:
 
     def _in_use(self, holder: dict[str, Any]) -> OutputInUse:
         return OutputInUse(
-            f"{self.path} is in use: {describe(holder)} is writing this output. "
-            "Wait until it ends, or write another path."
+            f"{self.path} is in use: {describe(holder)} is writing this output. Wait until it ends, or write another path."
         )
 
     def is_running(self) -> dict[str, Any] | None:
         """The driver that runs here now, as ``pid``, ``host`` and ``started`` (Unix time); None if there is none."""
-        with suppress(FileNotFoundError), self._lock_file(os.O_RDONLY) as fd:
+        with suppress(*GONE), self._lock_file(os.O_RDONLY) as fd:
             try:
                 flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,15 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import InputError, OutputRefused
-from halotile.storage.disk.durable import DISK
-from halotile.storage.disk.place import ZARR_FILES, check_path, check_place
+from halotile.storage.disk.place import check_place
 from halotile.storage.grid import Region
+from halotile.storage.run_directory.replacement import replacing
 from halotile.storage.scans.counts import PatternCounts, blank_remarks
 from halotile.storage.scans.formats import opened_scan
 from halotile.storage.scans.framing import Framing, ShiftedPatterns, framed, shifted_scan
+from halotile.storage.scans.hdf5 import reading
 from halotile.storage.scans.known import KnownValues
-from halotile.storage.scans.scan import MARK, MAXIMUM, MEAN, OPTIONAL, PATTERNS, VERSION, Scan
+from halotile.storage.scans.scan import MARK, MAXIMUM, MEAN, OPTIONAL, PATTERNS, SHARDS, VERSION, Scan
 from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata
+from halotile.storage.sharded.ownership import stored_digest
 
 CHUNK_BYTES, SHARD_BYTES = 2**20, 2**25
 """About the bytes of patterns that are decoded at once, and that one file has."""
@@ -87,24 +90,12 @@ def write_scan(
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> None:
     """Write a scan as a Zarr group, with patterns that are read some at once; errors as of :func:`convert_scan`."""
-    check_path(path, "the path")
-    check_place(path, overwrite=overwrite, key="the path", remedy=remedy)
+    check = partial(check_place, path, overwrite=overwrite, key="the path", remedy=remedy)
     root = Path(path).absolute()
     if source:
         _check_apart(Path(source).resolve(), root.resolve())
-    part = root.with_name(f".{root.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        _write_group(part, scan, patterns, framing, leaves_negative_out, source or path, report)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    for written in part.rglob("*"):
-        if written.is_file():
-            DISK.sync(written)
-    if root.exists():
-        DISK.remove_tree(root, last=ZARR_FILES)
-    DISK.move(part, root)
+    with replacing(root, check) as made:
+        _write_group(made, scan, patterns, framing, leaves_negative_out, source or path, report)
 
 
 def _check_apart(source: Path, target: Path) -> None:
@@ -129,7 +120,7 @@ def _write_group(
 
     def copied(order: NDArray[np.int64]) -> tuple[PatternCounts, NDArray[np.float32]]:
         seen = PatternCounts(patterns.shape, scan.mask, framing, leaves_negative_out=leaves_negative_out)
-        return seen, _write_patterns(part, patterns, seen, order, framing, report)
+        return seen, _write_patterns(part, patterns, seen, order, framing, source, report)
 
     order = along_curve(scan.positions)
     seen, maximum = copied(order)
@@ -193,6 +184,7 @@ def _write_values(part: Path, scan: Scan, source: str) -> None:
         "full": scan.full,
         "remarks": scan.remarks,
         "source": os.path.basename(source),
+        SHARDS: stored_digest(part / PATTERNS).hex(),
     }
     zarr.open_group(str(part), mode="a", attributes=attributes)
     _write_arrays(part, {name: getattr(scan, name) for name in ("positions", "numbers", *OPTIONAL)})
@@ -213,12 +205,14 @@ def _write_patterns(
     seen: PatternCounts,
     order: NDArray[np.int64],
     framing: Framing,
+    source: str,
     report: Callable[[int, int], None],
 ) -> NDArray[np.float32]:
     """Write the patterns shard by shard, in the order of the curve, and return the maximum of each pixel."""
     count = len(order)
     rows, columns = framing.windows(*patterns.shape[1:])
-    recorded = np.asarray(patterns[:1, rows, columns])
+    with reading(source):
+        recorded = np.asarray(patterns[:1, rows, columns])
     if recorded.dtype.kind not in "uif":
         raise InputError(
             f"the patterns are {recorded.dtype.name}, which are no counts. Name an array of numbers: --patterns"
@@ -238,7 +232,9 @@ def _write_patterns(
     for start in range(0, count, shard):
         numbers = order[start : start + shard]
         rising = np.sort(numbers)
-        read = seen.cleaned(np.asarray(patterns[rising, rows, columns]), rising)
+        with reading(source):
+            read = np.asarray(patterns[rising, rows, columns])
+        read = seen.cleaned(read, rising)
         pixels = framing.binned(read)[np.searchsorted(rising, numbers)]
         if dtype.kind in "ui" and pixels.max() > np.iinfo(dtype).max:
             raise InputError(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import InputError
-from halotile.storage.scans.hdf5 import load_h5py
+from halotile.storage.scans.hdf5 import dataset_in, load_h5py
 from halotile.storage.scans.known import CHARGE, KnownValues, wavelength_of
 from halotile.storage.scans.named import mask_of
 from halotile.storage.scans.scan import LONGEST, Scan
@@ -98,7 +98,7 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
     InputError
         When something is missing, with its name.
     """
-    patterns = _first(file, f"{ENTRY}/data_1/data", f"{DETECTOR}/data")
+    patterns = _first(file, f"{ENTRY}/data_1/data", f"{DETECTOR}/data", kinds="")
     is_module = patterns.ndim == 4 and patterns.shape[1] == 1  # one of a detector
     if is_module:
         patterns = FirstModule(patterns)
@@ -122,7 +122,7 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
     named = known.without_pixels(named, patterns.shape[1:])
     scan = Scan(
         known.wavelength or _wavelength(file),
-        known.distance or float(_first(file, f"{DETECTOR}/distance")[()]),
+        known.distance or _alike(file, _first(file, f"{DETECTOR}/distance")),
         (float(pixel[0]), float(pixel[1])),
         positions,
         np.arange(len(positions)),
@@ -137,17 +137,16 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
 
 def _of_detector(file: Any, name: str, is_module: bool) -> NDArray[Any] | None:
     """An array of the detector if there is one, without the axis of its modules."""
-    if (found := file.get(f"{DETECTOR}/{name}")) is None:
+    if (found := dataset_in(file, f"{DETECTOR}/{name}")) is None:
         return None
     array = np.asarray(found[()])
     return array[..., 0, :, :] if is_module and array.ndim > 2 and array.shape[-3] == 1 else array
 
 
-def _first(file: Any, *names: str) -> Any:
-    for name in names:
-        if file.get(name) is not None:
-            return file[name]
-    raise _missing(file, names[0])
+def _first(file: Any, *names: str, kinds: str = "biuf") -> Any:
+    if (found := dataset_in(file, *names, kinds=kinds)) is None:
+        raise _missing(file, names[0])
+    return found
 
 
 def _missing(file: Any, name: str) -> InputError:
@@ -158,25 +157,32 @@ def _missing(file: Any, name: str) -> InputError:
 
 def _shot(file: Any, name: str) -> NDArray[Any] | None:
     """Values of each pattern, which files have in one of three places."""
-    for group in (f"{ENTRY}/data_1", f"{ENTRY}/sample_1/geometry_1", DETECTOR):
-        found = file.get(f"{group}/{name}")  # None also for a link that leads nowhere
-        if found is not None:
-            return np.asarray(found[()], np.float64)
-    return None
+    groups = f"{ENTRY}/data_1", f"{ENTRY}/sample_1/geometry_1", DETECTOR
+    found = dataset_in(file, *(f"{group}/{name}" for group in groups))
+    return None if found is None else np.asarray(found[()], np.float64)
 
 
 def _of_source(file: Any, name: str) -> float:
-    """A value of the source, which may be there for each pattern; 0 where it is not known."""
-    found = file.get(f"{SOURCE}/{name}")
-    if found is None:
-        return 0.0
-    values = np.asarray(found[()], np.float64)
-    if abs(values).max() > ALIKE * abs(values).min():
-        raise InputError(
-            f"{file.filename}: {SOURCE}/{name} is from {values.min():g} to {values.max():g}, and all patterns of a scan have one wavelength. "
-            "Write the one that is right as --energy, or leave out the others in the file."
-        )
-    return float(values.mean())
+    """A value of the source; 0 where it is not known."""
+    found = dataset_in(file, f"{SOURCE}/{name}")
+    return 0.0 if found is None else _alike(file, found)
+
+
+def _alike(file: Any, dataset: Any) -> float:
+    """A number, of any shape: it may be there for each pattern."""
+    values, name = np.asarray(dataset[()], np.float64), dataset.name.strip("/")
+    if values.size and not abs(values).max() > ALIKE * abs(values).min():
+        return float(values.mean())
+    kind, option = next(
+        ((end.strip("_"), option) for end, option in OPTIONS.items() if name.endswith(end)),
+        ("wavelength", "--energy"),
+    )
+    kind = "wavelength" if kind == "energy" else kind.replace("_", " ")
+    said = f"from {values.min():g} to {values.max():g}" if values.size else "empty"
+    raise InputError(
+        f"{file.filename}: {name} is {said}, and all patterns of a scan have one {kind}. "
+        f"Write the one that is right as {option}, or leave out the others in the file."
+    )
 
 
 def _wavelength(file: Any) -> float:
@@ -198,15 +204,17 @@ def _wavelength(file: Any) -> float:
 
 def _basis(file: Any, known: KnownValues) -> NDArray[np.float64]:
     """The steps between pixels, (3, 2) in metres; where only sizes are known, rows go down and columns to the left, as cxidb.org draws them."""
-    if (found := file.get(f"{DETECTOR}/basis_vectors")) is not None:
+    if (found := dataset_in(file, f"{DETECTOR}/basis_vectors")) is not None:
         basis = np.asarray(found[()], np.float64)
         basis = basis.T if basis.shape == (2, 3) else basis
-        if not (np.linalg.norm(basis, axis=0) > 0).all():
+        if basis.shape != (3, 2) or not (np.linalg.norm(basis, axis=0) > 0).all():
             raise InputError(
-                f"{file.filename}: a basis vector of the detector has no length: mend {DETECTOR}/basis_vectors."
+                f"{file.filename}: a basis vector of the detector has no length, or not three parts: mend {DETECTOR}/basis_vectors."
             )
         return basis
-    height, width = known.pixel or (float(_first(file, f"{DETECTOR}/{axis}_pixel_size")[()]) for axis in "yx")
+    height, width = known.pixel or (
+        _alike(file, _first(file, f"{DETECTOR}/{axis}_pixel_size")) for axis in "yx"
+    )
     return np.array([[0, -width], [-height, 0], [0, 0]])
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError, MissingPackage, OutputRefused
 from halotile.storage.disk.durable import DISK
-from halotile.storage.disk.place import ZARR_FILES, check_path, check_place
+from halotile.storage.disk.place import check_place
 from halotile.storage.grid import Region
-from halotile.storage.scans.hdf5 import SUFFIXES, fault_of_name, opened
-from halotile.storage.scans.start import StartValues
+from halotile.storage.run_directory.replacement import replacing
+from halotile.storage.scans.hdf5 import SUFFIXES, dataset_in, fault_of_name, opened, reading
+from halotile.storage.scans.start import PROCESS, StartValues
 from halotile.storage.sharded.output import Layout, ShardWriter, create_output
 
 IMAGES = {"object": "yx", "probe": "cyx"}
@@ -47,7 +49,7 @@ def check_result_place(path: Path) -> None:
 
 def _is_own(path: Path) -> bool:
     """True for a result as halotile writes it: others may have an object and a probe as well."""
-    with suppress(InputError), opened(str(path)) as file:
+    with suppress(InputError), opened(str(path)) as file, reading(str(path)):
         return StartValues.OF_RESULTS["first_pixel"] in file
     return False
 
@@ -56,7 +58,7 @@ def is_result(path: str) -> bool:
     """Return True for a CXI file with an object and a probe."""
     if not path.endswith(SUFFIXES) or not Path(path).is_file():
         return False
-    with opened(path) as file:
+    with opened(path) as file, reading(path):
         return all(name in file for name in IMAGES)
 
 
@@ -101,23 +103,21 @@ class ScanResult:
 def read_result(path: str) -> ScanResult:
     """Read the result of a job; errors as of :func:`export_result`."""
     _check_result(path)
-    with opened(path) as file:
-        process = file["entry_1/process_1"]
-        first = process["first_pixel"][()]
-        probe = file["probe"][()]
+    with opened(path) as file, reading(path):
+        first = _values(file, f"{PROCESS}/first_pixel", 2, (2,))
+        image, probe = (_values(file, name, len(axes)) for name, axes in IMAGES.items())
         middle = np.array(probe.shape[-2:]) / 2
         start, stop = (first.min(0) + middle).astype(int), (first.max(0) + middle).astype(int) + 1
         before, after = (
-            file[f"entry_1/sample_1/geometry_1/{name}"][()][:, 1::-1]
+            _values(file, f"entry_1/sample_1/geometry_1/{name}", 2, (3,))[:, 1::-1]
             for name in ("translation_before", "translation")
         )
-        rings = {name: process[name][()] for name in RINGS if name in process}
-        height, width = file["entry_1/image_1"].attrs["pixel_size"]
+        rings = {name: file[f"{PROCESS}/{name}"][()] for name in RINGS if f"{PROCESS}/{name}" in file}
         return ScanResult(
-            file["object"][()],
+            image,
             probe,
-            (float(height), float(width)),
-            file["loss"][()],
+            _pixel(file),
+            _values(file, "loss", 1),
             before,
             after,
             (slice(start[0], stop[0]), slice(start[1], stop[1])),
@@ -149,20 +149,10 @@ def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bo
         Without scikit-image, which unwraps phases.
     """
     _check_result(path)
-    check_path(target, "the path")
-    check_place(target, overwrite=overwrite, key="the path", remedy="--overwrite")
     unwrapped = _unwrapping() if unwrap else None
-    root = Path(target).absolute()
-    part = root.with_name(f".{root.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        _write_group(part, path, unwrapped)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    if root.exists():
-        DISK.remove_tree(root, last=ZARR_FILES)
-    DISK.move(part, root)
+    check = partial(check_place, target, overwrite=overwrite, key="the path", remedy="--overwrite")
+    with replacing(Path(target), check) as made:
+        _write_group(made, path, unwrapped)
     return [f"{target}/{name}_{kind}" for name in IMAGES for kind in ("modulus", "phase")]
 
 
@@ -171,18 +161,31 @@ def _check_result(path: str) -> None:
         raise InputError(f"{path} has no object and probe: it is no result of a ptychography job.")
 
 
+def _values(file: Any, name: str, ndim: int, tail: tuple[int, ...] = ()) -> NDArray[Any]:
+    found = dataset_in(file, name, kinds="iufc", ndim=ndim, tail=tail)
+    if found is None or not found.size:
+        raise InputError(f"{file.filename} has no {name}, or nothing in it: it is no result of a job.")
+    return np.asarray(found[()])
+
+
+def _pixel(file: Any) -> tuple[float, float]:
+    """Size of a pixel of the object in metres."""
+    height, width = np.broadcast_to(file["entry_1/image_1"].attrs["pixel_size"], 2).tolist()
+    if not (isinstance(height, float) and 0 < height < math.inf and 0 < width < math.inf):
+        raise InputError(f"{file.filename}: pixel_size of entry_1/image_1 is {height}, {width}: no lengths.")
+    return height, width
+
+
 def _write_group(part: Path, path: str, unwrapped: Callable[[NDArray[Any]], Any] | None) -> None:
     part.mkdir()
     DISK.write_file(part / "zarr.json", [b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'])
-    with opened(path) as file:
-        pixel = file["entry_1/image_1"].attrs["pixel_size"]
-        for name, axes in IMAGES.items():
-            waves = file[name][()]
-            phase = np.angle(waves)
-            if unwrapped is not None and name == "object":
-                phase = np.asarray(unwrapped(phase))
-            for kind, pixels in (("modulus", np.abs(waves)), ("phase", phase)):
-                _write(part / f"{name}_{kind}", pixels.astype(np.float32), axes, pixel)
+    result = read_result(path)
+    for (name, axes), waves in zip(IMAGES.items(), (result.image, result.probe), strict=True):
+        phase = np.angle(waves)
+        if unwrapped is not None and name == "object":
+            phase = np.asarray(unwrapped(phase))
+        for kind, pixels in (("modulus", np.abs(waves)), ("phase", phase)):
+            _write(part / f"{name}_{kind}", pixels.astype(np.float32), axes, result.pixel)
 
 
 def _write(path: Path, pixels: NDArray[np.float32], axes: str, pixel: Any) -> None:

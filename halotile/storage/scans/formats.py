@@ -12,6 +12,7 @@ import numpy as np
 
 from halotile.errors import ConfigError, InputError
 from halotile.storage.scans.cxi import SOURCE, holds_scan, read_cxi
+from halotile.storage.scans.hdf5 import reading
 from halotile.storage.scans.known import KnownValues
 from halotile.storage.scans.named import container_of, read_named, small_array
 from halotile.storage.scans.ptyd import center_of, is_ptyd, read_ptyd
@@ -58,26 +59,30 @@ def opened_scan(path: str, known: KnownValues = KnownValues()) -> Iterator[Found
         When h5py is needed and not installed.
     """
     with container_of(path) as container:
-        has_names = hasattr(container, "keys") and known.patterns is None
-        is_cxi = has_names and (path.endswith(".cxi") or holds_scan(container))
-        if (is_cxi or (has_names and is_ptyd(container))) and (known.positions or known.step):
-            raise ConfigError(
-                f"{path} says where the beam was. Leave --positions and --step out, or name --patterns as well: then nothing else is read of it."
-            )
-        if known.positions_last and has_names and (is_cxi or is_ptyd(container)):
-            raise ConfigError(
-                f"{path} has its positions first. Leave --positions-last out, or name --patterns as well."
-            )
-        if is_cxi:
-            found = FoundScan(*read_cxi(container, known))
-        elif has_names and is_ptyd(container):
-            found = FoundScan(*read_ptyd(container, known), center_of(container))
-        else:
-            found = FoundScan(*read_named(container, path, known))
-        if not len(found.scan.positions):
-            raise InputError(f"{path} has no patterns: nothing was recorded, or another dataset has them.")
-        _check_extent(found.scan, path)
-        yield replace(found, scan=_with_probe(found, container, path, known))
+        with reading(path):
+            has_names = hasattr(container, "keys") and known.patterns is None
+            is_cxi = has_names and (path.endswith(".cxi") or holds_scan(container))
+            if (is_cxi or (has_names and is_ptyd(container))) and (known.positions or known.step):
+                raise ConfigError(
+                    f"{path} says where the beam was. Leave --positions and --step out, or name --patterns as well: then nothing else is read of it."
+                )
+            if known.positions_last and has_names and (is_cxi or is_ptyd(container)):
+                raise ConfigError(
+                    f"{path} has its positions first. Leave --positions-last out, or name --patterns as well."
+                )
+            if is_cxi:
+                found = FoundScan(*read_cxi(container, known))
+            elif has_names and is_ptyd(container):
+                found = FoundScan(*read_ptyd(container, known), center_of(container))
+            else:
+                found = FoundScan(*read_named(container, path, known))
+            if not len(found.scan.positions):
+                raise InputError(
+                    f"{path} has no patterns: nothing was recorded, or another dataset has them."
+                )
+            _check_extent(found.scan, path)
+            found = replace(found, scan=_with_probe(found, container, path, known))
+        yield found
 
 
 def _check_extent(scan: Scan, path: str) -> None:
@@ -111,5 +116,5 @@ def knows_scan(path: str) -> bool:
     """Return True for a file whose format says that it is a scan."""
     if not path.endswith(SUFFIXES) or not Path(path).is_file():
         return False
-    with container_of(path) as container:
+    with container_of(path) as container, reading(path):
         return holds_scan(container) or is_ptyd(container)

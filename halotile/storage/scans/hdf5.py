@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import InputError, MissingPackage
+from halotile.errors import HalotileError, InputError, MissingPackage
+from halotile.storage.formats.parts.hdf5_files import other_files
 from halotile.storage.run_directory.names import run_path
 from halotile.storage.stored_array import read_error
 
@@ -71,9 +72,70 @@ def opened(path: str) -> Iterator[Any]:
     h5py = load_h5py()
     if os.path.isfile(path) and not h5py.is_hdf5(path):
         raise InputError(f"{path} is no HDF5 file. Write the path of one.")
-    try:
+    with reading(path):
         file = h5py.File(path, "r")
-    except OSError as error:
-        raise read_error(path, error) from error
     with file:
         yield file
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Convert everything that h5py, zarr or NumPy raise for the contents of a file.
+
+    Raises
+    ------
+    InputError
+        With the path.
+    """
+    try:
+        yield
+    except (HalotileError, MemoryError):
+        raise
+    except Exception as error:
+        raise read_error(f"{path}: it cannot be read", error) from error
+
+
+def dataset_in(
+    file: Any, *names: str, kinds: str = "biuf", ndim: int | None = None, tail: tuple[int, ...] = ()
+) -> Any:
+    """The first dataset that an HDF5 file or a Zarr group has under some names; None where there is none.
+
+    Parameters
+    ----------
+    file : h5py.File or zarr.Group
+        The open file.
+    *names : str
+        Names of which one is expected.
+    kinds : str
+        Kinds of NumPy types that it may have; empty: any.
+    ndim : int, optional
+        Number of its axes.
+    tail : tuple of int
+        Lengths of the last axes.
+
+    Raises
+    ------
+    InputError
+        When something else has that name, or some of it is in a file that is missing.
+    """
+    is_hdf5 = hasattr(file, "filename")
+    path = os.path.abspath(file.filename) if is_hdf5 else file.store_path
+    for name in names:
+        found = file.get(name)  # None also for a link that leads nowhere
+        if found is None:
+            link = file.get(name, getlink=True) if is_hdf5 and name in file else None
+            if missing := getattr(link, "filename", None):
+                raise InputError(f"{path}: {name} is in another file, {missing}, which cannot be opened.")
+            continue
+        shape = getattr(found, "shape", None)
+        right = shape is not None and ndim in (None, len(shape)) and shape[len(shape) - len(tail) :] == tail
+        if not right or (kinds and found.dtype.kind not in kinds):
+            what = "it is a group, or empty" if shape is None else f"it has {found.dtype}, {list(shape)}"
+            axes = (
+                "" if ndim is None else f" of shape {['n'] * (ndim - len(tail)) + [*tail]}".replace("'", "")
+            )
+            raise InputError(f"{path}: {name} is no array of numbers{axes}: {what}.")
+        if is_hdf5 and (found.is_virtual or found.external):
+            other_files(found.file, os.path.abspath(found.file.filename), found.name)
+        return found
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
-from halotile.storage.scans.hdf5 import check_there, opened
+from halotile.storage.scans.hdf5 import check_there, dataset_in, opened, reading
 from halotile.storage.scans.known import KnownValues
 from halotile.storage.scans.scan import Scan
 
@@ -127,17 +128,15 @@ def container_of(path: str) -> Iterator[Any]:
     """
     check_there(path)
     if path.endswith(".npy"):
-        try:
+        with reading(path):
             array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read: {error}.") from error
         yield array
     elif Path(path).is_dir():
         import zarr
 
         try:
             found: Any = zarr.open(path, mode="r")
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:
             raise InputError(f"{path} is no Zarr: {error}.") from error
         yield found
     else:
@@ -175,12 +174,16 @@ def small_array(container: Any, path: str, name: str) -> NDArray[Any]:
     """An array that is small, of this file or of one of its own."""
     if name.endswith(FILES) and not (hasattr(container, "keys") and name in container):
         try:
-            if name.endswith(".npy"):
-                return np.asarray(np.load(name, allow_pickle=False))
-            return np.loadtxt(name, delimiter="," if name.endswith(".csv") else None)
-        except (OSError, ValueError) as error:
+            delimiter = "," if name.endswith(".csv") else None
+            load = np.load if name.endswith(".npy") else partial(np.loadtxt, delimiter=delimiter)
+            array = np.asarray(load(name))
+        except Exception as error:
             raise InputError(f"{name} cannot be read: {error}.") from error
-    return np.asarray(_dataset(container, path, name, "the name")[...])
+    else:
+        array = np.asarray(_dataset(container, path, name, "the name")[...])
+    if array.dtype.kind not in "biufc":
+        raise InputError(f"{path}: {name} is of type {array.dtype}. Name an array of numbers.")
+    return array
 
 
 def _dataset(container: Any, path: str, name: str | None, option: str) -> Any:
@@ -189,12 +192,13 @@ def _dataset(container: Any, path: str, name: str | None, option: str) -> Any:
         raise ConfigError(
             f"{path} has one array, and {name} is none of it. Write the path of a file that ends with {', '.join(FILES)}."
         )
-    if name is None or name not in container or not hasattr(container[name], "shape"):
+    found = None if name is None else dataset_in(container, name, kinds="")
+    if found is None:
         what = f"{path} is no CXI file" if name is None else f"{path} has no dataset {name}"
         raise ConfigError(
             f"{what}. Write for {option} one of {', '.join(_names(container)) or 'its datasets: it has none'}."
         )
-    return container[name]
+    return found
 
 
 def _names(container: Any) -> list[str]:

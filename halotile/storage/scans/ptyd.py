@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import InputError
+from halotile.storage.scans.hdf5 import dataset_in
 from halotile.storage.scans.known import KnownValues, wavelength_of
 from halotile.storage.scans.named import mask_of
 from halotile.storage.scans.scan import Scan
@@ -64,23 +65,20 @@ def read_ptyd(file: Any, known: KnownValues) -> tuple[Scan, JoinedPatterns]:
     InputError
         When something is missing, or patterns differ in shape.
     """
-    chunks = [file["chunks"].get(name) for name in sorted(file["chunks"], key=int)]
-    if any(chunk is None for chunk in chunks):
-        raise InputError(f"{file.filename}: a file that it links is not there.")
-    if different := {chunk["data"].shape[1:] for chunk in chunks} - {chunks[0]["data"].shape[1:]}:
-        raise InputError(
-            f"{file.filename}: patterns have shapes {chunks[0]['data'].shape[1:]} and {different.pop()}."
-        )
-    patterns = JoinedPatterns([chunk["data"] for chunk in chunks])
-    positions = np.concatenate([np.asarray(chunk["positions"][()], np.float64) for chunk in chunks])
-    height, width = known.pixel or np.broadcast_to(_meta(file, "psize"), 2)
+    chunks = sorted(filter(str.isdecimal, file["chunks"]), key=int)
+    pattern = _of_chunk(file, chunks[0], "data", 3).shape[1:]
+    patterns = JoinedPatterns([_of_chunk(file, chunk, "data", 3, pattern) for chunk in chunks])
+    columns = _of_chunk(file, chunks[0], "positions", 2).shape[1:]
+    places = [_of_chunk(file, chunk, "positions", 2, columns)[()] for chunk in chunks]
+    positions = np.concatenate(places).astype(np.float64)
+    height, width = known.pixel or _meta(file, "psize", 2)
     scan = Scan(
-        known.wavelength or wavelength_of(1e3 * float(_meta(file, "energy"))),
-        known.distance or float(_meta(file, "distance")),
+        known.wavelength or wavelength_of(1e3 * _meta(file, "energy")[0]),
+        known.distance or _meta(file, "distance")[0],
         (float(height), float(width)),
         known.placed(positions),
         np.arange(len(positions)),
-        mask=known.without_pixels(_mask(file, chunks, known), patterns.shape[1:]),
+        mask=known.without_pixels(_mask(file, chunks, pattern, known), pattern),
         angles=known.angles,
     )
     scan.check(patterns.shape, file.filename)
@@ -89,41 +87,48 @@ def read_ptyd(file: Any, known: KnownValues) -> tuple[Scan, JoinedPatterns]:
 
 def center_of(file: Any) -> tuple[int, int] | None:
     """The pixel of the beam, where the file says it and it is not the middle."""
-    if "meta/center" not in file:
+    said = dataset_in(file, "meta/center", kinds="")
+    if said is None or (said.dtype.kind in "OS" and said.size == 1 and said[()] == b"fftshift"):  # the middle
         return None
-    said = file["meta/center"][()]
-    if isinstance(said, bytes | str):
-        said = said.decode() if isinstance(said, bytes) else said
-        if said == "fftshift":  # the middle, in ptypy's word
-            return None
-        raise InputError(
-            f"{file.filename}: meta/center is {said!r}, and it is the pixel of the beam or fftshift."
-        )
-    center = np.rint(np.broadcast_to(np.asarray(said, np.float64), 2)).astype(int).tolist()
-    shape = file["chunks/0/data"].shape[1:]
+    center = [round(value) for value in _meta(file, "center", 2)]
+    shape = _of_chunk(file, "0", "data", 3).shape[1:]
     return None if center == [n // 2 for n in shape] else (center[0], center[1])
 
 
-def _meta(file: Any, name: str) -> Any:
-    if f"meta/{name}" not in file:
+def _of_chunk(file: Any, chunk: str, name: str, ndim: int, tail: tuple[int, ...] = ()) -> Any:
+    if (found := dataset_in(file, f"chunks/{chunk}/{name}", ndim=ndim, tail=tail)) is None:
         raise InputError(
-            f"{file.filename} has no meta/{name}. Write --{'pixel' if name == 'psize' else name}."
+            f"{file.filename} has no chunks/{chunk}/{name}, or a file that it links is not there."
         )
-    return file[f"meta/{name}"][()]
+    return found
 
 
-def _mask(file: Any, chunks: list[Any], known: KnownValues) -> NDArray[np.bool_] | None:
+def _meta(file: Any, name: str, count: int = 1) -> list[float]:
+    """Finite numbers among the metadata, of which there may be one for all."""
+    option = "pixel" if name == "psize" else name
+    if (found := dataset_in(file, f"meta/{name}")) is None:
+        raise InputError(f"{file.filename} has no meta/{name}. Write --{option}.")
+    values = np.asarray(found[()], np.float64).ravel()
+    if values.size not in (1, count) or not np.isfinite(values).all():
+        raise InputError(f"{file.filename}: meta/{name} is {values.tolist()}. Write --{option}.")
+    return [float(value) for value in np.broadcast_to(values, count)]
+
+
+def _mask(file: Any, chunks: list[str], pattern: tuple[int, ...], known: KnownValues) -> NDArray[Any] | None:
     """True where the weight is above 0 in every pattern."""
     if known.good or known.bad_images:
         return mask_of(file, file.filename, known)
-    weights = [chunk["weights"] for chunk in chunks if "weights" in chunk and chunk["weights"].ndim == 3]
-    if weights:
-        counts = np.ones(weights[0].shape[1:], bool)
-        for weight in weights:
-            for number in range(len(weight)):
-                counts &= weight[number] > 0
+    counts = None
+    for chunk in chunks:
+        name = f"chunks/{chunk}/weights"
+        if getattr(file.get(name), "ndim", 0) == 3:
+            counts = np.ones(pattern, bool) if counts is None else counts
+            for frame in dataset_in(file, name, ndim=3, tail=pattern):
+                counts &= frame > 0
+    if counts is not None:
         return counts
     for name in ("meta/weight2d", "info/weight2d"):
-        if name in file and getattr(file[name], "ndim", 0) == 2:
-            return np.asarray(file[name][()] > 0)
+        found = dataset_in(file, name, kinds="")
+        if found is not None and found.ndim == 2 and found.dtype.kind in "biuf":
+            return np.asarray(found[()] > 0)
     return None

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halotile.errors import InputError
+from halotile.errors import DamagedData, InputError
 from halotile.storage.arrays import Source, open_source
+from halotile.storage.scans.hdf5 import dataset_in, reading
+from halotile.storage.sharded.ownership import stored_digest
 
 MARK = "halotile_scan"
 """Attribute of the group, with the version of this layout."""
@@ -24,7 +26,13 @@ LENGTHS = {"wavelength": "energy", "distance": "distance", "pixel": "pixel"}
 """Options of `recon-cli convert` that give a length."""
 SHORTEST, LONGEST = 1e-15, 1e-3
 """Wavelengths in metres beyond which nothing has one that diffracts."""
-OPTIONAL = ("mask", "background", "probe", "intensities")
+ARRAYS = {
+    "positions": ("f", 2), "numbers": ("iu", 1), "mask": ("b", 2), "background": ("f", 2), "probe": ("c", 3), "intensities": ("f", 1)
+}  # fmt: skip
+"""Arrays besides the patterns: kinds of their types, and numbers of axes."""
+OPTIONAL = tuple(ARRAYS)[2:]
+SHARDS = "shards"
+"""Attribute with the digest of the files of the patterns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +112,8 @@ class Scan:
                 f"{path}: the wavelength is {self.wavelength:g} m, and that of photons and electrons is from 1 fm to 1 mm. Write the right one as --energy."
             )
         count, *pattern = shape
-        expected = {"positions": (count, 2), "intensities": (count,)}
+        expected: dict[str, tuple[int, ...]] = {"positions": (count, 2)}
+        expected |= dict.fromkeys(("numbers", "intensities"), (count,))
         expected |= dict.fromkeys(("mask", "background"), tuple(pattern))
         for name, wanted in expected.items():
             if (array := getattr(self, name)) is None:
@@ -131,22 +140,25 @@ def is_scan(path: str | Path) -> bool:
     """Return True for the group of a scan."""
     try:
         attributes = json.loads((Path(path) / "zarr.json").read_bytes()).get("attributes", {})
-    except (OSError, ValueError):
+        return MARK in attributes
+    except (OSError, ValueError, AttributeError, TypeError):
         return False
-    return MARK in attributes
 
 
 def open_summary(path: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Read the mean and the maximum of all patterns, (rows, columns) each; errors as of :func:`open_scan`."""
     import zarr
 
-    open_scan(path)
-    group: Any = zarr.open_group(path, mode="r")
-    if MEAN not in group:
+    _, patterns = open_scan(path)
+    with reading(path):
+        group = zarr.open_group(path, mode="r")
+        found = [dataset_in(group, name, kinds="f") for name in (MEAN, MAXIMUM)]
+        mean, maximum = (np.zeros(0, np.float32) if each is None else each[:] for each in found)
+    if {mean.shape, maximum.shape} != {patterns.shape[1:]}:
         raise InputError(
-            f"{path} is of an earlier halotile, which did not keep the mean of the patterns. Convert it again."
+            f"{path} is of an earlier halotile, which did not keep the mean of the patterns, or it is damaged. Convert it again."
         )
-    return group[MEAN][:], group[MAXIMUM][:]
+    return mean, maximum
 
 
 def open_scan(path: str) -> tuple[Scan, Source]:
@@ -165,22 +177,31 @@ def open_scan(path: str) -> tuple[Scan, Source]:
         raise InputError(
             f"{path} is no scan in a Zarr. Make one of a file: recon-cli convert {source} {target}"
         )
-    group = zarr.open_group(path, mode="r")
-    attributes: dict[str, Any] = dict(group.attrs)
+    with reading(path):
+        group = zarr.open_group(path, mode="r")
+        attributes: dict[str, Any] = dict(group.attrs)
+        found = {name: dataset_in(group, name, kinds=kind, ndim=n) for name, (kind, n) in ARRAYS.items()}
+        arrays = {name: array[:] for name, array in found.items() if array is not None}
     if attributes[MARK] != VERSION:
         raise InputError(
             f"{path} is a scan of version {attributes[MARK]}, and this halotile reads {VERSION}. Convert it again."
         )
-    arrays = {name: group[name][:] for name in ("positions", "numbers", *OPTIONAL) if name in group}
-    scan = Scan(
-        attributes["wavelength"],
-        attributes["distance"],
-        (attributes["pixel"][0], attributes["pixel"][1]),
-        angles=attributes.get("angles", False),
-        full=attributes.get("full", 0),
-        remarks=tuple((label, text) for label, text in attributes.get("remarks", ())),
-        **arrays,
-    )
-    patterns = open_source(f"{path.rstrip('/')}/{PATTERNS}")
+    try:
+        height, width = map(float, attributes["pixel"])
+        scan = Scan(
+            float(attributes["wavelength"]),
+            float(attributes["distance"]),
+            (height, width),
+            angles=bool(attributes.get("angles")),
+            full=int(attributes.get("full", 0)),
+            remarks=tuple((str(label), str(text)) for label, text in attributes.get("remarks", ())),
+            **arrays,
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise DamagedData(f"{path}: its attributes are damaged. Convert the scan again.") from None
+    folder = f"{path.rstrip('/')}/{PATTERNS}"
+    patterns = open_source(folder)
     scan.check(patterns.shape, path)
+    if (digest := stored_digest(folder).hex()) != attributes.get(SHARDS, digest):
+        raise DamagedData(f"{folder} has files of another scan or another conversion. Convert it again.")
     return scan, patterns

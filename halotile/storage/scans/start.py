@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import InputError
-from halotile.storage.scans.hdf5 import opened
+from halotile.storage.scans.hdf5 import dataset_in, opened, reading
 
 PROCESS = "entry_1/process_1"
 
@@ -66,16 +66,14 @@ class StartValues:
         MissingPackage
             Without h5py.
         """
-        with opened(path) as file:
+        with opened(path) as file, reading(path):
             is_result = cls.OF_RESULTS["first_pixel"] in file
             places = cls.OF_ANY | (cls.OF_RESULTS if is_result else {})
-            there = {name: file[place] for name, place in places.items() if place in file}
-            found = {name: np.asarray(each[()]) for name, each in there.items() if hasattr(each, "shape")}
+            there = {name: dataset_in(file, place, kinds="iufc") for name, place in places.items()}
+            found = {name: np.asarray(each[()]) for name, each in there.items() if each is not None}
         if not {"object", "probe"} & found.keys():
             raise InputError(f"{path} has neither an object nor a probe to begin with, under these names.")
         for name, values in found.items():
-            if values.dtype.kind not in "iufc":
-                raise InputError(f"{path}: its {name} is no array of numbers.")
             if not np.isfinite(values).all():
                 raise InputError(f"{path}: its {name} has values that are not finite.")
         for name in {"object", "probe"} & found.keys():

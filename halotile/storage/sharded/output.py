@@ -25,6 +25,7 @@ from halotile.storage.sharded.layout import Layout, read_layout
 from halotile.storage.sharded.levels import LevelArray, avoid_value, coarser, halve
 from halotile.storage.sharded.output_disk import OutputDisk, disk_of, opened
 from halotile.storage.sharded.shards import (
+    DIGEST_BYTES,
     ShardFormat,
     digest_of,
     encode_shard,
@@ -230,9 +231,12 @@ def check_block(
 
 
 def inspect_block(
-    path: str | OutputPath, layout: AnyLayout, region: Region, *, thorough: bool
+    path: str | OutputPath, layout: AnyLayout, region: Region, *, thorough: bool | None
 ) -> tuple[list[str], bytes]:
-    """The problems of the shards that a region overlaps, and the digest of their contents if there are none."""
+    """The problems of the shards that a region overlaps, and the digest of their contents if there are none.
+
+    With ``thorough=None`` only the end of each shard is read, its index and the checksum of its last chunk, and the digest is of these.
+    """
     if isinstance(layout, FileLayout):
         of_file, digest = layout.inspect(Path(str(path)))
         return [f"{path}: {problem}" for problem in of_file], digest
@@ -356,15 +360,17 @@ def _shards_of(
 
 
 def _inspect_shard(
-    file: OutputPath, form: ShardFormat, shape: tuple[int, ...], thorough: bool
+    file: OutputPath, form: ShardFormat, shape: tuple[int, ...], thorough: bool | None
 ) -> tuple[list[str], bytes]:
     """The problems of a shard, and its digest if there are none: it comes with an object; of a file four bytes of each chunk are read."""
     try:
         with opened(file) as shard:
             size = shard.size
             if not thorough:
-                end = shard.read(form.index_bytes, max(0, size - form.index_bytes))
-                return inspect_index(end, size, shard.read, form, shape, shard.digest)
+                tail = form.index_bytes + DIGEST_BYTES * (thorough is None)
+                end = shard.read(tail, max(0, size - tail))
+                digest = digest_of([end]) if thorough is None else shard.digest
+                return inspect_index(end, size, shard.read, form, shape, digest)
             content = shard.whole()
             if problems := list(find_problems(content, form, shape)):
                 return problems, b""

@@ -14,11 +14,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from halotile.errors import OutputRefused
+from halotile.errors import DamagedData, InputError, OutputRefused
 from halotile.storage.disk.durable import GONE, PARTIAL
 from halotile.storage.disk.object_path import OutputPath, files_below, path_of
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
-from halotile.storage.sharded.output import FOREIGN_FILE, FOREIGN_PIXELS, AnyLayout, FileLayout
+from halotile.storage.grid import Region
+from halotile.storage.sharded.layout import read_layout
+from halotile.storage.sharded.output import FOREIGN_FILE, FOREIGN_PIXELS, AnyLayout, FileLayout, inspect_block
 from halotile.storage.sharded.output_disk import OutputDisk, disk_of
 from halotile.storage.stored_array import read_error
 
@@ -114,6 +116,29 @@ def remove_added_levels(place: str | OutputPath, layout: AnyLayout, disk: Output
         if "/" not in name and name not in own and (root / name).is_dir():
             disk.remove_tree(root / name)
     return len(names)
+
+
+def stored_digest(path: str | OutputPath) -> bytes:
+    """Digest of all shards of a finished output, of which only the ends are read; empty if halotile did not lay it out.
+
+    Raises
+    ------
+    DamagedData
+        When a shard is missing or cut short: its pixels would be read as fill values.
+    """
+    try:
+        layout = read_layout(path)
+    except DamagedData:
+        raise
+    except InputError:
+        return b""
+    problems, digest = inspect_block(path, layout, Region.whole(layout.shape), thorough=None)
+    if problems:
+        raise DamagedData(
+            f"{problems[0]}; {len(problems):,} of the {layout.files:,} shards of {path} cannot be read. Restore them from a copy, convert "
+            f"the scan again, or let `recon-cli verify --repair` compute the output of a run anew."
+        )
+    return digest
 
 
 def find_foreign_entry(root: str | OutputPath, layout: AnyLayout) -> str:

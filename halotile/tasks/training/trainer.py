@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from halotile.errors import DamagedData, DiskRefused
-from halotile.storage.disk.durable import DISK, is_full
+from halotile.errors import DamagedData
+from halotile.storage.disk.durable import DISK
 from halotile.tasks.devices.device import prepare_program
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import CurveRow, read_curve, write_curve
@@ -57,14 +57,7 @@ class Trainer:
         module = self.module().to(self.device, memory_format=LAYOUT)
         optimizer = AdamOptimizer(module.parameters(), self.rate)
         recorder = _Recorder(self, module) if group.rank == 0 else None
-        try:
-            self._fit(group, module, optimizer, recorder)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            raise DiskRefused(
-                f"the disk is full: the checkpoint {recipe.checkpoint} cannot be written. Free some space and run again."
-            ) from error
+        self._fit(group, module, optimizer, recorder)
         if recorder:
             recorder.write(recipe.steps)
             recorder.draw()

@@ -12,7 +12,6 @@ from typing import Any
 
 from halotile.errors import (
     DamagedData,
-    DiskRefused,
     OutputInUse,
     OutputRefused,
     ResumeRefused,
@@ -35,7 +34,7 @@ from halotile.graphs.runs.outputs.replacing import (
 )
 from halotile.graphs.runs.signals import Signals
 from halotile.graphs.waiting import log_line, patience_seconds, report_if_slow
-from halotile.storage.disk.durable import is_full, remove_partials
+from halotile.storage.disk.durable import refusing_full, remove_partials
 from halotile.storage.disk.place import refusing_silence
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import LOCK_SECONDS, RunDirectory
@@ -84,7 +83,7 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
     if not first.claims_output():
         check_startable(plan.cluster)
     with ExitStack() as stack:
-        try:
+        with refusing_full("no block was computed", f"Free some space near {plan.output} and run again."):
             # In one order, whatever that of the job: two runs of the same outputs do not wait for each other.
             for slot in sorted(slots, key=lambda slot: slot.directory.path):
                 with _wait_for(f"waiting for whoever holds {slot.directory.path}", signals) as cut_short:
@@ -102,12 +101,6 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
                 opened.append(HeldOutput(slot.output, journal, stack.enter_context(_hold(slot))))
                 if slot.claim and len(journal.done) < journal.total:
                     slot.claim.mark(is_finished=False)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            raise DiskRefused(
-                f"the disk ran full before the first block: {error}. Free some space near {plan.output} and run again."
-            ) from error
         yield HeldOutputs(plan, tuple(opened))
 
 

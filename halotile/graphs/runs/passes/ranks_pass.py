@@ -17,6 +17,7 @@ from halotile.graphs.runs.passes.one_block import OneBlockPass
 from halotile.graphs.runs.passes.rank_calls import call_with_group
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, is_final
 from halotile.graphs.watching.progress import Progress
+from halotile.storage.disk.durable import refusing_full
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from halotile.storage.sharded.shards import digest_of
@@ -142,6 +143,7 @@ class RanksPass(OneBlockPass[RankProgram]):
                 self.wanted.revert()
 
 
+@refusing_full("a rank cannot keep what it has computed")
 def _peak_of(
     group: Any, program: Callable[[Any], None], directory: RunDirectory, driver: Mapping[str, Any]
 ) -> int:

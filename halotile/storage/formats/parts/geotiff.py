@@ -8,6 +8,8 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import unescape
 
+import numpy as np
+
 from halotile.errors import ConfigError
 from halotile.storage.georeference import Georeference
 from halotile.storage.sharded.ome_metadata import Channels
@@ -50,7 +52,13 @@ def georeference_of(page: Any) -> Georeference | None:
     }
     try:
         transform = _transform(tags)
-    except (TypeError, ValueError):
+        for number, kind in (
+            (DIRECTORY, np.uint16),
+            (DOUBLES, np.float64),
+        ):  # whatever type they are stored in
+            if (numbers := geokeys.get(str(number))) is not None:
+                geokeys[str(number)] = np.array([kind(n) for n in numbers]).tolist()
+    except (TypeError, ValueError, OverflowError):
         return None
     if transform is None or transform[0] * transform[4] == transform[1] * transform[3]:
         return None

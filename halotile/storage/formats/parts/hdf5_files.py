@@ -11,7 +11,6 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from halotile.errors import InputError
 _MOST_OPENED = 1_000
 """Maximum number of files and datasets that are searched for references, which also ends cycles."""
 _UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError)
-"""Exceptions of h5py for a file or a dataset that it cannot open, from which HDF5 reads fill values."""
+"""Exceptions of h5py for a file or a dataset that it cannot open."""
 _SAME = "."
 _NUMBER = re.compile("%([%b])")
 """In names of sources, ``%b`` is the number of a block, and ``%%`` is ``%``."""
@@ -38,7 +37,7 @@ class _Reference(NamedTuple):
 
 
 def other_files(file: Any, path: str, dataset: str) -> list[str]:
-    """Real paths of the existing other files that a dataset is read from.
+    """Real paths of the other files that a dataset is read from.
 
     Parameters
     ----------
@@ -48,6 +47,11 @@ def other_files(file: Any, path: str, dataset: str) -> list[str]:
         Absolute path of that file.
     dataset : str
         Name of the dataset there.
+
+    Raises
+    ------
+    InputError
+        When one of them is missing, or has no such dataset: HDF5 would read its fill value there.
     """
     own = os.path.realpath(path)
     others: set[str] = set()
@@ -56,7 +60,10 @@ def other_files(file: Any, path: str, dataset: str) -> list[str]:
     while waiting:
         place, name = waiting.popleft()
         for reference in _references_in(file if os.path.realpath(place) == own else None, place, name):
-            for other, inside in _resolve(reference, place):
+            found = list(_resolve(reference, place))
+            if not found and not _is_numbered(reference.file):
+                raise _missing(reference, place)
+            for other, inside in found:
                 others.add(os.path.realpath(other))
                 if inside is not None and (other, inside) not in seen and len(seen) < _MOST_OPENED:
                     seen.add((other, inside))
@@ -64,38 +71,30 @@ def other_files(file: Any, path: str, dataset: str) -> list[str]:
     return sorted(others - {own})
 
 
-def check_raw_files(dataset: Any, path: str) -> None:
-    """Refuse a dataset whose raw data are in files that HDF5 does not find.
-
-    Raises
-    ------
-    InputError
-        With the file, and a remedy.
-    """
-    for name in (os.fsdecode(name) for name, _, _ in dataset.external or ()):
-        reference = _Reference(_escape(name), None, "HDF5_EXTFILE_PREFIX")
-        if any(_resolve(reference, path)):
-            continue
-        beside = os.path.join(os.path.dirname(path), name)
-        remedy = (
-            "Set HDF5_EXTFILE_PREFIX='${ORIGIN}' in the environment: it is beside the file."
-            if os.path.isfile(beside)
-            else "Put it there, or name its folder in the environment variable HDF5_EXTFILE_PREFIX."
-        )
-        raise InputError(
-            f"the pixels of {os.fsdecode(dataset.name)} are in another file, {name}, which is not in the folder where HDF5 looks "
-            f"for it ({os.environ.get(reference.variable) or os.getcwd()}). {remedy}"
-        )
+def _missing(reference: _Reference, place: str) -> InputError:
+    """The error for a file that HDF5 does not find."""
+    name = _fill_number(reference.file, "")
+    beside = os.path.dirname(place)
+    folder = beside if reference.dataset is not None else os.environ.get(reference.variable) or os.getcwd()
+    remedy = f"Put it there, or name its folder in the environment variable {reference.variable}."
+    if folder != beside and os.path.isfile(os.path.join(beside, name)):
+        remedy = f"Set {reference.variable}='${{ORIGIN}}' in the environment: it is beside the file."
+    return InputError(
+        f"some of the pixels of {place} are in another file, {name}, which is not in the folder where HDF5 looks for it ({folder}). {remedy}"
+    )
 
 
 def _references_in(file: Any | None, path: str, name: str) -> tuple[_Reference, ...]:
-    """The references of a dataset in the open file, where errors are raised, or in the file at ``path``, where they are not."""
-    if file is not None:
-        return tuple(_references(file, name))
-    with suppress(*_UNREADABLE):
+    """The references of a dataset in the open file, or in the file at ``path``."""
+    try:
+        if file is not None:
+            return tuple(_references(file, name))
         status = os.stat(path)
         return _references_at(path, name, status.st_size, status.st_mtime_ns)
-    return ()
+    except _UNREADABLE as error:
+        raise InputError(
+            f"some of the pixels are in {path}, dataset {_fill_number(name, '')}, which cannot be read: {error}. Restore that file from its origin."
+        ) from error
 
 
 @lru_cache(maxsize=4 * _MOST_OPENED)
@@ -109,7 +108,9 @@ def _references_at(path: str, name: str, size_bytes: int, mtime_ns: int) -> tupl
 
 def _references(file: Any, name: str) -> Iterator[_Reference]:
     if not _is_numbered(name):
-        yield from _references_below(file, _fill_number(name, ""))
+        plain = _fill_number(name, "")
+        file[os.fsencode(plain)]  # an error where there is none
+        yield from _references_below(file, plain)
         return
     for number in itertools.count():
         numbered = _fill_number(name, str(number))

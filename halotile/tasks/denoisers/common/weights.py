@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import pickle
 import shlex
 import warnings
@@ -96,10 +97,14 @@ def trained_range(path: str | Path) -> tuple[float, float] | None:
 
     try:
         with safe_open(path, framework="numpy") as tensors:
-            low, high = json.loads((tensors.metadata() or {})[METADATA])["values"]
+            low, high = map(float, json.loads((tensors.metadata() or {})[METADATA])["values"])
     except Exception:  # a file of another program, or none: whoever loads it says so
         return None
-    return float(low), float(high)
+    if not -math.inf < low < high < math.inf:
+        raise WeightsError(
+            f"{path}: the pixels that were 0 and 1 in its training are {low:g} and {high:g}. Train it again."
+        )
+    return low, high
 
 
 class TrainedPixels(NamedTuple):

@@ -1,0 +1,54 @@
+"""Files and folders that are made beside their place, and moved there once they are complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from halotile.storage.disk.durable import DISK, PARTIAL, refusing_full
+from halotile.storage.disk.place import check_parents
+from halotile.storage.run_directory.directory import RunDirectory
+
+
+@contextmanager
+def replacing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """Yield a new path to write to. On success it replaces ``path``, durably; on failure ``path`` is unchanged.
+
+    The new path is in a folder beside ``path`` that is private to this user, and locked. Scratch files may be put beside it. The folder
+    is removed at the end, or by the next call for ``path`` if the process is killed.
+
+    Parameters
+    ----------
+    path : Path
+        Path of a file or a folder.
+    check : callable
+        Called at the beginning and again before the replacement; it raises an error where ``path`` must not be replaced.
+
+    Raises
+    ------
+    OutputInUse
+        When another process is writing ``path``.
+    OutputRefused
+        When something that is not this user's is in place of the folder, or nothing can be made there.
+    DiskRefused
+        When the disk is full.
+    """
+    check()
+    place = path.absolute()
+    check_parents(place, "the path")
+    run = RunDirectory.beside(place)
+    work = RunDirectory(place.with_name(f".{place.name}{PARTIAL}"), is_scratch=True)
+    with refusing_full(f"{path} cannot be written"), work.lock():
+        work.forget_state()  # of a call that was killed
+        work.state_path.mkdir()
+        made = work.state_path / "made"
+        run.of_run().check_free()
+        yield made
+        for entry in (made, *made.rglob("*")):
+            (DISK.sync_directory if entry.is_dir() else DISK.sync)(entry)
+        check()
+        run.of_run().check_free()
+        if place.is_dir() and not place.is_symlink():
+            DISK.move(place, made.with_name("replaced"))
+        DISK.move(made, place)

@@ -1,0 +1,119 @@
+"""Outputs that are made beside their place: one writer at a time, nothing by halves, and no leftovers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from halotile.errors import DiskRefused, OutputInUse, OutputRefused
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.replacement import replacing
+from halotile.storage.scans.convert import convert_scan
+from halotile.storage.scans.scan import open_scan
+from tests.storage.test_scans import COUNT, write_cxi
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_file_or_a_folder_is_replaced_as_a_whole(tmp_path: Path, is_folder: bool) -> None:
+    place = tmp_path / "out"
+    for content in ("old", "new"):
+        with replacing(place) as made:
+            assert made.parents[1].stat().st_mode & 0o777 == 0o700
+            (made.parent / "scratch").write_text("a")
+            if is_folder:
+                made.mkdir()
+            (made / content if is_folder else made).write_text(content)
+    assert names(tmp_path) == ["out"]
+    assert (names(place) == ["new"]) if is_folder else (place.read_text() == "new")
+    mode = place.stat().st_mode
+    (tmp_path / "usual").mkdir() if is_folder else (tmp_path / "usual").touch()
+    assert mode == (tmp_path / "usual").stat().st_mode
+
+
+def write(path: Path, *, error: Exception | None = None, check: Callable[[], None] = lambda: None) -> None:
+    with replacing(path, check) as made:
+        made.write_text("half")
+        if error:
+            raise error
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("old")
+    with pytest.raises(ValueError, match="odd"):
+        write(out, error=ValueError("odd"))
+    with pytest.raises(DiskRefused, match=r"the disk ran full: .*out cannot be written"):
+        write(out, error=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with pytest.raises(OutputRefused):
+        write(out, check=Mock(side_effect=[None, OutputRefused("something stands there")]))
+    assert names(tmp_path) == ["out"]
+    assert out.read_text() == "old"
+
+
+def test_of_two_writers_the_second_is_refused(tmp_path: Path) -> None:
+    source, path = write_cxi(tmp_path / "scan.cxi"), tmp_path / "scan.zarr"
+    seen = []
+
+    def second(done: int, count: int) -> None:
+        with pytest.raises(OutputInUse, match=rf"scan\.zarr\.partial is in use: process {os.getpid()} on "):
+            convert_scan(source, str(path))
+        seen.append(done)
+
+    convert_scan(source, str(path), report=second)
+    assert seen == [COUNT]
+    assert open_scan(str(path))[1][...].any(axis=(1, 2)).all()
+    assert names(tmp_path) == ["scan.cxi", "scan.zarr"]
+    run = RunDirectory.beside(path)
+    with run.lock(), pytest.raises(OutputInUse, match=r"scan\.zarr\.run is in use"):
+        convert_scan(source, str(path), overwrite=True)
+
+
+def test_what_a_killed_writer_leaves_is_removed_by_the_next(tmp_path: Path) -> None:
+    code = (
+        "import os, signal; from pathlib import Path; from halotile.storage.run_directory.replacement import replacing\n"
+        "with replacing(Path('a')) as made, replacing(Path('a.tif')) as other:\n"
+        "    made.write_text('half'); other.mkdir(); os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert names(tmp_path) == [".a.partial", ".a.tif.partial"]
+    write(tmp_path / "a")
+    assert names(tmp_path) == [".a.tif.partial", "a"]
+    write(tmp_path / "a.tif")
+    assert names(tmp_path) == ["a", "a.tif"]
+
+
+@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to, Path.mkdir])
+def test_what_is_in_the_way_is_refused(tmp_path: Path, plant: object) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "kept").touch()
+    hidden = tmp_path / ".out.partial"
+    if plant is Path.symlink_to:
+        hidden.symlink_to("theirs")
+    elif plant is Path.mkdir:
+        shutil.copytree(tmp_path / "theirs", hidden)
+    else:
+        hidden.hardlink_to(tmp_path / "theirs" / "kept")
+    with pytest.raises(OutputRefused, match=r"\.out\.partial .*Move it away, or write another path"):
+        write(tmp_path / "out")
+    assert names(tmp_path) == [".out.partial", "theirs"]
+    assert names(tmp_path / "theirs") == ["kept"]
+
+
+def test_a_file_in_place_of_the_directory_of_a_run_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "out.run").touch()
+    write(tmp_path / "out")
+    assert names(tmp_path) == ["out", "out.run"]
