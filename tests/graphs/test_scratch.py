@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from distributed import Client, LocalCluster
 
@@ -22,7 +24,7 @@ from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection.credentials import credentials
 from halotile.graphs.clusters.launches.batch_jobs import job_arguments, reporting_class
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.workers import scratch
+from halotile.graphs.clusters.workers import fork_server, scratch
 from halotile.graphs.clusters.workers.environment import own_environment
 from halotile.graphs.kinds import sections
 from tests.faults import REPOSITORY
@@ -202,6 +204,45 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
     with scratch.private_scratch() as first, scratch.private_scratch() as second:
         assert {*map(str, tmp_path.iterdir())} == {first, second}
     assert [*tmp_path.iterdir()] == []
+
+
+KILLED = """
+import multiprocessing, os
+from halotile.graphs.clusters.workers import fork_server
+if __name__ == "__main__":
+    fork_server.expect_no_workers()
+    fork_server.ensure_forks()
+    lock = multiprocessing.get_context(fork_server.METHOD).Lock()
+    print(*fork_server.SEMAPHORES.glob(f"sem.{os.path.basename(fork_server.get_temp_dir())}-*"), flush=True)
+    input()
+"""
+
+
+@pytest.mark.skipif(fork_server.METHOD != "forkserver", reason="multiprocessing leaves nothing behind")
+def test_what_a_process_left_that_was_killed_with_its_children_is_removed_by_the_next(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KILLED)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(script)]
+    begin = partial(
+        subprocess.Popen, command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with begin() as killed, begin() as lives:
+        assert killed.stdout
+        assert lives.stdout
+        semaphore, of_living = (Path(out.readline().strip()) for out in (killed.stdout, lives.stdout))
+        assert semaphore.exists()
+        assert of_living.exists()
+        for child in psutil.Process(killed.pid).children(recursive=True):
+            child.kill()
+        killed.kill()
+        killed.wait(30)
+        subprocess.run(command, env=environment, text=True, input="\n", check=True)
+        assert not semaphore.exists()
+        assert of_living.exists()
+        assert len([*tmp_path.glob("pymp-*")]) == 1
+        lives.communicate("\n")
+    assert not [*tmp_path.glob("pymp-*")]
 
 
 def left(base: Path, host: str) -> Path:

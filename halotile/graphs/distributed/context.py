@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import uuid
 import warnings
@@ -20,7 +19,7 @@ from distributed import Client
 from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.clusters.base import ADDRESS, DEFAULT, ChosenCluster, Order, RunningCluster, Start
 from halotile.graphs.clusters.connection.arrival import await_workers
-from halotile.graphs.clusters.connection.credentials import private_base
+from halotile.graphs.clusters.connection.credentials import owned_folder, private_base
 from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.clusters.detection.cluster_kind import check_one_script, cluster_kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
@@ -167,13 +166,12 @@ class DistributedContext(SingleRank):
     def _private_folder(self) -> Iterator[Path]:
         """Make a folder that only its owner may read."""
         is_remote = self._choice is not None and self._kind(self._choice).name != DEFAULT
-        base = self.scratch or (private_base() if is_remote else None)
-        folder = Path(tempfile.mkdtemp(prefix="halotile-", dir=base))
-        try:
-            yield folder
-        finally:
-            if self.cleanup:
-                shutil.rmtree(folder, ignore_errors=True)
+        base = Path(self.scratch or (private_base() if is_remote else tempfile.gettempdir()))
+        if self.cleanup:
+            with owned_folder(base, "halotile-context-") as folder:
+                yield folder
+        else:
+            yield Path(tempfile.mkdtemp(prefix="halotile-", dir=base))
 
     @contextmanager
     def _connect(self) -> Iterator[tuple[Client, int]]:

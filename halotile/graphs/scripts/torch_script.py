@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Any
 
 from distributed import get_worker
@@ -15,7 +15,7 @@ from halotile.errors import ConfigError, RankFailed
 from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import Order, RunningCluster, Start
 from halotile.graphs.clusters.connection.arrival import await_workers
-from halotile.graphs.clusters.connection.credentials import private_base
+from halotile.graphs.clusters.connection.credentials import owned_folder, private_base
 from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.runs.passes.torch_ranks import RETURN_SECONDS, TorchProgram, is_final
 from halotile.registry import find
@@ -65,21 +65,22 @@ def execute_torch(
         )
     start: Start = find("clusters", kind.name).start
     # Workers on other machines see the home; on one machine a file system without locks is spared.
-    base = None if kind.traits.is_here else private_base()
-    with TemporaryDirectory(prefix="halotile-ranks-", dir=base) as name:  # of mode 0700
-        folder = Path(name)
-        with start(dataclasses.replace(order, folder=folder, deaths=DEATHS)) as cluster:
+    base = Path(gettempdir()) if kind.traits.is_here else private_base()
+    with (
+        owned_folder(base, "halotile-ranks-") as folder,
+        start(dataclasses.replace(order, folder=folder, deaths=DEATHS)) as cluster,
+    ):
 
-            def show(event: tuple[float, dict[str, Any]]) -> None:
-                line(f"[{event[1]['rank']}] {event[1]['line']}")
+        def show(event: tuple[float, dict[str, Any]]) -> None:
+            line(f"[{event[1]['rank']}] {event[1]['line']}")
 
-            cluster.client.subscribe_topic(TOPIC, show)
+        cluster.client.subscribe_topic(TOPIC, show)
 
-            def program_of(attempt: int) -> TorchProgram:
-                call = partial(run_rank_of_script, script, tuple(arguments), attempt=attempt, retries=retries)
-                return TorchProgram(call, folder)
+        def program_of(attempt: int) -> TorchProgram:
+            call = partial(run_rank_of_script, script, tuple(arguments), attempt=attempt, retries=retries)
+            return TorchProgram(call, folder)
 
-            _run(program_of, cluster, order, retries)
+        _run(program_of, cluster, order, retries)
 
 
 def _run(

@@ -99,7 +99,7 @@ def owned_folder(base: Path, prefix: str) -> Iterator[Path]:
     try:
         with ExitStack() as lock:
             with suppress(OutputRefused):  # on a file system without locks nobody removes folders
-                lock.enter_context(_owned(unnamed))
+                lock.enter_context(owned(unnamed))
             unnamed.rename(folder)
             yield folder
     finally:
@@ -107,11 +107,18 @@ def owned_folder(base: Path, prefix: str) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_stale(base: Path, prefix: str = PREFIX) -> None:
-    """Remove folders, by default of certificates, whose owners are gone; none on a file system without locks."""
-    for folder in base.glob(f"{prefix}*"):
-        with suppress(OSError, OutputRefused), _owned(folder, os.geteuid()):
-            shutil.rmtree(folder)
+def remove_stale(base: Path, prefix: str = PREFIX, mark: str = "") -> list[Path]:
+    """Remove folders, by default of certificates, whose owners are gone; none on a file system without locks.
+
+    With ``mark``, only folders in which the owner made a lock file of this name. Returns the folders that were removed.
+    """
+    removed = []
+    for folder in base.glob(f"{prefix}*/{mark}"):
+        place = folder.parent if mark else folder
+        with suppress(OSError, OutputRefused), owned(place, os.geteuid(), mark or _OWNER):
+            shutil.rmtree(place)
+            removed.append(place)
+    return removed
 
 
 def private_base() -> Path:
@@ -126,8 +133,8 @@ def private_base() -> Path:
 
 
 @contextmanager
-def _owned(folder: Path, user: int | None = None) -> Iterator[None]:
-    """Hold the lock of a folder.
+def owned(folder: Path, user: int | None = None, name: str = _OWNER) -> Iterator[None]:
+    """Hold the lock of a folder, a file of this name in it.
 
     Raises
     ------
@@ -142,7 +149,7 @@ def _owned(folder: Path, user: int | None = None) -> Iterator[None]:
         opened.callback(os.close, place)
         if user not in (None, os.fstat(place).st_uid):
             raise PermissionError(f"{folder} is another user's")
-        lock = os.open(_OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=place)
+        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=place)
         opened.callback(os.close, lock)
         flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

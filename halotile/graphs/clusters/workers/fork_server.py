@@ -6,22 +6,26 @@ at once. The process has one thread and computes nothing: processes forked from 
 
 from __future__ import annotations
 
+import glob
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, partial
 from importlib.machinery import ModuleSpec
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, process, resource_tracker
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, OutputRefused
+from halotile.graphs.clusters.connection.credentials import owned, remove_stale
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT, own_environment
 
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
@@ -45,6 +49,9 @@ PF_EXITING = 0x4
 """Flag of a process in Linux (include/linux/sched.h)."""
 DYING_SECONDS = 10.0
 
+SEMAPHORES = Path("/dev/shm")  # where glibc keeps them
+
+_held = ExitStack()
 _lock = threading.Lock()
 _specs: list[Any] = []
 """The spec of the main module, once for each thread that is in :func:`script_not_imported`."""
@@ -55,6 +62,7 @@ def ensure_forks() -> None:
     if METHOD != "forkserver":
         return
     multiprocessing.get_context(METHOD).set_forkserver_preload(PRELOADED)
+    _mark_leftovers()
     _await_dying()
     with children_spared_from_ctrl_c(), own_environment():
         # Batch systems send them to every process. Without this one no worker starts, and Dask waits for it; workers get them.
@@ -70,6 +78,19 @@ def ensure_forks() -> None:
             raise ConfigError(
                 f"$TMPDIR is {tempfile.gettempdir()}: its name is too long for a socket in it. Set a shorter one, such as /tmp."
             ) from None
+
+
+@cache
+def _mark_leftovers() -> None:
+    """Mark the folder and the semaphores of this process, and remove those of processes that were killed with all their children."""
+    folder = Path(get_temp_dir())
+    mark = f"halotile-{socket.gethostname()}"
+    with suppress(OSError, OutputRefused):  # without locks, they stay
+        _held.enter_context(owned(folder, name=mark))
+        process.current_process()._config["semprefix"] = f"/{folder.name}"  # type: ignore[attr-defined]
+        for removed in remove_stale(folder.parent, "pymp-", mark):
+            for semaphore in SEMAPHORES.glob(f"sem.{glob.escape(removed.name)}-*"):
+                semaphore.unlink(missing_ok=True)
 
 
 def _await_dying() -> None:
