@@ -122,7 +122,7 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
     named = known.without_pixels(named, patterns.shape[1:])
     scan = Scan(
         known.wavelength or _wavelength(file),
-        known.distance or float(_first(file, f"{DETECTOR}/distance")[()]),
+        known.distance or _alike(file, _first(file, f"{DETECTOR}/distance")),
         (float(pixel[0]), float(pixel[1])),
         positions,
         np.arange(len(positions)),
@@ -166,17 +166,23 @@ def _shot(file: Any, name: str) -> NDArray[Any] | None:
 
 
 def _of_source(file: Any, name: str) -> float:
-    """A value of the source, which may be there for each pattern; 0 where it is not known."""
+    """A value of the source; 0 where it is not known."""
     found = file.get(f"{SOURCE}/{name}")
-    if found is None:
-        return 0.0
-    values = np.asarray(found[()], np.float64)
-    if abs(values).max() > ALIKE * abs(values).min():
-        raise InputError(
-            f"{file.filename}: {SOURCE}/{name} is from {values.min():g} to {values.max():g}, and all patterns of a scan have one wavelength. "
-            "Write the one that is right as --energy, or leave out the others in the file."
-        )
-    return float(values.mean())
+    return 0.0 if found is None else _alike(file, found)
+
+
+def _alike(file: Any, dataset: Any) -> float:
+    """A number, of any shape: it may be there for each pattern."""
+    values, name = np.asarray(dataset[()], np.float64), dataset.name.strip("/")
+    if values.size and not abs(values).max() > ALIKE * abs(values).min():
+        return float(values.mean())
+    option = next((flag for end, flag in OPTIONS.items() if name.endswith(end)), "--energy")
+    kind = {"--energy": "wavelength", "--pixel": "pixel size"}.get(option, "distance")
+    said = f"from {values.min():g} to {values.max():g}" if values.size else "empty"
+    raise InputError(
+        f"{file.filename}: {name} is {said}, and all patterns of a scan have one {kind}. "
+        f"Write the one that is right as {option}, or leave out the others in the file."
+    )
 
 
 def _wavelength(file: Any) -> float:
@@ -206,7 +212,9 @@ def _basis(file: Any, known: KnownValues) -> NDArray[np.float64]:
                 f"{file.filename}: a basis vector of the detector has no length: mend {DETECTOR}/basis_vectors."
             )
         return basis
-    height, width = known.pixel or (float(_first(file, f"{DETECTOR}/{axis}_pixel_size")[()]) for axis in "yx")
+    height, width = known.pixel or (
+        _alike(file, _first(file, f"{DETECTOR}/{axis}_pixel_size")) for axis in "yx"
+    )
     return np.array([[0, -width], [-height, 0], [0, 0]])
 
 
