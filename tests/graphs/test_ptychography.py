@@ -96,7 +96,9 @@ def test_patterns_beyond_memory_give_the_same_bits_for_any_number_of_workers(fol
     results = []
     stages = [*STAGES, {"solver": "lbfgs", "epochs": 4}]
     for workers in (1, 2, 3):
-        done = run(job(folder, f"{workers}.cxi", window=4, stages=stages), "--workers", str(workers))
+        done = run(
+            job(folder, f"{workers}.cxi", window=4, stages=stages, held_out=0.1), "--workers", str(workers)
+        )
         assert done.exit_code == 0, done.output
         results.append((folder / f"{workers}.cxi").read_bytes())
     assert all(result == results[0] for result in results)
@@ -174,7 +176,7 @@ def test_the_resolution_is_that_of_two_halves(folder: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("epochs", [100, thorough(240)])
 def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path, epochs: int) -> None:
-    stages, more = [{"epochs": epochs, "lr": 0.02, "batch": 6}], {"resolution": True}
+    stages, more = [{"epochs": epochs, "lr": 0.02, "batch": 6}], {"resolution": True, "held_out": 0.05}
     assert run(job(folder, "whole.cxi", stages=stages, **more), "--workers", "2").exit_code == 0
     path = job(folder, "killed.cxi", stages=stages, **more)
     command = [sys.executable, "-m", "halotile", "run", str(path), "--quiet", "--workers", "2"]
@@ -206,6 +208,12 @@ def test_a_killed_rank_and_a_killed_run_go_on_to_the_same_bits(folder: Path, epo
         ({"stages": [{"epochs": 1, "alpha": 0}]}, "write more than 0, such as 0.1"),
         ({"stages": [{"epochs": 1, "lr_factors": {"objekt": 1.0}}]}, "names objekt"),
         ({"stages": [{"epochs": 1, "solver": "sgd"}]}, "begin with 0.001"),
+        ({"stages": [{"epochs": 1, "solver": "rpie", "amsgrad": True}]}, "is for solver: adam, and"),
+        ({"held_out": 0.7}, "write 0, or a share up to 0.5"),
+        (
+            {"held_out": 0.05, "model": {"import": "fancy:Fancy"}},
+            "held_out: is for the model of halotile; leave it out",
+        ),
         (
             {"stages": [{"epochs": 1, "solver": "lbfgs", "batch": 20}]},
             "uses all patterns at once; leave it out",
@@ -316,6 +324,7 @@ def test_a_beam_that_varies_is_begun_with_and_a_result_is_not_written_over_its_s
     [
         ({"object": np.ones((3, 3))}, {}, "its object has shape [3, 3], and this reconstruction has"),
         ({"object": np.ones((2, 61, 61))}, {}, "its object has shape [2, 61, 61]"),
+        ({"obj": np.ones((2, 61, 61))}, {}, "its obj has shape [2, 61, 61], and a start is one object"),
         ({"probe": np.ones((2, 8, 8))}, {}, "its probe has shape [2, 8, 8]"),
         ({"probe": np.full((32, 32), np.nan)}, {}, "its probe has values that are not finite"),
         ({"image": np.ones((3, 3))}, {}, "has neither an object nor a probe to begin with"),

@@ -99,6 +99,19 @@ def test_dead_pixels_and_beams_that_vary_are_told(tmp_path: Path) -> None:
     assert any("never counts" in note for note in planned.notes)
 
 
+def test_a_beam_stop_and_saturated_pixels_are_told(tmp_path: Path) -> None:
+    stopped = np.where((np.hypot(ROWS, COLUMNS) < 3) | ((ROWS > 0) & (COLUMNS == 0)), 0, PATTERNS)
+    assert (
+        "pixels in the middle never count, in the midst of light, as behind a beam stop"
+        in convert(tmp_path, stopped)[1]
+    )
+    assert "note" not in convert(tmp_path, stopped, "--bad-pixels", "bad", bad=stopped.sum(0) == 0)[1]
+    bright = np.random.default_rng(0).poisson(25 * DISC, (COUNT, EDGE, EDGE)).astype(np.uint16)
+    assert "note" not in convert(tmp_path, bright)[1]
+    _, said = convert(tmp_path, bright.clip(max=4095))
+    assert "pixels have 4,095 counts in some pattern, and none more, as saturated ones do" in said
+
+
 def test_a_pixel_that_is_named_is_left_out_as_well_as_those_of_the_file(tmp_path: Path) -> None:
     source, path = write_cxi(tmp_path / "scan.cxi"), str(tmp_path / "scan.zarr")
     CliRunner().invoke(app, ["convert", source, path, "--bad-pixels", "3,4", "--bad-pixels", "6,7"])

@@ -334,6 +334,45 @@ def test_an_energy_that_cannot_be_is_told(tmp_path: Path, name: str, value: Any,
         convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(tmp_path / "scan.zarr"))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (COUNT,)])
+def test_a_number_of_any_shape_is_one(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    def change(file: Any) -> None:
+        for name in ("distance", "basis_vectors"):
+            del file[f"{DETECTOR}/{name}"]
+        for name, value in (("distance", 2.0), ("x_pixel_size", 3e-5), ("y_pixel_size", 5e-5)):
+            file[f"{DETECTOR}/{name}"] = np.full(shape, value)
+
+    convert_scan(write_cxi(tmp_path / "scan.cxi", change), str(tmp_path / "scan.zarr"))
+    scan, _ = open_scan(str(tmp_path / "scan.zarr"))
+    assert (scan.distance, *scan.pixel) == pytest.approx((2.0, 5e-5, 3e-5))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [([2.0, 3.0], "is from 2 to 3, .* one distance. Write .* as --distance"), ([], "is empty")],
+)
+def test_numbers_that_differ_are_no_one(tmp_path: Path, value: Any, said: str) -> None:
+    source = write_cxi(tmp_path / "scan.cxi", _replace(f"{DETECTOR}/distance", np.array(value)))
+    with pytest.raises(InputError, match=said):
+        convert_scan(source, str(tmp_path / "scan.zarr"))
+
+
+def test_a_mask_that_leaves_out_nearly_all_is_refused_unless_it_is_named(tmp_path: Path) -> None:
+    name, target = f"{DETECTOR}/mask", str(tmp_path / "scan.zarr")
+    for bad, said in ((EDGE**2 - 5, "leaves out 97% of the pixels"), (EDGE**2 // 2, None)):
+        flags = (np.arange(EDGE**2) < bad).astype("u4").reshape(EDGE, EDGE)
+        source = write_cxi(tmp_path / "scan.cxi", _replace(name, flags))
+        if said:
+            with pytest.raises(InputError, match=said):
+                convert_scan(source, target)
+        for known in (KnownValues(), KnownValues(bad=(name,)), KnownValues(good=name))[1 if said else 0 :]:
+            convert_scan(source, target, known=known, overwrite=True)
+            remarks = open_scan(target)[0].remarks
+            assert any("of the pixels. If it should be" in text for _, text in remarks) == (
+                not known.good or not said
+            )
+
+
 @pytest.mark.parametrize("wavelength", [1.4, 1e-17])
 def test_a_wavelength_that_nothing_has_is_refused(tmp_path: Path, wavelength: float) -> None:
     with pytest.raises(InputError, match="from 1 fm to 1 mm"):

@@ -16,7 +16,8 @@ from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.ptychography import recipe as recipes
 from halotile.tasks.ptychography.model import PatternModel, Positions
-from halotile.tasks.ptychography.order import steps_of
+from halotile.tasks.ptychography.order import held_out, steps_of
+from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.program import Refinement
 from halotile.tasks.ptychography.propagators import FarField
 from halotile.tasks.ptychography.recipe import PARTS, VARYING, Optics, ScanRecipe, SolverStage
@@ -75,7 +76,7 @@ def test_slots_that_are_computed_together_have_the_bits_of_each_by_itself(
     optics = Optics.of(scan, (edge, edge), "far", None)
     refined = PARTS if variations else PARTS[:5]
     recipe = ScanRecipe(scan, patterns, optics, "poisson_nll", 2, refined, stages, 4, 5, 4)
-    recipe = replace(recipe, variations=variations)
+    recipe = replace(recipe, variations=variations, held_out=0.1 if batch == 10 else 0.0)
     states = []
     for alone in (False, True):
         work = Refinement(recipe, TorchGroup())
@@ -93,6 +94,38 @@ def test_slots_that_are_computed_together_have_the_bits_of_each_by_itself(
         assert torch.equal(tensor, states[1].parameters[name]), name
 
 
+def test_pixels_that_are_held_out_have_no_part_in_the_gradients(
+    recipe: ScanRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(recipe, held_out=0.1)
+    work, read = Refinement(recipe, TorchGroup()), Patterns.read
+    state, numbers = work.first_state(), np.arange(12)
+    found = [work._found_alone(state, numbers, state.positions(recipe, numbers))]
+    unseen = torch.from_numpy(held_out(recipe, numbers))
+    assert 0.08 < float(unseen.float().mean()) < 0.12
+    assert np.array_equal(held_out(recipe, numbers[7:8])[0], unseen[7].numpy())
+    monkeypatch.setattr(Patterns, "read", lambda *args: read(*args) + 50 * unseen)
+    found.append(work._found_alone(state, numbers, state.positions(recipe, numbers)))
+    for name in PARTS[:5]:
+        assert torch.equal(found[0][name], found[1][name]), name
+    assert found[0]["held_out"] != found[1]["held_out"]
+
+
+def test_a_stage_ends_with_its_epoch_of_the_least_loss_of_held_out_pixels(recipe: ScanRecipe) -> None:
+    wild = SolverStage(epochs=6, lr=0.15, batch=9)
+    stages = (replace(wild, epochs=3, lr=0.02), wild)
+    recipe = replace(recipe, held_out=0.1, stages=stages, refined=PARTS[:4])
+    work = Refinement(recipe, TorchGroup())
+    state, objects = work.first_state(), []
+    for epoch in range(recipe.epochs):
+        work.whole_epoch(state, epoch)
+        objects.append(state.parameters["object"].clone())
+    best = int(np.argmin(state.held_out[3:]))
+    assert best < 5  # or nothing was returned to
+    assert torch.equal(objects[-1], objects[3 + best])
+    assert "best" not in state.moments
+
+
 def test_adam_counts_the_steps_that_were_its_own() -> None:
     state = ReconstructionState({"object": torch.ones(2)}, 1.0)
     gradients, batch = {"object": torch.ones(2)}, PatternBatch([], 1.0, 0.1, STAGE)
@@ -105,7 +138,12 @@ def test_adam_counts_the_steps_that_were_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("solver", "options"),
-    [("adam", {"betas": (0.5, 0.9)}), ("sgd", {"momentum": 0.9}), ("sgd", {"momentum": 0.0})],
+    [
+        ("adam", {"betas": (0.5, 0.9)}),
+        ("adam", {"amsgrad": True}),
+        ("sgd", {"momentum": 0.9}),
+        ("sgd", {"momentum": 0.0}),
+    ],
 )
 def test_options_of_solvers_are_those_of_torch(solver: str, options: dict[str, Any]) -> None:
     theirs = torch.tensor([1.0, -2.0, 0.5], requires_grad=True)

@@ -28,6 +28,8 @@ from halotile.storage.sharded.ownership import stored_digest
 
 CHUNK_BYTES, SHARD_BYTES = 2**20, 2**25
 """About the bytes of patterns that are decoded at once, and that one file has."""
+MOST_LEFT_OUT = 0.9
+"""Share of the pixels that a mask may leave out unless it is named."""
 ORDER = 16
 """The curve has 2^16 steps along each axis."""
 
@@ -62,6 +64,8 @@ def convert_scan(
         When something is at the path.
     """
     with opened_scan(source, known) as found:
+        if not (known.good or known.bad) and found.scan.mask is not None:
+            _check_mask(found.scan.mask, source)
         if not framing.corner:
             framing = replace(framing, center=framing.center or found.center)
         write_scan(
@@ -96,6 +100,14 @@ def write_scan(
         _check_apart(Path(source).resolve(), root.resolve())
     with replacing(root, check) as made:
         _write_group(made, scan, patterns, framing, leaves_negative_out, source or path, report)
+
+
+def _check_mask(mask: NDArray[np.bool_], source: str) -> None:
+    """Refuse a mask of the file that leaves out nearly all pixels."""
+    if (left_out := 1 - mask.mean()) > MOST_LEFT_OUT:
+        raise InputError(
+            f"{source}: its mask leaves out {left_out:.0%} of the pixels, as an inverted one does. Name the mask: as --good-pixels where the pixels count in which it is not 0, else as --bad-pixels."
+        )
 
 
 def _check_apart(source: Path, target: Path) -> None:

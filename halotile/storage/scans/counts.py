@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import binary_dilation, label, minimum_filter
 
 from halotile.errors import InputError
 from halotile.storage.scans.framing import Framing
@@ -25,6 +26,12 @@ FAR_ABOVE, NEARLY_ALL, BEAM = 10, 0.9, 2
 """A hot pixel is so many times above its neighbours, in this share of the patterns, and farther than so many pixels from the middle."""
 CORNERS, NEAR_FIRST = 3, 0.25
 """The light is in the corners where they have so many times that of the middle, and its centre is as near to the first pixel, in edges of a corner."""
+NEAR, PILED, MANY = 0.99, 3, 500
+"""Pixels are saturated at MANY counts or more, where more than PILED of a pattern have the largest count, and more than half of those from NEAR times that."""
+AROUND = np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1]])
+"""The eight neighbours of a pixel."""
+MANY_LEFT_OUT = 0.5
+"""Share of the pixels that a mask leaves out from which it may be an inverted one."""
 MOST_NAMED = 10
 """Patterns or pixels, at most, that are named in a line."""
 
@@ -64,6 +71,10 @@ class PatternCounts:
         """Counts of each pattern; NaN for one that was not read."""
         self.least = np.inf
         """The smallest count above 0: about one of a detector, in the unit of the patterns."""
+        self.peak = np.zeros(self.counting.shape)
+        """The largest count of each pixel that counts."""
+        self.piled = (0.0, 0)
+        """The largest of them, and the pixels that have it in one pattern."""
         self.alone, self.looked_at = np.zeros(self.counting.shape, np.int64), 0
         """Patterns in which a pixel is far above all around it, of those that were looked at for it."""
 
@@ -91,6 +102,9 @@ class PatternCounts:
         self.totals[numbers] = np.where(self.counting, read, zero).sum((1, 2), dtype=np.float64)
         if (positive := read[read > 0]).size:
             self.least = min(self.least, float(positive.min()))
+        lit = np.where(self.counting, read, zero)
+        self.peak = np.maximum(self.peak, lit.max(0))
+        self.piled = max(self.piled, (float(lit.max()), int((lit == lit.max()).sum((1, 2)).max())))
         some = read[np.linspace(0, len(read) - 1, min(len(read), LOOKED_AT)).astype(int)]
         self.alone += _alone(np.where(self.counting, some, zero)).sum(0)
         self.looked_at += len(some)
@@ -125,22 +139,35 @@ class PatternCounts:
 
     def hot(self) -> NDArray[np.int64]:
         """Rows and columns of the file, (pixels, 2), of what is far above its neighbours in nearly every pattern; not near the middle, where the beam may be."""
-        if self.looked_at < LOOKED_AT:
-            return np.empty((0, 2), np.int64)
-        places = np.argwhere(self.alone >= NEARLY_ALL * self.looked_at)
-        middle = np.array(self.counting.shape) // 2
-        places = places[(np.abs(places - middle) > BEAM).any(1)]
-        return np.unique(self.framing.in_file(places, *self.shape[1:]), axis=0)
+        middle: NDArray[np.int64] = np.reshape(self.alone.shape, (2, 1, 1)) // 2
+        away = np.abs(np.indices(self.alone.shape) - middle).max(0)
+        is_hot = self.looked_at >= LOOKED_AT and self.alone >= NEARLY_ALL * self.looked_at
+        return self._in_file(is_hot & (away > BEAM))
 
     def dead(self) -> NDArray[np.int64]:
-        """Rows and columns of the file, (pixels, 2), of what never counts though all around does."""
-        inner = self.sum[1:-1, 1:-1]
-        rows, columns = inner.shape
-        shifts = [(r, c) for r in range(3) for c in range(3) if (r, c) != (1, 1)]
-        least = np.minimum.reduce([self.sum[r : r + rows, c : c + columns] for r, c in shifts])
-        known = (self.counting & ~self.full & ~self.negative)[1:-1, 1:-1]
-        places = np.argwhere((inner == 0) & known & (least >= BRIGHT * self.least)) + 1
-        return np.unique(self.framing.in_file(places, *self.shape[1:]), axis=0)
+        """Those of what never counts though all around does."""
+        least = minimum_filter(self.sum, footprint=AROUND, mode="constant")
+        known = self.counting & ~self.full & ~self.negative
+        return self._in_file((self.sum == 0) & known & (least >= BRIGHT * self.least))
+
+    def saturated(self) -> NDArray[np.int64]:
+        """Those of what has the largest count, where more pixels have it than nearly as much: no light does that."""
+        most, together = self.piled
+        at_most, near = self.peak == most, self.peak >= NEAR * most
+        is_cut = most >= MANY and together > PILED and 2 * at_most.sum() > near.sum()
+        return self._in_file(at_most & is_cut)
+
+    def stop(self) -> NDArray[np.int64]:
+        """Those of some pixels around the middle that never count though what is beside them does."""
+        regions, _ = label(self.sum == 0)
+        number = regions[tuple(n // 2 for n in regions.shape)]
+        region = (regions == number) & self.counting & (number > 0)
+        beside = binary_dilation(region) & ~region & self.counting
+        is_stop = region.sum() > 1 and np.median(self.sum[beside]) >= BRIGHT * self.least
+        return self._in_file(region & is_stop)
+
+    def _in_file(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        return np.unique(self.framing.in_file(np.argwhere(chosen), *self.shape[1:]), axis=0)
 
     def notes(self) -> list[tuple[str, str]]:
         """Say what is most likely wrong with the patterns."""
@@ -162,12 +189,24 @@ class PatternCounts:
                 else f"{len(dead):,} pixels that never count are"
             )
             found.append(f"{count} in the midst of light, as dead ones are")
-        if len(bad := np.concatenate([hot, dead])):
+        if len(saturated := self.saturated()):
+            found.append(
+                f"{len(saturated):,} pixels have {self.peak.max():,.0f} counts in some pattern, and none more, as saturated ones do"
+            )
+        if len(stop := self.stop()):
+            found.append(
+                f"{len(stop):,} pixels in the middle never count, in the midst of light, as behind a beam stop"
+            )
+        if len(bad := np.concatenate([hot, dead, saturated, stop])):
             places = " ".join(f"{row},{column}" for row, column in bad[:MOST_NAMED])
             found[-1] += f". Leave {'it' if len(bad) == 1 else 'them'} out: " + (
                 f'--bad-pixels "{places}"'
                 if len(bad) <= MOST_NAMED
                 else f"name an image of them as --bad-pixels; the first ones are {places}"
+            )
+        if (left_out := 1 - self.counting.mean()) >= MANY_LEFT_OUT:
+            found.append(
+                f"the mask leaves out {left_out:.0%} of the pixels. If it should be the other way round, name it as --good-pixels"
             )
         few, many = np.nanpercentile(np.delete(self.totals, self.blank()), (5, 95))
         if many > SPREAD * few > 0:

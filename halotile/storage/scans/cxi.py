@@ -173,11 +173,8 @@ def _alike(file: Any, dataset: Any) -> float:
     values, name = np.asarray(dataset[()], np.float64), dataset.name.strip("/")
     if values.size and not abs(values).max() > ALIKE * abs(values).min():
         return float(values.mean())
-    kind, option = next(
-        ((end.strip("_"), option) for end, option in OPTIONS.items() if name.endswith(end)),
-        ("wavelength", "--energy"),
-    )
-    kind = "wavelength" if kind == "energy" else kind.replace("_", " ")
+    option = next((flag for end, flag in OPTIONS.items() if name.endswith(end)), "--energy")
+    kind = {"--energy": "wavelength", "--pixel": "pixel size"}.get(option, "distance")
     said = f"from {values.min():g} to {values.max():g}" if values.size else "empty"
     raise InputError(
         f"{file.filename}: {name} is {said}, and all patterns of a scan have one {kind}. "

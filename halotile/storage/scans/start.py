@@ -23,6 +23,8 @@ class StartValues:
     ----------
     object : ndarray, (rows, columns), optional
         Complex.
+    obj : ndarray, (rows, columns), optional
+        The same with margins of any width around the scan, as CDTools writes it.
     probe : ndarray, (modes, rows, columns), optional
         Complex; beside an object in roots of counts, alone in any unit.
     first_pixel : ndarray, (positions, 2), optional
@@ -38,6 +40,7 @@ class StartValues:
     """
 
     object: NDArray[Any] | None = None
+    obj: NDArray[Any] | None = None
     probe: NDArray[Any] | None = None
     first_pixel: NDArray[Any] | None = None
     amplitude: NDArray[Any] | None = None
@@ -45,7 +48,7 @@ class StartValues:
     variations: NDArray[Any] | None = None
     shares: NDArray[Any] | None = None
 
-    OF_ANY: ClassVar[dict[str, str]] = {"object": "object", "probe": "probe"}
+    OF_ANY: ClassVar[dict[str, str]] = {name: name for name in ("object", "obj", "probe")}
     OF_RESULTS: ClassVar[dict[str, str]] = {
         "first_pixel": f"{PROCESS}/first_pixel",
         "amplitude": f"{PROCESS}/amplitude",
@@ -71,16 +74,20 @@ class StartValues:
             places = cls.OF_ANY | (cls.OF_RESULTS if is_result else {})
             there = {name: dataset_in(file, place, kinds="iufc") for name, place in places.items()}
             found = {name: np.asarray(each[()]) for name, each in there.items() if each is not None}
-        if not {"object", "probe"} & found.keys():
+        if not cls.OF_ANY.keys() & found.keys():
             raise InputError(f"{path} has neither an object nor a probe to begin with, under these names.")
         for name, values in found.items():
             if not np.isfinite(values).all():
                 raise InputError(f"{path}: its {name} has values that are not finite.")
-        for name in {"object", "probe"} & found.keys():
+        for name in cls.OF_ANY.keys() & found.keys():
             if not found[name].any():
                 raise InputError(
                     f"{path}: its {name} is 0 everywhere, which no epoch would change. Give another one, or leave it out."
                 )
+        if "obj" in found and (found["obj"].ndim != 2 or "object" in found):
+            raise InputError(
+                f"{path}: its obj has shape {list(found['obj'].shape)}, and a start is one object, (rows, columns). Write it as object, or leave the other out."
+            )
         if "probe" in found and found["probe"].ndim == 2:
             found["probe"] = found["probe"][None]
         return cls(**found)

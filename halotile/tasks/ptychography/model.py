@@ -138,6 +138,7 @@ class PatternModel:
         groups: Sequence[slice],
         wanted: Collection[str] = PARTS,
         variations: torch.Tensor | None = None,
+        held_out: torch.Tensor | None = None,
     ) -> list[PatternGradients]:
         """Loss and gradients of each group of patterns.
 
@@ -161,6 +162,8 @@ class PatternModel:
             The parts whose gradients are needed.
         variations : Tensor, (variations, rows, columns), optional
             Modes that are added to the first one with the shares of the positions.
+        held_out : Tensor of bool, (positions, rows, columns), optional
+            True for pixels that have no part in the gradients; their loss is the part ``held_out``.
         """
         waves = self._waves(image, probe, positions, groups, variations)
         wave = waves.on_detector
@@ -168,6 +171,9 @@ class PatternModel:
         loss, slope = LOSSES[self.loss](intensity, patterns)
         if self.mask is not None:
             loss, slope = loss * self.mask, slope * self.mask
+        if held_out is not None:
+            slope = slope.masked_fill(held_out, 0)
+            unseen = LOSSES["amplitude_mse"](intensity, patterns)[0] * held_out
         # From here on all are conjugates: see Propagator. Waves that are no longer needed are overwritten: memory is what the cores share.
         gradient = _conjugate_product_(wave, 2 * _repeated(slope, self.oversampling))
         back, back_spectrum = self.propagator.adjoint(gradient, waves.factor)
@@ -202,6 +208,8 @@ class PatternModel:
                         unmoved[some, 0].conj().resolve_conj(), own.shares, waves.variations
                     )
             kept = {name: parts[name] for name in PARTS if name in wanted and name in parts}
+            if held_out is not None:
+                kept["held_out"] = unseen[some].sum(dtype=torch.float64).float().view(1)
             box = own.box((probe.shape[-2], probe.shape[-1]))
             found.append(PatternGradients(loss[some].sum(dtype=torch.float64), box, kept))
         return found

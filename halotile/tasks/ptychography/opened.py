@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from halotile.storage.scans.lengths import shown_resolution
 from halotile.tasks.groups.training.requests import LOOK_SECONDS
 from halotile.tasks.groups.training.saved import read_content, state_in, write_state
 from halotile.tasks.ptychography.patterns import Patterns, on_detector, turned
-from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, first_epochs, warning_of_halves
+from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, warning_of_halves
 from halotile.tasks.ptychography.results.resolution import RingCorrelation
 from halotile.tasks.ptychography.results.result import correlated_halves, encoded_state, shown_probe
 from halotile.tasks.ptychography.state import (
@@ -224,6 +224,21 @@ class OpenedScan:
     def _check_free(self, refusal: str) -> None:
         if self._checkpoint:
             raise ConfigError(f"{refusal} while epochs are computed. End the loop over optimize() first.")
+
+
+def first_epochs(stages: Iterable[SolverStage], epochs: int) -> Iterator[SolverStage]:
+    """Yield the stages of the first epochs, the last one as short as it was.
+
+    Examples
+    --------
+    >>> stages = [SolverStage(epochs=n, lr=0.1, batch=8) for n in (3, 5, 7)]
+    >>> [stage.epochs for stage in first_epochs(stages, 6)]
+    [3, 3]
+    """
+    for stage in stages:
+        if epochs > 0:
+            yield replace(stage, epochs=min(stage.epochs, epochs))
+        epochs -= stage.epochs
 
 
 def _read_only(values: Any) -> NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,25 @@ from numpy.typing import NDArray
 from halotile.tasks.ptychography.recipe import ScanRecipe
 
 PatternNumbers = NDArray[np.int64]
+
+
+MIXERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+"""Shifts and factors that turn a count into a random number, as in SplitMix64."""
+
+
+def held_out(recipe: ScanRecipe, numbers: PatternNumbers) -> NDArray[np.bool_]:
+    """True for the pixels of some patterns that no gradient has, (patterns, rows, columns): by seed, pattern and pixel alone.
+
+    References
+    ----------
+    G. L. Steele, D. Lea, C. H. Flood, Fast splittable pseudorandom number generators, OOPSLA (2014) 453.
+    """
+    pixels = math.prod(recipe.pattern)
+    places = (numbers[:, None] * pixels + np.arange(pixels)).astype(np.uint64)
+    drawn = (places + np.uint64(recipe.seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in MIXERS:
+        drawn = (drawn ^ (drawn >> np.uint64(shift))) * np.uint64(factor)
+    return np.asarray(drawn < recipe.held_out * 2.0**64).reshape(-1, *recipe.pattern)
 
 
 @dataclass(frozen=True)

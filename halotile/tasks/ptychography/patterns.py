@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import InputError
 from halotile.storage.grid import Region
-from halotile.tasks.ptychography.order import PatternNumbers
+from halotile.tasks.ptychography.order import PatternNumbers, held_out
 from halotile.tasks.ptychography.recipe import ScanRecipe
 
 MEAN_CHUNKS = 64
@@ -66,6 +68,20 @@ class Patterns:
         """1 where a pixel counts, else 0; None where all do."""
         mask = self.recipe.scan.mask
         return None if mask is None else turned(torch.from_numpy(mask).float(), self.recipe).to(device)
+
+    def held_out(self, numbers: PatternNumbers, device: Any) -> torch.Tensor | None:
+        """True for the pixels of some patterns that no gradient has, of those that count; None where there are none."""
+        if not self.recipe.held_out:
+            return None
+        held = torch.from_numpy(held_out(self.recipe, numbers)).to(device)
+        mask = self.mask(device)
+        return held if mask is None else held & (mask > 0)
+
+    @cached_property
+    def counted_pixels(self) -> int:
+        """Pixels of a pattern that count."""
+        mask = self.recipe.scan.mask
+        return math.prod(self.recipe.pattern) if mask is None else int(mask.sum())
 
     def mean(self) -> torch.Tensor:
         """The mean of some patterns of all parts of the scan, 0 in pixels that do not count."""

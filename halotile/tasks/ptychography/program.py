@@ -32,7 +32,7 @@ from halotile.tasks.ptychography.order import PatternNumbers, steps_of
 from halotile.tasks.ptychography.patterns import Patterns
 from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
-from halotile.tasks.ptychography.results.drawing import illumination
+from halotile.tasks.ptychography.results.drawing import SHOWN, illumination
 from halotile.tasks.ptychography.results.record import Record, words_of_kept
 from halotile.tasks.ptychography.solvers import SOLVERS, PatternBatch, add_smoothness, begin_epoch, rate_of
 from halotile.tasks.ptychography.state import (
@@ -49,9 +49,6 @@ from halotile.tasks.ptychography.state import (
     support_of,
     unpacked,
 )
-
-SHOWN = 500
-"""Positions, at most, whose light decides what is drawn."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +105,7 @@ class Refinement:
         rate = rate_of(stage, state.losses[first:])
         if "positions" in self.refined and epoch < first + stage.hold_positions:
             stage = replace(stage, lr_factors={**stage.lr_factors, "positions": 0.0})
-        total = 0.0
+        total, held = 0.0, 0.0
         steps = steps_of(self.recipe, epoch, half)
         ahead = max(1, self.recipe.window * self.recipe.slots // stage.batch)
         coming = itertools.islice(itertools.chain(steps, self._steps_after(epoch, half)), ahead, None)
@@ -116,13 +113,16 @@ class Refinement:
             if later := next(coming, None):
                 first_ones = [later[slot][: self.recipe.at_once] for slot in self.slots]
                 self.patterns.expect(np.concatenate(first_ones))
-            loss = self.step(state, stage, rate, parts)
-            self.last_losses[half] = loss / (sum(map(len, parts)) * self.counted_pixels)
+            loss, of_held = self.step(state, stage, rate, parts)
+            self.last_losses[half] = loss / (sum(map(len, parts)) * self.patterns.counted_pixels)
             state.begun = state.begun or self.last_losses[half]
             if epoch == first and number == 0:
                 state.stage_begun = self.last_losses[half]
-            total += loss
-        return total / (int(self.recipe.used(epoch, half).sum()) * self.counted_pixels)
+            total, held = total + loss, held + of_held
+        pixels = int(self.recipe.used(epoch, half).sum()) * self.patterns.counted_pixels
+        if self.recipe.held_out:
+            state.keep_best(first, held / (pixels * self.recipe.held_out))
+        return total / pixels
 
     def check_end(self, state: ReconstructionState, epoch: int) -> None:
         """Refuse the end of a stage that its last step has made worse than any loss tells, each of which is from before its step."""
@@ -133,11 +133,16 @@ class Refinement:
                 )
             parts = steps_of(self.recipe, epoch, half)[-1]
             total, _ = self._sums(one, parts, self.positions(one, parts))
-            loss, before = total / (sum(map(len, parts)) * self.counted_pixels), self.last_losses[half]
+            loss, before = (
+                total / (sum(map(len, parts)) * self.patterns.counted_pixels),
+                self.last_losses[half],
+            )
             if one.is_spoilt(before, loss, self.recipe.loss):
                 raise Diverged(
                     f"the loss of some patterns is {loss:.4g} after the last step of a stage, and was {before:.4g}. Write a smaller lr in that stage, or smaller lr_factors."
                 )
+            if self.recipe.held_out:
+                one.return_to_best()
 
     def _steps_after(self, epoch: int, half: int | None) -> Iterable[list[PatternNumbers]]:
         """The steps that follow those of an epoch."""
@@ -152,12 +157,11 @@ class Refinement:
         stage: SolverStage,
         rate: float,
         parts: Sequence[PatternNumbers],
-    ) -> float:
-        """Do one step; return the loss of its patterns."""
-        places = self.positions(state, parts)
-        loss, gradients = self._sums(state, parts, places)
+    ) -> tuple[float, float]:
+        """Do one step; return the loss of its patterns, and that of their pixels that are held out."""
+        loss, gradients = self._sums(state, parts, places := self.positions(state, parts))
         self._scale(state, gradients)
-        scale = 1 / (sum(map(len, parts)) * self.counted_pixels)
+        scale = 1 / (sum(map(len, parts)) * self.patterns.counted_pixels)
         batch = PatternBatch(places, scale, rate, stage)
         if batch.smoothness:
             add_smoothness(state, gradients, batch.smoothness)
@@ -165,7 +169,7 @@ class Refinement:
         SOLVERS[stage.solver](state, gradients, rates, batch)
         if "positions" in rates:
             self._keep_inside(state)
-        return loss
+        return loss, float(gradients.get("held_out", 0.0))
 
     @property
     def refined(self) -> tuple[str, ...]:
@@ -187,8 +191,8 @@ class Refinement:
     ) -> tuple[float, PartTensors]:
         """The loss and the gradients of the patterns of a step, from all ranks."""
         own = slice(self.slots.start, self.slots.stop)
-        mine = self._found(state, parts[own], places[own])
-        return self._added(state, self._of_all_ranks(state, mine, places), parts, places)
+        found = self._of_all_ranks(state, self._found(state, parts[own], places[own]), places)
+        return self._added(state, found, parts, places)
 
     def _of_all_ranks(
         self, state: ReconstructionState, mine: list[SlotGradients], places: Sequence[Positions]
@@ -248,6 +252,7 @@ class Refinement:
                 groups,
                 self.recipe.refined,
                 state.parameters.get("variations"),
+                self.patterns.held_out(np.concatenate(parts), self.group.device),
             )
         )
         return [
@@ -282,6 +287,7 @@ class Refinement:
                 [slice(0, self.recipe.at_once)],
                 self.recipe.refined,
                 parameters.get("variations"),
+                self.patterns.held_out(numbers[some], self.group.device),
             )
             if len(numbers) <= self.recipe.at_once:
                 return found
@@ -303,7 +309,8 @@ class Refinement:
             "shares": (count, self.recipe.variations),
             "variations": (self.recipe.variations, *self.recipe.frame, 2),
         }
-        return {name: shapes[name] for name in PARTS if name in self.recipe.refined}
+        held = {"held_out": (1,)} if self.recipe.held_out else {}
+        return {name: shapes[name] for name in PARTS if name in self.recipe.refined} | held
 
     def _added(
         self,
@@ -317,6 +324,8 @@ class Refinement:
         for found, numbers, positions in zip(slots, parts, places, strict=True):
             for name in self.refined:
                 self._add(total, name, found[name], numbers, positions)
+        if self.recipe.held_out:
+            total["held_out"] = torch.stack([found["held_out"] for found in slots]).double().sum()
         losses = [found["loss"] for found in slots]
         loss = 0.0
         for each in torch.cat(losses).tolist():  # as sum() of Python 3.11, which later ones do otherwise
@@ -367,21 +376,11 @@ class Refinement:
         return self.group.slots(self.recipe.slots)
 
     @cached_property
-    def counted_pixels(self) -> int:
-        """Pixels of a pattern that count."""
-        mask = self.recipe.scan.mask
-        return math.prod(self.recipe.pattern) if mask is None else int(mask.sum())
-
-    @cached_property
     def model(self) -> PatternModel:
         """The model of a pattern."""
-        device = self.group.device
-        return PatternModel(
-            propagator_of(self.recipe.optics, self.recipe.frame, device),
-            self.recipe.loss,
-            self.patterns.mask(device),
-            self.recipe.oversampling,
-        )
+        recipe, device = self.recipe, self.group.device
+        propagator = propagator_of(recipe.optics, recipe.frame, device)
+        return PatternModel(propagator, recipe.loss, self.patterns.mask(device), recipe.oversampling)
 
     @cached_property
     def support(self) -> torch.Tensor | None:

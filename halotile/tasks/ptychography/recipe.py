@@ -6,8 +6,8 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ VARYING = ("variations", "shares")
 """Parts of a probe that changes from pattern to pattern."""
 
 
-PROGRAM = 7
+PROGRAM = 8
 """Version of the order of patterns and of checkpoints: a run that another one has begun does not go on."""
 WAVES = 14
 """Waves of each pattern and mode that a slot holds at once, as measured."""
@@ -56,7 +56,9 @@ class PatternSolverTraits:
     Parameters
     ----------
     rate : float
-        Usual learning rate; 0: it depends on the counts.
+        Usual learning rate; 0: it depends on the scale of the loss.
+    of_few, of_likelihood : float, optional
+        The usual ones where single photons make the gradients: of few counts, and of the likelihood of counts.
     batch : int
         Usual patterns of a step; 0: all.
     objects : int
@@ -70,6 +72,8 @@ class PatternSolverTraits:
     """
 
     rate: float = 0.02
+    of_few: float | None = None
+    of_likelihood: float | None = None
     batch: int = 20
     objects: int = 2
     any_model: bool = True
@@ -78,7 +82,7 @@ class PatternSolverTraits:
 
 
 SOLVER_TRAITS: Mapping[str, PatternSolverTraits] = {
-    "adam": PatternSolverTraits(options=("betas",)),
+    "adam": PatternSolverTraits(of_few=0.01, of_likelihood=0.005, options=("betas", "amsgrad")),
     "sgd": PatternSolverTraits(rate=0.0, objects=1, options=("momentum",)),
     "rpie": PatternSolverTraits(
         rate=0.5, any_model=False, losses=("amplitude_mse",), options=("alpha", "betas")
@@ -109,6 +113,8 @@ class SolverStage:
         rpie: near 0, each place by its own light; at 1, all by that of the brightest: ePIE.
     betas : tuple of float
         adam: shares of the earlier mean and mean square of the gradients that a step keeps.
+    amsgrad : bool
+        adam: True: steps are by the largest mean square so far.
     momentum : float
         sgd: share of the last step's direction that is added to the next one.
     smoothness : float
@@ -128,24 +134,10 @@ class SolverStage:
     hold_positions: int = 0
     alpha: float = 0.1
     betas: tuple[float, float] = (0.9, 0.999)
+    amsgrad: bool = False
     momentum: float = 0.0
     smoothness: float = 0.0
     subset: tuple[int, ...] | None = None
-
-
-def first_epochs(stages: Iterable[SolverStage], epochs: int) -> Iterator[SolverStage]:
-    """Yield the stages of the first epochs, the last one as short as it was.
-
-    Examples
-    --------
-    >>> stages = [SolverStage(epochs=n, lr=0.1, batch=8) for n in (3, 5, 7)]
-    >>> [stage.epochs for stage in first_epochs(stages, 6)]
-    [3, 3]
-    """
-    for stage in stages:
-        if epochs > 0:
-            yield replace(stage, epochs=min(stage.epochs, epochs))
-        epochs -= stage.epochs
 
 
 def checkpoints_of(checkpoint: Path, stages: Sequence[Mapping[str, Any]]) -> tuple[Path, ...]:
@@ -247,8 +239,12 @@ class ScanRecipe:
         Parts of a batch for the ranks to share, and the number from which the order of the patterns follows.
     margin : int
         Pixels around the scanned part of the object, as far as positions may move.
+    few_counts : bool
+        True where most pixels of the patterns counted nothing.
     window : int
         Patterns that a slot draws from at a time, a number of whole chunks; 0: all.
+    held_out : float
+        Share of the pixels of each pattern that no gradient has, whose loss decides which epoch of a stage is kept; 0: the last one.
     support : float, optional
         Radius in pixels of the circle outside of which the probe is 0.
     variations : int
@@ -278,7 +274,9 @@ class ScanRecipe:
     slots: int
     seed: int
     margin: int
+    few_counts: bool = False
     window: int = 0
+    held_out: float = 0.0
     support: float | None = None
     variations: int = 0
     oversampling: int = 1

@@ -71,11 +71,15 @@ def adam(
         parameter = as_real(state.parameters[name])
         mean = as_real(means.setdefault(name, torch.zeros_like(gradients[name])))
         square = squares.setdefault(name, torch.zeros_like(gradient))
+        largest = []
+        if batch.stage.amsgrad:
+            most = state.moments.setdefault("largest", {})
+            largest = [most.setdefault(name, torch.zeros_like(gradient))]
         count = counts.setdefault(name, torch.zeros((), device=parameter.device)).add_(1)
         # The kernel of torch.optim.Adam(fused=True): one pass over memory in place of ten.
         torch._fused_adam_(
-            [parameter], [gradient], [mean], [square], [], [count], lr=rate, beta1=first, beta2=second,
-            weight_decay=0.0, eps=EPSILON, amsgrad=False, maximize=False,
+            [parameter], [gradient], [mean], [square], largest, [count], lr=rate, beta1=first, beta2=second,
+            weight_decay=0.0, eps=EPSILON, amsgrad=batch.stage.amsgrad, maximize=False,
         )  # fmt: skip
 
 
@@ -84,7 +88,7 @@ def _forget_other_betas(state: ReconstructionState, betas: torch.Tensor) -> None
     kept = state.moments.setdefault("betas", {})
     if not torch.equal(kept.setdefault("both", betas).cpu(), betas):
         kept["both"] = betas
-        for name in ("means", "squares", "counts"):
+        for name in ("means", "squares", "counts", "largest"):
             state.moments.pop(name, None)
 
 

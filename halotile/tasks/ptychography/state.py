@@ -54,6 +54,8 @@ class ReconstructionState:
         About the loss of a model without light: the mean count, of intensities its square.
     losses : list of float
         Of each epoch.
+    held_out : list of float
+        Those of the pixels that no gradient has, where there are any.
     begun : float
         The loss of a pixel before the first step, once that was done.
     halves : list of ReconstructionState
@@ -68,6 +70,7 @@ class ReconstructionState:
     scale: float = 1.0
     moments: dict[str, PartTensors] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
+    held_out: list[float] = field(default_factory=list)
     begun: float = 0.0
     halves: list[ReconstructionState] = field(default_factory=list)
     stage_begun: float = 0.0
@@ -80,7 +83,8 @@ class ReconstructionState:
     def of(cls, content: Mapping[str, Any], device: Any) -> ReconstructionState:
         """The state in a checkpoint, on a device."""
         moments = {name: _moved(tensors, device) for name, tensors in content["moments"].items()}
-        values = {key: content[key] for key in ("norm", "root", "scale", "losses", "begun", "stage_begun")}
+        names = ("norm", "root", "scale", "losses", "held_out", "begun", "stage_begun")
+        values = {key: content[key] for key in names}
         halves = [cls.of(half, device) for half in content["halves"]]
         return cls(_moved(content["parameters"], device), moments=moments, halves=halves, **values)
 
@@ -89,6 +93,19 @@ class ReconstructionState:
         self.parameters[name] = value
         for kept in self.moments.values():
             kept.pop(name, None)
+
+    def keep_best(self, first: int, held_out: float) -> None:
+        """Note the loss of held-out pixels; keep a copy of the state if it is the least of the stage that began at epoch ``first``."""
+        self.held_out.append(held_out)
+        if self.held_out[-1] < min(self.held_out[first:-1], default=math.inf):
+            self.moments["best"] = {name: value.clone() for name, value in self.parameters.items()}
+
+    def return_to_best(self) -> None:
+        """Go back to the copy, and forget what the solver kept of later epochs."""
+        best = self.moments.pop("best")
+        if any(not torch.equal(value, best[name]) for name, value in self.parameters.items()):
+            self.parameters.update(best)
+            self.moments.clear()
 
     @property
     def has_diverged(self) -> bool:
@@ -164,7 +181,8 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     else:
         known = _strongest(torch.from_numpy(guess).flatten(0, -3).to(torch.complex64), recipe.modes)
         # Beside an object the probe has a scale; alone it is of a file whose units nobody knows.
-        if recipe.start is None or recipe.start.probe is None or recipe.start.object is None:
+        start = recipe.start
+        if start is None or start.probe is None or (start.object is None and start.obj is None):
             known = known * (light.sum() / known.abs().square().sum()).sqrt()
     if known.shape[-2:] != recipe.frame:
         known = _padded(known, recipe.frame)
@@ -225,6 +243,8 @@ def _started(recipe: ScanRecipe, start: StartValues, norm: float, root: float) -
 
     if start.object is not None:
         found["object"] = torch.from_numpy(start.object).to(torch.complex64)
+    if start.obj is not None:
+        found["object"] = _in_middle(torch.from_numpy(start.obj).to(torch.complex64), recipe.shape)
     if start.background is not None:
         found["background"] = turned(torch.from_numpy(start.background).float().sqrt(), recipe) / root
     if start.first_pixel is not None:
@@ -257,6 +277,17 @@ def _padded(modes: torch.Tensor, frame: tuple[int, int]) -> torch.Tensor:
     first = [whole // 2 - n // 2 for whole, n in zip(frame, modes.shape[1:], strict=True)]
     padded[:, first[0] : first[0] + modes.shape[1], first[1] : first[1] + modes.shape[2]] = modes
     return padded
+
+
+def _in_middle(image: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """The middle of an image in a shape, 1 where it has nothing."""
+    placed, (own, whole) = torch.ones(shape, dtype=image.dtype), ([], [])
+    for n, wanted in zip(image.shape, shape, strict=True):
+        first, edge = max(0, (n - wanted) // 2), min(n, wanted)
+        own.append(slice(first, first + edge))
+        whole.append(slice((wanted - edge) // 2, (wanted - edge) // 2 + edge))
+    placed[tuple(whole)] = image[tuple(own)]
+    return placed
 
 
 def support_of(recipe: ScanRecipe) -> torch.Tensor | None:

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LBFGS", "RPIE", "SGD", "Adam", "open", "simulate"]
 
-
 LONGEST_PAUSE = 0.1
 """Seconds between two looks for an epoch's loss, at most."""
 
@@ -61,6 +60,7 @@ def open(  # noqa: A001 - as open() of other modules
     window: int | Auto = "auto",
     resolution: bool = False,
     start: str | Path | None = None,
+    held_out: float | Auto = "auto",
     seed: int = 0,
     **model: Any,
 ) -> OpenedScan:
@@ -78,11 +78,12 @@ def open(  # noqa: A001 - as open() of other modules
         Reconstruct two halves of the positions by themselves as well, for ``report()`` and ``rings``.
     start : path, optional
         Result of an earlier reconstruction to begin with, as ``save()`` writes it, or an HDF5 file with ``object`` or ``probe``.
+    held_out : float or "auto"
+        Share of the pixels of each pattern whose loss decides which epoch of a call of ``optimize`` is kept; auto: 0.05 for few counts, else 0.
     seed : int
         The order of the patterns follows from it.
     **model
-        Keys of the section ``model`` of a job: ``field``, ``focus``, ``modes``, ``loss``, ``refine``, ``margin``, ``support``, ``variations``,
-        ``oversampling``.
+        Keys of the section ``model`` of a job, such as ``field``, ``focus``, ``modes`` and ``loss``.
 
     Returns
     -------
@@ -108,6 +109,7 @@ def open(  # noqa: A001 - as open() of other modules
         slots=slots,
         window=window,
         resolution=resolution,
+        held_out=held_out,
         seed=seed,
     )
     if options.import_ is not None:
@@ -126,8 +128,7 @@ def simulate(path: str | Path, *, overwrite: bool = False, **options: Any) -> Si
     overwrite : bool
         True: what is there is replaced.
     **options
-        Parameters of :class:`~halotile.tasks.ptychography.simulated.SimulatedScan`: ``field``, ``raster``, ``pattern``, ``step``, ``modes``,
-        ``phase``, ``photons``, ``position_error``, ``seed``.
+        Parameters of :class:`~halotile.tasks.ptychography.simulated.SimulatedScan`, such as ``raster``, ``pattern`` and ``photons``.
 
     Returns
     -------
@@ -215,6 +216,7 @@ class _Solver:
         hold_positions: int | Auto = "auto",
         alpha: float = 0.1,
         betas: Sequence[float] = (0.9, 0.999),
+        amsgrad: bool = False,
         momentum: float = 0.0,
         smoothness: float = 0.0,
         subset: Sequence[int] | None = None,
@@ -226,7 +228,7 @@ class _Solver:
         epochs : int
             Number of times that each pattern is used.
         lr : float or "auto"
-            Learning rate; auto: 0.02, of RPIE 0.5, of LBFGS 0.1; SGD needs one.
+            Learning rate; auto: 0.02, for few counts 0.01, for poisson_nll 0.005, of RPIE 0.5, of LBFGS 0.1; SGD needs one.
         batch_size : int or "auto"
             Patterns of a step; auto: 20, of LBFGS all.
         schedule : bool
@@ -234,12 +236,13 @@ class _Solver:
         lr_factors : mapping of str to float, optional
             Factors of the learning rate by part, such as ``{"positions": 0.5}``.
         hold_positions : int or "auto"
-            Epochs before positions that are refined begin to move; auto: half of the first call's, at most 100, unless ``lr_factors`` names positions or
-            the scan was opened with ``start``; none of later ones.
+            Epochs before positions begin to move; auto: half of the first call's, at most 100; 0 with a ``start`` or a factor of positions.
         alpha : float
             RPIE: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE.
         betas : tuple of float
             Adam: shares of the earlier mean and mean square of the gradients that a step keeps.
+        amsgrad : bool
+            Adam: divide a step by the largest mean square of the gradients so far, in place of the last one.
         momentum : float
             SGD: share of the last step's direction that is added to the next one; each call begins without.
         smoothness : float
@@ -266,6 +269,7 @@ class _Solver:
             hold_positions=hold_positions,
             alpha=alpha,
             betas=(*betas,),  # type: ignore[arg-type]  # their number is checked with their values
+            amsgrad=amsgrad,
             momentum=momentum,
             smoothness=smoothness,
             subset=None if subset is None else _whole_numbers(subset),
@@ -276,7 +280,7 @@ class _Solver:
         model = ModelOptions(**own)
         check_job(replace(_JOB, model=model, stages=(options,)))
         holds = "positions" in recipe.refined and recipe.start is None and not self.scan.losses
-        stage = stage_of(options, len(recipe.scan.positions), holds=holds)
+        stage = stage_of(options, recipe, holds=holds)
         check_used(replace(recipe, stages=(stage,)))
         self.scan.check_ready()
         self._open()

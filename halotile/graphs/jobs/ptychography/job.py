@@ -84,7 +84,7 @@ class StageOptions:
     epochs: int
     """Number of times that each pattern is used."""
     lr: float | Auto = "auto"
-    """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels. auto: 0.02, of rpie 0.5, of lbfgs 0.1; sgd needs one."""
+    """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels. auto: 0.02, for few counts 0.01, for poisson_nll 0.005, of rpie 0.5, of lbfgs 0.1; sgd needs one."""
     batch: int | Auto = "auto"
     """Patterns of a step. auto: 20, of lbfgs all."""
     lr_factors: Mapping[str, float] = field(default_factory=dict)
@@ -95,6 +95,8 @@ class StageOptions:
     """rpie: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE."""
     betas: tuple[float, float] = (0.9, 0.999)
     """adam: shares of the earlier mean and of the earlier mean square of the gradients that a step keeps."""
+    amsgrad: bool = False
+    """adam: divide a step by the largest mean square of the gradients so far, in place of the last one."""
     momentum: float = 0.0
     """sgd: share of the last step's direction that is added to the next one."""
     smoothness: float = 0.0
@@ -125,6 +127,8 @@ class Ptychography(Job):
     """Measure the resolution: two halves of the positions are reconstructed by themselves as well, which takes twice the time."""
     window: int | Auto = "auto"
     """Patterns that a slot draws from at a time, where not all of them fit into memory; auto: all, or else as many as fit; 0: all."""
+    held_out: float | Auto = "auto"
+    """Share of the pixels of each pattern that take no part in the fit. Each stage ends with the state of the epoch in which their loss was least, so that the noise of few counts is not fitted. auto: 0.05 below 0.5 counts a pixel, else 0; 0: a stage ends with its last epoch."""
     seed: int = 0
     """The order of the patterns follows from it."""
 

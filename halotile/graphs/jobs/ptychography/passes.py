@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,11 +31,14 @@ class PtychographyWork(ProgramWork):
         Those of the arrays, by their files.
     digest : str
         That of the job without its stages.
+    shape : tuple of int
+        Shape of the object.
     """
 
     recipe: ScanRecipe
     digests: Mapping[str, str]
     digest: str
+    shape: tuple[int, int]
     phase = "reconstruct"
     word = "epoch"
     titles = (" while the object was reconstructed", " while the result was written")
@@ -75,11 +79,14 @@ class PtychographyWork(ProgramWork):
         figures = {
             name: value
             for name, value in last.items()
-            if name in ("loss", "resolution", "resolution_bound", "loss_of_halves")
+            if name in ("loss", "kept", "loss_of_kept", "resolution", "resolution_bound", "loss_of_halves")
         }
-        path = Path(self.recipe.patterns.path).parent
-        noise = photon_loss_of(path) if self.recipe.loss == "amplitude_mse" else None
-        return Inspection(figures, result_rows(last, drawing, self.recipe.loss, noise))
+        noise, recipe = None, self.recipe
+        if recipe.loss == "amplitude_mse":
+            noise = photon_loss_of(str(Path(recipe.patterns.path).parent))
+        counted = math.prod(recipe.patterns.shape)
+        free = 2 * (math.prod(self.shape) + recipe.modes * math.prod(recipe.frame)) / counted
+        return Inspection(figures, result_rows(last, drawing, recipe.loss, noise, min(free, 0.5)))
 
 
 @dataclass(frozen=True)

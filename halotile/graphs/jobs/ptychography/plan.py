@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from halotile.errors import ConfigError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.jobs.ptychography.job import Ptychography, StageOptions
 from halotile.graphs.jobs.ptychography.passes import PtychographyWork, SentRecipe
+from halotile.graphs.jobs.ptychography.photon_loss import mean_count
 from halotile.graphs.jobs.ptychography.stages import note_of_stages
 from halotile.graphs.kinds.base import OutputFile, PlanRequest
 from halotile.graphs.kinds.finder import kind_of
@@ -29,7 +29,7 @@ from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plans.stages import begin, compute_ranks_on, free_bytes, relate
 from halotile.storage.scans.lengths import shown_length
-from halotile.storage.scans.scan import open_scan, open_summary
+from halotile.storage.scans.scan import open_scan
 from halotile.storage.scans.start import StartValues
 from halotile.storage.sharded.output import FileLayout
 from halotile.storage.spacing import signed_metres
@@ -57,6 +57,8 @@ SLOT_OBJECTS = 3
 """The same of each slot, whose patterns may see all of it: its gradient, and two while ranks exchange it."""
 FEW_COUNTS = 0.5
 """Mean of a pixel below which most have no count."""
+HELD_OUT = 0.05
+"""Share of the pixels that are held out where counts are few."""
 SOME_POSITIONS = 1000
 """Positions, about, whose nearest neighbours are looked at."""
 FARTHEST = 10**9
@@ -96,7 +98,7 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
     digest = fingerprint(identity, without=kind_of(job).revision)
     return Plan(
         job=job,
-        work=PtychographyWork(sent.recipe, output, computing.device, sent.digests, digest),
+        work=PtychographyWork(sent.recipe, output, computing.device, sent.digests, digest, recipe.shape),
         cluster=computing.cluster,
         requested=computing.requested,
         sources=(patterns,),
@@ -118,7 +120,6 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
             *computing.ignored,
             *note_of_cluster(job, computing.cluster, computing.device),
             *(text for label, text in scan.remarks if label == "note"),
-            *_note_of_counts(recipe, job.input.path),
             *(note_of_stages(begun, digest, identity) if earlier.resumes else ()),
         ),
         earlier=earlier,
@@ -141,14 +142,15 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
     margin = max(4, max(rows, columns) // 10) if model.margin == "auto" else model.margin
     refined = (*model.refine, *(VARYING if model.variations else ()))
     moves = "positions" in refined and job.input.start is None and model.import_ is None
-    stages = tuple(
-        stage_of(stage, len(scan.positions), holds=moves and n == 0) for n, stage in enumerate(job.stages)
-    )
     recipe = ScanRecipe(
-        scan, patterns, optics, model.loss, model.modes, refined, stages, job.slots, job.seed, margin
+        scan, patterns, optics, model.loss, model.modes, refined, (), job.slots, job.seed, margin
     )
+    few = (mean_count(job.input.path) or FEW_COUNTS) < FEW_COUNTS
+    usual = HELD_OUT if few and model.import_ is None else 0.0
     recipe = replace(
         recipe,
+        few_counts=few,
+        held_out=usual if job.held_out == "auto" else job.held_out,
         support=model.support,
         variations=model.variations,
         oversampling=model.oversampling,
@@ -157,6 +159,8 @@ def recipe_of(job: Ptychography) -> ScanRecipe:
         module_options=model.options,
         import_folder=job.import_folder,
     )
+    stages = tuple(stage_of(stage, recipe, holds=moves and n == 0) for n, stage in enumerate(job.stages))
+    recipe = replace(recipe, stages=stages)
     _check_overlap(recipe)
     recipe = replace(recipe, window=_window(job, recipe), start=_start(job, recipe))
     if optics.focus and recipe.first_probe is not None:
@@ -261,11 +265,13 @@ def _stage_begins(recipe: ScanRecipe) -> list[int]:
     return list(itertools.accumulate((stage.epochs for stage in recipe.stages[:-1]), initial=0))
 
 
-def stage_of(options: StageOptions, count: int, *, holds: bool) -> SolverStage:
-    """Return a stage as ranks take it, of a scan with so many patterns; auto, one that ``holds`` positions does so at its beginning."""
+def stage_of(options: StageOptions, recipe: ScanRecipe, *, holds: bool) -> SolverStage:
+    """Return a stage of a reconstruction as ranks take it; auto, one that ``holds`` positions does so at its beginning."""
     usual = SOLVER_TRAITS[options.solver]
     rate = usual.rate if options.lr == "auto" else options.lr
-    batch = (usual.batch or count) if options.batch == "auto" else options.batch
+    if options.lr == "auto" and (recipe.few_counts or recipe.loss == "poisson_nll"):
+        rate = (usual.of_likelihood if recipe.loss == "poisson_nll" else usual.of_few) or rate
+    batch = (usual.batch or len(recipe.scan.positions)) if options.batch == "auto" else options.batch
     held = options.hold_positions
     if held == "auto":
         held = min(options.epochs // 2, MOST_HELD) if holds and "positions" not in options.lr_factors else 0
@@ -311,7 +317,8 @@ def _object_bytes(recipe: ScanRecipe) -> int:
 
 def _kept_objects(recipe: ScanRecipe) -> int:
     """Copies of the object that solvers keep: those of an earlier stage stay."""
-    return sum(SOLVER_TRAITS[solver].objects for solver in {stage.solver for stage in recipe.stages})
+    of_solvers = sum(SOLVER_TRAITS[solver].objects for solver in {stage.solver for stage in recipe.stages})
+    return of_solvers + (recipe.held_out > 0)
 
 
 def _need(recipe: ScanRecipe) -> Need:
@@ -345,25 +352,10 @@ def _figures(job: Ptychography, recipe: ScanRecipe) -> dict[str, Any]:
         "module": recipe.module,
         "window": recipe.window,
         "epochs": recipe.epochs,
+        "held_out": recipe.held_out,
         "resolution": recipe.resolution,
         "stages": [_stage_text(stage) for stage in recipe.stages],
     }
-
-
-def _note_of_counts(recipe: ScanRecipe, path: str) -> tuple[str, ...]:
-    """Advise the likelihood of counts where most pixels counted none: there the roots of counts tell less."""
-    fits_any = all(SOLVER_TRAITS[stage.solver].losses is None for stage in recipe.stages)
-    if recipe.module or recipe.loss == "poisson_nll" or not fits_any:
-        return ()
-    counted_pixels = ... if recipe.scan.mask is None else recipe.scan.mask
-    # It is only advice: an earlier halotile kept no mean, and what is damaged is found when it is needed.
-    with suppress(Exception):
-        mean, most = (pattern[counted_pixels] for pattern in open_summary(path))
-        if mean.mean() < FEW_COUNTS and np.array_equal(most, np.rint(most)):
-            return (
-                f"a pixel of a pattern has {mean.mean():.2g} counts on average: model.loss: poisson_nll may give a better object and positions.",
-            )
-    return ()
 
 
 def _stage_text(stage: SolverStage) -> str:
@@ -383,6 +375,7 @@ def _identity(job: Ptychography, recipe: ScanRecipe, sent: SentRecipe, device: s
         "margin": recipe.margin,
         "stages": [asdict(stage) for stage in recipe.stages],
         "slots": job.slots,
+        "held_out": recipe.held_out,
         "window": recipe.window,
         "seed": job.seed,
         "resolution": job.resolution,

@@ -11,6 +11,7 @@ from halotile.graphs.rules.combinations import Faults, workers_of_slots
 from halotile.graphs.rules.values import Above, AtLeast, seed
 from halotile.storage.scans.hdf5 import fault_of_name
 from halotile.storage.spacing import signed_metres
+from halotile.tasks.options import Auto
 from halotile.tasks.ptychography.recipe import PARTS, SOLVER_TRAITS, VARYING
 
 OURS = ("focus", "modes", "variations", "oversampling", "support", "refine")
@@ -34,6 +35,11 @@ def _share(alpha: float) -> str | None:
 
 def _kept_share(share: float) -> str | None:
     return None if 0 <= share < 1 else f"is {share}; write 0 or more and less than 1"
+
+
+def _held_share(share: float | Auto) -> str | None:
+    right = share == "auto" or 0 <= share <= 0.5
+    return None if right else f"is {share}; write 0, or a share up to 0.5 such as 0.05"
 
 
 def _betas(shares: Sequence[float]) -> str | None:
@@ -65,6 +71,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("stages", "smoothness"): AtLeast(0),
     ("", "slots"): AtLeast(1),
     ("", "window"): AtLeast(0),
+    ("", "held_out"): _held_share,
     ("", "seed"): seed,
 }
 
@@ -120,10 +127,14 @@ def parts_of_factors(model: ModelOptions, stages: Sequence[StageOptions]) -> Fau
                 )
 
 
-def import_of_model(model: ModelOptions, stages: Sequence[StageOptions], resolution: bool) -> Faults:
+def import_of_model(
+    model: ModelOptions, stages: Sequence[StageOptions], resolution: bool, held_out: float | Auto
+) -> Faults:
     """Yield what there is not for a user's own model."""
     if model.import_ is None:
         return
+    if held_out not in ("auto", 0):
+        yield ("held_out",), "is for the model of halotile; leave it out"
     if resolution:
         yield ("resolution",), "is not there for a model of your own; leave it out"
     for number, stage in enumerate(stages):
@@ -150,7 +161,7 @@ def options_of_others(stages: Sequence[StageOptions]) -> Faults:
     """Yield options that another solver has."""
     users = {
         option: [name for name, traits in SOLVER_TRAITS.items() if option in traits.options]
-        for option in ("alpha", "betas", "momentum")
+        for option in ("alpha", "betas", "amsgrad", "momentum")
     }
     for number, stage in enumerate(stages):
         usual = StageOptions(epochs=stage.epochs)

@@ -15,6 +15,13 @@ from halotile.tasks.ptychography.recipe import warning_of_halves
 
 FAR_ABOVE = 2
 """Loss, relative to that of the noise, of which the user is told what it may come from."""
+HELD_OUT = (
+    "{:.0%} of the pixels of each pattern are held out: their loss decides which epoch of a stage is kept"
+)
+LOST = 5e-3
+"""Share of the light of a mode that was not found."""
+BELOW = 0.95
+"""Loss, relative to that of the noise in as many pixels as were not needed to fit the model, below which the noise itself was fitted."""
 CAUSES = (
     "unless the object looks right, more epochs or modes may be needed, intensities to refine where the beam varied, or the geometry may be another one (order and signs of the "
     "positions' axes, focus, near or far field, pixels that do not count)"
@@ -46,6 +53,7 @@ def plan_rows(figures: Figures) -> list[Row]:
             f"{shape_text(figures['object'])} pixels of {shown_length(height)} × {shown_length(width)}",
         ),
         ("model", f"{figures['module'] or _own_model(figures)}, {figures['loss']}"),
+        *([("", HELD_OUT.format(figures["held_out"]))] if figures["held_out"] else []),
         ("refined", ", ".join(figures["refine"])),
         *(
             [("in memory", f"{counted(figures['window'], 'pattern')} a slot at a time")]
@@ -73,9 +81,26 @@ def _own_model(figures: Figures) -> str:
 
 
 def result_rows(
-    last: Mapping[str, float], drawing: Path, loss: str = "", noise: float | None = None
+    last: Mapping[str, float],
+    drawing: Path,
+    loss: str = "",
+    noise: float | None = None,
+    free: float = 0.0,
 ) -> list[Row]:
-    """Return the end of a reconstruction as a table; ``loss`` is the name of what was minimised, ``noise`` about that of photons alone.
+    """Return the end of a reconstruction as a table.
+
+    Parameters
+    ----------
+    last : mapping of str to float
+        Last row of the curve.
+    drawing : Path
+        The drawing of the object.
+    loss : str
+        Name of what was minimised.
+    noise : float, optional
+        About the loss that the noise of photons alone gives.
+    free : float
+        Numbers that the fit is free to choose, relative to the counts.
 
     Examples
     --------
@@ -85,17 +110,30 @@ def result_rows(
     ('loss', '0.25; for these counts the noise of photons alone gives about 0.2')
     >>> result_rows({"loss": 0.5}, Path("scan.png"), "amplitude_mse", 0.2)[1][1][:52]
     'the loss is 2.5 times that of photons alone: unless '
+    >>> result_rows({"loss": 0.17}, Path("scan.png"), "amplitude_mse", 0.2, 0.04)[1][1][:70]
+    'the loss is 15 % below that of photons alone: the object follows noise'
+    >>> result_rows({"loss": 0.17, "kept": 9, "loss_of_kept": 0.19}, Path("scan.png"), "amplitude_mse", 0.2)[:2]
+    [('loss', '0.19; for these counts the noise of photons alone gives about 0.2'), ('kept', 'epoch 9, whose loss of the pixels held out was least')]
     >>> result_rows({"loss": 0.25, "loss_of_halves": 0.8, "resolution": 2e-7}, Path("scan.png"))[1]
     ('warning', 'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs tell')
     """
     rows = []
     if "loss" in last:
+        last = {**last, "loss": last.get("loss_of_kept", last["loss"])}
         about = f"; for these counts the noise of photons alone gives about {noise:.2g}" if noise else ""
         rows.append(("loss", f"{last['loss']:.4g}{about}"))
         if noise and last["loss"] > FAR_ABOVE * noise:
             rows.append(
                 ("warning", f"the loss is {last['loss'] / noise:.2g} times that of photons alone: {CAUSES}")
             )
+        if "kept" in last:
+            rows.append(("kept", f"epoch {last['kept']:,.0f}, whose loss of the pixels held out was least"))
+        elif noise and last["loss"] < BELOW * (1 - free) * noise:
+            below = f"the loss is {100 * (1 - last['loss'] / noise):.0f} % below that of photons alone: the object follows noise"
+            rows.append(("warning", f"{below}. Write held_out: 0.05"))
+    if last.get("faintest_mode", 1) < LOST:
+        lost = f"a mode of the probe has {last['faintest_mode']:.2g} of the light: the patterns do not tell it from changes of the object, or it is not there"
+        rows.append(("warning", f"{lost}. Write fewer modes, or give the modes as input.start"))
     of_halves = last.get("loss_of_halves")
     if of_halves is not None and (warning := warning_of_halves(last["loss"], of_halves, loss)):
         rows.append(("warning", warning))

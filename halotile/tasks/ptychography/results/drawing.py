@@ -15,6 +15,9 @@ EDGE = 512
 BRIGHT = 0.03
 """Least illumination of a pixel that is drawn, relative to the brightest one."""
 
+SHOWN = 500
+"""Positions, at most, whose light decides what is drawn."""
+
 
 def draw_object(image: NDArray[Any], light: NDArray[Any]) -> list[bytes]:
     """Draw modulus and phase of an object side by side, as a PNG; what had little light is black.

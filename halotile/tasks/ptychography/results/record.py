@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from halotile.storage.disk.durable import DISK
@@ -15,7 +16,7 @@ from halotile.tasks.groups.training.curve import CurveRow, write_curve
 from halotile.tasks.groups.training.saved import write_state
 from halotile.tasks.ptychography.recipe import ScanRecipe
 from halotile.tasks.ptychography.results.drawing import draw_object
-from halotile.tasks.ptychography.results.result import correlated_halves
+from halotile.tasks.ptychography.results.result import correlated_halves, shown_probe
 from halotile.tasks.ptychography.state import ReconstructionState
 
 CURVE_SECONDS = 1.0
@@ -90,6 +91,13 @@ class Record:
             {"iteration": n + 1, "loss": loss} | ({"seconds": self.seconds[n]} if n in self.seconds else {})
             for n, loss in enumerate(self.state.losses)
         ]
+        if is_last and self.state.held_out:
+            first, _ = self.recipe.stage_of(len(rows) - 1)
+            kept = first + int(np.argmin(self.state.held_out[first:]))
+            rows[-1] |= {"kept": kept + 1, "loss_of_kept": self.state.losses[kept]}
+        if is_last and self.recipe.modes > 1:
+            light = shown_probe(self.state).abs().square().sum((1, 2))
+            rows[-1]["faintest_mode"] = float(light.min() / light.sum())
         if is_last and (rings := correlated_halves(self.recipe, self.state)):
             halves = max(half.losses[-1] for half in self.state.halves)
             rows[-1] |= {
