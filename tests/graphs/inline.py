@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halotile.graphs.iterations.divergence import FigureRow
-from halotile.graphs.iterations.iterate import Iterations
+from halotile.graphs.iterations.judged import JudgedIterations
 from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
 from halotile.graphs.runs.passes.gather_pass import ONE_BLOCK
@@ -31,7 +31,7 @@ def inline(task: ImageTask, iteration: int, journal: Journal, ledger: Ledger) ->
 
 
 @dataclass
-class InlineIterations(Iterations):
+class InlineIterations(JudgedIterations):
     """Iterations that do their own passes."""
 
     run_pass: Callable[..., None] = inline

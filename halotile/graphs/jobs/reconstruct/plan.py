@@ -19,6 +19,7 @@ from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.measurements.checks import (
     check_kernels,
     check_masks,
+    check_signs,
     note_of_passes,
     note_of_shape,
     notes_of,
@@ -225,10 +226,9 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     job, requested = no_more_than(job, computing.requested, shape, block_unit(geometry, layout.shard))
     fidelity: Fidelity = make_part("fidelity", job.fidelity, job)
     solver: Solver = make_part("solver", job.solver, job)
-    multiplies = solver.traits.multiplies
-    terms = make_terms(
-        job.operators, opened.operators, opened.data, fidelity, opened.start, are_counts=multiplies
-    )
+    if solver.traits.multiplies:
+        check_signs(opened.operators)
+    terms = make_terms(job.operators, opened.operators, opened.data, fidelity, opened.start)
     per_pass, by_subsets = job.solver.checkpoint_every, solver.traits.by_subsets
     form = choose_form(terms, opened.image.dtype, exact=job.exact, per_pass=per_pass, by_subsets=by_subsets)
     check_per_pass(form)
@@ -354,6 +354,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         "precision": opened.computing.precision if denoiser else job.run.precision,
         **(describe_denoised(denoised, opened.begun.previous) if denoised else {}),
         "exact": job.exact,
+        "bounds": settled.work.bounds,
         "layout": settled.work.output.layout.to_json(),
         "block": list(settled.work.grid.block),
         "code": {**code_versions(), **sized.own_code},

@@ -12,7 +12,6 @@ import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
-from halotile.graphs.jobs.reconstruct.measurements.checks import check_signs
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.plans.inputs import check_whole
@@ -221,12 +220,9 @@ def make_terms(
     data: tuple[Source, ...],
     fidelity: Fidelity,
     start: Source | None = None,
-    *,
-    are_counts: bool = False,
 ) -> tuple[Term, ...]:
     """Return the terms of the misfit, each measurement shared by all that read it; counts are checked as they are read."""
-    if are_counts:
-        check_signs(operators)
+    are_counts = fidelity.is_of_counts
     at = None if fidelity.is_square or start is None else Shared(start)
     return tuple(
         Term(
