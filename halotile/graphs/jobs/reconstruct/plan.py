@@ -77,7 +77,7 @@ from halotile.graphs.plans.trials.gpu_trials import (
 from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.graphs.solvers.base import Solver
 from halotile.graphs.waiting import report_if_slow
-from halotile.storage.arrays import Source, open_source
+from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.sharded.output import Layout
 from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
@@ -137,7 +137,9 @@ def _open(job: Reconstruction, request: PlanRequest) -> _Opened:
     check_made(operators)
     check_masks(operators)
     data = open_measurements(job.operators, operators)
-    images = {k: open_source(p) for k, p in (("start", job.start), ("reference", job.reference)) if p}
+    images = {
+        k: planes_last(open_source(p)) for k, p in (("start", job.start), ("reference", job.reference)) if p
+    }
     check_decoding([*data, *images.values()], job.run)
     shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
     check_kernels(operators, shape)

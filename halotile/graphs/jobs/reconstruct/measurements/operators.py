@@ -17,7 +17,7 @@ from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.plans.inputs import check_whole
 from halotile.graphs.rules.written_options import stand_ins
 from halotile.registry import find
-from halotile.storage.arrays import Source, open_array, open_source
+from halotile.storage.arrays import Source, open_array, open_source, planes_last
 from halotile.storage.views import CheckedCounts
 from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.operators.base import Operator, Shape
@@ -129,7 +129,7 @@ def open_measurements(
 
 def _open_measurement(path: str, operator: Operator) -> Source:
     try:
-        return open_source(path)
+        return planes_last(open_source(path))
     except DamagedData:
         raise
     except InputError:
