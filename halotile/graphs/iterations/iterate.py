@@ -249,9 +249,7 @@ class Iterations:
     def _step(
         self, *, judges: bool = False
     ) -> Generator[Pass | Gather, Sums, tuple[dict[str, float], dict[str, str]]]:
-        """Yield the passes of one step, or of a first one of all operators from the image, for its misfit; return
-        its sums, and the digests of its images.
-        """
+        """Yield the passes of one step, or of a first one with all operators; return its sums, and the digests of its images."""
         read, solver, state, name = self._read(), self.solver, self.state, ""
         problem = replace(self.problem, step_size=self._step_size)
         if judges:

@@ -56,13 +56,7 @@ from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
 from halotile.graphs.plans.notes import note_of_files, notes_of_place
 from halotile.graphs.plans.plan import Plan, Resources
 from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
-from halotile.graphs.plans.resources.sizes import (
-    Geometry,
-    axes_like,
-    block_unit,
-    check_block,
-    layout_like,
-)
+from halotile.graphs.plans.resources.sizes import Geometry, axes_like, block_unit, check_block, layout_like
 from halotile.graphs.plans.resources.worker_count import Requested, no_more_than
 from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
 from halotile.graphs.plans.trials.denoiser_trials import compared, expect_trial
