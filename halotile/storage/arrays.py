@@ -14,7 +14,7 @@ from halotile.storage.formats.base import Source
 from halotile.storage.rim import Readable
 from halotile.storage.stored_array import read_error
 
-__all__ = ["Source", "open_array", "open_source"]
+__all__ = ["Source", "open_array", "open_source", "planes_last"]
 
 _SUPPORTED = (
     "Zarr v2 and v3 arrays, OME-Zarr 0.4 and 0.5 groups, TIFF, BigTIFF and OME-TIFF, .npy, "
@@ -92,6 +92,23 @@ def open_source(
             "parts, or magnitude and phase, as channels."
         )
     return source
+
+
+def planes_last(source: Source) -> Source:
+    """The same array with rows and columns as its last two axes: colours that are stored last come before them.
+
+    Examples
+    --------
+    >>> import tempfile, numpy as np
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/rgb.npy", np.zeros((40, 50, 3)))
+    ...     planes_last(open_source(f"{folder}/rgb.npy")).shape
+    (3, 40, 50)
+    """
+    axes = "".join(getattr(source, "axes", ()))
+    if ("x" in axes[-2:] and "y" in axes[-2:]) or not ("x" in axes and "y" in axes):
+        return source
+    return source.in_order(sorted(range(len(axes)), key=lambda axis: "yx".find(axes[axis])))
 
 
 def _format_of(text: str, dataset: str | None) -> tuple[Any, str, dict[str, str]]:

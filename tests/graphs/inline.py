@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from halotile.graphs.iterations.divergence import FigureRow
-from halotile.graphs.iterations.iterate import Iterations
+from halotile.graphs.iterations.judged import JudgedIterations
 from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
 from halotile.graphs.runs.passes.gather_pass import ONE_BLOCK
@@ -17,6 +17,8 @@ from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.journal import Journal
 from halotile.tasks.block import BlockRunner
 from halotile.tasks.image_task import ImageTask
+
+Result = TypeVar("Result")
 
 WORDS = PassWords("iterate")
 """Names of passes that nobody reads."""
@@ -31,7 +33,7 @@ def inline(task: ImageTask, iteration: int, journal: Journal, ledger: Ledger) ->
 
 
 @dataclass
-class InlineIterations(Iterations):
+class InlineIterations(JudgedIterations):
     """Iterations that do their own passes."""
 
     run_pass: Callable[..., None] = inline
@@ -44,14 +46,18 @@ class InlineIterations(Iterations):
         while self.done < iterations and not (self.rows and is_done(self.state, self.rows[-1])):
             yield self._driven(self.iterate())
 
-    def _driven(self, passes: Generator[Pass | Gather, Sums, FigureRow]) -> FigureRow:
+    def judged(self) -> bool:
+        """Judge the image; return False where the last step was taken back."""
+        return self._driven(self.judge())
+
+    def _driven(self, passes: Generator[Pass | Gather, Sums, Result]) -> Result:
         sums: Any = None
         try:
             while True:
                 sums = self._do(passes.send(sums))
         except StopIteration as end:
-            row: FigureRow = end.value
-            return row
+            result: Result = end.value
+            return result
 
     def _do(self, wanted: Pass | Gather) -> Sums:
         assert isinstance(wanted.records, Records)

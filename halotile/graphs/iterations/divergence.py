@@ -37,6 +37,11 @@ def growth(rows: Sequence[FigureRow], floor: float) -> int:
     return max(0, len(_growing_values(rows, floor)) - 1)
 
 
+def objective_of(row: FigureRow) -> float:
+    """Return the objective of a row: the misfit where the prior has no value."""
+    return row.get(OBJECTIVE, row[MISFIT])
+
+
 def divergence(rows: Sequence[FigureRow], floor: float) -> str:
     """Describe the fault of the last row, if any: a value that is not a number, or growth that does not end.
 
@@ -69,7 +74,7 @@ def divergence(rows: Sequence[FigureRow], floor: float) -> str:
 
 def _growing_values(rows: Sequence[FigureRow], floor: float) -> list[float]:
     """Return the objective from where it began to grow to the last row; only the last where it does not."""
-    values = [max(row.get(OBJECTIVE, row[MISFIT]), floor) for row in rows if MISFIT in row]
+    values = [max(objective_of(row), floor) for row in rows if MISFIT in row]
     first = len(values) - 1
     while first > 0 and values[first] > GROWS * values[first - 1]:
         first -= 1

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from halotile.errors import DamagedData, Diverged, ResumeRefused
 from halotile.graphs.iterations.divergence import OBJECTIVE, FigureRow, divergence, growth, mend
 from halotile.graphs.iterations.finite import check_finite
-from halotile.graphs.iterations.stages import Stage, StagedStep
+from halotile.graphs.iterations.stages import Stage, StagedStep, merge_sums
 from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
 from halotile.graphs.runs.outputs.damage import image_digest
@@ -33,13 +33,13 @@ from halotile.graphs.solvers.base import (
     State,
     Step,
     relative_change,
+    usual_sums,
 )
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.checkpoints import Checkpoint
 from halotile.storage.sharded.vectors import Vectors
-from halotile.storage.views import Constant
 from halotile.tasks.contributions import Adding, Contributions
 from halotile.tasks.image_task import ImageTask, Sum, View, Written
 from halotile.tasks.priors.base import denoised_in
@@ -129,6 +129,7 @@ class Iterations:
     def __post_init__(self) -> None:
         self.vectors.folder.mkdir(parents=True, exist_ok=True)
         self.checkpoint = Checkpoint(self.vectors.folder / "checkpoint")
+        self.factor = 1.0, False  # on the step size, and whether it was halved
         self.state, self.rows, self.aside, self.digests = self._resumed()
         if not self.rows:
             self.vectors.create()
@@ -162,9 +163,10 @@ class Iterations:
         check_finite(sums, self.state, self.solver.epoch(self.problem))
         after = self.solver.next(self.problem, self.state, sums)
         row = self._row(sums, after) | {"seconds": time.perf_counter() - began}
+        if self._goes_back(row):
+            return row
         if wrong := divergence([*self.rows, row], self._floor):
-            step_size = self.problem.step_size if self.solver.traits.takes_steps else None
-            raise Diverged(f"{wrong}. {self._describe_kept()}. {mend(step_size)}")
+            raise self._diverged(wrong)
         self.state = after
         self.rows.append(row)
         self.aside = self._last_good_iteration()
@@ -172,19 +174,34 @@ class Iterations:
             name: [digest, *self.digests.get(name, [])][: self.vectors.copies[name]]
             for name, digest in digests.items()
         }
+        self._write_checkpoint()
+        self._set_aside()
+        remove_records(self.vectors.folder, str(self.state.passes - 1))
+        return row
+
+    def _goes_back(self, row: FigureRow) -> bool:
+        return False
+
+    def _diverged(self, wrong: str) -> Diverged:
+        step_size = self._step_size if self.solver.traits.takes_steps else None
+        return Diverged(f"{wrong}. {self._describe_kept()}. {mend(step_size)}")
+
+    @property
+    def _step_size(self) -> float:
+        return self.problem.step_size * self.factor[0]
+
+    def _write_checkpoint(self) -> None:
         self.checkpoint.write(
             {
                 "fingerprint": self.fingerprint,
                 "iteration": self.state.passes,
                 "numbers": dict(self.state.numbers),
+                "factor": self.factor,
                 "rows": self.rows,
                 "aside": self.aside,
                 "digests": self.digests,
             }
         )
-        self._set_aside()
-        remove_records(self.vectors.folder, str(self.state.passes - 1))
-        return row
 
     def image(self, name: str = "x") -> Shared:
         """Return an image of the current state."""
@@ -198,6 +215,7 @@ class Iterations:
             raise ResumeRefused(
                 f"{self.vectors.folder} holds the state of another job. Write what it was, or run with --fresh to start over."
             )
+        self.factor = saved["factor"][0], saved["factor"][1]
         state = State(saved["iteration"], saved["numbers"])
         return state, saved["rows"], saved.get("aside"), saved["digests"]
 
@@ -228,11 +246,18 @@ class Iterations:
 
         return read
 
-    def _step(self) -> Generator[Pass | Gather, Sums, tuple[dict[str, float], dict[str, str]]]:
-        """Yield the passes of one step; return its sums, and the digests of its images."""
-        read = self._read()
-        stages = StagedStep(self.problem, self.vectors)
-        step = self.solver.step(stages.problem, self.state, read)
+    def _step(
+        self, *, judges: bool = False
+    ) -> Generator[Pass | Gather, Sums, tuple[dict[str, float], dict[str, str]]]:
+        """Yield the passes of one step, or of a first one with all operators; return its sums, and the digests of its images."""
+        read, solver, state, name = self._read(), self.solver, self.state, ""
+        problem = replace(self.problem, step_size=self._step_size)
+        if judges:
+            problem, state, name = problem.once, State(), ".judge"
+            if solver.traits.by_subsets:
+                solver = replace(cast(Any, solver), subsets=1)
+        stages = StagedStep(problem, self.vectors)
+        step = solver.step(stages.problem, state, read)
         ahead = tuple(
             image
             for age in range(self.solver.vectors.get("x", 1) - 1)
@@ -240,15 +265,15 @@ class Iterations:
         )
         parts: list[Mapping[str, Any]] = []
         for stage in stages.requested:
-            stored = yield self._stage_pass(stage, ahead)
+            stored = yield self._stage_pass(stage, ahead, f"{name}.{stage.number}")
             parts.append(stored.values)
         paths = [self.vectors.path(name, self.state.passes + 1) for name in self.vectors.copies]
-        done = yield self._pass(self._task(step, read), self._records("", paths))
-        return _merge_sums([*parts, done.values]), dict(zip(self.vectors.copies, done.digests, strict=True))
+        done = yield self._pass(self._task(step, read), self._records(name, paths))
+        return merge_sums([*parts, done.values]), dict(zip(self.vectors.copies, done.digests, strict=True))
 
-    def _stage_pass(self, stage: Stage, ahead: tuple[Shared, ...]) -> Pass | Gather:
+    def _stage_pass(self, stage: Stage, ahead: tuple[Shared, ...], name: str) -> Pass | Gather:
         """Return the pass that computes and stores a stage. The images ``ahead`` are read before it computes."""
-        records = self._records(f".{stage.number}", [stage.path])
+        records = self._records(name, [stage.path])
         if isinstance(stage.wanted, Contributions):
             contributions = stage.wanted
             adding = Adding(
@@ -306,8 +331,7 @@ class Iterations:
             for s in step.sums
         ]
         if "x" in images:
-            sums += _usual_sums(named["x"], read("x", 0), self.target.reference)
-            sums += _prior_sums(self.problem.prior.density(read("x", 0)))
+            sums += usual_sums(named["x"], read("x", 0), self.target.reference, self.problem.prior)
         before = [read(name, 0) for name in images]
         return ImageTask(
             grid=self.grid,
@@ -373,23 +397,3 @@ class Iterations:
         if self.aside == 0:
             return f"It grew from the start: the image it began with is better than that of iteration {self.done}{where}"
         return f"The image of iteration {self.done} is kept{where}"
-
-
-def _merge_sums(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the sums of several passes as one mapping: values noted by several of them are added up."""
-    merged: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.items():
-            merged[name] = merged.get(name, 0.0) + value
-    return merged
-
-
-def _usual_sums(written: Written, before: Readable, reference: Readable | None) -> list[Sum]:
-    sums = [Sum(CHANGE, "distance", written, before), Sum(LENGTH, "dot", written, written)]
-    return sums + ([Sum(ERROR, "distance", written, reference)] if reference is not None else [])
-
-
-def _prior_sums(density: Readable | None) -> list[Sum]:
-    if density is None:
-        return []
-    return [Sum(PRIOR, "dot", density, Constant(density.shape, density.dtype, 1.0))]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from halotile.graphs.solvers.base import Map, Problem, Staged
 from halotile.storage.arrays import open_source
@@ -37,6 +39,15 @@ class Stage:
     def path(self) -> OutputPath:
         """Path of the stored image."""
         return path_of(self.writer.path)
+
+
+def merge_sums(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the sums of several passes as one mapping: values noted by several of them are added up."""
+    merged: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            merged[name] = merged.get(name, 0.0) + value
+    return merged
 
 
 class StagedStep:

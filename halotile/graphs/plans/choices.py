@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.kinds.sections import DenoiserChoice, Job, NamedChoice
 from halotile.graphs.plans.inputs import check_whole
 from halotile.graphs.rules.written_options import WrittenAs, stand_ins
-from halotile.storage.arrays import open_array
+from halotile.storage.arrays import Source, open_array, planes_last
 from halotile.storage.grid import Region
 from halotile.tasks.options import description_of, import_from, option_fields, required_keys
 
@@ -78,7 +78,11 @@ def _value(value: Any, kind: WrittenAs | None, choice: NamedChoice, job: Job | N
     if kind is not None and isinstance(value, str):
         source = open_array(value)
         check_whole(value)
-        return source if kind == "image" else np.array(source.read(Region.whole(source.shape)))
+        return (
+            planes_last(cast(Source, source))
+            if kind == "image"
+            else np.array(source.read(Region.whole(source.shape)))
+        )
     if kind == "array" and isinstance(value, list | tuple):
         return np.asarray(value)
     # A file has lists where the options are tuples.

@@ -34,7 +34,7 @@ class Admm(SolverBase):
         duals = (read("u", 0),) if state.passes else ()
         z = read("z", 0) if state.passes else x
         moved = Total((x, problem.gradient(x), z, *duals), (0.5, -size / 2, 0.5, *[-0.5 for _ in duals]))
-        ahead = Shared(moved, problem.prior.reach(), computed=True)
+        ahead = Shared(problem.within(moved, x), problem.prior.reach(), computed=True)
         pulled = Total((ahead, *duals), (1.0,) * (1 + len(duals)))
         denoised = Shared(problem.prior.prox(pulled, size), computed=True)
         dual = Total((ahead, *duals, denoised), (1.0,) * (1 + len(duals)) + (-1.0,))

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from halotile.storage.rim import Readable
+from halotile.storage.views import Constant
 from halotile.tasks.contributions import Contributions
-from halotile.tasks.image_task import Sum
-from halotile.tasks.priors.base import Prior
+from halotile.tasks.image_task import Sum, Written
+from halotile.tasks.priors.base import Prior, Within
 from halotile.tasks.shared import Shared
 
 CHANGE, LENGTH, ERROR = "change", "length", "error"
@@ -26,6 +27,8 @@ RESIDUAL, RECOMPUTED = "residual", "recomputed"
 """Numbers of a state that are reported: the residual relative to the first, and 1 where it was just recomputed."""
 SPENT = "spent"
 """Reported as well: 1 where the residual is as short as rounding permits."""
+MOMENTUM = "t before"
+"""Number of a state: above 1 where the next step begins beyond the image, whose misfit is then not recorded."""
 EPOCH = "epoch_change"
 """Reported at the end of an epoch of subsets: the largest change of its iterations."""
 
@@ -87,6 +90,13 @@ class Problem:
     parts: Callable[[Sequence[int]], Problem] | None = None
     """The problem of some of the operators."""
 
+    bounds: tuple[float | None, float | None] | None = None
+    """Least and greatest value of a pixel."""
+
+    adapts: bool = False
+    """The step size is halved where the objective rises, and a step leaves at least half of each pixel: the curvature
+    grows where an image becomes darker, and that at the start is no bound."""
+
     def of(self, numbers: Sequence[int]) -> Problem:
         """Return the problem of the operators of these numbers."""
         assert self.parts is not None
@@ -96,6 +106,12 @@ class Problem:
     def once(self) -> Problem:
         """The same problem with one iteration per pass."""
         return replace(self, per_pass=1, plain_gradient=None)
+
+    def within(self, image: Readable, before: Readable) -> Readable:
+        """Return the image inside the bounds, after a step from the image before."""
+        if self.bounds is None:
+            return image
+        return Within(image, *self.bounds, before if self.adapts else None)
 
     def computed_once(self, image: Readable) -> Readable:
         """Return the same image, computed once per block: operators read nearly the same window in turn."""
@@ -254,6 +270,16 @@ class SolverBase:
     def notes(self) -> tuple[str, ...]:
         """Return no notes."""
         return ()
+
+
+def usual_sums(written: Written, before: Readable, reference: Readable | None, prior: Prior) -> list[Sum]:
+    """Return the sums of a step that writes ``x``: its change, its length, its error, and the value of the prior."""
+    sums = [Sum(CHANGE, "distance", written, before), Sum(LENGTH, "dot", written, written)]
+    if reference is not None:
+        sums.append(Sum(ERROR, "distance", written, reference))
+    if (density := prior.density(before)) is not None:
+        sums.append(Sum(PRIOR, "dot", density, Constant(density.shape, density.dtype, 1.0)))
+    return sums
 
 
 def images_read(solver: Solver) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, State, Step, advanced
+from halotile.graphs.solvers.base import MOMENTUM, Problem, ReadVector, SolverBase, State, Step, advanced
 from halotile.graphs.solvers.pgd import proximal_step
+from halotile.storage.rim import Readable
 from halotile.tasks.operators.sum import Total
 
 
@@ -30,16 +31,18 @@ class Fista(SolverBase):
     def step(self, problem: Problem, state: State, read: ReadVector) -> Step:
         """Return one proximal gradient step from the extrapolated point."""
         t = state.numbers.get("t", 1.0)
-        before = state.numbers.get("t before", 1.0)
+        before = state.numbers.get(MOMENTUM, 1.0)
         momentum = (before - 1) / t
         x = read("x", 0)
-        ahead = Total((x, read("x", 1)), (1 + momentum, -momentum)) if momentum else x
+        ahead: Readable = x
+        if momentum:
+            ahead = problem.within(Total((x, read("x", 1)), (1 + momentum, -momentum)), x)
         return Step({"x": proximal_step(problem, ahead)})
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """Return the next state, with the numbers of the momentum."""
         t = state.numbers.get("t", 1.0)
-        return advanced(state, **{"t before": t, "t": (1 + math.sqrt(1 + 4 * t * t)) / 2})
+        return advanced(state, **{MOMENTUM: t, "t": (1 + math.sqrt(1 + 4 * t * t)) / 2})
 
 
 SOLVER = Fista

@@ -26,10 +26,10 @@ class GradientDescent(SolverBase):
 
 
 def step_down(problem: Problem, image: Readable) -> Readable:
-    """Return ``x - step (∇f(x) + slope of g at x)``."""
+    """Return ``x - step (∇f(x) + slope of g at x)``, inside the bounds."""
     size, prior = problem.step_size, problem.prior.slope(image)
     slopes = (problem.gradient(image), prior) if prior is not None else (problem.gradient(image),)
-    return Total((image, *slopes), (1.0,) + (-size,) * len(slopes))
+    return problem.within(Total((image, *slopes), (1.0,) + (-size,) * len(slopes)), image)
 
 
 SOLVER = GradientDescent

@@ -25,9 +25,10 @@ class ProximalGradient(SolverBase):
 
 
 def proximal_step(problem: Problem, image: Readable) -> Readable:
-    """Return ``prox(x - step ∇f(x))``."""
+    """Return ``prox(x - step ∇f(x))``, inside the bounds."""
     size = problem.step_size
-    return problem.prior.prox(Total((image, problem.gradient(image)), (1.0, -size)), size)
+    ahead = Total((image, problem.gradient(image)), (1.0, -size))
+    return problem.within(problem.prior.prox(ahead, size), image)
 
 
 SOLVER = ProximalGradient

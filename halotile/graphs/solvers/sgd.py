@@ -44,7 +44,8 @@ class SubsetDescent(SubsetSolver):
         x, subsets = read("x", 0), self.count(problem.operators)
         size = problem.step_size / (1 + self.decay * (state.passes // subsets))
         slope = self.part(problem, state.passes).gradient(x)
-        return Step({"x": problem.prior.prox(Total((x, slope), (1.0, -size)), size / subsets)})
+        ahead = problem.prior.prox(Total((x, slope), (1.0, -size)), size / subsets)
+        return Step({"x": problem.within(ahead, x)})
 
 
 SOLVER = SubsetDescent

@@ -61,7 +61,7 @@ class ReducedVariance(SubsetSolver):
             part = self.part(problem, state.passes - anchors - 1)
             parts = (x, part.gradient(x), part.gradient(w), g)
             ahead = Total(parts, (1.0, -size, size, -size / subsets))
-        return Step({"x": problem.prior.prox(ahead, size / subsets), "w": w, "g": g})
+        return Step({"x": problem.within(problem.prior.prox(ahead, size / subsets), x), "w": w, "g": g})
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
         """Return the next state; after an anchor with its misfit, and the largest change since the one before."""

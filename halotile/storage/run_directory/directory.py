@@ -244,10 +244,6 @@ class RunDirectory:
         """Replace the results of a solver's iterations; not fsynced."""
         self._write_text(names.ITERATIONS, _json_lines(rows))
 
-    def append_iteration(self, row: Mapping[str, Any]) -> None:
-        """Append the results of an iteration."""
-        self.disk.append(self.iterations_path, _json_lines([row]))
-
     def write_output_iterations(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record the iterations that led to the image about to be written; durable on return."""
         self._write(self.path / names.WRITTEN, {"iterations": list(rows)})

@@ -23,7 +23,7 @@ class Poisson(Fidelity):
     background : float
         Counts without the image: 0 or more.
     floor : float
-        Values of ``A x + background`` below it are replaced by it: the logarithm needs a number above 0.
+        Value of ``A x + background`` below which the logarithm continues along its tangent.
     """
 
     name: ClassVar[str] = "poisson"
@@ -39,12 +39,12 @@ class Poisson(Fidelity):
             raise ConfigError(f"background is {self.background}: write 0 or more counts.")
 
     def value(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
-        """The Kullback-Leibler divergence."""
-        rate = np.maximum(seen.astype(np.float64) + self.background, self.floor)
-        counts = measured.astype(np.float64)
+        """The Kullback-Leibler divergence; linear without counts, and below the floor."""
+        given = seen.astype(np.float64) + self.background
+        rate, counts = np.maximum(given, self.floor), measured.astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = np.where(counts > 0, counts * np.log(counts / rate), 0.0)
-        return logs - counts + rate
+        return logs - counts + given + counts * (rate - given) / self.floor
 
     def slope(self, seen: NDArray[Any], measured: NDArray[Any]) -> NDArray[Any]:
         """``1 - y / (A x + background)``."""

@@ -21,6 +21,8 @@ class Masked(Derived):
         """The pixels of ``region``."""
         axes = len(self.mask.shape)
         weights = self.mask.read(Region(region.start[-axes:], region.stop[-axes:]))
+        if weights.dtype.kind in "iu":
+            weights = weights != 0
         product: Pixels = self.image.read(region).astype(self.dtype) * weights.astype(self.dtype)
         return product
 
@@ -32,13 +34,13 @@ class Mask:
     Parameters
     ----------
     mask : Readable
-        Of the shape of the image, or of its last axes.
+        Of the shape of the image, or of its last axes. Integers are 0 or not 0, such as 0 and 255.
 
     Examples
     --------
     >>> import numpy as np
     >>> from halotile.tasks.operators.base import InMemory, read_all
-    >>> mask = Mask(mask=InMemory(np.array([[1, 0]])))
+    >>> mask = Mask(mask=InMemory(np.array([[255, 0]])))
     >>> read_all(mask.forward(InMemory(np.array([[3.0, 4.0]])))).tolist()
     [[3.0, 0.0]]
     """

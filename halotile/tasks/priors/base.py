@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from halotile.storage.rim import Readable
+from halotile.storage.grid import Region
+from halotile.storage.rim import Pixels, Readable
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.operators.base import Derived
@@ -95,6 +96,36 @@ class Density(Derived):
         return np.dtype(np.float64)
 
 
+@dataclass(frozen=True)
+class Within(Derived):
+    """An image inside bounds: the projection onto them, pixel by pixel.
+
+    Parameters
+    ----------
+    low, high : float or None
+        Least and greatest value; None for none.
+    before : Readable, optional
+        The image before a step, of which at least half remains.
+
+    Examples
+    --------
+    >>> from halotile.tasks.operators.base import InMemory, read_all
+    >>> read_all(Within(InMemory(np.array([-2.0, 1.0, 9.0])), 0.0, 5.0, InMemory(np.array([1.0, 4.0, 0.0])))).tolist()
+    [0.5, 2.0, 5.0]
+    """
+
+    low: float | None
+    high: float | None
+    before: Readable | None = None
+
+    def read(self, region: Region) -> Pixels:
+        """The pixels of ``region``."""
+        pixels: Pixels = self.image.read(region).astype(self.dtype, copy=False)
+        if self.before is not None:
+            pixels = np.maximum(pixels, self.before.read(region) * self.dtype.type(0.5))
+        return pixels if self.low is self.high is None else np.clip(pixels, self.low, self.high)
+
+
 def denoised_in(image: Readable) -> Iterator[Denoised]:
     """Yield every denoised image in the expression of an image, each once."""
     waiting, seen = [image], set[int]()
@@ -107,5 +138,7 @@ def denoised_in(image: Readable) -> Iterator[Denoised]:
             yield at
         if isinstance(at, Denoised | Shared):
             waiting.append(at.source)
+        elif isinstance(at, Within):
+            waiting.append(at.image)
         elif isinstance(at, Total):
             waiting.extend(at.parts)

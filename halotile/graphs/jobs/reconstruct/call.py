@@ -9,6 +9,7 @@ from pathlib import Path
 
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.reconstruct.job import (
+    Bounds,
     FidelityChoice,
     OperatorChoice,
     PriorChoice,
@@ -36,6 +37,7 @@ def reconstruct(
     shape: tuple[int, ...] | None = None,
     start: str | Path | None = None,
     reference: str | Path | None = None,
+    bounds: Bounds | Auto = "auto",
     exact: bool = False,
     workers: int | Auto = "auto",
     memory_per_worker: str | int = "4GiB",
@@ -70,6 +72,8 @@ def reconstruct(
         An image to start from; by default zeros.
     reference : path, optional
         The true image, to report the PSNR of every iteration.
+    bounds : pair of float or None, or "auto"
+        Least and greatest value of a pixel, None for none. ``"auto"``: 0 and none for ``poisson``, otherwise none.
     exact : bool
         Use the plain form of the gradient and direct convolutions only.
     workers : int or "auto"
@@ -118,6 +122,7 @@ def reconstruct(
         shape="auto" if shape is None else tuple(shape),
         start=None if start is None else os.fspath(start),
         reference=None if reference is None else os.fspath(reference),
+        bounds=bounds,
         exact=exact,
         run=Run(workers=workers, memory_per_worker=memory_per_worker),
         cluster=cluster_of_script(cluster),

@@ -39,7 +39,7 @@ def figures_of(work: Inversion) -> dict[str, Any]:
         "step": choice.step,
         "iterations": choice.iterations,
         "passes_before": work.before_iterations,
-        "total_passes": work.before_iterations + choice.iterations // form.per_pass + 1,
+        "total_passes": work.before_iterations + choice.iterations // form.per_pass + work.judges + 1,
         "halo": work.halo,
         "read_amplification": round(read, 4),
         "passes": 2 if form.apart else 1,

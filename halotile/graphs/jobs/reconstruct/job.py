@@ -9,6 +9,9 @@ from typing import Any, ClassVar, Self
 from halotile.graphs.kinds.sections import NamedChoice, ReadPath, TiledJob
 from halotile.tasks.options import Auto
 
+Bounds = tuple[float | None, float | None]
+"""Least and greatest value of a pixel; None for none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorChoice(NamedChoice):
@@ -99,6 +102,8 @@ class Reconstruction(TiledJob):
     """An image to start from; zeros if left out."""
     reference: ReadPath | None = None
     """The true image, to report the PSNR of every iteration."""
+    bounds: Bounds | Auto = "auto"
+    """Least and greatest value of a pixel, null for none; auto: 0 and none for counts, otherwise none."""
     exact: bool = False
     """Use the plain form of the gradient and direct convolutions only."""
     fuse: bool | Auto = "auto"

@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from halotile.graphs.amounts import counted
-from halotile.graphs.iterations.iterate import Iterations
+from halotile.graphs.iterations.judged import JudgedIterations
 from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.jobs.reconstruct.continuation import ITERATE, is_behind, is_gone, last_of
 from halotile.graphs.jobs.reconstruct.problem.forms import Backprojection
 from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
 from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, RunView, Sums, Work
-from halotile.graphs.solvers.base import SPENT, Problem, Solver
+from halotile.graphs.solvers.base import CHANGE, SPENT, Problem, Solver
 from halotile.graphs.solvers.lanczos import begun
 from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.run_directory.directory import RunDirectory
@@ -75,18 +75,34 @@ class ReconstructWork(Inversion, Work):
         with suppress(OSError):
             at.directory.write_iterations(iterations.rows)
         at.report_row(iterations.rows, choice.iterations)
-        while not iterations.is_over(choice.iterations, choice.tol):
-            row = yield from iterations.iterate()
-            at.report_row(iterations.rows, choice.iterations)
-            with suppress(OSError):
-                at.directory.append_iteration(row)
-            at.report(f"iteration {row['iteration']:.0f} of {choice.iterations}: {describe_figures(row)}")
-        if left_out := choice.iterations - iterations.done:
-            is_spent = iterations.rows[-1].get(SPENT)
-            why = ": rounding keeps its residual from getting shorter" if is_spent else ""
-            at.report(f"{self.solver.name} is done {counted(left_out, 'iteration')} early{why}")
+        is_judged = False
+        while not is_judged:
+            while not iterations.is_over(choice.iterations, choice.tol):
+                row = yield from iterations.iterate()
+                at.report_row(iterations.rows, choice.iterations)
+                with suppress(OSError):
+                    at.directory.write_iterations(iterations.rows)
+                back = "" if row in iterations.rows[-1:] else ", taken back"
+                at.report(
+                    f"iteration {row['iteration']:.0f} of {choice.iterations}{back}: {describe_figures(row)}"
+                )
+            is_judged = not self.judges or (yield from iterations.judge())
+        self._report_end(at, iterations)
         at.directory.write_output_iterations(iterations.rows)
         yield self._write_pass(iterations)
+
+    def _report_end(self, at: RunView, iterations: JudgedIterations) -> None:
+        """Report iterations that were left out, or a tolerance that was not reached."""
+        choice, last = self.job.solver, iterations.rows[-1]
+        if choice.tol and not self.solver.is_done(choice.tol, last):
+            at.report(
+                f"solver.tol: {choice.tol:g} is not reached after {counted(choice.iterations, 'iteration')}: the last one changed the "
+                f"image by {last.get(CHANGE, 1.0):.3g} of its length. Write more solver.iterations for it"
+            )
+        if left_out := choice.iterations - iterations.done:
+            is_spent = last.get(SPENT)
+            why = ": rounding keeps its residual from getting shorter" if is_spent else ""
+            at.report(f"{self.solver.name} is done {counted(left_out, 'iteration')} early{why}")
 
     def _report_repair(self, at: RunView) -> None:
         """Report why a few blocks need a whole run."""
@@ -129,12 +145,12 @@ class ReconstructWork(Inversion, Work):
 
     def _iterations(
         self, at: RunView, solver: Solver, phase: str, problem: Problem, halo: int = 0
-    ) -> Iterations:
+    ) -> JudgedIterations:
         form = self.form
         if phase != ITERATE:
             form, problem = form.once, problem.once
         titles = {NORM: " while the step size is found", ADJOINT: BEFORE}
-        return Iterations(
+        return JudgedIterations(
             solver,
             problem,
             self.vectors(solver, phase),
@@ -159,14 +175,14 @@ class ReconstructWork(Inversion, Work):
     def _title(self, number: int) -> str:
         """Return the iteration of a pass, as text that follows a message."""
         per_pass, all_of_them = self.form.per_pass, self.job.solver.iterations
-        before = number - self.solver.traits.passes_before
+        before = min(number - self.solver.traits.passes_before, all_of_them // per_pass - 1)
         if before < 0:
             return BEFORE
         first, last = before * per_pass + 1, (before + 1) * per_pass
         which = f"iteration {first}" if per_pass == 1 else f"iterations {first} to {last}"
         return f" in {which} of {all_of_them}"
 
-    def _write_pass(self, iterations: Iterations) -> Pass:
+    def _write_pass(self, iterations: JudgedIterations) -> Pass:
         """Return the pass that writes the image."""
         image = iterations.image()
         task = ImageTask(

@@ -19,6 +19,7 @@ from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.measurements.checks import (
     check_kernels,
     check_masks,
+    check_signs,
     note_of_passes,
     note_of_shape,
     notes_of,
@@ -55,13 +56,7 @@ from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
 from halotile.graphs.plans.notes import note_of_files, notes_of_place
 from halotile.graphs.plans.plan import Plan, Resources
 from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
-from halotile.graphs.plans.resources.sizes import (
-    Geometry,
-    axes_like,
-    block_unit,
-    check_block,
-    layout_like,
-)
+from halotile.graphs.plans.resources.sizes import Geometry, axes_like, block_unit, check_block, layout_like
 from halotile.graphs.plans.resources.worker_count import Requested, no_more_than
 from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
 from halotile.graphs.plans.trials.denoiser_trials import compared, expect_trial
@@ -76,7 +71,7 @@ from halotile.graphs.plans.trials.gpu_trials import (
 from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.graphs.solvers.base import Solver
 from halotile.graphs.waiting import report_if_slow
-from halotile.storage.arrays import Source, open_source
+from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.sharded.output import Layout
 from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
@@ -136,7 +131,9 @@ def _open(job: Reconstruction, request: PlanRequest) -> _Opened:
     check_made(operators)
     check_masks(operators)
     data = open_measurements(job.operators, operators)
-    images = {k: open_source(p) for k, p in (("start", job.start), ("reference", job.reference)) if p}
+    images = {
+        k: planes_last(open_source(p)) for k, p in (("start", job.start), ("reference", job.reference)) if p
+    }
     check_decoding([*data, *images.values()], job.run)
     shape = image_shape(operators, data, job.shape, (image.shape for image in images.values()))
     check_kernels(operators, shape)
@@ -225,10 +222,9 @@ def _size(opened: _Opened, request: PlanRequest) -> _Sized:
     job, requested = no_more_than(job, computing.requested, shape, block_unit(geometry, layout.shard))
     fidelity: Fidelity = make_part("fidelity", job.fidelity, job)
     solver: Solver = make_part("solver", job.solver, job)
-    multiplies = solver.traits.multiplies
-    terms = make_terms(
-        job.operators, opened.operators, opened.data, fidelity, opened.start, are_counts=multiplies
-    )
+    if solver.traits.multiplies:
+        check_signs(opened.operators)
+    terms = make_terms(job.operators, opened.operators, opened.data, fidelity, opened.start)
     per_pass, by_subsets = job.solver.checkpoint_every, solver.traits.by_subsets
     form = choose_form(terms, opened.image.dtype, exact=job.exact, per_pass=per_pass, by_subsets=by_subsets)
     check_per_pass(form)
@@ -354,6 +350,7 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         "precision": opened.computing.precision if denoiser else job.run.precision,
         **(describe_denoised(denoised, opened.begun.previous) if denoised else {}),
         "exact": job.exact,
+        "bounds": settled.work.bounds,
         "layout": settled.work.output.layout.to_json(),
         "block": list(settled.work.grid.block),
         "code": {**code_versions(), **sized.own_code},

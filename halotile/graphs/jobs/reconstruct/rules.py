@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from halotile.errors import HalotileError
-from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, PriorChoice, SolverChoice
+from halotile.graphs.jobs.reconstruct.job import (
+    Bounds,
+    FidelityChoice,
+    OperatorChoice,
+    PriorChoice,
+    SolverChoice,
+)
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.sections import Output, Run, Tile
 from halotile.graphs.plans.choices import make_chosen
@@ -218,6 +224,23 @@ def _start_of_fidelity(fidelity: FidelityChoice, start: str | None) -> Faults:
         )
 
 
+def _bounds_of_image(fidelity: FidelityChoice, solver: SolverChoice, bounds: Bounds | Auto) -> Faults:
+    traits = _traits(solver.name)
+    if traits is None or bounds == "auto":
+        return
+    low, high = bounds
+    if not traits.takes_steps:
+        fitting = _solvers(lambda traits: traits.takes_steps)
+        yield (
+            ("bounds",),
+            f"{shown(bounds)}, and {solver.name} keeps to none; write auto, or solver.name: {fitting}",
+        )
+    elif _kind_of(fidelity.name).is_of_counts and (low is None or low < 0):
+        yield ("bounds",), f"{shown(bounds)}, and counts come from images of 0 or more; write [0, null]"
+    elif low is not None and high is not None and low >= high:
+        yield ("bounds",), f"{shown(bounds)} leaves no value; write the smaller number first, such as [0, 1]"
+
+
 def _kind_of(name: str) -> type[Fidelity]:
     """Return the class of a data fidelity, whose declarations are read."""
     return FidelityChoice.declared(name)
@@ -264,6 +287,7 @@ RULES = (
     _counts_of_solver,
     _subsets_of_solver,
     _start_of_fidelity,
+    _bounds_of_image,
     _every_block,
     _planes,
 )

@@ -41,7 +41,7 @@ from halotile.graphs.plans.resources.sizes import (
     layout_like,
 )
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
-from halotile.storage.arrays import Source, open_source
+from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.disk.place import check_dots, check_parents
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout
@@ -82,7 +82,7 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
     _check_places(job)
     begun, computing = begin(job, request), compute_on(job, None)
     job = computing.job
-    reference = open_source(job.reference)
+    reference = planes_last(open_source(job.reference))
     check_whole(reference.path)
     check_decoding([reference], job.run)
     operators = make_operators(job.operators, job)

@@ -12,13 +12,12 @@ import numpy as np
 
 from halotile.errors import ConfigError, DamagedData, InputError
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
-from halotile.graphs.jobs.reconstruct.measurements.checks import check_signs
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.plans.inputs import check_whole
 from halotile.graphs.rules.written_options import stand_ins
 from halotile.registry import find
-from halotile.storage.arrays import Source, open_array, open_source
+from halotile.storage.arrays import Source, open_array, open_source, planes_last
 from halotile.storage.views import CheckedCounts
 from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.operators.base import Operator, Shape
@@ -130,7 +129,7 @@ def open_measurements(
 
 def _open_measurement(path: str, operator: Operator) -> Source:
     try:
-        return open_source(path)
+        return planes_last(open_source(path))
     except DamagedData:
         raise
     except InputError:
@@ -221,12 +220,9 @@ def make_terms(
     data: tuple[Source, ...],
     fidelity: Fidelity,
     start: Source | None = None,
-    *,
-    are_counts: bool = False,
 ) -> tuple[Term, ...]:
     """Return the terms of the misfit, each measurement shared by all that read it; counts are checked as they are read."""
-    if are_counts:
-        check_signs(operators)
+    are_counts = fidelity.is_of_counts
     at = None if fidelity.is_square or start is None else Shared(start)
     return tuple(
         Term(

@@ -9,7 +9,7 @@ import numpy as np
 
 from halotile.errors import ConfigError
 from halotile.graphs.iterations.iterate import COPIES_TO_GO_BACK, Target
-from halotile.graphs.jobs.reconstruct.job import Reconstruction
+from halotile.graphs.jobs.reconstruct.job import Bounds, Reconstruction
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
 from halotile.graphs.jobs.reconstruct.problem.memory import (
     StepFootprint,
@@ -26,6 +26,7 @@ from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import Layout
 from halotile.storage.sharded.vectors import Vectors
+from halotile.storage.views import CheckedCounts
 from halotile.tasks.operators.base import working_dtype
 from halotile.tasks.priors.base import Prior, denoised_of
 from halotile.tasks.trials.gpu_findings import Tuned
@@ -91,9 +92,27 @@ class Inversion:
         return self.job.solver.step == "auto" and self.solver.traits.takes_steps
 
     @property
+    def adapts(self) -> bool:
+        """True where the step size is found along the way: the curvature at the start is no bound."""
+        return self.finds_step and any(term.at is not None for term in self.form.terms)
+
+    @property
+    def judges(self) -> bool:
+        """True where a last pass finds the misfit of the image: where the step is not known to be safe."""
+        return self.solver.traits.takes_steps and (self.adapts or not self.finds_step)
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """Least and greatest value of a pixel; counts come from images without numbers below 0."""
+        if self.job.bounds != "auto":
+            return self.job.bounds
+        return (0.0, None) if self.form.terms[0].fidelity.is_of_counts else None
+
+    @property
     def solver_passes(self) -> int:
-        """Passes of the solver, at most."""
-        return self.solver.traits.passes_before + self.job.solver.iterations // self.form.per_pass
+        """Passes of the solver, at most, if no step is taken back."""
+        iterations = self.job.solver.iterations // self.form.per_pass
+        return self.solver.traits.passes_before + iterations + self.judges
 
     @property
     def before_iterations(self) -> int:
@@ -127,7 +146,7 @@ class Inversion:
         """Return the storage of a solver's images, with copies to go back to where they may diverge."""
         copies = dict(solver.vectors)
         if "x" in copies and self._goes_back:
-            copies["x"] = max(copies["x"], COPIES_TO_GO_BACK)
+            copies["x"] = max(copies["x"] + self.adapts, COPIES_TO_GO_BACK)
         state = RunDirectory.beside(self.output.path).state_path
         return Vectors(state / folder, self.state_layout, copies)
 
@@ -190,6 +209,7 @@ class Inversion:
         self, step_size: float = 1.0, backprojection: Readable | None = None, misfit_of_zero: float = 0.0
     ) -> Problem:
         """Return the problem that the solver works on; the normal form needs the backprojection, with its misfit."""
+        counts = self.form.terms[0].fidelity.is_of_counts
         needs_it = self.form.folded is not None
         form = replace(self.form, folded=None) if needs_it and backprojection is None else self.form
         plain_gradient = (
@@ -201,7 +221,7 @@ class Inversion:
             gradient=form.map("gradient", backprojection),
             normal=self.form.map("normal"),
             prior=self.prior,
-            start=self.start,
+            start=CheckedCounts(self.start, "start") if counts else self.start,
             step_size=step_size,
             misfit_of_zero=misfit_of_zero,
             reach=form.fused_reach,
@@ -210,5 +230,7 @@ class Inversion:
             plain_gradient=plain_gradient,
             operators=len(form.terms),
             sensitivity=form.map("sensitivity"),
+            bounds=self.bounds,
+            adapts=self.adapts,
             parts=lambda numbers: replace(self, form=form.of(numbers)).problem(step_size),
         )
