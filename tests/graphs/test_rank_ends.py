@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -113,6 +115,37 @@ def test_a_killed_worker_is_lost_also_where_the_scheduler_has_not_missed_it(
         with pytest.raises(RankFailed, match=r"rank 1 of 3 failed: its worker tls://\S+ died: it was killed"):
             four.run_torch(programs.fail, "killed", 1, ranks=3)
     four.client.wait_for_workers(4, timeout=60)
+
+
+def load_in_processes(_: TorchGroup) -> float:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return float(sum(pool.map(abs, [-1, 2])))
+
+
+def interrupt(group: TorchGroup) -> None:
+    if group.rank == 1:
+        raise KeyboardInterrupt
+    group.barrier()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (interrupt, r"rank 1 of 2 failed: Traceback(?s:.)*KeyboardInterrupt"),
+        (lambda _: threading.Lock(), r"the result of the rank, a lock, cannot be pickled: "),
+    ],
+)
+def test_a_rank_that_fails_in_an_unusual_way_is_reported_in_words(
+    four: DistributedContext, function: Callable[[TorchGroup], Any], words: str
+) -> None:
+    before = set(present_workers(four.client))
+    with pytest.raises(RankFailed, match=words):
+        four.run_torch(function, ranks=2)
+    assert set(present_workers(four.client)) == before
+
+
+def test_a_rank_may_start_processes(four: DistributedContext) -> None:
+    assert four.run_torch(load_in_processes, ranks=2) == [3.0, 3.0]
 
 
 @pytest.fixture

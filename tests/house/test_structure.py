@@ -132,6 +132,11 @@ def test_no_wait_for_dask_is_without_a_limit() -> None:
     assert waits == {}
 
 
+def test_text_files_are_read_in_any_locale() -> None:
+    guesses = re.compile(r"\.read_text\(\)|(?<!\.)\bopen\([^()\n]*\"[rwa]\"\)")
+    assert [identify(path) for path in MODULES if guesses.search(path.read_text())] == []
+
+
 @pytest.mark.parametrize(
     "line", ["future.result()", "client.gather(futures)", "cluster.client.run(f)", "client.sync(f)"]
 )

@@ -196,7 +196,7 @@ def address_of(choice: sections.Cluster) -> tuple[str, str]:
 
 def _address_in(file: Path) -> str:
     try:
-        return str(json.loads(file.read_text())["address"])
+        return str(json.loads(file.read_text("utf-8"))["address"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"cluster.scheduler_file is {file}, which has no scheduler's address ({error}). Write the file that "
