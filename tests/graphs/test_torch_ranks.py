@@ -404,3 +404,19 @@ def test_nccl_is_bound_to_the_interface(monkeypatch: pytest.MonkeyPatch, tmp_pat
     opening._connect(opening.Rendezvous(meeting=str(tmp_path / "meeting")), "nccl")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
     monkeypatch.delenv("NCCL_SOCKET_IFNAME")
+
+
+@pytest.mark.parametrize(
+    ("visible", "all_gpus", "seen"),
+    [
+        ("1,0,10", True, {"CUDA_VISIBLE_DEVICES": "0,1,10", "LOCAL_RANK": "1"}),
+        ("1,0", False, {"CUDA_VISIBLE_DEVICES": "1", "LOCAL_RANK": "0"}),
+        ("3", True, {"CUDA_VISIBLE_DEVICES": "3", "LOCAL_RANK": "0"}),  # the batch system shows no others
+    ],
+)
+def test_a_rank_sees_its_own_gpu_or_all_of_its_machine(
+    monkeypatch: pytest.MonkeyPatch, visible: str, all_gpus: bool, seen: dict[str, str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    variables = script.rank_variables(opening.Rendezvous(1, 2, 1, local_size=2), all_gpus=all_gpus)
+    assert seen.items() <= variables.items()
