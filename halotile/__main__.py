@@ -39,7 +39,7 @@ def _has_workers_here(words: Sequence[str]) -> bool:
     texts: list[str] = []
     with suppress(OSError, UnicodeDecodeError):
         texts = [
-            path.read_text()
+            path.read_text("utf-8")
             for path in map(Path, words)
             if path.suffix in (".yaml", ".yml") and path.is_file()
         ]

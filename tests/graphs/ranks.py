@@ -48,7 +48,7 @@ def everything(group: TorchGroup) -> dict[str, Any]:
 def along_mesh(group: TorchGroup) -> dict[str, Any]:
     """Ranks of the own groups of a mesh, by their sums; and those of a mesh within one of them."""
     number = torch.tensor(10.0**group.rank)
-    mesh = group.mesh({"data": 2, "space": group.world_size // 2})
+    mesh = group.mesh({"data": 2, "space": -1})
     wide = group.mesh({"left": 1, "all": group.world_size})
     inner = wide["all"].mesh({"rows": 2, "columns": 2})["columns"].mesh({"rows": 2, "columns": 1})
     return {

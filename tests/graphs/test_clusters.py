@@ -22,7 +22,7 @@ import pytest
 from distributed.core import connect
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters import local
+from halotile.graphs.clusters import local, slurm_alloc
 from halotile.graphs.clusters.base import (
     ClusterTraits,
     Order,
@@ -77,7 +77,7 @@ def test_workers_do_not_draw_the_same_numbers(cluster: RunningCluster) -> None:
 
 FORKED = """
 import os, sys
-from halotile.graphs.clusters import local
+from halotile.graphs.clusters import local, slurm_alloc
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.kinds import sections
 
@@ -298,7 +298,7 @@ def test_a_start_ends_where_what_forks_the_workers_is_killed(monkeypatch: pytest
 
 DIES = """
 import builtins, multiprocessing, os, signal
-from halotile.graphs.clusters import local
+from halotile.graphs.clusters import local, slurm_alloc
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.kinds import sections
 
@@ -371,3 +371,14 @@ def test_a_kind_that_declares_nothing_has_workers_elsewhere() -> None:
     assert traits_of("no-such-kind") == ClusterTraits()
     assert ClusterTraits().is_remote
     assert not ClusterTraits().is_here
+
+
+def test_a_job_number_that_an_allocation_left_is_named_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(slurm_alloc.NODES, raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    with pytest.raises(
+        ConfigError, match=r"^SLURM_JOB_ID is 12, and .* no Slurm allocation\. .*--cluster local"
+    ):
+        slurm_alloc.check(sections.Cluster())

@@ -8,9 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dask.array as da
 import pytest
 import torch
-from distributed import LocalCluster
+from distributed import Client, LocalCluster, default_client
 
 from halotile import DistributedContext, distribute
 from halotile.errors import ConfigError, MemoryRefused, TaskFailed, WrongKind
@@ -35,6 +36,22 @@ def test_a_context_joins_the_cluster_of_the_environment(monkeypatch: pytest.Monk
             assert torch.equal(
                 tiled(joined, torch.nn.ReLU())(image(1, 1, 20, 20)), image(1, 1, 20, 20).relu()
             )
+
+
+def test_a_client_of_the_user_stays_the_default() -> None:
+    with LocalCluster(n_workers=1, **IN_THREADS) as theirs, Client(theirs) as client:
+        array = da.ones((10, 10), chunks=5).persist()
+        with LocalCluster(n_workers=1, **IN_THREADS) as other:
+            address = other.scheduler_address
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setenv("DASK_SCHEDULER_ADDRESS", address)
+                with DistributedContext(device_mode="cpu") as joined:
+                    assert default_client() is client
+                    assert float(array.sum().compute()) == 100.0
+                    assert joined.client is not client
+            with other.get_client() as given, DistributedContext(cluster=given, device_mode="cpu"):
+                assert default_client() is given
+        assert default_client() is client
 
 
 def test_an_unreachable_scheduler_is_reported_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,37 @@ def test_a_script_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
     assert sorted(said.splitlines()) == ["0 2 3.0 127.0.0.1", "1 2 3.0 127.0.0.1"]  # the store is torchrun's
 
 
+OWN_GROUP = """
+import sys, torch, halotile
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
+mesh = dist.device_mesh.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "space"))
+for given in (None, mesh.get_group("space"), mesh.get_group("data")):
+    with halotile.torch_group.join(device_mode="cpu", process_group=given) as group:
+        total = float(group.all_reduce(torch.tensor(dist.get_rank() + 1.0)))
+        part = halotile.collectives.all_gather_v(torch.ones(1), group, [1] * group.world_size)
+        group.barrier()
+        inner = group.mesh({"left": 1, "rest": -1})["rest"].world_size
+    print(group.rank, group.world_size, total, len(part), inner)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_program_that_has_a_process_group_keeps_it(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(OWN_GROUP)
+    started = [
+        subprocess.Popen(
+            [sys.executable, script, tmp_path / "meet", str(rank)], stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    lines = [process.communicate(timeout=120)[0].splitlines() for process in started]
+    both = [[f"{rank} 2 3.0 2 2"] * 2 for rank in range(2)]
+    assert lines == [[*both[0], "0 1 1.0 1 1"], [*both[1], "0 1 2.0 1 1"]]
+
+
 def test_ranks_without_a_place_to_meet_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALOTILE_RANK", "0")
     monkeypatch.setenv("HALOTILE_SIZE", "2")

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+from distributed import Client
 
 from halotile import DistributedContext, torch_group
 from halotile.errors import DiskRefused, PeerLost, RankFailed, WorkerDied
-from halotile.graphs.clusters.connection.present import present_workers
+from halotile.graphs.clusters.base import Order
+from halotile.graphs.clusters.connection.present import ask, fetch, present_workers
 from halotile.graphs.runs.passes import rank_watch, torch_ranks
 from halotile.graphs.runs.passes.rank_calls import run_rank
 from halotile.graphs.runs.passes.ranks_pass import _peak_of
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram
-from halotile.graphs.scripts.torch_script import run_rank_of_script
+from halotile.graphs.scripts.torch_script import execute_torch, run_rank_of_script
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.groups import opening, script
 from halotile.tasks.groups.group import TorchGroup, talking
@@ -30,6 +35,8 @@ from halotile.tasks.groups.launchers import Copy
 from halotile.tasks.groups.opening import Rendezvous
 from tests.cases import thorough
 from tests.graphs import ranks as programs
+from tests.graphs import scans
+from tests.graphs.trainings import train, training, write_images
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -66,7 +73,7 @@ def test_a_rank_on_a_full_disk_is_a_refusal(tmp_path: Path) -> None:
 def test_a_program_without_any_worker_is_lost_and_no_fault_of_the_number_of_ranks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(torch_ranks, "present_workers", lambda _: {})
+    monkeypatch.setattr(torch_ranks, "present_workers", lambda _, **__: {})
     monkeypatch.setattr(torch_ranks, "RETURN_SECONDS", 0.1)
     client: Any = None
     with pytest.raises(WorkerDied, match=r"no worker came back within 0\.1 s") as caught:
@@ -120,10 +127,101 @@ def test_a_killed_worker_is_lost_also_where_the_scheduler_has_not_missed_it(
     present = present_workers(four.client)
     with monkeypatch.context() as patched:
         patched.setattr(four.client.cluster.scheduler, "allowed_failures", 0)
-        patched.setattr(torch_ranks, "present_workers", lambda _: present)
+        patched.setattr(torch_ranks, "present_workers", lambda _, **__: present)
         with pytest.raises(RankFailed, match=r"rank 1 of 3 failed: its worker tls://\S+ died: it was killed"):
             four.run_torch(programs.fail, "killed", 1, ranks=3)
     four.client.wait_for_workers(4, timeout=60)
+
+
+def load_in_processes(_: TorchGroup) -> float:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return float(sum(pool.map(abs, [-1, 2])))
+
+
+def interrupt(group: TorchGroup) -> None:
+    if group.rank == 1:
+        raise KeyboardInterrupt
+    group.barrier()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (interrupt, r"rank 1 of 2 failed: Traceback(?s:.)*KeyboardInterrupt"),
+        (lambda _: threading.Lock(), r"the result of the rank, a lock, cannot be pickled: "),
+    ],
+)
+def test_a_rank_that_fails_in_an_unusual_way_is_reported_in_words(
+    four: DistributedContext, function: Callable[[TorchGroup], Any], words: str
+) -> None:
+    before = set(present_workers(four.client))
+    with pytest.raises(RankFailed, match=words):
+        four.run_torch(function, ranks=2)
+    assert set(present_workers(four.client)) == before
+
+
+def test_a_rank_may_start_processes(four: DistributedContext) -> None:
+    assert four.run_torch(load_in_processes, ranks=2) == [3.0, 3.0]
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Workers that were killed after a first rank had ended, and before the driver fetched its result."""
+    pids: list[int] = []
+
+    def kill_and_fetch(client: Client, futures: Any, **limits: Any) -> Any:
+        if not pids:
+            pids.extend(ask(client, client.run, os.getpid).values())
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        return fetch(client, futures, **limits)
+
+    monkeypatch.setattr(torch_ranks, "fetch", kill_and_fetch)
+    return pids
+
+
+def function_once_more(folder: Path) -> None:
+    with DistributedContext(workers=2, device_mode="cpu", memory_per_worker="2GiB") as ctx:
+        with pytest.raises(RankFailed, match=r"rank 0 of 2 failed: its worker \S+ died"):
+            ctx.run_torch(lambda group: group.rank)
+        assert ctx.run_torch(lambda group: group.rank, retries=1) == [0, 1]
+
+
+def script_once_more(folder: Path) -> None:
+    (folder / "rank.py").write_text("import os\nprint(os.environ['RANK'])\n")
+    lines: list[str] = []
+    execute_torch(
+        str(folder / "rank.py"), (), Order(workers=2, memory_bytes=2**31), retries=1, line=lines.append
+    )
+    assert {"[0] 0", "[1] 1"} <= set(lines)
+
+
+def training_from_its_checkpoint(folder: Path) -> None:
+    outcome, _ = train(training(write_images(folder), folder))
+    assert outcome.done == outcome.total
+
+
+def ptychography_from_its_checkpoint(folder: Path) -> None:
+    run = {"workers": 2, "memory_per_worker": "3GiB"}
+    done = scans.run(scans.job(scans.write_small_scan(folder), run=run))
+    assert done.exit_code == 0, done.output
+    assert (folder / "result.cxi").exists()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        function_once_more,
+        thorough(script_once_more),
+        thorough(training_from_its_checkpoint),
+        thorough(ptychography_from_its_checkpoint),
+    ],
+)
+def test_workers_that_die_with_the_results_of_ranks_end_no_wait_for_ever(
+    program: Callable[[Path], None], killed: list[int], tmp_path: Path
+) -> None:
+    program(tmp_path)
+    assert len(killed) == 2
 
 
 def test_a_peer_that_does_not_connect_is_lost() -> None:

@@ -236,6 +236,8 @@ def test_more_ranks_than_workers_are_refused(four: DistributedContext) -> None:
     [
         (lambda group: group.all_reduce(torch.ones(1), "average"), r"op is 'average'.*sum, mean"),
         (lambda group: group.mesh({"data": 3}), r"holds 3 ranks, and there are 1"),
+        (lambda group: group.mesh({"data": 2, "space": -1}), r"and there are 1\."),
+        (lambda group: group.mesh({"data": -1, "space": -1}), r"one may be -1"),
         (lambda group: group.broadcast(torch.ones(1), 1), r"source is 1.*0 to 0"),
         (lambda group: group.sum_slots({1: torch.ones(1)}, 2), r"slots \[1\] of 2.*\[0, 1\]"),
     ],
@@ -402,3 +404,19 @@ def test_nccl_is_bound_to_the_interface(monkeypatch: pytest.MonkeyPatch, tmp_pat
     opening._connect(opening.Rendezvous(meeting=str(tmp_path / "meeting")), "nccl")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "lo"
     monkeypatch.delenv("NCCL_SOCKET_IFNAME")
+
+
+@pytest.mark.parametrize(
+    ("visible", "all_gpus", "seen"),
+    [
+        ("1,0,10", True, {"CUDA_VISIBLE_DEVICES": "0,1,10", "LOCAL_RANK": "1"}),
+        ("1,0", False, {"CUDA_VISIBLE_DEVICES": "1", "LOCAL_RANK": "0"}),
+        ("3", True, {"CUDA_VISIBLE_DEVICES": "3", "LOCAL_RANK": "0"}),  # the batch system shows no others
+    ],
+)
+def test_a_rank_sees_its_own_gpu_or_all_of_its_machine(
+    monkeypatch: pytest.MonkeyPatch, visible: str, all_gpus: bool, seen: dict[str, str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    variables = script.rank_variables(opening.Rendezvous(1, 2, 1, local_size=2), all_gpus=all_gpus)
+    assert seen.items() <= variables.items()

@@ -88,3 +88,57 @@ def test_no_file_is_large() -> None:
     files = [ROOT / name for name in listed.stdout.split("\0") if name]
     large = [file for file in files if file.is_file() and file.stat().st_size > 2**20]
     assert large == [ROOT / "examples/ptychography/petra.cxi"]  # the smallest real scan with a licence for it
+
+
+UNLIMITED = {
+    "result": "timeout",
+    "exception": "timeout",
+    "traceback": "timeout",
+    "wait_for_workers": "timeout",
+    "sync": "callback_timeout",
+}
+"""Methods that wait for Dask, and the argument that limits them."""
+ASKED = {"gather", "run", "restart_workers", "cancel", "identity", "ncores", "get_versions"}
+"""Methods of a client that wait without a limit of their own: ``ask`` calls them."""
+
+
+def unlimited_waits(code: str) -> list[int]:
+    """Lines in which a thread waits for Dask without a limit; a coroutine is limited by what runs it."""
+    tree = ast.parse(code)
+    awaited = {
+        id(inner) for node in ast.walk(tree) if isinstance(node, ast.Await) for inner in ast.walk(node)
+    }
+    waits = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and id(node) not in awaited:
+            method, owner = node.func.attr, ast.unparse(node.func.value)
+            limit, given = UNLIMITED.get(method), {keyword.arg for keyword in node.keywords}
+            is_client = owner.endswith(("client", "scheduler", "cluster"))
+            is_limited = limit in given or (limit == "timeout" and node.args)
+            is_wait = is_client or method != "sync"  # journals have one too
+            if (limit and is_wait and not is_limited) or (method in ASKED and is_client):
+                waits.append(node.lineno)
+    return waits
+
+
+def test_no_wait_for_dask_is_without_a_limit() -> None:
+    """A task that is pinned to a dead worker would be waited for without end."""
+    waits = {
+        identify(path): lines
+        for path in MODULES
+        if "graphs" in path.parts and "ThreadPoolExecutor" not in path.read_text()
+        if (lines := unlimited_waits(path.read_text()))
+    }
+    assert waits == {}
+
+
+def test_text_files_are_read_in_any_locale() -> None:
+    guesses = re.compile(r"\.read_text\(\)|(?<!\.)\bopen\([^()\n]*\"[rwa]\"\)")
+    assert [identify(path) for path in MODULES if guesses.search(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    "line", ["future.result()", "client.gather(futures)", "cluster.client.run(f)", "client.sync(f)"]
+)
+def test_a_wait_without_a_limit_is_found(line: str) -> None:
+    assert unlimited_waits(line)

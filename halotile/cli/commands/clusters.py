@@ -65,6 +65,13 @@ def execute(
         int,
         typer.Option(metavar="N", parser=whole, help="With --torch: starts anew after a rank has failed."),
     ] = 0,
+    all_gpus: Annotated[
+        bool,
+        typer.Option(
+            "--all-gpus",
+            help="With --torch: each rank sees all GPUs of its machine, for scripts that take cuda:LOCAL_RANK.",
+        ),
+    ] = False,
 ) -> None:
     """Run a script of your own with a cluster up, which Client() and DistributedContext() in it join; after -- all is the script's."""
     from halotile.graphs.scripts.execute import execute as execute_script
@@ -76,13 +83,17 @@ def execute(
         raise ConfigError(
             f"--retries is {retries}. Write 0 or more, with --torch. What is the script's own comes after --."
         )
+    if all_gpus and not torch:
+        raise ConfigError("--all-gpus is about the ranks of --torch. Write both, or leave it out.")
     choice = _choice(config, cluster, dashboard=not no_dashboard, tls=not no_tls)
     order = _order(workers, memory, choice)
     if torch:
         from halotile.graphs.scripts.torch_script import execute_torch
 
         show = partial(print, flush=True)
-        execute_torch(str(script.resolve()), context.args, order, retries=retries, line=show)
+        execute_torch(
+            str(script.resolve()), context.args, order, retries=retries, all_gpus=all_gpus, line=show
+        )
         return
     code = execute_script(
         [sys.executable, str(script), *context.args],

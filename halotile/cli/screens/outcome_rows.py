@@ -73,7 +73,7 @@ def curve_rows(directory: RunDirectory) -> list[Row]:
     with suppress(HalotileError, OSError, KeyError, TypeError, ValueError):
         steps = find_kind((directory.read_valid_plan() or {})["job"]).steps
         names = steps.losses if steps else ()
-        for line in directory.iterations_path.read_text().splitlines():
+        for line in directory.iterations_path.read_text("utf-8").splitlines():
             row = json.loads(line)
             losses += [float(row[name]) for name in names if name in row][:1]
     losses = [loss for loss in losses if math.isfinite(loss)]

@@ -262,7 +262,7 @@ def _await_driver(file: Path) -> Mapping[str, Any] | None:
 def _read_driver(file: Path) -> dict[str, Any] | None:
     """The contents of the address file, if there is one."""
     with suppress(OSError, ValueError):
-        driver: dict[str, Any] = json.loads(file.read_text())
+        driver: dict[str, Any] = json.loads(file.read_text("utf-8"))
         return driver
     return None
 
@@ -287,7 +287,9 @@ def _announce(file: Path, address: str, tls: Credentials, order: Order) -> None:
         "pid": os.getpid(),
     }
     partial = file.with_suffix(".partial")
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as opened:
+    with open(
+        os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+    ) as opened:
         json.dump(driver, opened)
     partial.replace(file)
 

@@ -21,7 +21,7 @@ from halotile.graphs.clusters.base import (
     RunningCluster,
 )
 from halotile.graphs.clusters.connection.addresses import host_of, is_exposed, is_loopback
-from halotile.graphs.clusters.connection.present import present_workers
+from halotile.graphs.clusters.connection.present import ask, present_workers
 from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
 from halotile.graphs.kinds import sections
 
@@ -108,7 +108,7 @@ def start(order: Order) -> Iterator[RunningCluster]:
 def missing_environment(client: Client) -> str:
     """A note about the environment that workers should have been started in; empty where they were."""
     with suppress(TimeoutError, OSError, ValueError):
-        answers = client.run(_has_allocator_environment, on_error="ignore")
+        answers = ask(client, client.run, _has_allocator_environment, on_error="ignore")
         without = list(answers.values()).count(False)
         if without:
             wanted = " ".join(f"{name}={value}" for name, value in ALLOCATOR_ENVIRONMENT.items())
@@ -196,7 +196,7 @@ def address_of(choice: sections.Cluster) -> tuple[str, str]:
 
 def _address_in(file: Path) -> str:
     try:
-        return str(json.loads(file.read_text())["address"])
+        return str(json.loads(file.read_text("utf-8"))["address"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"cluster.scheduler_file is {file}, which has no scheduler's address ({error}). Write the file that "

@@ -49,9 +49,11 @@ def check(_: sections.Cluster) -> None:
         Where this is none.
     """
     if NODES not in os.environ:
+        job = os.environ.get("SLURM_JOB_ID")
+        left = f"SLURM_JOB_ID is {job}, and {NODES} is not set" if job else "cluster.kind is slurm-alloc"
         raise ConfigError(
-            "cluster.kind is slurm-alloc, and this is no Slurm allocation. Begin one with salloc or sbatch, or write kind: "
-            "slurm for a job for each worker."
+            f"{left}: this is no Slurm allocation. Begin one with salloc or sbatch, write kind: slurm for a job for each worker, or "
+            "--cluster local (cluster: {kind: local}) for workers on this machine."
         )
 
 

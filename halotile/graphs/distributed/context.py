@@ -7,14 +7,15 @@ import tempfile
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
-from distributed import Client
+from distributed import Client, default_client
 
 from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.clusters.base import ADDRESS, DEFAULT, ChosenCluster, Order, RunningCluster, Start
@@ -48,6 +49,8 @@ RESULTS = "results"
 """Folder of temporary results, in the private folder."""
 MAX_WORKERS = 4
 """Workers that are started by default."""
+_CURRENT: WeakSet[Client] = WeakSet()
+"""Clients that contexts made Dask's default."""
 DEATHS = 2
 """Workers that may die with a task before it fails: one may be ended by other processes on its machine."""
 
@@ -58,6 +61,9 @@ class DistributedContext(SingleRank):
 
     It replaces ``deepinv.distributed.DistributedContext``. There the script runs once on every rank;
     here it runs once, so ``rank`` is 0, every index is local, and collectives have nothing to do.
+
+    Within the context, Dask arrays are computed on its workers. Where you have opened a client before, it stays Dask's default and computes
+    them, unless ``cluster`` is a running one.
 
     Parameters
     ----------
@@ -149,7 +155,10 @@ class DistributedContext(SingleRank):
         with ExitStack() as resources:
             self._folder = resources.enter_context(self._private_folder())
             self._client, self.world_size = resources.enter_context(self._connect())
-            resources.enter_context(self._client.as_current())
+            is_given = self.cluster is not None and self._choice is None
+            if is_given or not _is_default_taken():
+                resources.enter_context(self._client.as_current())
+                _CURRENT.add(self._client)
             self.task_bytes = task_bytes(self._client)
             seed_everything(self.seed, self.deterministic)
             self._resources = resources.pop_all()
@@ -362,6 +371,13 @@ class DistributedContext(SingleRank):
     def __deepcopy__(self, memo: Any) -> Self:
         """Return the context itself: a copy of a distributed object uses the same workers."""
         return self
+
+
+def _is_default_taken() -> bool:
+    """Return True where the user has a client of their own, on which collections may be persisted."""
+    with suppress(ValueError):
+        return default_client() not in _CURRENT
+    return False
 
 
 def count_workers(client: Client) -> int:

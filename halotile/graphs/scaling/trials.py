@@ -18,6 +18,7 @@ from distributed import Worker
 from halotile.errors import BlockFailed, ConfigError, Stopped
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.clusters.connection.present import ask
 from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.kinds.finder import kind_of
@@ -251,8 +252,11 @@ def _run(plan: Plan, portion: Portion, signals: Signals) -> TimedRun:
     with _CompleteCluster(plan.run.count, signals) as cluster:
         with suppress(Enough):
             run(replace(plan, work=work), observer=progress.append, cluster=cluster, signals=signals)
-        ask = cluster.running.client.run if cluster.running else lambda _: {}
-        received, peaks = ask(_received_bytes), ask(peak_memory_bytes)
+        client = cluster.running.client if cluster.running else None
+        received, peaks = (
+            ask(client, client.run, question) if client else {}
+            for question in (_received_bytes, peak_memory_bytes)
+        )
     if not work.seconds:
         raise ConfigError(
             f"the job is over after its first {plan.kind.steps.unit if plan.kind.steps else BLOCK}, which belongs to the start: nothing is "

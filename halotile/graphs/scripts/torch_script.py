@@ -34,6 +34,7 @@ def execute_torch(
     order: Order,
     *,
     retries: int = 0,
+    all_gpus: bool = False,
     line: Callable[[str], None] = print,
 ) -> None:
     """Run a script as the ranks of a torch program, one on each worker of a cluster that is started for it.
@@ -48,6 +49,8 @@ def execute_torch(
         Requirements for the cluster.
     retries : int
         Further attempts after a rank has failed, from the beginning of the script, on the workers that are left or come back.
+    all_gpus : bool
+        Each rank sees all GPUs of its machine, as under torchrun, instead of its own alone.
     line : callable
         Called with each line that a rank prints, after ``[rank]``.
 
@@ -77,7 +80,10 @@ def execute_torch(
         cluster.client.subscribe_topic(TOPIC, show)
 
         def program_of(attempt: int) -> TorchProgram:
-            call = partial(run_rank_of_script, script, tuple(arguments), attempt=attempt, retries=retries)
+            call = partial(
+                run_rank_of_script, script, tuple(arguments),
+                attempt=attempt, retries=retries, all_gpus=all_gpus,
+            )  # fmt: skip
             return TorchProgram(call, folder)
 
         _run(program_of, cluster, order, retries)
@@ -104,7 +110,13 @@ def _run(
 
 
 def run_rank_of_script(
-    script: str, arguments: tuple[str, ...], place: Rendezvous, *, attempt: int = 0, retries: int = 0
+    script: str,
+    arguments: tuple[str, ...],
+    place: Rendezvous,
+    *,
+    attempt: int = 0,
+    retries: int = 0,
+    all_gpus: bool = False,
 ) -> None:
     """Run a script as one rank on this worker; each line of its output is an event."""
     worker = get_worker()
@@ -112,4 +124,4 @@ def run_rank_of_script(
     def send(text: str) -> None:
         worker.log_event(TOPIC, {"rank": place.rank, "line": text})
 
-    run_script(script, arguments, place, send, attempt, retries)
+    run_script(script, arguments, place, send, attempt, retries, all_gpus=all_gpus)

@@ -132,7 +132,7 @@ class JobPage(SchedulerPlugin):  # type: ignore[misc]
 def kept_page(message: Mapping[str, Any]) -> str:
     """Return the page as it shows the last message of a run, for a file."""
     shown = json.dumps(message, allow_nan=False).replace("<", "\\u003c")  # no name ends the script
-    return HTML.read_text().replace(KEPT, f"const kept = {shown};")
+    return HTML.read_text("utf-8").replace(KEPT, f"const kept = {shown};")
 
 
 def application(scheduler: Any) -> Application:

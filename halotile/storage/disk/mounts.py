@@ -85,6 +85,6 @@ def _has_global_beegfs_locks(options: frozenset[str]) -> bool:
     """Return True when the BeeGFS client configuration that the mount names has global file locks."""
     file = next((option.partition("=")[2] for option in options if option.startswith("cfgFile=")), "")
     try:
-        return bool(_GLOBAL_ON_BEEGFS.search(Path(file).read_text()))
+        return bool(_GLOBAL_ON_BEEGFS.search(Path(file).read_text("utf-8")))
     except OSError:
         return False

@@ -72,7 +72,7 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
     for name, parse in (("zarr.json", _parse_v3), (".zarray", _parse_v2)):
         if (folder / name).is_file():
             state = _state_of(folder / name)
-            metadata = json.loads((folder / name).read_text())
+            metadata = json.loads((folder / name).read_text("utf-8"))
             try:
                 array = parse(folder / name, metadata, native, fill)
             except (

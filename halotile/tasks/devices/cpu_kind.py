@@ -49,14 +49,14 @@ def _cpu() -> list[str]:
     level = next((word for flag, word in LEVELS.items() if flag in flags), "no vectors known")
     keys = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
     parts = [" ".join(facts[key] for key in keys if key in facts), level]
-    return [*parts, f"L2 {_CACHE.read_text().strip()}"] if _CACHE.exists() else parts
+    return [*parts, f"L2 {_CACHE.read_text('utf-8').strip()}"] if _CACHE.exists() else parts
 
 
 def _facts() -> list[tuple[str, str]]:
     """The entries of /proc/cpuinfo for the first CPU."""
     if not _CPUS.exists():
         return []
-    lines = _CPUS.read_text().split("\n\n")[0].splitlines()
+    lines = _CPUS.read_text("utf-8").split("\n\n")[0].splitlines()
     return [(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]
 
 

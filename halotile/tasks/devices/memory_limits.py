@@ -56,4 +56,4 @@ def release_memory() -> None:
 
 def _memory_bytes(column: int) -> int:
     """A column of /proc/self/statm, which counts in pages: 1 is resident memory, 5 is writable memory."""
-    return int(Path("/proc/self/statm").read_text().split()[column]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text("utf-8").split()[column]) * resource.getpagesize()

@@ -254,17 +254,20 @@ class TorchGroup:
         Parameters
         ----------
         sizes : mapping of str to int
-            Name and length of each axis, such as ``{"data": 2, "space": 4}`` for 8 ranks.
+            Name and length of each axis, such as ``{"data": 2, "space": 4}`` for 8 ranks. One length may be -1: what the others leave.
 
         Examples
         --------
         >>> {name: group.world_size for name, group in TorchGroup().mesh({"data": 1, "space": 1}).items()}
         {'data': 1, 'space': 1}
         """
+        rest = self.world_size // max(1, math.prod(length for length in sizes.values() if length != -1))
+        if [*sizes.values()].count(-1) == 1:
+            sizes = {name: rest if length == -1 else length for name, length in sizes.items()}
         if math.prod(sizes.values()) != self.world_size or min(sizes.values(), default=0) < 1:
             raise ConfigError(
                 f"mesh is {dict(sizes)}, which holds {math.prod(sizes.values())} ranks, and there are {self.world_size}. "
-                "Write axes whose product is the number of ranks."
+                "Write axes whose product is the number of ranks; one may be -1."
             )
         groups, stride = {}, self.world_size
         for name, length in sizes.items():

@@ -42,6 +42,8 @@ def run_script(
     line: Callable[[str], None] = print,
     attempt: int = 0,
     retries: int = 0,
+    *,
+    all_gpus: bool = False,
 ) -> None:
     """Run a script as one rank, in a process of its own.
 
@@ -57,6 +59,8 @@ def run_script(
         Called with every line of its output.
     attempt, retries : int
         Number of this attempt, from 0, and of those after the first.
+    all_gpus : bool
+        The script sees all GPUs of its worker, in their order, and ``LOCAL_RANK`` is its number among the ranks of its machine.
 
     Raises
     ------
@@ -66,7 +70,7 @@ def run_script(
     command = [sys.executable, "-u", "-m", "halotile.tasks.groups.script", script, *arguments]
     process = subprocess.Popen(
         command,
-        env={**os.environ, **rank_variables(place, attempt, retries)},
+        env={**os.environ, **rank_variables(place, attempt, retries, all_gpus=all_gpus)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -129,7 +133,9 @@ def _pass_on(output: TextIO, line: Callable[[str], None], last: deque[str]) -> N
             line(last[0])
 
 
-def rank_variables(place: Rendezvous, attempt: int = 0, retries: int = 0) -> Mapping[str, str]:
+def rank_variables(
+    place: Rendezvous, attempt: int = 0, retries: int = 0, *, all_gpus: bool = False
+) -> Mapping[str, str]:
     """The environment variables of torchrun for a rank, and those of its rendezvous.
 
     Examples
@@ -149,7 +155,13 @@ def rank_variables(place: Rendezvous, attempt: int = 0, retries: int = 0) -> Map
         **{"HALOTILE_LOCAL_RANK": number, "HALOTILE_LOCAL_SIZE": place.local_size},
         **{"MASTER_ADDR": place.host, "MASTER_PORT": 0, MEETING: place.meeting, HOST: place.host},
     }
-    if visible := os.environ.get(VISIBLE):
+    visible = os.environ.get(VISIBLE)
+    if (
+        visible and "," in visible and all_gpus
+    ):  # a worker sees its own GPU first: in one order they have one number for all ranks
+        by_number = sorted(visible.split(","), key=lambda name: (len(name), name))
+        variables |= {VISIBLE: ",".join(by_number)}
+    elif visible:
         # A worker sees its own GPU first: whether a script takes "cuda" or the GPU of its LOCAL_RANK, it gets that one.
         own = visible if place.local_size == 1 else visible.partition(",")[0]
         variables |= {VISIBLE: own, "LOCAL_RANK": 0}

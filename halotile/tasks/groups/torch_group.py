@@ -19,9 +19,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from halotile.errors import ConfigError
 from halotile.storage.cache import is_private, user_cache
+from halotile.tasks.devices.device import choose_device
 from halotile.tasks.groups.cut_tensors.spatial import aligned_sizes, spatial
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.launchers import Copy, copy_of
@@ -46,11 +51,13 @@ def join(
     device_mode: str | None = None,
     timeout_seconds: float = 60.0,
     end_seconds: float = END_SECONDS,
+    process_group: Any = None,
 ) -> Iterator[TorchGroup]:
     """Join the ranks that a launcher started, for the length of the context; alone where there is none.
 
     torchrun, srun and mpirun are known by their environment variables; ``HALOTILE_RANK`` and ``HALOTILE_SIZE``, with ``HALOTILE_LOCAL_RANK``,
-    ``MASTER_ADDR`` and ``MASTER_PORT``, take precedence.
+    ``MASTER_ADDR`` and ``MASTER_PORT``, take precedence. A program that has a process group of torch already keeps it: its ranks are used, and
+    nothing is ended with the context.
 
     Parameters
     ----------
@@ -62,6 +69,8 @@ def join(
         Longest wait for the other ranks.
     end_seconds : float
         Longest wait at the end of the context for ranks that still work; left out, as long as they work.
+    process_group : ProcessGroup, optional
+        Some of the ranks of a program that has a process group, such as ``device_mesh.get_group("space")``; left out, all of them.
 
     Raises
     ------
@@ -70,6 +79,13 @@ def join(
     ConfigError
         Where ranks are numbered, and it is not known how many there are, or where they meet.
     """
+    if dist.is_initialized():
+        yield _existing(process_group, device_mode, timeout_seconds)
+        return
+    if process_group is not None:
+        raise ConfigError(
+            "process_group is given, and this program has none. Call init_process_group() before."
+        )
     copy = copy_of()
     place = _place(copy, os.environ, next(_TURNS) if copy else 0)
     chosen = replace(
@@ -81,6 +97,37 @@ def join(
     )
     with opened(chosen) as group:
         yield group
+
+
+def _existing(process_group: Any, device_mode: str | None, timeout_seconds: float) -> TorchGroup:
+    """The ranks of a process group that the program started itself."""
+    device = choose_device(device_mode)
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())  # the choice of the program
+    whole: Any = process_group or dist.group.WORLD
+    try:
+        backend = whole._get_backend(device).name()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the process group of this program does not connect {device.type} tensors ({error}). Write device_mode='cpu' or 'gpu', or "
+            "init_process_group('cpu:gloo,cuda:nccl')."
+        ) from error
+    copy = copy_of()
+    return TorchGroup(
+        dist.get_rank(process_group),
+        dist.get_world_size(process_group),
+        copy.local_rank or 0 if copy else 0,
+        device,
+        backend,
+        timeout_seconds,
+        _host(copy, os.environ),
+        process_group,
+    )
+
+
+def _host(copy: Copy | None, environment: Mapping[str, str]) -> str:
+    is_here = copy is None or copy.local_size == copy.size
+    return environment.get(HOST) or ("127.0.0.1" if is_here else socket.getfqdn())
 
 
 def _place(copy: Copy | None, environment: Mapping[str, str], turn: int = 0) -> Rendezvous:
@@ -95,14 +142,12 @@ def _place(copy: Copy | None, environment: Mapping[str, str], turn: int = 0) -> 
     """
     if copy is None:
         return Rendezvous()
-    is_here = copy.local_size == copy.size
-    host = environment.get(HOST) or ("127.0.0.1" if is_here else socket.getfqdn())
     return Rendezvous(
         copy.rank,
         copy.size,
         copy.local_rank or 0,
         _meeting(copy, environment, turn),
-        host,
+        _host(copy, environment),
         local_size=copy.local_size or 1,
         gpu=copy.local_rank,
         turn=turn,

@@ -25,7 +25,7 @@ def opened_files() -> Iterator[set[str]]:
     --------
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile() as file, opened_files() as seen:
-    ...     _ = Path(file.name).read_text()
+    ...     _ = Path(file.name).read_text("utf-8")
     >>> len(seen)
     1
     """

@@ -1,17 +1,88 @@
-"""The workers that a scheduler has now."""
+"""Answers of a cluster: no wait for one is without a limit, and signals are heeded during each."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distributed import Client
 
+RPC_SECONDS = 60.0
+"""Longest wait for any single answer from a cluster."""
+POLL_SECONDS = 0.5
 
-def present_workers(client: Client) -> dict[str, dict[str, Any]]:
-    """Description of each worker of a scheduler, by address.
+
+class Unanswered(ConnectionError):
+    """A cluster gave no answer in time."""
+
+
+def ask(
+    client: Client,
+    function: Callable[..., Any],
+    *args: Any,
+    seconds: float = RPC_SECONDS,
+    between: Callable[[], object] = lambda: None,
+    **kwargs: Any,
+) -> Any:
+    """Call a method of a client, or a coroutine function, in the client's event loop, and return its answer.
+
+    Parameters
+    ----------
+    seconds : float
+        Longest wait.
+    between : callable
+        Called about twice a second during the wait; an exception from it ends the wait.
+
+    Raises
+    ------
+    Unanswered
+        When there is no answer within ``seconds``.
+    ConnectionError
+        When the scheduler is gone.
+    """
+    from distributed import CancelledError
+    from distributed.comm import CommClosedError
+
+    async def call() -> Any:
+        return await asyncio.wait_for(function(*args, **kwargs), seconds)
+
+    if client.status != "running":
+        raise ConnectionError(f"the scheduler is gone (the connection is {client.status}).")
+    asked = asyncio.run_coroutine_threadsafe(call(), client.loop.asyncio_loop)
+    end = time.monotonic() + seconds + POLL_SECONDS  # where the event loop itself is blocked
+    try:
+        while True:
+            try:
+                return asked.result(POLL_SECONDS)
+            except TimeoutError:
+                if asked.done() or time.monotonic() > end:
+                    raise Unanswered(f"the cluster does not answer within {seconds:g} s.") from None
+            except (CommClosedError, CancelledError) as error:
+                raise ConnectionError(
+                    f"the cluster does not answer ({type(error).__name__}: {error})."
+                ) from error
+            between()
+    finally:
+        asked.cancel()
+
+
+def fetch(client: Client, futures: Any, *, errors: str = "raise", **limits: Any) -> Any:
+    """Return the results of finished futures, in the order or under the keys given; limits as for :func:`ask`.
+
+    A result is lost with its worker. Dask computes it again, and for ever waits to do so where the task is pinned to that worker.
+    """
+    return ask(client, client.gather, futures, errors=errors, asynchronous=True, **limits)
+
+
+def present_workers(client: Client, **limits: Any) -> dict[str, dict[str, Any]]:
+    """Description of each worker of a scheduler, by address; limits as for :func:`ask`.
 
     ``Client.scheduler_info`` keeps the answer where an update in the background may replace it by one without workers.
     """
-    workers: dict[str, dict[str, Any]] = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+    workers: dict[str, dict[str, Any]] = ask(client, client.scheduler.identity, n_workers=-1, **limits)[
+        "workers"
+    ]
     return workers

@@ -163,7 +163,9 @@ def _count(system: BatchVariables, environment: Mapping[str, str]) -> int:
     here += [_share(environment.get(name, ""), parse) for name, parse in system.lists.items()]
     for name, parse in system.files.items():
         with suppress(OSError, UnicodeError):
-            here.append(_share(Path(environment[name]).read_text() if name in environment else "", parse))
+            here.append(
+                _share(Path(environment[name]).read_text("utf-8") if name in environment else "", parse)
+            )
     whole = [_number(environment.get(name, "")) for name in system.whole]
     return max([0, *here]) or max([0, *whole])
 

@@ -20,7 +20,7 @@ def cgroups_of(controller: str) -> Iterator[Path]:
     """
     lines = []
     with suppress(OSError):  # no Linux
-        lines = OWN.read_text().splitlines()
+        lines = OWN.read_text("utf-8").splitlines()
     for line in lines:
         _, controllers, own = line.split(":", 2)  # version 2 names no controllers
         if not controllers or controller in controllers.split(","):

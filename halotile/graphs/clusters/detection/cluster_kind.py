@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 
 from halotile import registry
 from halotile.errors import ConfigError
@@ -89,8 +91,11 @@ def check_one_script(kind: ChosenCluster) -> None:
         Where this is one of several copies.
     """
     if kind.traits.of_copies:
+        copy, (script, *arguments) = copy_of(), sys.argv
+        words = shlex.join([script, *(["--", *arguments] if arguments else [])])
         raise ConfigError(
-            f"{kind.why}, and a script is its own driver. Start `recon-cli exec script.py` in its place, in as many copies."
+            f"{kind.why}, and a script is its own driver. Start it once, without torchrun, srun or mpirun: "
+            f"`recon-cli exec --workers {copy.size if copy else 1} {words}`."
         )
 
 

@@ -21,9 +21,11 @@ def cores_here(environment: Mapping[str, str] = os.environ) -> int:
 def _cores_of_groups() -> Iterator[float]:
     for folder in cgroups_of("cpu"):
         with suppress(OSError, ValueError):  # not there, or "max"
-            quota, period = map(int, (folder / "cpu.max").read_text().split())
+            quota, period = map(int, (folder / "cpu.max").read_text("utf-8").split())
             yield quota / period
         with suppress(OSError, ValueError):
-            quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+            quota, period = (
+                int((folder / f"cpu.cfs_{name}_us").read_text("utf-8")) for name in ("quota", "period")
+            )
             if quota > 0:
                 yield quota / period

@@ -7,19 +7,16 @@ from typing import Any
 
 from distributed import Client
 
+from halotile.graphs.clusters.connection.present import ask
+
 PACKAGES = ["halotile", "torch", "zarr", "numcodecs", "scipy"]
 """Packages besides those that Dask compares itself."""
-CALL_SECONDS = 60.0
 _NEEDED = ("python", "dask", "distributed", "numpy", "cloudpickle", *PACKAGES)
 
 
 def differing_versions(client: Client) -> tuple[str, ...]:
     """A line for each package that workers have in another version than this process, or not at all."""
-
-    async def ask() -> Any:
-        return await client.get_versions(packages=PACKAGES)
-
-    found = client.sync(ask, callback_timeout=CALL_SECONDS)
+    found = ask(client, client.get_versions, packages=PACKAGES)
     return tuple(_lines(found["client"]["packages"], found["workers"]))
 
 

@@ -213,7 +213,7 @@ def reporting_class(job_class: type, logs: Path, system: BatchSystem) -> type:
         @contextmanager
         def job_file(self) -> Iterator[str]:
             # dask-jobqueue writes it into $TMPDIR, by a name that another user may take before it is read.
-            with NamedTemporaryFile("w", suffix=".sh", dir=logs) as script:
+            with NamedTemporaryFile("w", encoding="utf-8", suffix=".sh", dir=logs) as script:
                 script.write(self.job_script())
                 script.flush()
                 yield script.name

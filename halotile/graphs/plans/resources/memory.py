@@ -33,7 +33,7 @@ def machine_bytes() -> int:
     limits = [int(psutil.virtual_memory().total)]
     for group, name in product(cgroups_of("memory"), CGROUP_LIMITS):
         with suppress(OSError, ValueError):  # not there, or "max"
-            limits.append(int((group / name).read_text()))
+            limits.append(int((group / name).read_text("utf-8")))
     return min(limit for limit in limits if limit > 0)
 
 

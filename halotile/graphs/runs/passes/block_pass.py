@@ -121,7 +121,7 @@ class BlockPass:
         plugin = BlockPlugin(token, self.task, self.directory.path, self.context.plan.job.import_folder)
         with ExitStack() as stack:
             with self.status.ticking(partial(self.progress, preparing)):
-                stack.enter_context(prepared(cluster.client, plugin))
+                stack.enter_context(prepared(cluster.client, plugin, self.stop_if_asked))
             self.stop_if_asked()
             if cluster.dashboard:
                 self._show(cluster)
@@ -169,6 +169,7 @@ class BlockPass:
             iteration=self.wanted.iteration,
             stall_seconds=self.options.stall_seconds,
             limited=True,
+            between=self._stop_if_hurried,
         )
         self.status.work_begins()
         self.status.watch.in_flight = stream.in_flight
@@ -279,14 +280,17 @@ class BlockPass:
             stream.drain()
             self.directory.request_stop()
             self.status.report(f"{self.signals.name}: finishing the blocks in flight, starting no more")
+        self._stop_if_hurried()
+        if time.monotonic() - self.synced > SYNC_SECONDS:
+            self.journal.sync()
+            self.synced = time.monotonic()
+        self.outputs.look()
+        self.status.notify(self.progress("drain" if stream.draining else self.phase))
+
+    def _stop_if_hurried(self) -> None:
         if self.signals.hurried:
             self.untidy = True
             self.status.report(
                 "no time is left for the blocks in flight: they are given up, and done again later"
             )
             self.stop_if_asked()
-        if time.monotonic() - self.synced > SYNC_SECONDS:
-            self.journal.sync()
-            self.synced = time.monotonic()
-        self.outputs.look()
-        self.status.notify(self.progress("drain" if stream.draining else self.phase))

@@ -10,9 +10,7 @@ from typing import Any
 from distributed import Client, Future, KilledWorker
 
 from halotile.errors import Stalled, WorkerDied
-from halotile.graphs.runs.passes.stream import RPC_SECONDS, answering
-
-POLL_SECONDS = 0.5
+from halotile.graphs.clusters.connection.present import POLL_SECONDS, ask, fetch
 
 
 def results(
@@ -36,7 +34,8 @@ def results(
     """
     try:
         _await_all(client, futures, stall_seconds, between)
-        return _gather(client, futures)
+        fetched: list[Any] = fetch(client, list(futures), between=between)
+        return fetched
     finally:
         for future in futures:
             future.release()
@@ -66,16 +65,7 @@ def _await_all(
             _check_progress(client, time.monotonic() - last_end, stall_seconds)
             continue
         left, last_end = left - 1, time.monotonic()
-        _raise_error(future)
-
-
-def _gather(client: Client, futures: Sequence[Future]) -> list[Any]:
-    async def fetch() -> Any:
-        return await client.gather(list(futures), asynchronous=True)
-
-    with answering():
-        fetched: list[Any] = client.sync(fetch, callback_timeout=RPC_SECONDS)
-    return fetched
+        _raise_error(client, future, between)
 
 
 def _check_progress(client: Client, silent_seconds: float, stall_seconds: float) -> None:
@@ -88,13 +78,12 @@ def _check_progress(client: Client, silent_seconds: float, stall_seconds: float)
         )
 
 
-def _raise_error(future: Future) -> None:
+def _raise_error(client: Client, future: Future, between: Callable[[], None]) -> None:
     if future.status == "finished":
         return
     if future.status != "error":
         raise ConnectionError(f"task {future.key} is {future.status}: the scheduler is gone.")
-    with answering():
-        error = future.exception(timeout=RPC_SECONDS)
+    error = ask(client, future.exception, between=between)
     if isinstance(error, KilledWorker):
         raise WorkerDied(
             f"the worker that had task {error.args[0]} died. If it ran out of memory, write fewer workers with more "

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import multiprocessing
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import cloudpickle
 
 from halotile.errors import HalotileError, PeerLost, RankFailed
 from halotile.tasks.devices.memory_limits import release_memory
@@ -29,22 +34,60 @@ class RankEnd:
     @classmethod
     def lost(cls, rank: int, worker: str) -> RankEnd:
         """The end of a rank whose worker is gone."""
-        return cls(rank, trace=f"its worker {worker} died: it was killed, or ran out of memory.")
+        return cls(
+            rank,
+            trace=(
+                f"its worker {worker} died: it was killed, ran out of memory, or passed a collective another dtype (as float64 where the other "
+                "ranks pass float32) or another shape, which aborts a process."
+            ),
+        )
 
 
 def call_with_group(function: Callable[..., Any], args: tuple[Any, ...], place: Rendezvous) -> Any:
     """Call a function with the group of a rank."""
-    with opened(place) as group:
+    with opened(place) as group, _with_children():
         return function(group, *args)
+
+
+@contextmanager
+def _with_children() -> Iterator[None]:
+    """Let this process start others, as loaders of data do; multiprocessing refuses that to daemons, which workers are."""
+    settings: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
+    is_daemon = settings.pop("daemon", None)
+    try:
+        yield
+    finally:
+        if is_daemon is not None:
+            settings["daemon"] = is_daemon
+
+
+class _Nowhere(io.RawIOBase):
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        """Drop the bytes."""
+        return len(data)
+
+
+def _check_sendable(result: Any) -> None:
+    """Refuse a result that cannot be sent to the driver; Dask would print the same traceback again and again."""
+    try:
+        cloudpickle.Pickler(_Nowhere(), protocol=5, buffer_callback=lambda _: False).dump(result)
+    except Exception as error:
+        raise TypeError(
+            f"the result of the rank, a {type(result).__name__}, cannot be pickled: {error}"
+        ) from None
 
 
 def run_rank(call: Callable[[Rendezvous], Any], place: Rendezvous) -> RankEnd:
     """Run one rank of a program on this worker; its failure is a value, so that the driver sees those of all ranks."""
     try:
-        return RankEnd(place.rank, call(place))
+        result = call(place)
+        _check_sendable(result)
+        return RankEnd(place.rank, result)
     except RankFailed as error:
         return RankEnd(place.rank, trace=str(error), by_others=_is_by_others(error))
-    except (Exception, SystemExit) as error:  # the latter would end the worker
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # the last two would end the worker
         own = error.__traceback__ and error.__traceback__.tb_next  # without this function
         trace = "".join(traceback.format_exception(error.with_traceback(own)))
         by_others = _is_by_others(error)

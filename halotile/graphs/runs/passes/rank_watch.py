@@ -12,6 +12,7 @@ from typing import Any
 
 from distributed import Client
 
+from halotile.graphs.clusters.connection.present import ask
 from halotile.graphs.runs.passes.rank_calls import has_returned, place_of_rank, stack_of_rank
 
 LOOK_SECONDS = 2.0
@@ -85,17 +86,17 @@ def _joined(stacks: Mapping[str, str], workers: Sequence[str]) -> str:
     return "".join(stacks.get(worker) or "" for worker in workers)
 
 
-def answers(client: Client, ask: Callable[[], Any], workers: Sequence[str]) -> dict[str, Any]:
+def answers(client: Client, question: Callable[[], Any], workers: Sequence[str]) -> dict[str, Any]:
     """Answers of those workers that give one in time."""
     given: dict[str, Any] = {}
 
     async def ask_one(worker: str) -> None:
         with suppress(Exception):  # a worker may end just now
-            given.update(await asyncio.wait_for(client.run(ask, workers=[worker]), LOOK_SECONDS))
+            given.update(await asyncio.wait_for(client.run(question, workers=[worker]), LOOK_SECONDS))
 
     async def ask_all() -> None:
         await asyncio.gather(*map(ask_one, workers))
 
     with suppress(Exception):
-        client.sync(ask_all)
+        ask(client, ask_all)
     return given

@@ -11,18 +11,22 @@ import itertools
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from distributed import CancelledError, Client, Future, KilledWorker
-from distributed.comm import CommClosedError
+from distributed import Client, Future, KilledWorker
 
 from halotile.errors import Stalled
+from halotile.graphs.clusters.connection.present import (
+    RPC_SECONDS,
+    Unanswered,
+    ask,
+    fetch,
+    present_workers,
+)
 from halotile.graphs.watching.bars import group_of, task_key
 
-RPC_SECONDS = 60.0
-"""Longest wait for any single answer from the scheduler."""
 TASKS_PER_WORKER = 3
 """Tasks in flight for each worker: one that runs, one that waits there, one on its way."""
 SHARES = 2
@@ -62,19 +66,9 @@ def least_task_seconds(workers: int) -> float:
     return workers * (DISPATCH_SECONDS + CHOICE_SECONDS * workers) / DISPATCH_SHARE
 
 
-@contextmanager
-def answering() -> Iterator[None]:
-    """Turn every error for a cluster that no longer answers into a ConnectionError."""
-    try:
-        yield
-    except (TimeoutError, CommClosedError, CancelledError) as error:
-        raise ConnectionError(f"the cluster does not answer ({type(error).__name__}: {error}).") from error
-
-
 def workers_of(client: Client) -> set[str]:
     """Return the addresses of the current workers; a restarted worker gets a new address."""
-    with answering():
-        return set(client.sync(client.scheduler.ncores, callback_timeout=RPC_SECONDS))
+    return set(present_workers(client))
 
 
 class Grouping:
@@ -162,6 +156,8 @@ class Stream:
     limited : bool
         Pass the function the time after which it must not begin another block. Blocks that it leaves go to
         :meth:`hand_back`.
+    between : callable
+        Called about twice a second while the cluster is asked for results; an exception from it ends the wait.
     """
 
     def __init__(
@@ -174,6 +170,7 @@ class Stream:
         iteration: int | None = None,
         stall_seconds: float = 300.0,
         limited: bool = False,
+        between: Callable[[], None] = lambda: None,
     ) -> None:
         self.client = client
         self.function = function
@@ -181,6 +178,7 @@ class Stream:
         self.grouping = grouping
         self.stall_seconds = stall_seconds
         self.limited = limited
+        self.between = between
         self.draining = False
         self._in_flight: dict[Future, tuple[int, ...]] = {}
         self._arrived: queue.SimpleQueue[Future] = queue.SimpleQueue()
@@ -255,12 +253,8 @@ class Stream:
     def _drop_waiting(self) -> None:
         """Release the tasks that are on no worker: with every worker lost, none of them would return."""
         pending = [future for future in self._in_flight if future.status == "pending"]
-        with answering():
-            states = self.client.sync(
-                self.client.scheduler.get_task_status,
-                keys=[future.key for future in pending],
-                callback_timeout=RPC_SECONDS,
-            )
+        keys = [future.key for future in pending]
+        states = ask(self.client, self.client.scheduler.get_task_status, keys=keys, between=self.between)
         for future in pending:
             if states[future.key] in WAITING:
                 del self._in_flight[future]
@@ -349,21 +343,16 @@ class Stream:
         if not futures:
             return []
         by_key = {future.key: future for future in futures}
-
-        async def fetch() -> Any:
-            return await self.client.gather(by_key, errors="skip", asynchronous=True)
-
         gathered: dict[str, Any] = {}
         # A worker that hangs in its next block keeps its results: they are as lost, and the stream stalls unless it goes on.
-        with answering(), suppress(TimeoutError):
-            gathered = self.client.sync(fetch, callback_timeout=min(RPC_SECONDS, self.stall_seconds))
+        with suppress(Unanswered):
+            limit = min(RPC_SECONDS, self.stall_seconds)
+            gathered = fetch(self.client, by_key, errors="skip", seconds=limit, between=self.between)
         return [gathered.get(future.key) for future in futures]
 
-    @staticmethod
-    def _error_of(future: Future) -> BaseException:
+    def _error_of(self, future: Future) -> BaseException:
         if future.status == "error":
-            with answering():
-                error = future.exception(timeout=RPC_SECONDS)
+            error = ask(self.client, future.exception, between=self.between)
             if isinstance(error, BaseException):
                 return error
         return ConnectionError(f"task {future.key} is {future.status}: the scheduler is gone.")

@@ -23,7 +23,7 @@ from halotile.errors import (
     WorkerDied,
 )
 from halotile.graphs.clusters.connection.addresses import host_of
-from halotile.graphs.clusters.connection.present import present_workers
+from halotile.graphs.clusters.connection.present import RPC_SECONDS, ask, fetch, present_workers
 from halotile.graphs.runs.passes.rank_calls import RankEnd, run_rank
 from halotile.graphs.runs.passes.rank_watch import RankWatch, warn, where
 from halotile.tasks.groups.opening import END_SECONDS, Rendezvous
@@ -141,7 +141,8 @@ class TorchProgram:
             hanging = where(client, [worker for rank, worker in enumerate(workers) if rank not in ends])
         finally:
             hung = [worker for rank, worker in enumerate(workers) if rank not in ends]
-            client.cancel(futures, force=True)
+            with suppress(ConnectionError):
+                ask(client, client.cancel, futures, force=True)
             is_restarted = _restart(client, hung)
             Path(meeting).unlink(missing_ok=True)
         failed = [end for end in ends.values() if end.trace]
@@ -170,14 +171,12 @@ class TorchProgram:
             is_young = not ends and time.monotonic() < began + QUICK_SECONDS
             time.sleep(POLL_SECONDS / 10 if is_young else POLL_SECONDS)
             between()
-            if client.status != "running":
-                raise ConnectionError(f"the scheduler is gone (the connection is {client.status}).")
-            present = present_workers(client)
+            present = present_workers(client, between=between)
             for rank, (future, worker) in enumerate(zip(futures, workers, strict=True)):
                 if rank in ends:
                     continue
                 if future.done():
-                    ends[rank] = _end_of(future, rank, worker)
+                    ends[rank] = self._end_of(client, future, rank, worker, between)
                 elif worker not in present:
                     ends[rank] = RankEnd.lost(rank, worker)
             if failed_at is None and any(end.trace for end in ends.values()):
@@ -185,22 +184,34 @@ class TorchProgram:
             if failed_at is None:
                 watch.look(ends)
 
+    def _end_of(
+        self, client: Client, future: Future, rank: int, worker: str, between: Callable[[], None]
+    ) -> RankEnd:
+        """Fetch the end of a rank from its worker, which may die meanwhile: no other worker would compute it again."""
+
+        def look() -> None:
+            between()
+            if worker not in present_workers(client, between=between):
+                raise WorkerDied(f"{worker} is gone.")
+
+        seconds = max(RPC_SECONDS, self.timeout_seconds)
+        end: RankEnd
+        try:
+            (end,) = fetch(client, [future], seconds=seconds, between=look)
+        except (KilledWorker, WorkerDied):  # the scheduler may say so before the worker is missed
+            return RankEnd.lost(rank, worker)
+        except HalotileError:
+            raise
+        except Exception as error:
+            return RankEnd(rank, trace="".join(traceback.format_exception_only(error)))
+        return end
+
 
 def is_final(error: RankFailed) -> bool:
     """Return True where another attempt would not help: a fault of the input or the settings. What cannot be read may be readable later."""
     return isinstance(error.__cause__, HalotileError) and not isinstance(
         error.__cause__, DamagedData | InputUnreadable
     )
-
-
-def _end_of(future: Future, rank: int, worker: str) -> RankEnd:
-    try:
-        end: RankEnd = future.result()
-    except KilledWorker:  # the scheduler may say so before the worker is missed
-        return RankEnd.lost(rank, worker)
-    except Exception as error:
-        return RankEnd(rank, trace="".join(traceback.format_exception_only(error)))
-    return end
 
 
 def _failure(
@@ -266,6 +277,8 @@ def _restart(client: Client, workers: Sequence[str]) -> bool:
     """Start workers anew whose rank does not end, and return True if all are; where one has no nanny, they stay as they are."""
     if workers and client.status == "running":
         with suppress(Exception):
-            states = client.restart_workers(list(workers), timeout=RESTART_SECONDS, raise_for_error=False)
+            states = ask(
+                client, client.restart_workers, list(workers), timeout=RESTART_SECONDS, raise_for_error=False
+            )
             return set(states.values()) == {"OK"}
     return False

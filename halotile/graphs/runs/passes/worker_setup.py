@@ -6,14 +6,14 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from distributed import Client, WorkerPlugin
 
-from halotile.graphs.runs.passes.stream import answering
+from halotile.graphs.clusters.connection.present import ask
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.worker_lock import WorkerLock
@@ -107,8 +107,12 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
 
 
 @contextmanager
-def prepared(client: Client, plugin: BlockPlugin) -> Iterator[None]:
+def prepared(
+    client: Client, plugin: BlockPlugin, between: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Make the job known to every worker for the duration of the context, also to one that joins later.
+
+    ``between`` is called while the workers load it; an exception from it ends the wait.
 
     Raises
     ------
@@ -116,14 +120,13 @@ def prepared(client: Client, plugin: BlockPlugin) -> Iterator[None]:
         The error where a worker could not be set up.
     """
     try:
-        with answering():
-            client.sync(client.register_plugin, plugin, callback_timeout=SETUP_SECONDS)
+        ask(client, client.register_plugin, plugin, seconds=SETUP_SECONDS, between=between)
         yield
     finally:
         # A cluster that is gone has no plugins left.
         if client.status == "running":
             with suppress(Exception):
-                client.sync(client.unregister_worker_plugin, plugin.name, callback_timeout=TEARDOWN_SECONDS)
+                ask(client, client.unregister_worker_plugin, plugin.name, seconds=TEARDOWN_SECONDS)
 
 
 def run_blocks(

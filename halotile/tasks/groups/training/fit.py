@@ -68,7 +68,8 @@ def fit(
     batch : callable
         ``batch(step, slot)`` returns the data of a slot, wherever it is called.
     loss : callable
-        ``loss(module, data)`` returns the mean loss of a slot, a tensor with one number.
+        ``loss(module, data)`` returns the mean loss of a slot, a tensor with one number. Slots count equally, whatever the number of their
+        samples. For the mean over samples give every slot as many, or return the sum over the samples times slots / (samples in the batch).
     optimizer : Optimizer
         Any of torch's that needs no closure, which leaves out LBFGS, for the parameters of the module. A parameter without a gradient in
         all slots of a step has none; one with a gradient in some slots has the mean with zeros in the others.
