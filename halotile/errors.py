@@ -120,6 +120,14 @@ class WorkerDied(TaskFailed, ConnectionError):
     """The worker that ran a task died. A run restarts its pass; a distributed object raises this error."""
 
 
+class JobNotLoaded(TaskFailed):
+    """A worker cannot load the job. ``error`` is the cause."""
+
+    def __init__(self, worker: str, host: str, error: BaseException) -> None:
+        super().__init__(worker, host, error)
+        self.worker, self.host, self.error = worker, host, error
+
+
 class RankFailed(TaskFailed):
     """A rank of a torch program failed. ``rank`` is its number."""
 

@@ -249,7 +249,7 @@ class _Driver:
         inspection = self._inspect() if not bad else Inspection()
         progress = self.status.progress("stop", done=self.outputs.done, failed=len(bad))
         self.status.end("finished", progress, "")
-        return Outcome.of(self.plan, progress, bad, inspection)
+        return Outcome.of(self.plan, progress, bad, inspection, self.status.retired.values())
 
     def _inspect(self) -> Inspection:
         """Look at the result; a run that has finished does not fail because of that."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +43,8 @@ class Outcome:
     """Figures of the last iteration of a solver."""
     inspection: Inspection = field(default_factory=Inspection)
     """Figures of the result."""
+    retired: tuple[str, ...] = ()
+    """Workers that were given no more blocks, with host and reason."""
 
     @classmethod
     def of(
@@ -51,6 +53,7 @@ class Outcome:
         progress: Progress,
         quarantined: tuple[BadBlock, ...] = (),
         inspection: Inspection | None = None,
+        retired: Iterable[str] = (),
     ) -> Outcome:
         """Return the outcome of a plan with this final progress."""
         return cls(
@@ -70,6 +73,7 @@ class Outcome:
             counted=progress.counted,
             figures=progress.figures,
             inspection=inspection or Inspection(),
+            retired=tuple(retired),
         )
 
 
