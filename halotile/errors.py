@@ -121,11 +121,7 @@ class WorkerDied(TaskFailed, ConnectionError):
 
 
 class JobNotLoaded(TaskFailed):
-    """A worker cannot load the job. ``error`` is the cause."""
-
-    def __init__(self, worker: str, host: str, error: BaseException) -> None:
-        super().__init__(worker, host, error)
-        self.worker, self.host, self.error = worker, host, error
+    """A worker cannot load the job. Its arguments are the address of the worker, its host, and the error that is the cause."""
 
 
 class RankFailed(TaskFailed):

@@ -16,7 +16,7 @@ from typing import Any
 
 from halotile.cli.screens.bad_blocks import GivenUp, blocks_given_up, rows_of
 from halotile.cli.screens.batch_state import QUEUED, BatchJob, batch_job
-from halotile.cli.screens.outcome_rows import curve_rows, iteration_text, retired_rows
+from halotile.cli.screens.outcome_rows import curve_rows, iteration_text
 from halotile.cli.screens.progress_report import Lines, ProgressReport, Silence, counts
 from halotile.cli.screens.screen import complain
 from halotile.errors import ConfigError, DamagedData
@@ -285,7 +285,7 @@ def status_rows(status: RunStatus) -> list[Row]:
         rows.append(("left", seconds_text(progress.eta_seconds)))
     if not status.over and progress.workers:
         rows.append(("workers", str(progress.workers)))
-    rows += retired_rows(recorded.get("retired", ()))
+    rows += [("retired", worker) for worker in recorded.get("retired", ())]
     if progress.peak_memory_bytes:
         rows.append(("peak memory", f"{bytes_text(progress.peak_memory_bytes)} in one worker"))
     if progress.device_peak_bytes:

@@ -88,8 +88,8 @@ def test_a_sick_worker_is_named_and_the_others_do_its_blocks(
     assert f"no libfoo.so for sick-{sick}" in retired
     assert scene.status()["retired"] == [retired]
     assert ("retired", retired) in status_rows(read_status(scene.directory.path))
-    (event,) = scene.events("worker retired")
-    assert event["worker"] == address
+    (event,) = [event for event in scene.events("message") if "No more blocks go to" in event["text"]]
+    assert f"worker {address} on {socket.gethostname()}" in event["text"]
     assert scene.blocks_of(sick) == []
     check_whole()
 

@@ -60,16 +60,11 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
         rows.append(("iterations", iteration_text(outcome.figures)))
     return [
         *rows,
-        *retired_rows(outcome.retired),
+        *(("retired", worker) for worker in outcome.retired),
         *outcome.inspection.rows,
         ("journal", outcome.run_directory),
         *look_rows(outcome.output),
     ]
-
-
-def retired_rows(retired: Sequence[str]) -> list[Row]:
-    """Return the workers that were given no more blocks, with host and reason."""
-    return [("retired", worker) for worker in retired]
 
 
 def curve_rows(directory: RunDirectory) -> list[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,7 +53,6 @@ class Outcome:
         progress: Progress,
         quarantined: tuple[BadBlock, ...] = (),
         inspection: Inspection | None = None,
-        retired: Iterable[str] = (),
     ) -> Outcome:
         """Return the outcome of a plan with this final progress."""
         return cls(
@@ -73,7 +72,6 @@ class Outcome:
             counted=progress.counted,
             figures=progress.figures,
             inspection=inspection or Inspection(),
-            retired=tuple(retired),
         )
 
 

@@ -15,6 +15,7 @@ from distributed import KilledWorker
 from halotile.errors import ConfigError, InputUnreadable, JobNotLoaded, Stopped, WeightsError
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.clusters.connection.addresses import host_of
 from halotile.graphs.kinds.base import JobOutput, Pass
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, workers_of
@@ -246,9 +247,9 @@ class BlockPass:
         """Exclude a worker that cannot load the job."""
         if not isinstance(error, JobNotLoaded):
             raise error
-        self.unready[error.worker] = error.error
-        reason = f"the job cannot be loaded there ({type(error.error).__name__}: {error.error})"
-        self.status.retire(error.worker, error.host, reason)
+        worker, host, cause = error.args
+        self.unready[worker] = cause
+        self.status.retire(worker, host, f"the job cannot be loaded there ({type(cause).__name__}: {cause})")
 
     def _find_fit(self, stream: Stream) -> set[str]:
         """Return the workers that are given blocks; without any, those that failed blocks are tried again."""
@@ -267,8 +268,8 @@ class BlockPass:
     def _elsewhere(self, number: int, stream: Stream) -> set[str]:
         """Return workers for a block that failed: of other hosts if possible, else others."""
         fit, failed = self._find_fit(stream), self.failed_on[number]
-        hosts = {_host_of(worker) for worker in failed}
-        return {worker for worker in fit if _host_of(worker) not in hosts} or fit.difference(failed) or fit
+        hosts = {host_of(worker) for worker in failed}
+        return {worker for worker in fit if host_of(worker) not in hosts} or fit.difference(failed) or fit
 
     def _report_batch(self, batch: int) -> None:
         """Report fewer tiles at once on a worker for lack of memory; a resumed run begins with that number."""
@@ -353,7 +354,3 @@ class BlockPass:
             self.synced = time.monotonic()
         self.outputs.look()
         self.status.notify(self.progress("drain" if stream.draining else self.phase))
-
-
-def _host_of(worker: str) -> str:
-    return worker.rpartition(":")[0]

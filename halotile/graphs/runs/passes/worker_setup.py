@@ -135,7 +135,7 @@ def prepared(client: Client, plugin: BlockPlugin) -> Iterator[dict[str, BaseExce
         }
         if failures and len(failures) == len(responses):
             error = next(iter(failures.values()))
-            raise error.error if isinstance(error, JobNotLoaded) else error
+            raise error.args[2] if isinstance(error, JobNotLoaded) else error
         yield failures
     finally:
         # A cluster that is gone has no plugins left.
@@ -186,7 +186,7 @@ def _await_runner(token: str, directory: RunDirectory) -> BlockRunner | None:
                 raise _failures[token]
             return _runners[token]
         if time.monotonic() > deadline:
-            late = RuntimeError(f"the worker was not set up within {SETUP_SECONDS:.0f} s")
+            late = TimeoutError(f"the worker was not set up within {SETUP_SECONDS:.0f} s")
             raise JobNotLoaded(get_worker().address, socket.gethostname(), late)
     return None
 
