@@ -132,7 +132,7 @@ class BlockPass:
         plugin = BlockPlugin(token, self.task, self.directory.path, self.context.plan.job.import_folder)
         with ExitStack() as stack:
             with self.status.ticking(partial(self.progress, preparing)):
-                for error in stack.enter_context(prepared(cluster.client, plugin)).values():
+                for error in stack.enter_context(prepared(cluster.client, plugin)):
                     self._exclude(error)
             self.stop_if_asked()
             if cluster.dashboard:

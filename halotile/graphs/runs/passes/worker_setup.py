@@ -113,10 +113,10 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
 
 
 @contextmanager
-def prepared(client: Client, plugin: BlockPlugin) -> Iterator[dict[str, BaseException]]:
+def prepared(client: Client, plugin: BlockPlugin) -> Iterator[list[BaseException]]:
     """Make the job known to every worker for the duration of the context, also to one that joins later.
 
-    Yields the errors of the workers that could not load it, by address.
+    Yields the errors of the workers that could not load it.
 
     Raises
     ------
@@ -128,14 +128,13 @@ def prepared(client: Client, plugin: BlockPlugin) -> Iterator[dict[str, BaseExce
     try:
         with answering():
             responses = client.sync(register, **options, callback_timeout=SETUP_SECONDS)
-        failures = {
-            worker: clean_exception(response["exception"], response["traceback"])[1]
-            for worker, response in responses.items()
-            if response["status"] == "error"
-        }
+        failures = [
+            clean_exception(answer["exception"], answer["traceback"])[1]
+            for answer in responses.values()
+            if answer["status"] == "error"
+        ]
         if failures and len(failures) == len(responses):
-            error = next(iter(failures.values()))
-            raise error.args[2] if isinstance(error, JobNotLoaded) else error
+            raise failures[0].args[2] if isinstance(failures[0], JobNotLoaded) else failures[0]
         yield failures
     finally:
         # A cluster that is gone has no plugins left.
