@@ -140,6 +140,10 @@ class WorkerDied(TaskFailed, ConnectionError):
     """The worker that ran a task died. A run restarts its pass; a distributed object raises this error."""
 
 
+class JobNotLoaded(TaskFailed):
+    """A worker cannot load the job. Its arguments are the address of the worker, its host, and the error that is the cause."""
+
+
 class RankFailed(TaskFailed):
     """A rank of a torch program failed. ``rank`` is its number."""
 

@@ -53,6 +53,9 @@ def watched(pixels: Image, folder: str) -> Image:
     """The denoiser: see :func:`trouble`."""
     place = int(np.nanmin(pixels) - FIRST)
     result = truth(pixels)
+    sick = Path(folder, f"sick-{os.getpid()}")
+    if sick.exists() and (sick.read_text() == "load") == (place < 0):
+        raise ImportError(f"no libfoo.so for {sick.name}")
     if place < 0 or not Worker._instances:  # a trial
         return result
     block = place // EDGE // BLOCK * ACROSS + place % EDGE // BLOCK
@@ -162,6 +165,10 @@ class Scene:
     def set_pace_of(self, process: int, seconds: float) -> None:
         """How long every block takes one worker."""
         (self.folder / f"pace-{process}").write_text(str(seconds))
+
+    def make_sick(self, process: int, when: str = "blocks") -> None:
+        """Have one worker fail every block, or have it fail to load the job."""
+        (self.folder / f"sick-{process}").write_text(when)
 
     def make_trouble(self, kind: str, block: int, text: str = "") -> Path:
         """See :data:`TROUBLE`."""

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from halotile.cli.exits import StoppedEarly
 from halotile.cli.screens.batch_state import CANCELLED
 from halotile.cli.screens.screen import echo, print_rows
-from halotile.errors import ClusterFailed, ConfigError
+from halotile.errors import ClusterFailed, ConfigError, Stopped
 from halotile.storage.disk.object_path import full_path
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
@@ -148,7 +149,10 @@ def attend(path: Path) -> None:
         options = submission.options
         flags = Flags(allow_import=options["allow_import"])
         job = check_saved_job(dict(submission.job), path, "batch.json", flags)
-        go(job, fresh=fresh, same_input=options["same_input"], as_json=False, quiet=False)
+        try:
+            go(job, fresh=fresh, same_input=options["same_input"], as_json=False, quiet=False)
+        except StoppedEarly as early:  # before the run, while it was planned
+            raise Stopped(str(early), str(early).split()[-1]) from early
 
     make_attempt(run, attempt)
 

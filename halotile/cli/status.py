@@ -34,6 +34,7 @@ ACTIVE = ("planned", "running", "draining", QUEUED)
 """States of a run whose driver should be alive."""
 SILENCE_SECONDS = 120.0
 """Time without a report after which a driver on another host, which cannot be checked, counts as gone."""
+_DRIVER = ("pid", "host")
 POLL_SECONDS = 1.0
 STALE_TRIES = 20
 STALE_SECONDS = 0.25
@@ -209,8 +210,11 @@ def read_status(directory: Path) -> RunStatus:
 
 def _read_status(directory: Path) -> RunStatus:
     run = RunDirectory(directory)
-    recorded, batch = _recorded(run), batch_job(directory)
-    if batch is not None and run.is_running() is None and (corrected := batch.corrected(recorded)):
+    recorded, batch, driver = _recorded(run), batch_job(directory), run.is_running()
+    corrected = batch.corrected(recorded) if batch is not None and driver is None else None
+    if driver is not None and [recorded.get(key) for key in _DRIVER] != [driver.get(key) for key in _DRIVER]:
+        corrected = ("planned", "")  # a new attempt, which has not reported yet
+    if corrected:
         return RunStatus(directory, recorded, False, _age_seconds(recorded), batch, corrected)
     gone = recorded.get("state") in ACTIVE and _is_gone(run, recorded)
     if gone:
@@ -281,6 +285,7 @@ def status_rows(status: RunStatus) -> list[Row]:
         rows.append(("left", seconds_text(progress.eta_seconds)))
     if not status.over and progress.workers:
         rows.append(("workers", str(progress.workers)))
+    rows += [("retired", worker) for worker in recorded.get("retired", ())]
     if progress.peak_memory_bytes:
         rows.append(("peak memory", f"{bytes_text(progress.peak_memory_bytes)} in one worker"))
     if progress.device_peak_bytes:

@@ -55,6 +55,8 @@ class Receipt:
     """Peak memory of tensors on a GPU."""
     batch: int = 0
     worker: str = ""
+    """Address of the worker, which runs on ``host``."""
+    host: str = ""
     cpu_kind: str = ""
     """Everything that decides on the last bits: see :func:`~halotile.tasks.devices.cpu_kind.cpu_kind`."""
     took: dict[int, float] = field(default_factory=dict)

@@ -57,6 +57,7 @@ class Ending:
     counted: str = "block"
     figures: dict[str, float] = field(default_factory=dict)
     inspection: Inspection = field(default_factory=Inspection)
+    retired: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.kinds.sections import Cluster
+from halotile.graphs.submission.script import check_walltime
 from halotile.registry import find
 from tests.cli.engine import RUNNER, Engine
 from tests.faults import REPOSITORY
@@ -326,7 +327,29 @@ def test_nobody_works_with_no_worker(tmp_path: Path) -> None:
 def test_a_walltime_in_which_nothing_could_be_done_is_refused(config: Path) -> None:
     done = RUNNER.invoke(app, ["submit", str(config), "--dry-run", "--set", 'cluster={walltime: "3"}'])
     assert done.exit_code == 2
-    assert "a run drains 120 s before its end: nothing would be done" in done.stderr
+    assert (
+        "a run drains 120 s before its end, to which Slurm adds up to 60 s: nothing would be done"
+        in done.stderr
+    )
+    assert (
+        'Write at least 6 minutes, or directives: ["--signal=B:USR1@40"] for a shorter notice' in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("walltime", "notice", "hint"),
+    [("5", 120, "USR1@80"), ("2", 30, "USR1@20"), ("1", 30, None), ("6", 120, ""), ("3", 40, "")],
+)
+def test_the_walltime_leaves_time_for_work_after_an_early_signal(
+    walltime: str, notice: int, hint: str | None
+) -> None:
+    cluster = Cluster(walltime=walltime, directives=(f"--signal=B:USR1@{notice}",))
+    if hint == "":
+        check_walltime(cluster)
+        return
+    with pytest.raises(ConfigError) as refused:
+        check_walltime(cluster)
+    assert ("USR1" in str(refused.value), str(hint) in str(refused.value)) == (hint is not None,) * 2
 
 
 @pytest.mark.parametrize("walltime", ["3", "0:02:00"])

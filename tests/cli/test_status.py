@@ -10,16 +10,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from typer.testing import CliRunner
 
+from halotile.cli import batch, running
+from halotile.cli.config import loading
+from halotile.cli.exits import StoppedEarly
 from halotile.cli.main import app
 from halotile.cli.screens.progress_report import Lines
 from halotile.cli.status import SILENCE_SECONDS, read_status, watch
-from halotile.errors import ConfigError
+from halotile.errors import ClusterFailed, ConfigError
+from halotile.graphs.clusters._orphans import ATTENDED
+from halotile.graphs.clusters.base import ADDRESS, VARIABLE
+from halotile.graphs.clusters.launches import slurm_jobs
+from halotile.graphs.submission.attend import Submission
+from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
 
 RUNNER = CliRunner()
@@ -275,6 +284,80 @@ def test_bad_blocks_whose_events_are_lost_are_counted(directory: RunDirectory, l
     directory.events_path.write_bytes(line)
     record(directory, state="finished", failed=2, done=398)
     assert "finished, but for 2 bad blocks: " in shown_by_status(directory)
+
+
+PENDING, RUNNING, OVER = "PENDING (BeginTime)", "RUNNING", None
+NO_ANSWER = "no answer"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "job", "locked", "shown"),
+    [
+        ({"state": "stopped"}, RUNNING, False, "queued"),  # drained, and not put back yet
+        ({"state": "stopped"}, "COMPLETING", False, "queued"),
+        ({"state": "stopped"}, PENDING, False, "queued"),
+        ({"state": "stopped", "updated": 0.0}, RUNNING, False, "queued"),  # the next attempt begins
+        ({"state": "stopped", "updated": 0.0, "pid": 1}, RUNNING, True, "planned"),
+        (None, RUNNING, True, "planned"),
+        (None, RUNNING, False, "queued"),
+        ({"state": "stopped", "reason": "stopped on SIGUSR1 with"}, NO_ANSWER, False, "queued"),
+        ({"state": "stopped", "reason": "stopped on SIGTERM with"}, NO_ANSWER, False, "stopped"),
+        ({"state": "stopped"}, OVER, False, "stopped"),
+        ({"state": "finished"}, "COMPLETING", False, "finished"),
+        ({"state": "failed"}, RUNNING, False, "failed"),
+    ],
+)
+def test_a_submitted_run_is_not_over_between_two_attempts(
+    directory: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    recorded: dict[str, Any] | None,
+    job: str | None,
+    locked: bool,
+    shown: str,
+) -> None:
+    def state_of(_: str) -> str | None:
+        if job == NO_ANSWER:
+            raise ClusterFailed("Slurm does not answer")
+        return job
+
+    monkeypatch.setattr(slurm_jobs, "state_of", state_of)
+    BatchFiles(directory).write(
+        {"number": "7", "attempts": 2, "submitted": time.time() - 100, "began": time.time() - 50,
+         "job": {}, "options": {}, "submitted_from": "login"}
+    )  # fmt: skip
+    with directory.lock() if locked else nullcontext():
+        if recorded is not None:
+            record(directory, **recorded)
+        now = read_status(directory.path)
+    assert (now.state, now.over) == (shown, shown in ("stopped", "failed", "finished"))
+
+
+def test_a_job_whose_time_is_up_while_it_plans_is_told_its_walltime_is_too_short(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> NoReturn:
+        raise StoppedEarly("stopped on SIGUSR1")
+
+    monkeypatch.setattr(running, "go", stopped)
+    monkeypatch.setattr(loading, "check_saved_job", lambda *_: None)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for name in (ATTENDED, VARIABLE, ADDRESS):  # which an attempt changes
+        monkeypatch.setenv(name, "")
+    options = {"fresh": False, "same_input": False, "allow_import": True}
+    Submission(job={}, options=options, submitted_from="", submitted=0, number="7").keep(
+        BatchFiles(directory)
+    )
+    with pytest.raises(ClusterFailed, match=r"write a longer cluster\.walltime"):
+        batch.attend(directory.path)
+    assert "write a longer cluster.walltime" in str(BatchFiles(directory).failure())
+
+
+def test_a_run_that_begins_anew_is_planned_until_it_reports(directory: RunDirectory) -> None:
+    with directory.lock():
+        record(directory, state="stopped", pid=1)
+        assert read_status(directory.path).state == "planned"
+        record(directory, state="stopped")
+        assert read_status(directory.path).state == "stopped"
 
 
 def test_watching_ends_with_the_run(directory: RunDirectory) -> None:

@@ -205,6 +205,17 @@ def test_the_log_of_a_job_is_found_by_its_number(name: str, tmp_path: Path) -> N
     assert logs_of(tmp_path, "1234.pbs-server") == [tmp_path / name]
 
 
+def test_htcondor_leaves_commands_of_a_prologue_to_the_shell() -> None:
+    prologue = ("export SITE=$(hostname)", "cd ${HOME}/$(date +%F)")
+    text = script_of(SYSTEMS["htcondor"], replace(PLAIN, prologue=prologue))
+    assert "export SITE=$(DOLLAR)(hostname); cd ${HOME}/$(DOLLAR)(date +%F); PYTHON" in text
+
+
+def test_a_shell_of_the_user_replaces_that_of_sge() -> None:
+    text = script_of(SYSTEMS["sge"], replace(PLAIN, directives=("-S /usr/bin/bash",)))
+    assert text.count("#$ -S") == text.count("#$ -S /usr/bin/bash") == 1
+
+
 ANSWERS = {
     ("slurm", "7|PENDING|Resources\n"): LaunchState(False, "PENDING (Resources)"),
     ("slurm", "7|FAILED|NonZeroExitCode\n"): LaunchState(True, "FAILED (NonZeroExitCode)"),
@@ -212,6 +223,14 @@ ANSWERS = {
     ("slurm", ""): LaunchState(True, "over"),
     ("pbs", "Job id    Name\n--------  ----\n7.server  halotile\n"): LaunchState(False, "in the queue"),
     ("sge", "=====\njob_number:                 7\nowner: ada\n"): LaunchState(False, "in the queue"),
+    (
+        "sge",
+        "=====\njob_number:                 7\nowner: ada\nerror reason    1:          11/29/2026 10:00:00 [0:12]: can't chdir to /x\n",
+    ): LaunchState(True, "Eqw (11/29/2026 10:00:00 [0:12]: can't chdir to /x)"),
+    (
+        "sge",
+        "=====\njob_number:   7\nowner: ada\n=====\njob_number:   8\nerror reason    1:   can't chdir to /x\n",
+    ): LaunchState(False, "in the queue"),
     ("lsf", "7 PEND\n"): LaunchState(False, "PEND"),
     ("lsf", "7 EXIT\n"): LaunchState(True, "EXIT"),
     ("oar", "7: Terminated\n"): LaunchState(True, "Terminated"),

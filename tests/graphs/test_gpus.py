@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections import Counter
@@ -19,6 +20,8 @@ from halotile.graphs.clusters.detection import gpus as gpu_detection
 from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.clusters.detection.gpus import Gpus, chosen, gpus_here
 from halotile.graphs.clusters.launches import slurm_allocation
+from halotile.graphs.clusters.launches.slurm_allocation import NodeSlot
+from halotile.graphs.clusters.launches.slurm_steps import NodeSlots, WorkerStep
 from halotile.graphs.clusters.workers.__main__ import share_of
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans.identity import differences
@@ -27,6 +30,7 @@ from halotile.graphs.plans.resources import devices
 from halotile.graphs.plans.resources.devices import device_of
 from halotile.graphs.scripts import doctor
 from halotile.tasks.denoisers.function import GivenFunction
+from tests.cases import thorough
 from tests.support import dncnn_weights, job_of, noisy_image, work_of, write_zarr
 
 TWO = Gpus(("0", "1"))
@@ -380,20 +384,55 @@ def test_a_dask_cuda_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyP
         pass
 
 
+def test_a_worker_step_inherits_no_gpus_per_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "srun").write_text(f"#!/bin/sh\nenv > {tmp_path}/env\necho $* > {tmp_path}/words\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name, value in {"GPUS_PER_TASK": "1", "TRES_PER_TASK": "gres/gpu=1", "JOB_ID": "7"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    slots = NodeSlots([NodeSlot(number=1, node="n1", of=2, cores=4, gpus=2, memory_bytes=None)])
+    step = WorkerStep("tls://10.0.0.7:8786", "w", slots=slots, logs=tmp_path, arguments=())
+
+    async def run_step() -> None:
+        await step.start()
+        assert step._process is not None
+        await step._process.wait()
+        await step.close()
+
+    asyncio.run(run_step())
+    names = {line.split("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
+    assert "SLURM_JOB_ID" in names
+    assert not names & {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"}
+    assert "--gres=gpu:2" in (tmp_path / "words").read_text()
+
+
+MIG = ("MIG-1d3c1f2e-aaaa", "MIG-1d3c1f2e-bbbb")
+
+
 @pytest.mark.cluster
-def test_dask_cuda_gives_each_worker_a_card_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("here", "gpus", "visible"),
+    [
+        (TWO, "all", ["0,1", "1,0"]),
+        thorough(Gpus(("0", "1", "2", "3")), (1, 3), ["1,3", "3,1"]),
+        thorough(Gpus(MIG), "all", [",".join(MIG), ",".join(reversed(MIG))]),
+    ],
+)
+def test_dask_cuda_gives_each_worker_a_card_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, here: Gpus, gpus: Any, visible: list[str]
+) -> None:
     pytest.importorskip("dask_cuda", reason="the extra cuda is not installed")
     for module in (devices, gpu_detection):
-        monkeypatch.setattr(module, "gpus_here", lambda: TWO)
+        monkeypatch.setattr(module, "gpus_here", lambda: here)
     # There is no GPU to ask for its memory and its cores.
     monkeypatch.setenv("DASK_CUDA_TEST_DISABLE_DEVICE_SPECIFIC", "1")
-    order = Order(workers=2, memory_bytes=2**30, choice=Cluster(kind="local-cuda"))
+    order = Order(workers=2, memory_bytes=2**30, choice=Cluster(kind="local-cuda", gpus=gpus))
     with local_cuda.start(order) as cluster:
         told = cluster.client.run(
-            lambda: (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["MALLOC_ARENA_MAX"])
+            lambda: (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"])
         )
         workers = cluster.client.scheduler_info()["workers"]
     assert cluster.workers == 2
-    assert sorted(told.values()) == [("0,1", "1"), ("1,0", "1")]
+    assert sorted(told.values()) == [(each, "PCI_BUS_ID") for each in visible]
     assert all(address.startswith("tls://127.0.0.1:") for address in told)
     assert {worker["nthreads"] for worker in workers.values()} == {1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,11 +13,12 @@ from contextlib import contextmanager
 import pytest
 from distributed import LocalCluster
 
-from halotile.errors import OutputRefused
+from halotile.cli.status import read_status, status_rows
+from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.clusters import base, local, scheduler
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.kinds import sections
-from halotile.graphs.runs.passes.stream import Grouping
+from halotile.graphs.runs.passes.stream import Grouping, Stream, workers_of
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
 
@@ -69,6 +71,54 @@ def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(
     assert 9 in done_again <= set(scene.blocks_of(hung))
     assert scene.events("message") == []
     check_whole()
+
+
+@pytest.mark.parametrize(("when", "words"), [("blocks", "blocks fail there"), ("load", "cannot be loaded")])
+def test_a_sick_worker_is_named_and_the_others_do_its_blocks(
+    scene: Scene, cluster: RunningCluster, check_whole: Callable[[], None], when: str, words: str
+) -> None:
+    address, sick = cluster.client.run(os.getpid).popitem()
+    scene.make_sick(sick, when)
+    scene.set_pace(0.005)
+    outcome = scene.run(cluster, retries=1)
+    assert (outcome.done, outcome.quarantined) == (BLOCKS, ())
+    (retired,) = outcome.retired
+    assert retired.startswith(f"{address} on {socket.gethostname()}: ")
+    assert words in retired
+    assert f"no libfoo.so for sick-{sick}" in retired
+    assert scene.status()["retired"] == [retired]
+    assert ("retired", retired) in status_rows(read_status(scene.directory.path))
+    (event,) = [event for event in scene.events("message") if "No more blocks go to" in event["text"]]
+    assert f"worker {address} on {socket.gethostname()}" in event["text"]
+    assert scene.blocks_of(sick) == []
+    check_whole()
+
+
+def test_a_job_that_no_worker_can_load_fails_with_the_error(scene: Scene, cluster: RunningCluster) -> None:
+    for process in processes(cluster):
+        scene.make_sick(process, "load")
+    with pytest.raises(ConfigError, match=r"ImportError: no libfoo\.so"):
+        scene.run(cluster)
+    assert scene.journalled() == set()
+
+
+def test_blocks_that_fail_everywhere_retire_no_worker(scene: Scene, cluster: RunningCluster) -> None:
+    for block in range(20, 40):
+        scene.make_trouble("raise", block)
+    outcome = scene.run(cluster, retries=1, on_bad_block="quarantine")
+    assert [bad.number for bad in outcome.quarantined] == list(range(20, 40))
+    assert outcome.retired == ()
+
+
+def test_a_retry_whose_workers_are_gone_goes_to_others(cluster: RunningCluster) -> None:
+    stream = Stream(cluster.client, len, name="tied", grouping=Grouping(cluster.workers))
+    stream.again([7], workers=["tcp://127.0.0.1:1"])
+    numbers = []
+    for answers in stream.answers(iter(range(3)), 3, poll_seconds=0.1):
+        numbers += [number for answer in answers for number in answer.numbers]
+        if not answers:
+            stream.look_after_tied(workers_of(cluster.client))
+    assert sorted(numbers) == [0, 1, 2, 7]
 
 
 @contextmanager

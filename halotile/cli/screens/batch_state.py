@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ClusterFailed, DamagedData
-from halotile.storage.run_directory.batch_files import BatchFiles
+from halotile.storage.run_directory.batch_files import TIME_IS_UP, BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
 
 QUEUED = "queued"
@@ -58,12 +58,16 @@ class BatchJob:
         """Return state and reason where the run's own record is older than its batch job, else None."""
         updated = float(recorded.get("updated", 0.0))
         is_current = updated >= max(self.submitted, self.began)
+        drained = recorded.get("state") == "stopped" and self.failure is None
         if self.state is not None:
             at_work = self.state.split()[0] in _AT_WORK
-            if not (at_work and is_current):
+            # A driver that has drained requests another attempt before its job ends.
+            if not (at_work and is_current) or drained:
                 return QUEUED, ""
             if self.failure is None:  # otherwise its job is about to end
                 return None
+        if drained and not self.known and TIME_IS_UP in str(recorded.get("reason")):
+            return QUEUED, ""
         if self.failure == CANCELLED:
             return "stopped", CANCELLED
         if self.failure is not None and recorded.get("state") != "finished":

@@ -60,6 +60,7 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
         rows.append(("iterations", iteration_text(outcome.figures)))
     return [
         *rows,
+        *(("retired", worker) for worker in outcome.retired),
         *outcome.inspection.rows,
         ("journal", outcome.run_directory),
         *look_rows(outcome.output),

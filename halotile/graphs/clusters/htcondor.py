@@ -53,6 +53,7 @@ SYSTEM = BatchSystem(
     gpus=lambda choice, _: {"directives": [f"request_gpus = {choice.gpus}"]},
     lists="condor_status",
     directives=lambda lines: dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines),
+    prologue=lambda line: line.replace("$(", "$(DOLLAR)("),  # HTCondor would expand it as a macro of its own
     ignored=TRAITS.ignored,
     usual={"disk": "2GiB"},
 )

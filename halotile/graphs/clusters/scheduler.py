@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,8 +88,6 @@ def start(order: Order) -> Iterator[RunningCluster]:
     ConfigError
         When its address is not given, nobody answers, it is not encrypted, or its workers lack halotile.
     """
-    from halotile.graphs.clusters.detection.versions import differing_versions
-
     source, address = address_of(order.choice)
     if order.choice.tls and is_loopback(host_of(address)) and not address.startswith("tls://"):
         raise ConfigError(
@@ -96,13 +95,32 @@ def start(order: Order) -> Iterator[RunningCluster]:
             "tls: false, or --no-tls."
         )
     with joined(source, address) as client:
-        for line in differing_versions(client):
-            if line.startswith("halotile") and "not there" in line:
-                raise ConfigError(f"{line}: workers need halotile. Install it where they run.")
-            order.report(f"note: {line}")
-        if note := missing_environment(client):
-            order.report(f"note: {note}")
-        yield JoinedWorkers(client)
+        yield _checked(client, order.report)
+
+
+def workers_given(argument: object) -> RunningCluster | None:
+    """Return the workers of a Client, where a call was given one as its cluster.
+
+    Raises
+    ------
+    ConfigError
+        When they lack halotile.
+    """
+    from distributed import Client
+
+    return _checked(argument, warnings.warn) if isinstance(argument, Client) else None
+
+
+def _checked(client: Client, report: Callable[[str], None]) -> JoinedWorkers:
+    from halotile.graphs.clusters.detection.versions import differing_versions
+
+    for line in differing_versions(client):
+        if line.startswith("halotile") and "not there" in line:
+            raise ConfigError(f"{line}: workers need halotile. Install it where they run.")
+        report(f"note: {line}")
+    if note := missing_environment(client):
+        report(f"note: {note}")
+    return JoinedWorkers(client)
 
 
 def missing_environment(client: Client) -> str:

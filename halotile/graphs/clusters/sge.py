@@ -14,12 +14,13 @@ from halotile.graphs.clusters.launches.queue_answers import states_by_row
 from halotile.graphs.clusters.launches.walltime import clock
 from halotile.graphs.kinds import sections
 
+_SHELL = re.compile(r"^\s*-S\s")
 _PARALLEL = re.compile(r"^\s*-pe\s")
 _MEMORY = re.compile(r"\b(h_|s_)?(vmem|rss|data)\b|mem_free|virtual_free|\bmem\b")
 
 
 def requests(choice: sections.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:
-    """Memory, by the name that every Grid Engine knows, unless the job names the site's own resource.
+    """The shell, and memory by the name that every Grid Engine knows, unless the job names its own.
 
     Raises
     ------
@@ -36,9 +37,11 @@ def requests(choice: sections.Cluster, memory_bytes: int, _: Path) -> Mapping[st
             f"cluster.cores is {choice.cores}, and SGE gives a job several cores by a parallel environment, whose name differs from "
             f'site to site (`qconf -spl` lists them). Write directives: ["-pe smp {choice.cores}"], say, or cores: 1.'
         )
+    # The shell of a queue may be csh, whatever the first line of the script.
+    shell = {"directives": [] if any(map(_SHELL.match, directives)) else ["-S /bin/bash"]}
     if any(map(_MEMORY.search, directives)):
-        return {}
-    return {"resource_spec": f"mem_free={-(-memory_bytes // 2**20)}M"}
+        return shell
+    return {**shell, "resource_spec": f"mem_free={-(-memory_bytes // 2**20)}M"}
 
 
 SYSTEM = BatchSystem(

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import warnings
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from halotile.errors import ConfigError
+from halotile.graphs.clusters.base import AUTO
+from halotile.graphs.clusters.connection.addresses import host_of, is_loopback
 from halotile.graphs.clusters.detection.cluster_kind import check_one_script, cluster_kind_of
 from halotile.graphs.kinds.sections import Cluster, NamedChoice
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
 from halotile.graphs.rules.written_options import fault_of_option
 from halotile.graphs.words import dotted, expected, fits, nearest, shown
 from halotile.tasks.options import option_fields
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 T = TypeVar("T")
 Words = Mapping[str, Any]
@@ -95,17 +102,34 @@ def _keys_of(kind: type, values: Words) -> list[str]:
     return [*(key for key in keys if key != "options"), *option_fields(declared)]
 
 
-def cluster_of_script(written: str | Words | Cluster) -> Cluster:
-    """Return the cluster that an argument describes, for a call that starts it.
+def cluster_of_script(written: str | Words | Cluster | Client) -> Cluster:
+    """Return the cluster that an argument describes, for a call that starts it, or uses that of an open Client.
 
     Raises
     ------
     ConfigError
-        As :func:`cluster_of`; also in one of several copies of a script.
+        As :func:`cluster_of`; also in one of several copies of a script, and for a Client that cannot serve.
     """
-    choice = cluster_of(written)
-    check_one_script(cluster_kind_of(choice))
+    dask = sys.modules.get("distributed")  # without it no Client is open
+    choice = cluster_of(_joining(written) if dask and isinstance(written, dask.Client) else written)
+    kind = cluster_kind_of(choice)
+    check_one_script(kind)
+    if dask and choice.kind == AUTO and not kind.traits.joins and dask.client._get_global_client():
+        own = f"this call starts workers of its own ({kind.name}), beside those of the Client that is open"
+        warnings.warn(f"{own}. Write cluster=client to use these.", stacklevel=3)
     return choice
+
+
+def _joining(client: Client) -> Cluster:
+    """Return the section of a cluster that a Client is connected to."""
+    address = client.scheduler.address if client.status == "running" else client.status
+    if client.status != "running" or address.startswith("inproc://"):
+        raise ConfigError(
+            f"cluster is a Client ({address}) that is closed, or whose workers are threads of this process. Give an open one "
+            "with worker processes, or leave cluster out."
+        )
+    tls = address.startswith("tls://") or not is_loopback(host_of(address))
+    return Cluster(kind="scheduler", address=address, tls=tls)
 
 
 def cluster_of(written: str | Words | Cluster) -> Cluster:

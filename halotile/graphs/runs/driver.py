@@ -249,7 +249,8 @@ class _Driver:
         inspection = self._inspect() if not bad else Inspection()
         progress = self.status.progress("stop", done=self.outputs.done, failed=len(bad))
         self.status.end("finished", progress, "")
-        return Outcome.of(self.plan, progress, bad, inspection)
+        retired = tuple(self.status.retired.values())
+        return replace(Outcome.of(self.plan, progress, bad, inspection), retired=retired)
 
     def _inspect(self) -> Inspection:
         """Look at the result; a run that has finished does not fail because of that."""

@@ -43,6 +43,8 @@ class Outcome:
     """Figures of the last iteration of a solver."""
     inspection: Inspection = field(default_factory=Inspection)
     """Figures of the result."""
+    retired: tuple[str, ...] = ()
+    """Workers that were given no more blocks, with host and reason."""
 
     @classmethod
     def of(

@@ -68,6 +68,8 @@ class Status:
         self._counts = Counts(plan.work.passes)
         self._before = 0
         """Number of blocks of the passes before the current one."""
+        self.retired: dict[str, str] = {}
+        """Workers that are given no more blocks, by address: host and reason."""
         self._figures: Mapping[str, float] = {}
         self._rows: Sequence[Mapping[str, float]] = ()
         self._cpu_kinds: set[str] = set()
@@ -165,6 +167,12 @@ class Status:
         self.report(
             f"block {bad.number}{of_output} at {bad.region.start}–{bad.region.stop} failed: {bad.error}"
         )
+
+    def retire(self, worker: str, host: str, reason: str) -> None:
+        """Report a worker that is given no more blocks."""
+        if worker not in self.retired:
+            self.retired[worker] = f"{worker} on {host}: {first_line(reason)}"
+            self.report(f"{reason}. No more blocks go to worker {worker} on {host}; the others do them.")
 
     def batch_fell(self, batch: int, before: int) -> None:
         """Report fewer tiles at once on a worker for lack of memory; a resumed run begins with that number."""
@@ -288,6 +296,7 @@ class Status:
             "updated": time.time(),
             "output": str(self.plan.output),
             "dashboard": self._dashboard,
+            "retired": list(self.retired.values()),
         }
         with suppress(OSError):  # as for events
             self.directory.write_status(status)

@@ -14,14 +14,12 @@ from halotile.graphs.clusters.launches import slurm_jobs
 from halotile.graphs.runs.outcome import ended_by
 from halotile.graphs.runs.signals import drains_within, ignore_signals
 from halotile.graphs.submission.script import NOTICE_SECONDS
-from halotile.storage.run_directory.batch_files import BatchFiles
+from halotile.storage.run_directory.batch_files import TIME_IS_UP, BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
 
 END_SECONDS = 40
 SILENCE_SECONDS = 3600.0
 """An output whose holder is silent for so long is not waited for any more."""
-TIME_IS_UP = "SIGUSR1"
-"""Signal of the batch system before it ends a job."""
 
 
 @dataclass(frozen=True, kw_only=True)

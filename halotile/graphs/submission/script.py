@@ -21,6 +21,8 @@ from halotile.storage.run_directory.names import LOG
 
 NOTICE_SECONDS = 120
 """Seconds from the signal that its time is up to the end of a job."""
+EARLY_SECONDS = 60
+"""Slurm may signal so much earlier than requested (manual page of sbatch, option --signal)."""
 _SIGNAL = re.compile(r"--signal[=\s]\s*(\S+)")
 _DRAINS = re.compile(r"[BR]*B[BR]*:(?:SIG)?(?:USR1|10)@(\d+)")
 """A signal to the batch shell that drains a run; the number is its notice in seconds."""
@@ -105,10 +107,12 @@ def check_walltime(cluster: Cluster) -> None:
             )
     notice = notice_seconds(cluster)
     walltime = str(cluster.walltime)  # jobqueue.yaml may have a bare number
-    if is_walltime(walltime) and seconds_of(walltime) <= 2 * notice:
+    if is_walltime(walltime) and (seconds := seconds_of(walltime)) <= 2 * notice + EARLY_SECONDS:
+        shorter = (seconds - EARLY_SECONDS) // 3
+        hint = f', or directives: ["--signal=B:USR1@{shorter}"] for a shorter notice' if shorter >= 10 else ""
         raise ConfigError(
-            f"cluster.walltime is {walltime}, and a run drains {notice} s before its end: nothing would be done. Write a "
-            'longer one, or directives: ["--signal=B:USR1@60"] for a shorter notice.'
+            f"cluster.walltime is {walltime}, and a run drains {notice} s before its end, to which Slurm adds up to {EARLY_SECONDS} s: "
+            f"nothing would be done. Write at least {(2 * notice + EARLY_SECONDS) // 60 + 1} minutes{hint}."
         )
 
 

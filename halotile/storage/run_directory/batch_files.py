@@ -12,6 +12,8 @@ from halotile.storage.run_directory import validation
 from halotile.storage.run_directory.directory import FILE_MODE, RunDirectory
 from halotile.storage.run_directory.names import BATCH, FAILED, FINISHED, LOG, SCRIPT
 
+TIME_IS_UP = "SIGUSR1"
+"""Signal of the batch system before it ends a job."""
 _STATE = (BATCH, SCRIPT, FINISHED, FAILED)
 
 

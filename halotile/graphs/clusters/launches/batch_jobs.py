@@ -67,7 +67,7 @@ def job_arguments(system: BatchSystem, order: Order, logs: Path) -> dict[str, An
         "queue": choice.queue,
         system.account: choice.account,
         "walltime": system.walltime(choice.walltime) if choice.walltime else None,
-        "job_script_prologue": list(choice.prologue),
+        "job_script_prologue": list(map(system.prologue, choice.prologue)),
         "job_directives_skip": list(choice.directives_skip),
         "job_extra_directives": directives,
     }

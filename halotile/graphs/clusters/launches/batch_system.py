@@ -43,6 +43,8 @@ class BatchSystem:
         Converts a walltime to the system's format.
     directives : callable
         Converts directives to dask-jobqueue's format.
+    prologue : callable
+        Escapes a line of the prologue for the system's scripts.
     ignored : tuple of str
         Keys of the cluster section that mean nothing to it.
     usual : mapping
@@ -61,6 +63,7 @@ class BatchSystem:
     account: str = "account"
     walltime: Callable[[str], str] = str
     directives: Callable[[list[str]], Any] = list
+    prologue: Callable[[str], str] = str
     ignored: tuple[str, ...] = ()
     usual: Mapping[str, Any] = field(default_factory=dict)
     requests: Callable[[sections.Cluster, int, Path], Mapping[str, Any]] = lambda *_: {}

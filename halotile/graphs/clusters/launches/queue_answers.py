@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from halotile.graphs.clusters.launches.base import LaunchState
 
 CALL_SECONDS = 30.0
+_ERROR = re.compile(r"^error reason\s+\d+:\s*(.*)$", re.MULTILINE)
 _FORGOTTEN = re.compile(r"unknown job|do(es)? not exist|has finished|no such job", re.IGNORECASE)
 
 
@@ -47,12 +48,19 @@ def states_by_row(
         done = run_command(command(some))
         if done is None:
             return {}
-        listed = [job for job in some if re.search(row.format(number_of(job)), done.stdout, re.MULTILINE)]
+        found = {job: re.search(row.format(number_of(job)), done.stdout, re.MULTILINE) for job in some}
+        listed = {job: done.stdout[match.end() :] for job, match in found.items() if match}
         if not listed and len(some) == 1 and _FORGOTTEN.search(done.stdout + done.stderr):
             return {some[0]: LaunchState(True, "not in the queue any more")}
-        return dict.fromkeys(listed, LaunchState(False, "in the queue"))
+        return {job: _listed(text.split("=====")[0]) for job, text in listed.items()}
 
     return ask_together_then_singly(ask, ids)
+
+
+def _listed(text: str) -> LaunchState:
+    """The state of a job that is listed: SGE keeps one in error until a person clears it."""
+    error = _ERROR.search(text)
+    return LaunchState(True, f"Eqw ({error[1]})") if error else LaunchState(False, "in the queue")
 
 
 def number_of(job: str) -> str:

@@ -22,6 +22,8 @@ from halotile.graphs.clusters.launches.base import Launch, LaunchState, tail_of
 from halotile.graphs.clusters.launches.slurm_allocation import NodeSlot, remaining_nodes
 
 END_SECONDS = 10.0
+_OF_JOB = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND")
+"""Requests of the batch job that srun would apply to a step, whose worker takes its share of the node's GPUs itself."""
 
 
 class NodeSlots:
@@ -117,6 +119,7 @@ class WorkerStep(ProcessInterface):  # type: ignore[misc]
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     *self.command(self._slot),
+                    env={name: value for name, value in os.environ.items() if name not in _OF_JOB},
                     stdin=DEVNULL,
                     stdout=log,
                     stderr=STDOUT,

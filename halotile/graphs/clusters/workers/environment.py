@@ -23,6 +23,8 @@ WORKER_ENVIRONMENT = ALLOCATOR_ENVIRONMENT | {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
+    # Numbers of GPUs as NVML counts them; CUDA's own order begins with the fastest.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
 
 

@@ -8,7 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from distributed import Client
+
 from halotile.errors import ConfigError
+from halotile.graphs.clusters.scheduler import workers_given
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
@@ -30,7 +33,7 @@ def denoise(
     *,
     workers: int | Auto = "auto",
     memory_per_worker: str | int = "4GiB",
-    cluster: str | Words = "auto",
+    cluster: str | Words | Client = "auto",
     depth: int | None = None,
     boundary: str = "auto",
     overwrite: bool = False,
@@ -64,9 +67,9 @@ def denoise(
         an allocation.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
-    cluster : str or mapping
+    cluster : str, mapping or distributed.Client
         Kind of cluster, such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` chooses as the
-        environment indicates, else this machine.
+        environment indicates, else this machine. An open Client: its workers.
     depth : int, optional
         Halo width in pixels, not a number of layers; by default the denoiser's receptive field.
     boundary : str
@@ -143,7 +146,7 @@ def denoise(
         allow_import=True,
     )
     with progress_shown(observer) as observe:
-        return run(make_plan(job, fresh=fresh), observer=observe)
+        return run(make_plan(job, fresh=fresh), observer=observe, cluster=workers_given(cluster))
 
 
 def _path(argument: str, path: Any) -> str:

@@ -7,7 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from distributed import Client
+
 from halotile.errors import ConfigError
+from halotile.graphs.clusters.scheduler import workers_given
 from halotile.graphs.jobs.reconstruct.job import (
     Bounds,
     FidelityChoice,
@@ -41,7 +44,7 @@ def reconstruct(
     exact: bool = False,
     workers: int | Auto = "auto",
     memory_per_worker: str | int = "4GiB",
-    cluster: str | Words = "auto",
+    cluster: str | Words | Client = "auto",
     overwrite: bool = False,
     fresh: bool = False,
     observer: Observer | None = None,
@@ -81,9 +84,9 @@ def reconstruct(
         an allocation.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
-    cluster : str or mapping
+    cluster : str, mapping or distributed.Client
         Kind of cluster, such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` chooses as the
-        environment indicates, else this machine.
+        environment indicates, else this machine. An open Client: its workers.
     overwrite : bool
         Replace an existing Zarr at ``output``.
     fresh : bool
@@ -129,7 +132,7 @@ def reconstruct(
         allow_import=True,
     )
     with progress_shown(observer) as observe:
-        return run(make_plan(job, fresh=fresh), observer=observe)
+        return run(make_plan(job, fresh=fresh), observer=observe, cluster=workers_given(cluster))
 
 
 def _prior(written: str | Words) -> PriorChoice:

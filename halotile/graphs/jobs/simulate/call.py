@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from distributed import Client
+
+from halotile.graphs.clusters.scheduler import workers_given
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage
 from halotile.graphs.kinds.sections import Run
@@ -28,7 +31,7 @@ def simulate(
     seed: int = 0,
     workers: int | Auto = "auto",
     memory_per_worker: str | int = "4GiB",
-    cluster: str | Words = "auto",
+    cluster: str | Words | Client = "auto",
     overwrite: bool = False,
     fresh: bool = False,
     observer: Observer | None = None,
@@ -58,9 +61,9 @@ def simulate(
         an allocation.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
-    cluster : str or mapping
+    cluster : str, mapping or distributed.Client
         Kind of cluster, such as ``"slurm"``, or the cluster section of a job file. ``"auto"`` chooses as the
-        environment indicates, else this machine.
+        environment indicates, else this machine. An open Client: its workers.
     overwrite : bool
         Replace existing Zarrs at the measurements' paths.
     fresh : bool
@@ -101,5 +104,5 @@ def simulate(
     )
     plan = make_plan(job, fresh=fresh)
     with progress_shown(observer) as observe:
-        run(plan, observer=observe)
+        run(plan, observer=observe, cluster=workers_given(cluster))
     return tuple(Path(str(output.path)) for output in plan.outputs)

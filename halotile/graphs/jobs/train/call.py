@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from distributed import Client
+
+from halotile.graphs.clusters.scheduler import workers_given
 from halotile.graphs.jobs.train.job import NetworkChoice, Training, WeightsFile
 from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.make import make_plan
@@ -26,7 +29,7 @@ def train(
     network: Words | str = "unet",
     workers: int | Auto = "auto",
     memory_per_worker: str | int = "4GiB",
-    cluster: str | Words = "auto",
+    cluster: str | Words | Client = "auto",
     device: Any = "auto",
     overwrite: bool = False,
     fresh: bool = False,
@@ -53,8 +56,8 @@ def train(
         Number of worker processes, at most that of the slots.
     memory_per_worker : str or int
         Memory that one worker may use, such as ``"4GiB"``, or a number of bytes.
-    cluster : str or mapping
-        Kind of cluster, or the cluster section of a job file.
+    cluster : str, mapping or distributed.Client
+        Kind of cluster, or the cluster section of a job file; or an open Client, whose workers are used.
     device : str
         ``cpu``, ``cuda`` or ``auto``.
     overwrite : bool
@@ -94,4 +97,4 @@ def train(
     )
     plan = make_plan(job, fresh=fresh)
     with progress_shown(observer) as observe:
-        return run(plan, observer=observe)
+        return run(plan, observer=observe, cluster=workers_given(cluster))

@@ -241,7 +241,8 @@ def tuned_for(job: TiledJob, task: DenoiseTask, geometry: Geometry, *, compare: 
         An error that a run would raise as well.
     """
     # The trial may import what this process can.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ordered = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as in workers
+    environment = ordered | os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if task.device != "cpu":
         gpus = gpus_here()
         if not gpus.names:

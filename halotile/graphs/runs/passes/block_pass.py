@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 
 from distributed import KilledWorker
 
-from halotile.errors import ConfigError, InputUnreadable, Stopped, WeightsError
+from halotile.errors import ConfigError, InputUnreadable, JobNotLoaded, Stopped, WeightsError
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
+from halotile.graphs.clusters.connection.addresses import host_of
 from halotile.graphs.kinds.base import JobOutput, Pass
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, workers_of
@@ -28,6 +30,8 @@ from halotile.tasks.block import BadBlock, Receipt
 TASK_SECONDS = 1.0
 """Minimum duration of a task where no time is lost between two tasks."""
 SYNC_SECONDS = 5.0
+MOST_BLAME = 3
+"""Blocks that a worker may fail in a row while others can do them."""
 SILENCE_SECONDS = 10.0
 """Time without an answer after which the pass checks that there are still workers."""
 
@@ -78,7 +82,14 @@ class BlockPass:
         self.status = context.status
         self.task_seconds = wanted.task_seconds or TASK_SECONDS
         self.seconds_per_block = seconds_per_block or wanted.seconds_per_block
-        self.attempts: dict[int, int] = {}
+        self.failed_on: dict[int, list[str]] = {}
+        """Workers on which a block failed."""
+        self.blamed: Counter[str] = Counter()
+        """Number of receipts of other workers, since a worker's last success, with blocks that failed there."""
+        self.unready: dict[str, BaseException] = {}
+        """Errors of the workers that cannot load the job."""
+        self.faults: dict[str, tuple[str, str]] = {}
+        """Host and last error of a worker on which a block failed."""
         self.bad: dict[int, BadBlock] = dict(bad or {})
         """Blocks that have been given up."""
         self.disk_error: str | None = None
@@ -121,7 +132,9 @@ class BlockPass:
         plugin = BlockPlugin(token, self.task, self.directory.path, self.context.plan.job.import_folder)
         with ExitStack() as stack:
             with self.status.ticking(partial(self.progress, preparing)):
-                stack.enter_context(prepared(cluster.client, plugin, self.stop_if_asked))
+                setup = prepared(cluster.client, plugin, self.stop_if_asked)
+                for error in stack.enter_context(setup):
+                    self._exclude(error)
             self.stop_if_asked()
             if cluster.dashboard:
                 self._show(cluster)
@@ -173,6 +186,7 @@ class BlockPass:
         )
         self.status.work_begins()
         self.status.watch.in_flight = stream.in_flight
+        self._find_fit(stream)
         present = workers_of(cluster.client)
         began = time.perf_counter()
         try:
@@ -210,13 +224,54 @@ class BlockPass:
             return
         receipt: Receipt = answer.result
         self._mark(receipt, stream)
+        self._judge(receipt, stream)
         self.status.count(receipt)
         self._report_batch(receipt.batch)
         self.status.note_cpu_kind(receipt.cpu_kind)
         for bad in receipt.bad:
-            self._retry(bad, stream)
+            self.faults[receipt.worker] = receipt.host, bad.error
+            self._retry(bad, stream, receipt.worker)
         begun_blocks = {*receipt.done, *(bad.number for bad in receipt.bad)}
         stream.hand_back(number for number in answer.numbers if number not in begun_blocks)
+
+    def _judge(self, receipt: Receipt, stream: Stream) -> None:
+        """Blame the workers that failed where this one succeeded; retire one that fails again and again."""
+        if receipt.done:
+            del self.blamed[receipt.worker]
+        for worker in {worker for number in receipt.done for worker in self.failed_on.pop(number, ())}:
+            self.blamed[worker] += worker in self.faults and worker != receipt.worker
+            if self.blamed[worker] >= MOST_BLAME:
+                host, error = self.faults[worker]
+                self.status.retire(worker, host, f"blocks fail there that others can do ({error})")
+                self._find_fit(stream)
+
+    def _exclude(self, error: BaseException) -> None:
+        """Exclude a worker that cannot load the job."""
+        if not isinstance(error, JobNotLoaded):
+            raise error
+        worker, host, cause = error.args
+        self.unready[worker] = cause
+        self.status.retire(worker, host, f"the job cannot be loaded there ({type(cause).__name__}: {cause})")
+
+    def _find_fit(self, stream: Stream) -> set[str]:
+        """Return the workers that are given blocks; without any, those that failed blocks are tried again."""
+        retired = self.status.retired
+        present = workers_of(stream.client)
+        stream.look_after_tied(present)
+        if present and present <= self.unready.keys():
+            raise self.unready[present.pop()]
+        if present <= retired.keys():
+            for worker in present - self.unready.keys():
+                del retired[worker]
+        fit = present - retired.keys()
+        stream.fit = fit if fit != present else None
+        return fit
+
+    def _elsewhere(self, number: int, stream: Stream) -> set[str]:
+        """Return workers for a block that failed: of other hosts if possible, else others."""
+        fit, failed = self._find_fit(stream), self.failed_on[number]
+        hosts = {host_of(worker) for worker in failed}
+        return {worker for worker in fit if host_of(worker) not in hosts} or fit.difference(failed) or fit
 
     def _report_batch(self, batch: int) -> None:
         """Report fewer tiles at once on a worker for lack of memory; a resumed run begins with that number."""
@@ -241,6 +296,11 @@ class BlockPass:
     def _handle_failed_task(self, answer: Answer, stream: Stream) -> None:
         """Handle a task that failed as a whole. If it was a single block, that block is the cause."""
         error = answer.error
+        if isinstance(error, JobNotLoaded):
+            self._exclude(error)
+            self._find_fit(stream)
+            stream.hand_back(answer.numbers)
+            return
         # Failures caused by blocks come in a receipt: this worker could not be set up, and none after it will be.
         if isinstance(error, ConnectionError | ConfigError | WeightsError):
             raise error
@@ -256,19 +316,22 @@ class BlockPass:
         else:
             text = f"{type(error).__name__}: {error}"
         bad = BadBlock(block.number, block.index, block.core, text, str(error), "task")
-        self._retry(bad, stream, alone=answer.alone)
+        worker = getattr(getattr(error, "last_worker", None), "address", "")
+        self._retry(bad, stream, worker, alone=answer.alone)
 
-    def _retry(self, bad: BadBlock, stream: Stream, *, alone: bool = False) -> None:
+    def _retry(self, bad: BadBlock, stream: Stream, worker: str, *, alone: bool = False) -> None:
         with suppress(InputUnreadable):
             self.outputs.check_place()  # where the output is gone, no block is the cause
         if bad.kind == "disk":
             self._stop_at_full_disk(bad.error, stream)
             return
-        tried = self.attempts[bad.number] = self.attempts.get(bad.number, 0) + 1
+        failed = self.failed_on.setdefault(bad.number, [])
+        failed.append(worker)
+        tried = sum(each not in self.status.retired for each in failed)
         # Input that was refused once is refused again.
         if bad.kind != "input" and tried <= self.options.retries:
             self.status.retry(bad)
-            stream.again([bad.number], alone=alone)
+            stream.again([bad.number], alone=alone, workers=self._elsewhere(bad.number, stream))
             return
         self.bad[bad.number] = bad
         records = self.wanted.records
@@ -283,6 +346,8 @@ class BlockPass:
         self._stop_if_hurried()
         if time.monotonic() - self.synced > SYNC_SECONDS:
             self.journal.sync()
+            if self.failed_on or self.status.retired:
+                self._find_fit(stream)
             self.synced = time.monotonic()
         self.outputs.look()
         self.status.notify(self.progress("drain" if stream.draining else self.phase))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -186,6 +186,10 @@ class Stream:
         self._again: list[tuple[int, ...]] = []
         self._suspects: list[tuple[int, ...]] = []
         self._alone: Future | None = None
+        self._places: dict[int, Collection[str]] = {}
+        self._tied: dict[Future, Collection[str]] = {}
+        self.fit: Collection[str] | None = None
+        """Addresses of the workers that are given blocks; None for all."""
         self._remaining = 0
         self._heard = 0.0
         self.lost = 0
@@ -204,18 +208,30 @@ class Stream:
         """Submit no more blocks; those that a worker has in hand still come back."""
         self.draining = True
 
-    def again(self, numbers: Iterable[int], *, alone: bool = False) -> None:
-        """Send these blocks again, each as a task of its own.
+    def again(
+        self, numbers: Iterable[int], *, alone: bool = False, workers: Collection[str] | None = None
+    ) -> None:
+        """Send these blocks again, each as a task of its own, to one of ``workers``.
 
         With ``alone``, at the end and with nothing else in flight: if a worker dies then, the block is the cause.
         """
         queue = self._suspects if alone else self._again
-        queue.extend((number,) for number in numbers)
+        for number in numbers:
+            queue.append((number,))
+            if workers:
+                self._places[number] = workers
 
     def hand_back(self, numbers: Iterable[int]) -> None:
         """Send these blocks again, which a worker was too slow to begin, to the first free worker."""
         if group := tuple(numbers):
             self._again.append(group)
+
+    def look_after_tied(self, present: set[str]) -> None:
+        """Send tasks again whose workers are all gone: Dask would wait for one to come back."""
+        self._tied = {future: to for future, to in self._tied.items() if future in self._in_flight}
+        for future in [future for future, workers in self._tied.items() if present.isdisjoint(workers)]:
+            self._again.append(self._in_flight.pop(future))
+            future.release()
 
     def answers(
         self, numbers: Iterator[int], total: int, poll_seconds: float = 0.5
@@ -284,8 +300,12 @@ class Stream:
     def _submit(self, group: tuple[int, ...]) -> Future:
         key = task_key(self.group, next(self._serial), len(group))
         limit = {"limit_seconds": self.grouping.limit_seconds(len(group))} if self.limited else {}
-        future = self.client.submit(self.function, group, key=key, pure=False, **limit)
+        workers = self._places.pop(group[0], self.fit)
+        placed = {"workers": list(workers)} if workers else {}
+        future = self.client.submit(self.function, group, key=key, pure=False, **placed, **limit)
         self._in_flight[future] = group
+        if workers:
+            self._tied[future] = workers
         future.add_done_callback(self._arrived.put)
         return future
 

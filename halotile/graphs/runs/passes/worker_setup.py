@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections import Counter
@@ -11,8 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, WorkerPlugin
+from distributed import Client, WorkerPlugin, get_worker
+from distributed.core import clean_exception
+from distributed.protocol.pickle import dumps, loads
 
+from halotile.errors import JobNotLoaded
 from halotile.graphs.clusters.connection.present import ask
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.run_directory.directory import RunDirectory
@@ -29,7 +33,7 @@ SETTLE_SECONDS = 0.2
 without end."""
 
 _runners: dict[str, BlockRunner] = {}
-_failures: dict[str, BaseException] = {}
+_failures: dict[str, JobNotLoaded] = {}
 """Errors of jobs that could not be loaded, by token: a worker that joins late can report to nobody else."""
 _over: set[str] = set()
 """Tokens of jobs that are over: a released task may start all the same, and must not wait for its job."""
@@ -60,7 +64,7 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
     ) -> None:
         self.name = f"halotile-{token}"
         self.token = token
-        self.task = task
+        self.task = dumps(task)  # a worker that cannot unpickle it can say so
         self.import_folder = import_folder
         self.directory = RunDirectory(run_directory)
         self.driver = self.directory.driver()
@@ -71,10 +75,11 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         try:
             runner = await asyncio.to_thread(self._load)
         except BaseException as error:
-            self._publish(_failures, error)
+            failure = JobNotLoaded(worker.address, socket.gethostname(), error)
+            self._publish(_failures, failure)
             with _ready:
                 _release_lock(self.token)
-            raise
+            raise failure from error
         if starting:
             asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._publish, _runners, runner)
         else:
@@ -85,8 +90,9 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
         _holders[self.token] = self.directory
         import_from(self.import_folder)
         prepare_process(threads=1)
-        IO_THREADS.resize(self.task.io_threads)
-        runner = BlockRunner(self.task)
+        task: BlockTask = loads(self.task)
+        IO_THREADS.resize(task.io_threads)
+        runner = BlockRunner(task)
         runner.stages.check()
         return runner
 
@@ -109,19 +115,29 @@ class BlockPlugin(WorkerPlugin):  # type: ignore[misc]
 @contextmanager
 def prepared(
     client: Client, plugin: BlockPlugin, between: Callable[[], None] = lambda: None
-) -> Iterator[None]:
+) -> Iterator[list[BaseException]]:
     """Make the job known to every worker for the duration of the context, also to one that joins later.
 
-    ``between`` is called while the workers load it; an exception from it ends the wait.
+    ``between`` is called while the workers load it; an exception from it ends the wait. Yields the errors of the workers that
+    could not load it.
 
     Raises
     ------
-    HalotileError
-        The error where a worker could not be set up.
+    Exception
+        The error of one of them, where no worker could load it.
     """
+    register = client.scheduler.register_worker_plugin
+    options = {"plugin": dumps(plugin), "name": plugin.name, "idempotent": False}
     try:
-        ask(client, client.register_plugin, plugin, seconds=SETUP_SECONDS, between=between)
-        yield
+        responses = ask(client, register, **options, seconds=SETUP_SECONDS, between=between)
+        failures = [
+            clean_exception(answer["exception"], answer["traceback"])[1]
+            for answer in responses.values()
+            if answer["status"] == "error"
+        ]
+        if failures and len(failures) == len(responses):
+            raise failures[0].args[2] if isinstance(failures[0], JobNotLoaded) else failures[0]
+        yield failures
     finally:
         # A cluster that is gone has no plugins left.
         if client.status == "running":
@@ -143,11 +159,13 @@ def run_blocks(
         _busy[token] += 1
     try:
         # A run that ends early, or is torn down, ends with the current block.
-        return runner.run(
+        receipt = runner.run(
             numbers,
             lambda: token in _runners and not directory.is_stopping(),
             limit_seconds,
         )
+        receipt.worker, receipt.host = get_worker().address, socket.gethostname()
+        return receipt
     finally:
         with _ready:
             _busy[token] -= 1
@@ -169,7 +187,8 @@ def _await_runner(token: str, directory: RunDirectory) -> BlockRunner | None:
                 raise _failures[token]
             return _runners[token]
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the worker was not set up within {SETUP_SECONDS:.0f} s")
+            late = TimeoutError(f"the worker was not set up within {SETUP_SECONDS:.0f} s")
+            raise JobNotLoaded(get_worker().address, socket.gethostname(), late)
     return None
 
 
