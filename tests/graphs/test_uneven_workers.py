@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from distributed import LocalCluster
@@ -18,6 +19,7 @@ from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.clusters import base, local, scheduler
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.kinds import sections
+from halotile.graphs.runs.passes.block_pass import BlockPass
 from halotile.graphs.runs.passes.stream import Grouping, Stream, workers_of
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
@@ -25,6 +27,7 @@ from tests.faults import BLOCKS, REPOSITORY, Scene, is_alive, members, until
 pytestmark = pytest.mark.cluster
 
 PACE = 0.1
+FOUR = {"tls://n1:1", "tls://n1:2", "tls://n2:1", "tls://n3:1"}
 
 
 def order(**options: float) -> Order:
@@ -108,6 +111,26 @@ def test_blocks_that_fail_everywhere_retire_no_worker(scene: Scene, cluster: Run
     outcome = scene.run(cluster, retries=1, on_bad_block="quarantine")
     assert [bad.number for bad in outcome.quarantined] == list(range(20, 40))
     assert outcome.retired == ()
+
+
+@pytest.mark.parametrize(
+    ("failed", "elsewhere"),
+    [
+        (["tls://n1:1"], {"tls://n2:1", "tls://n3:1"}),  # another host
+        (["tls://n1:1", "tls://n2:1"], {"tls://n3:1"}),
+        (["tls://n1:1", "tls://n2:1", "tls://n3:1"], {"tls://n1:2"}),  # another worker
+        (["tls://n1:1", "tls://n1:2", "tls://n2:1", "tls://n3:1"], FOUR),
+        ([""], FOUR),  # nobody knows where
+    ],
+)
+def test_a_retry_goes_to_another_host_or_at_least_to_another_worker(
+    failed: list[str], elsewhere: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BlockPass, "_find_fit", lambda *_: set(FOUR))
+    blocks = object.__new__(BlockPass)
+    blocks.failed_on = {7: failed}
+    stream: Any = None
+    assert blocks._elsewhere(7, stream) == elsewhere
 
 
 def test_a_retry_whose_workers_are_gone_goes_to_others(cluster: RunningCluster) -> None:
