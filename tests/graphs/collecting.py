@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -137,16 +138,20 @@ def transforms(group: TorchGroup) -> dict[str, tuple[Function, tuple[int, ...], 
             "fft2": (fft.fft2, (own, 3), full),
             "ifft2": (fft.ifft2, (own, 3), full),
             "rfft2": (fft.rfft2, (own, 4), real),
-            "rfft2, cut along the last axis": (partial(fft.rfft2, keep=False), (own, 5), real),
-            "irfft2": (partial(fft.irfft2, length=5), (own, 3), full),
-            "irfft2, cut along the last axis": (
-                partial(fft.irfft2, length=4, is_cut_along_last=True), (sum(sizes), columns), full,
-            ),
+            "rfft2, cut along the last axis": (partial(fft.rfft2, cut=(0, 1)), (own, 5), real),
+            "rfft2 of a longer one": (partial(fft.rfft2, s=(sum(sizes) + 1, 7)), (own, 5), real),
+            "irfft2": (partial(fft.irfft2, s=(sum(sizes), 5)), (own, 3), full),
+            "rfftn": (partial(fft.rfftn, dim=(0, 1, 2), s=(sum(sizes), 3, 3)), (own, 2, 4), real),
+            "irfftn": (partial(fft.irfftn, dim=(0, 2, 1)), (own, 3, 3), full),
             "fftn": (partial(fft.fftn, dim=(0, 2, 1)), (own, 2, 3), full),
             "ifftn": (partial(fft.ifftn, dim=(0, 1, 2)), (own, 2, 3), full),
         }  # fmt: skip
         for name, (function, shape, dtype) in of_rows.items():
             found[f"{name} {norm}"] = partial(function, group=group, sizes=sizes, norm=norm), shape, dtype
+        of_columns = partial(
+            fft.irfft2, group=group, sizes=c.even_sizes(3, group.world_size), s=(sum(sizes), 4), cut=(1, 0), new_sizes=sizes,
+        )  # fmt: skip
+        found[f"irfft2 of columns {norm}"] = partial(of_columns, norm=norm), (sum(sizes), columns), full
     return found
 
 
@@ -299,28 +304,44 @@ def transform_faults(group: TorchGroup, shape: tuple[int, ...], tolerance: float
 
 
 def _inverse_of(columns: int) -> Callable[..., torch.Tensor]:
-    return lambda x, group, sizes, norm: fft.irfft2(x, group, sizes, length=columns, norm=norm)
+    return lambda x, group, sizes, norm: fft.irfft2(x, group, sizes, s=(sum(sizes), columns), norm=norm)
 
 
 def _whole_inverse_of(columns: int) -> Callable[..., torch.Tensor]:
     return lambda x, norm: torch.fft.irfft2(x, (x.shape[-2], columns), norm=norm)
 
 
-def other_transforms(group: TorchGroup) -> list[float]:
-    """Largest differences of further transforms: other axes, three of them, a result that stays cut along the last axis, and back."""
+def copied(group: TorchGroup) -> tuple[list[float], list[float]]:
+    """A tensor that all ranks have, and the gradient of a sum of which each rank computes a part."""
+    x = torch.arange(1.0, 3.0, requires_grad=True)
+    y = c.copy_v(x, group)
+    (y.square() * (group.rank + 1)).sum().backward()
+    assert x.grad is not None
+    return y.tolist(), x.grad.tolist()
+
+
+def other_layouts(group: TorchGroup) -> list[str]:
+    """Faults of transforms along two and three axes, cut along any of them before and after, of their own length, a longer and a shorter one."""
     x = torch.randn(6, 2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    sizes = c.even_sizes(6, group.world_size)
-    part = part_of(x, group, sizes, 0)
-    spectrum = fft.rfft2(part, group, sizes, dim=(0, 3), keep=False)
-    back = fft.irfft2(spectrum, group, sizes, length=7, dim=(0, 3), is_cut_along_last=True)
-    three = fft.fftn(part, group, sizes, dim=(0, 2, 3), norm="ortho")
-    again = fft.ifftn(three, group, sizes, dim=(0, 2, 3), norm="ortho")
-    cut = part_of(torch.fft.rfft2(x, dim=(0, 3)), group, c.even_sizes(4, group.world_size), 3)
-    pairs = (
-        (spectrum, cut), (back, part), (again, part),
-        (three, part_of(torch.fft.fftn(x, dim=(0, 2, 3), norm="ortho"), group, sizes, 0)),
-    )  # fmt: skip
-    return [float((a - b).abs().max()) if a.numel() else 0.0 for a, b in pairs]
+    faults = []
+    for dim, name in itertools.product(((0, 3), (2, 0, 3)), ("fftn", "ifftn", "rfftn", "irfftn")):
+        whole = x if name == "rfftn" else x + 1j * x.flip(2)
+        for cut in itertools.product(range(len(dim)), repeat=2):
+            for change in (None, -1, 2):
+                s = None if change is None else [x.shape[axis] + change for axis in dim]
+                expected = getattr(torch.fft, name)(whole, s, dim, "ortho")
+                sizes, out = (
+                    SIZES[group.world_size] if n == sum(SIZES[group.world_size]) else c.even_sizes(n, group.world_size)
+                    for n in (x.shape[dim[cut[0]]], expected.shape[dim[cut[1]]])
+                )  # fmt: skip
+                part = part_of(whole, group, sizes, dim[cut[0]])
+                actual = getattr(fft, name)(
+                    part, group, sizes, dim=dim, s=s, norm="ortho", cut=cut, new_sizes=out
+                )
+                wanted = part_of(expected, group, out, dim[cut[1]])
+                if actual.shape != wanted.shape or not torch.allclose(actual, wanted, atol=1e-9):
+                    faults.append(f"{name} {dim} {cut} {s}")
+    return faults
 
 
 def sent_bytes(group: TorchGroup, rows: int, columns: int) -> dict[str, list[int]]:
@@ -340,8 +361,8 @@ def sent_bytes(group: TorchGroup, rows: int, columns: int) -> dict[str, list[int
     calls: dict[str, tuple[Callable[..., torch.Tensor], torch.Tensor]] = {
         "fft2": (fft.fft2, image),
         "rfft2": (fft.rfft2, image),
-        "rfft2, keep=False": (partial(fft.rfft2, keep=False), image),
-        "irfft2": (partial(fft.irfft2, length=columns), spectrum),
+        "rfft2, cut anew": (partial(fft.rfft2, cut=(0, 1)), image),
+        "irfft2": (partial(fft.irfft2, s=(rows, columns)), spectrum),
     }
     found = {}
     with (

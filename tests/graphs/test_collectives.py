@@ -40,7 +40,7 @@ def test_gradients_are_adjoints_and_have_gradients(
     four: DistributedContext, ranks: int, is_shared: bool
 ) -> None:
     for gaps in four.run_torch(collecting.by_way, collecting.dot_gaps, is_shared, ranks=ranks):
-        assert len(gaps) == 46
+        assert len(gaps) == 55
         assert {name: gap for name, gap in gaps.items() if gap > 1e-12} == {}
 
 
@@ -86,7 +86,7 @@ def test_transforms_of_real_tensors_send_the_half_spectrum_alone(
     assert total == {
         "fft2": [2 * column * columns] * 2,
         "rfft2": [2 * half] * 2,
-        "rfft2, keep=False": [half] * 2,
+        "rfft2, cut anew": [half] * 2,
         "irfft2": [2 * half] * 2,
     }
 
@@ -148,10 +148,13 @@ def test_a_large_transform_in_single_precision(four: DistributedContext) -> None
     assert four.run_torch(collecting.transform_faults, (2, 720, 1440), 1e-5, ranks=2) == [[], []]
 
 
+def test_the_gradient_of_a_copy_is_summed(four: DistributedContext) -> None:
+    assert four.run_torch(collecting.copied, ranks=3) == [([1.0, 2.0], [12.0, 24.0])] * 3
+
+
 @RANKS
-def test_transforms_along_other_axes(four: DistributedContext, ranks: int) -> None:
-    for gaps in four.run_torch(collecting.other_transforms, ranks=ranks):
-        assert max(gaps) < 1e-12
+def test_transforms_between_any_two_layouts(four: DistributedContext, ranks: int) -> None:
+    assert four.run_torch(collecting.other_layouts, ranks=ranks) == [[]] * ranks
 
 
 @pytest.mark.parametrize(
@@ -173,8 +176,9 @@ def test_transforms_along_other_axes(four: DistributedContext, ranks: int) -> No
             r"indices of rank 0 have lengths \[3\], and sizes\[0\] are \[2\]",
         ),
         (lambda x, g: fft.fftn(x, g, [3], dim=(0,)), r"Write two or more"),
-        (lambda x, g: fft.irfft2(x, g, [3], is_cut_along_last=True), r"Write length="),
-        (lambda x, g: fft.irfft2(x, g, [3], length=12), r"a spectrum of 7 numbers, and this one has 4"),
+        (lambda x, g: fft.irfft2(x, g, [3], s=(12,)), r"s is \[12\].*Write a length for each axis"),
+        (lambda x, g: fft.rfft2(x, g, [3], cut=(0, 2)), r"cut is \(0, 2\).*from 0 to 1"),
+        (lambda x, g: fft.rfft2(x, g, [3], new_sizes=[4]), r"new_sizes are \[4\].* has 3 along that axis"),
     ],
 )
 def test_wrong_sizes_are_refused_with_what_to_write(call: object, message: str) -> None:

@@ -1,12 +1,12 @@
 """Fourier transforms of a tensor that is cut along one of their axes among ranks.
 
-Each axis is transformed where it is whole; between the two lies a :func:`~halotile.collectives.distributed_transpose`. Both are linear and know their
-adjoints, so that gradients of any order are right for every norm. Transforms of real tensors exchange the half spectrum alone.
+Each axis is transformed where it is whole; :func:`~halotile.collectives.distributed_transpose` makes it so. All steps are linear and know their
+adjoints, so that gradients of any order are right for every norm. Transforms of real tensors exchange the half spectrum where the layout permits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,19 +15,16 @@ from halotile.errors import ConfigError
 from halotile.tasks.groups.cut_tensors.transfers import distributed_transpose, even_sizes
 from halotile.tasks.groups.group import TorchGroup
 
-__all__ = ["fft2", "fftn", "ifft2", "ifftn", "irfft2", "rfft2"]
+__all__ = ["fft2", "fftn", "ifft2", "ifftn", "irfft2", "irfftn", "rfft2", "rfftn"]
+
+PLANE = (-2, -1)
+"""Axes of two-dimensional transforms by default."""
 
 
-def fft2(
-    x: torch.Tensor,
-    group: TorchGroup,
-    sizes: Sequence[int],
-    *,
-    dim: tuple[int, int] = (-2, -1),
-    norm: str = "backward",
-    keep: bool = True,
+def fftn(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int], **options: Any
 ) -> torch.Tensor:
-    """Two-dimensional transform of a tensor that is cut along ``dim[0]``.
+    """Transform of a tensor that is cut along one of the transformed axes.
 
     Parameters
     ----------
@@ -36,112 +33,157 @@ def fft2(
     group : TorchGroup
         The ranks.
     sizes : sequence of int
-        Lengths of the parts along ``dim[0]``.
-    dim : tuple of int
-        The axes to transform.
+        Lengths of the parts of ``x`` along its cut axis.
+    dim : sequence of int
+        Two or more axes to transform.
+    s : sequence of int, optional
+        Lengths to which the axes of ``dim`` are padded with zeros or truncated, as in :func:`torch.fft.fftn`.
     norm : str
-        ``backward``, ``ortho`` or ``forward``, as in :func:`torch.fft.fft2`.
-    keep : bool
-        True: the result is cut like ``x``. False: it is cut along ``dim[1]`` into even parts, which saves an exchange.
+        ``backward`` by default, ``ortho`` or ``forward``, as in :func:`torch.fft.fftn`.
+    cut : tuple of int
+        Positions in ``dim`` of the axis along which ``x`` is cut, and of the one along which the result is; by default ``(0, 0)``.
+        Two different axes save an exchange.
+    new_sizes : sequence of int, optional
+        Lengths of the parts of the result; left out, ``sizes`` where the axis and its length are the same, else even ones.
+
+    Raises
+    ------
+    ConfigError
+        When axes, lengths or parts do not fit.
 
     Examples
     --------
     >>> x = torch.rand(4, 6)
-    >>> torch.allclose(fft2(x, TorchGroup(), [4]), torch.fft.fft2(x))
+    >>> torch.allclose(fftn(x, TorchGroup(), [4], dim=(0, 1)), torch.fft.fft2(x), atol=1e-6)
     True
     """
-    return _two_axes(x, group, sizes, dim, norm, (torch.fft.fft, torch.fft.fft), keep)
+    return _transformed(x, group, sizes, _cut_last(dim, options), torch.fft.fft, dim=dim, **options)
 
 
-def ifft2(
-    x: torch.Tensor,
-    group: TorchGroup,
-    sizes: Sequence[int],
-    *,
-    dim: tuple[int, int] = (-2, -1),
-    norm: str = "backward",
-    keep: bool = True,
+def ifftn(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int], **options: Any
 ) -> torch.Tensor:
-    """Inverse of :func:`fft2`; parameters as there."""
-    return _two_axes(x, group, sizes, dim, norm, (torch.fft.ifft, torch.fft.ifft), keep)
+    """Inverse of :func:`fftn`; parameters as there."""
+    return _transformed(x, group, sizes, _cut_last(dim, options), torch.fft.ifft, dim=dim, **options)
 
 
-def rfft2(
-    x: torch.Tensor,
-    group: TorchGroup,
-    sizes: Sequence[int],
-    *,
-    dim: tuple[int, int] = (-2, -1),
-    norm: str = "backward",
-    keep: bool = True,
+def rfftn(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int], **options: Any
 ) -> torch.Tensor:
-    """Transform of a real tensor, cut along ``dim[0]``; ``dim[1]`` of the result has n // 2 + 1 numbers. Parameters as for :func:`fft2`."""
-    return _two_axes(x, group, sizes, dim, norm, (_rfft, torch.fft.fft), keep)
+    """Transform of a real tensor, whose last axis of ``dim`` becomes n // 2 + 1 numbers; parameters as for :func:`fftn`.
+
+    Examples
+    --------
+    >>> x = torch.rand(2, 4, 6)
+    >>> torch.allclose(rfftn(x, TorchGroup(), [2], dim=(0, 1, 2)), torch.fft.rfftn(x), atol=1e-6)
+    True
+    """
+    order = reversed(range(len(dim)))
+    return _transformed(x, group, sizes, order, _of_last(dim, _rfft, torch.fft.fft), dim=dim, **options)
 
 
-def irfft2(
-    x: torch.Tensor,
-    group: TorchGroup,
-    sizes: Sequence[int],
-    *,
-    length: int | None = None,
-    dim: tuple[int, int] = (-2, -1),
-    norm: str = "backward",
-    is_cut_along_last: bool = False,
+def irfftn(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int], **options: Any
 ) -> torch.Tensor:
-    """Inverse of :func:`rfft2`: a real tensor that is cut along ``dim[0]``.
+    """Inverse of :func:`rfftn`, a real tensor; parameters as for :func:`fftn`.
 
-    Parameters
-    ----------
-    x : Tensor
-        The part of this rank of a half spectrum.
-    group : TorchGroup
-        The ranks.
-    sizes : sequence of int
-        Lengths of the parts along ``dim[0]``, of the result as well.
-    length : int, optional
-        Length of the result along ``dim[1]``; left out, the even one of the two that have this spectrum.
-    dim, norm
-        As for :func:`fft2`.
-    is_cut_along_last : bool
-        True: the spectrum is cut along ``dim[1]`` into even parts, as ``rfft2(..., keep=False)`` leaves it.
+    Without ``s``, the last axis of the result has the even one of the two lengths that have this spectrum.
 
     Examples
     --------
     >>> x = torch.rand(4, 7)
-    >>> spectrum = rfft2(x, TorchGroup(), [4])
-    >>> torch.allclose(irfft2(spectrum, TorchGroup(), [4], length=7), x, atol=1e-6)
+    >>> spectrum = rfftn(x, TorchGroup(), [4], dim=(0, 1))
+    >>> torch.allclose(irfftn(spectrum, TorchGroup(), [4], dim=(0, 1), s=(4, 7)), x, atol=1e-6)
     True
     """
-    first, last = dim
-    if is_cut_along_last and length is None:
-        raise ConfigError(
-            "the spectrum is cut along its last axis, and its whole length is unknown. Write length=, that of the result."
-        )
-    total = x.shape[last] if length is None else length // 2 + 1
-    if not is_cut_along_last and total > x.shape[last]:
-        raise ConfigError(
-            f"length is {length}, which takes a spectrum of {total} numbers, and this one has {x.shape[last]}. Write a smaller one."
-        )
-    if not is_cut_along_last:
-        x = distributed_transpose(x.narrow(last, 0, min(total, x.shape[last])), group, sizes, first, last)
-    x = torch.fft.ifft(x, dim=first, norm=norm)
-    x = distributed_transpose(x, group, even_sizes(total, group.world_size), last, first, sizes)
-    return _irfft(x, 2 * (total - 1) if length is None else length, last, norm)
+    order = range(len(dim))
+    return _transformed(x, group, sizes, order, _of_last(dim, _irfft, torch.fft.ifft), dim=dim, **options)
 
 
-def fftn(
-    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int], norm: str = "backward"
+def fft2(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int] = PLANE, **options: Any
 ) -> torch.Tensor:
-    """Transform along any two or more axes, of which the first is cut and stays so; parameters as for :func:`fft2`."""
-    return _many_axes(x, group, sizes, dim, torch.fft.fftn, fft2, norm)
+    """:func:`fftn` along two axes."""
+    return fftn(x, group, sizes, dim=dim, **options)
 
 
-def ifftn(
-    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int], norm: str = "backward"
+def ifft2(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int] = PLANE, **options: Any
 ) -> torch.Tensor:
-    """Inverse of :func:`fftn`."""
-    return _many_axes(x, group, sizes, dim, torch.fft.ifftn, ifft2, norm)
+    """:func:`ifftn` along two axes."""
+    return ifftn(x, group, sizes, dim=dim, **options)
+
+
+def rfft2(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int] = PLANE, **options: Any
+) -> torch.Tensor:
+    """:func:`rfftn` along two axes."""
+    return rfftn(x, group, sizes, dim=dim, **options)
+
+
+def irfft2(
+    x: torch.Tensor, group: TorchGroup, sizes: Sequence[int], *, dim: Sequence[int] = PLANE, **options: Any
+) -> torch.Tensor:
+    """:func:`irfftn` along two axes."""
+    return irfftn(x, group, sizes, dim=dim, **options)
+
+
+def _cut_last(dim: Sequence[int], options: dict[str, Any]) -> list[int]:
+    """Return the positions of all axes, the last one first, and that of the cut axis last."""
+    cut = options.get("cut", (0, 0))[0]
+    return sorted(range(len(dim)), key=lambda axis: (axis == cut, -axis))
+
+
+def _of_last(
+    axes: Sequence[int], last: Callable[..., torch.Tensor], other: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    return lambda x, *, dim, **options: (last if dim == axes[-1] else other)(x, dim=dim, **options)
+
+
+def _transformed(
+    x: torch.Tensor,
+    group: TorchGroup,
+    sizes: Sequence[int],
+    order: Iterable[int],
+    transform: Callable[..., torch.Tensor],
+    *,
+    dim: Sequence[int],
+    s: Sequence[int] | None = None,
+    norm: str = "backward",
+    cut: tuple[int, int] = (0, 0),
+    new_sizes: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Transform the axes in order, each where it is whole."""
+    last = len(dim) - 1
+    if last < 1:
+        raise ConfigError(
+            f"dim is {list(dim)}: a transform needs an axis that is cut and one that is whole. Write two or more."
+        )
+    if s is not None and len(s) != len(dim):
+        raise ConfigError(f"s is {list(s)}, and dim is {list(dim)}. Write a length for each axis.")
+    if not all(0 <= axis <= last for axis in cut):
+        raise ConfigError(f"cut is {cut}, and dim has {len(dim)} axes. Write numbers from 0 to {last}.")
+    at, parts = cut[0], sizes
+
+    def moved(to: int) -> tuple[torch.Tensor, int, Sequence[int]]:
+        length = x.shape[dim[to]]
+        new = even_sizes(length, group.world_size)
+        for axis, wanted in zip(cut, (sizes, new_sizes), strict=True):
+            if to == axis and wanted is not None and sum(wanted) == length:
+                new = [*wanted]
+        return distributed_transpose(x, group, parts, dim[at], dim[to], new), to, new
+
+    for axis in order:
+        if axis == at:
+            x, at, parts = moved(0 if at else last)
+        x = transform(x, dim=dim[axis], n=None if s is None else s[axis], norm=norm)
+    if at != cut[1]:
+        x, at, parts = moved(cut[1])
+    if new_sizes is not None and [*parts] != [*new_sizes]:
+        raise ConfigError(
+            f"new_sizes are {list(new_sizes)}, and the result has {sum(parts)} along that axis. Write lengths that add up to it."
+        )
+    return x
 
 
 ADJOINT = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
@@ -166,56 +208,25 @@ class _RealTransform(torch.autograd.Function):  # type: ignore[misc]
         if ctx.length % 2 == 0:
             weights[-1] = 1.0
         weighted = (gradient.movedim(ctx.dim, -1) * weights).movedim(-1, ctx.dim)
-        return _irfft(weighted, ctx.length, ctx.dim, ADJOINT[ctx.norm]), None, None
+        return _irfft(weighted, dim=ctx.dim, n=ctx.length, norm=ADJOINT[ctx.norm]), None, None
 
 
-def _rfft(x: torch.Tensor, *, dim: int, norm: str) -> torch.Tensor:
-    result: torch.Tensor = _RealTransform.apply(x, dim, norm)
+def _rfft(x: torch.Tensor, *, dim: int, n: int | None, norm: str) -> torch.Tensor:
+    length = x.shape[dim] if n is None else n
+    if length > x.shape[dim]:
+        rest = [*x.shape]
+        rest[dim] = length - x.shape[dim]
+        x = torch.cat((x, x.new_zeros(rest)), dim)
+    result: torch.Tensor = _RealTransform.apply(x.narrow(dim, 0, length), dim, norm)
     return result
 
 
-def _many_axes(
-    x: torch.Tensor,
-    group: TorchGroup,
-    sizes: Sequence[int],
-    dim: Sequence[int],
-    whole_axes: Callable[..., torch.Tensor],
-    two: Callable[..., torch.Tensor],
-    norm: str,
-) -> torch.Tensor:
-    if len(dim) < 2:
-        raise ConfigError(
-            f"dim is {list(dim)}: a transform needs an axis that is cut and one that is whole. Write two or more."
-        )
-    if len(dim) > 2:
-        x = whole_axes(x, dim=[*dim[2:]], norm=norm)
-    return two(x, group, sizes, dim=(dim[0], dim[1]), norm=norm)
-
-
-def _two_axes(
-    x: torch.Tensor,
-    group: TorchGroup,
-    sizes: Sequence[int],
-    dim: tuple[int, int],
-    norm: str,
-    transforms: tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]],
-    keep: bool,
-) -> torch.Tensor:
-    """Transform the whole axis by the first transform, then the one that is cut by the second."""
-    first, last = dim
-    x = transforms[0](x, dim=last, norm=norm)
-    length = x.shape[last]
-    x = transforms[1](distributed_transpose(x, group, sizes, first, last), dim=first, norm=norm)
-    if not keep:
-        return x
-    return distributed_transpose(x, group, even_sizes(length, group.world_size), last, first, sizes)
-
-
-def _irfft(x: torch.Tensor, length: int, dim: int, norm: str) -> torch.Tensor:
+def _irfft(x: torch.Tensor, *, dim: int, n: int | None, norm: str) -> torch.Tensor:
     """torch.fft.irfft that gives on a GPU what it gives on a CPU."""
-    result: torch.Tensor = torch.fft.irfft(
-        with_real_ends(x, length, dim) if x.is_cuda else x, length, dim, norm
-    )
+    length = 2 * (x.shape[dim] - 1) if n is None else n
+    if x.is_cuda:
+        x = with_real_ends(x, length, dim)
+    result: torch.Tensor = torch.fft.irfft(x, length, dim, norm)
     return result
 
 
@@ -230,6 +241,6 @@ def with_real_ends(x: torch.Tensor, length: int, dim: int) -> torch.Tensor:
     [(1+0j), (1+1j), (1+0j)]
     """
     real = x.clone()
-    for end in {0, length // 2} if length % 2 == 0 else {0}:
+    for end in {0, length // 2} if length % 2 == 0 and length // 2 < x.shape[dim] else {0}:
         real.select(dim, end).imag.zero_()
     return real

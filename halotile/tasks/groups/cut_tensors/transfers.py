@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -81,6 +82,25 @@ def all_reduce(x: torch.Tensor, group: TorchGroup) -> torch.Tensor:
     """Sum tensors over the ranks, in their order; the gradient is summed in the same way."""
     sizes = even_sizes(x.numel(), group.world_size)
     return all_gather_v(all_reduce_v(x.reshape(-1), group, sizes), group, sizes).view(x.shape)
+
+
+class _Copy(torch.autograd.Function):  # type: ignore[misc]
+    """The same tensor, whose gradient is summed over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: TorchGroup) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return all_reduce(gradients[0], ctx.group), None
+
+
+def copy_v(x: torch.Tensor, group: TorchGroup) -> torch.Tensor:
+    """Return a tensor that all ranks have, for a computation of which each rank does a part; its gradient is summed over the ranks, in their order."""
+    copied: torch.Tensor = _Copy.apply(x, group)
+    return copied
 
 
 def all_to_all_v(
