@@ -15,6 +15,7 @@ import halotile
 from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs.plans import identity
+from halotile.graphs.scripts import doctor
 from tests.cli.engine import RUNNER
 
 
@@ -38,6 +39,7 @@ def test_the_doctor_does_without_an_installed_copy(tmp_path: Path, monkeypatch: 
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(identity, "version", version)
+    monkeypatch.setattr(doctor, "package_version", identity.package_version.__wrapped__)  # uncached
     done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", "local"])
     assert done.exit_code == 0
     assert f"halotile {halotile.__version__}, dask unknown" in " ".join(done.output.split())

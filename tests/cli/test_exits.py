@@ -25,7 +25,7 @@ CODES: list[tuple[type[BaseException], int]] = [
     (errors.InputError, 4), (errors.DamagedData, 4), (errors.InputUnreadable, 4),
     (errors.Refused, 5), (errors.MemoryRefused, 5), (errors.DiskRefused, 5),
     (errors.BlockFailed, 1), (errors.BlockInputFailed, 4), (errors.Diverged, 1), (errors.Stalled, 1), (errors.TaskFailed, 1), (errors.ClusterFailed, 1),
-    (errors.WorkerDied, 1), (errors.RankFailed, 1), (errors.PeerLost, 1),
+    (errors.WorkerDied, 1), (errors.JobNotLoaded, 1), (errors.RankFailed, 1), (errors.PeerLost, 1),
     (errors.HalotileError, 1),
     (errors.Stopped, 75), (KeyboardInterrupt, 130),
     (RuntimeError, 1), (OSError, 1), (MemoryError, 5), (ValueError, 1),

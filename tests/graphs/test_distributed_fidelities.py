@@ -176,6 +176,21 @@ def test_algorithms_of_deepinv_accept_distributed_objects(
     assert difference(run(fidelity, tiles, stack), run(L2OfStacks(), prior, plain)) < NEAR
 
 
+@pytest.mark.parametrize("algorithm", ["OSEM", "BSREM"])
+def test_algorithms_with_ordered_subsets_accept_distributed_stacks(
+    ctx: DistributedContext, algorithm: str
+) -> None:
+    plain, (_, y) = physics.StackedLinearPhysics(blurs()), problem()
+    counts = [part.abs() for part in y]
+
+    def run(operators: Any) -> torch.Tensor:
+        model = getattr(optim, algorithm)(num_subsets=len(counts), max_iter=2)
+        found: torch.Tensor = model(counts, operators)
+        return found
+
+    assert difference(run(distribute(plain, ctx)), run(plain)) < NEAR
+
+
 @pytest.mark.parametrize("distributed", [False, True], ids=["deepinv's", "distributed"])
 @pytest.mark.parametrize("name", ["l2", "l1", "poisson"])
 def test_a_single_physics_works_with_deepinvs_fidelities_and_algorithms(

@@ -141,7 +141,7 @@ def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch:
     source, images = tmp_path / "result.cxi", str(tmp_path / "images.zarr")
     with h5py.File(source, "w") as file:
         file["object"], file["probe"] = np.ones((8, 8), "c8"), np.ones((1, 4, 4), "c8")
-    with pytest.raises(KeyError):  # there is no size of a pixel
+    with pytest.raises(InputError, match="no result of a job"):
         export_result(str(source), images)
     assert list(tmp_path.iterdir()) == [source]
     monkeypatch.setitem(sys.modules, "skimage.restoration", None)

@@ -39,7 +39,7 @@ def plans(monkeypatch: pytest.MonkeyPatch, cluster: RunningCluster) -> list[Plan
 
     def run(plan: Plan, **options: Any) -> Any:
         made.append(plan)
-        return reconstruct(plan, cluster=cluster, **options)
+        return reconstruct(plan, **options | {"cluster": cluster})
 
     monkeypatch.setattr(call, "run", run)
     return made

@@ -163,7 +163,7 @@ class PatternCounts:
         number = regions[tuple(n // 2 for n in regions.shape)]
         region = (regions == number) & self.counting & (number > 0)
         beside = binary_dilation(region) & ~region & self.counting
-        is_stop = region.sum() > 1 and np.median(self.sum[beside]) >= BRIGHT * self.least
+        is_stop = region.sum() > 1 and beside.any() and np.median(self.sum[beside]) >= BRIGHT * self.least
         return self._in_file(region & is_stop)
 
     def _in_file(self, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from deepinv.distributed.distribute import DistributedStackedLinearPhysics as DeepinvClass
-from deepinv.physics import LinearPhysics
+from deepinv.physics import LinearPhysics, StackedLinearPhysics
 
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.stacks.blockwise import (
@@ -41,8 +41,8 @@ TOLERANCE = 1e-6
 """Default relative residual of conjugate gradients."""
 
 
-class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass):  # type: ignore[misc]
-    """``A = (A_1; ...; A_n)``, a ``deepinv.physics.LinearPhysics``.
+class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, StackedLinearPhysics):  # type: ignore[misc]
+    """``A = (A_1; ...; A_n)``, a ``deepinv.physics.StackedLinearPhysics``, which algorithms with ordered subsets ask for.
 
     ``A^T y = sum_i A_i^T y_i`` is added up by a tree of tasks in the order of the operators, so it has the
     same bits for any number of workers.

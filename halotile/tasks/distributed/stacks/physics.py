@@ -128,7 +128,8 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         is_single: bool = False,
         **kwargs: Any,
     ) -> None:
-        super(DeepinvClass, self).__init__(**kwargs)
+        kind = LinearPhysics if isinstance(self, LinearPhysics) else Physics
+        kind.__init__(self, **kwargs)
         if gather_strategy not in GATHER_STRATEGIES:
             raise ConfigError(
                 f"gather_strategy is {gather_strategy!r}: it must be one of {', '.join(GATHER_STRATEGIES)}."
@@ -148,6 +149,11 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         if is_single and self.local_physics:
             self.noise_model = self.local_physics[0].noise_model
         self._noise = (self.noise_model,)  # in a tuple, so that it is not a second submodule
+
+    @property
+    def physics_list(self) -> list[SingleOperator]:
+        """The single operators, as in a stack of deepinv's."""
+        return [self[number] for number in range(self.num_operators)]
 
     @property
     def operators(self) -> Operators:
