@@ -60,26 +60,10 @@ def test_a_script_gets_the_shapes(folder: Path) -> None:
     assert halotile.add_levels("cells.zarr") == []
 
 
-def test_a_bare_array_becomes_the_finest_level_on_request(folder: Path) -> None:
-    result = RUNNER.invoke(app, ["levels", "bare.zarr", "--as-group"])
-    assert result.exit_code == 0
-    assert result.stdout == "bare.zarr: 2 levels added, down to 525 × 375; its array is bare.zarr/0 now\n"
-    np.testing.assert_array_equal(zarr.open_array("bare.zarr/0")[...], PIXELS)
-    result = RUNNER.invoke(app, ["levels", "bare.zarr", "--as-group"])
-    assert result.stdout == "bare.zarr has 3 levels down to 525 × 375: nothing to do\n"
-    zarr.create_array(folder / "small.zarr", data=PIXELS[:40, :50])
-    result = RUNNER.invoke(app, ["levels", "small.zarr", "--as-group"])
-    assert result.stdout == "small.zarr has 1 level down to 40 × 50: its array is small.zarr/0 now\n"
-
-
-def test_axes_that_nothing_names_are_left_to_a_job(folder: Path) -> None:
+def test_axes_that_nothing_names_are_to_be_written(folder: Path) -> None:
     zarr.create_array(folder / "stack.zarr", data=PIXELS[:40].reshape(3, 20, 1000))
-    result = RUNNER.invoke(app, ["levels", "stack.zarr", "--as-group"])
+    result = RUNNER.invoke(app, ["levels", "stack.zarr"])
     assert result.exit_code == 2
-    assert (
-        "Nor can it become one in place, with --as-group: the file does not say what axis q is"
-        in result.stderr
-    )
     words, _, job = result.stderr.partition("\n\n")
     assert words.endswith(
         "write this, with the right axes, to levels.yaml and type `recon-cli run levels.yaml`:"
@@ -95,11 +79,8 @@ def test_another_image_gets_the_job_that_writes_it_with_levels(folder: Path, pat
     assert result.exit_code == 2
     words, _, job = result.stderr.partition("\n\n")
     assert re.match(
-        rf"error: {path} is .*: levels cannot be added to it\. (.*) ?To write it as an image with levels, ",
-        words,
+        rf"error: {path} is .*: levels cannot be added to it\. To write it as an image with levels, ", words
     )
-    assert ("`recon-cli levels bare.zarr --as-group` makes it level 0" in words) == (path == "bare.zarr")
-    assert ("also in scripts that open it, becomes bare.zarr/0." in words) == (path == "bare.zarr")
     (folder / "levels.yaml").write_text(job)
     run_inline(load_denoising(folder / "levels.yaml"))
     (output,) = folder.glob("*.levels.zarr")
@@ -142,7 +123,7 @@ def test_a_url_is_refused_with_a_job_that_reads_it(monkeypatch: pytest.MonkeyPat
         ConfigError,
         match=r"^s3://bucket/a\.zarr is at a URL: levels cannot be added(.|\n)*path: \"?s3://bucket/a\.zarr",
     ):
-        halotile.add_levels("s3://bucket/a.zarr", as_group=True)
+        halotile.add_levels("s3://bucket/a.zarr")
 
 
 def files_in(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""Images and arrays that other programs wrote, to which levels are added, in the libraries that viewers open images with.
+"""Images that other programs wrote, to which levels are added, in the libraries that viewers open images with.
 
 requirements-oracles.txt installs them.
 """
@@ -15,7 +15,6 @@ import zarr
 
 from halotile.storage.arrays import open_source
 from halotile.storage.images.added_levels import add_levels
-from halotile.storage.images.array_groups import ArrayGroup
 from tests.support import Image, noisy_image
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of these libraries
@@ -62,20 +61,6 @@ def by_bioformats2raw(version: str, path: Path) -> None:
     ]
 
 
-def by_zarr(version: str, path: Path) -> None:
-    """A bare array, which becomes a group in place."""
-    units = [None, *["micrometer"] * 3]
-    sizes: Any = {"halotile": {"scale": list(SCALE.values()), "units": units}}
-    names = {"attributes": {**sizes, "_ARRAY_DIMENSIONS": list("czyx")}, "zarr_format": 2}
-    if version == "0.5":
-        names = {"attributes": sizes, "dimension_names": ["band", "z", "Y", "X"]}
-    zarr.create_array(path, data=PIXELS, chunks=(1, 1, 64, 64), **names)
-    array = ArrayGroup.of(str(path))
-    assert array
-    assert array.obstacle() == ""
-    array.make()
-
-
 @pytest.fixture(
     params=[
         (by_ome_zarr, "0.4"),
@@ -83,8 +68,6 @@ def by_zarr(version: str, path: Path) -> None:
         (by_ngff_zarr, "0.4"),
         (by_ngff_zarr, "0.5"),
         (by_bioformats2raw, "0.4"),
-        (by_zarr, "0.4"),
-        (by_zarr, "0.5"),
     ],
     ids=lambda case: f"{case[0].__name__}-{case[1]}",
 )

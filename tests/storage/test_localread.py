@@ -22,7 +22,6 @@ from zarr.codecs import (
     Crc32cCodec,
     GzipCodec,
     ShardingCodec,
-    TransposeCodec,
     ZstdCodec,
 )
 
@@ -151,7 +150,6 @@ def test_unusual_fill_values(tmp_path: Path, fill: float) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"filters": [TransposeCodec(order=(1, 0))]},
         {"compressors": [Crc32cCodec(), ZstdCodec()]},
         {"compressors": [ZstdCodec(), GzipCodec()]},
         {
@@ -164,7 +162,6 @@ def test_unusual_fill_values(tmp_path: Path, fill: float) -> None:
             ),
             "compressors": None,
         },
-        {"zarr_format": 2, "order": "F"},
         {"zarr_format": 2, "compressors": numcodecs.Base64()},
         {"zarr_format": 2, "filters": [numcodecs.Delta(dtype="<f4")]},
     ],

@@ -245,19 +245,12 @@ def export(
 @command()
 def levels(
     path: Annotated[str, typer.Argument(metavar="PATH", help="An OME-Zarr image.", show_default=False)],
-    as_group: Annotated[
-        bool,
-        typer.Option(
-            "--as-group",
-            help="Make a bare Zarr array level 0 of an OME-Zarr of its name first: it is PATH/0 from then on.",
-        ),
-    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Add the resolution levels that an OME-Zarr image lacks, in place, so that viewers open it quickly."""
     from halotile.cli.levels import complete
 
-    description = complete(path, as_group=as_group, quiet=quiet)
+    description = complete(path, quiet=quiet)
     if not quiet:
         echo(description)
 

@@ -23,8 +23,7 @@ from halotile.storage.georeference import read_georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.run_directory.checksummed_lines import digest
-from halotile.storage.sharded.local_reader import LocalArray, open_local
-from halotile.storage.sharded.tensorstore_reader import TensorArray, open_tensor
+from halotile.storage.sharded.local_reader import LocalArray, open_local, refuse_lost_array, split_region
 from halotile.storage.stored_array import StoredArray
 
 _MOST_LISTED = 20
@@ -55,10 +54,7 @@ def open_array(path: str) -> Readable:
 
 
 class ArrayReader:
-    """Reads of an open Zarr array by the first reader that supports it.
-
-    The readers are :mod:`halotile.storage.sharded.local_reader`, :mod:`halotile.storage.sharded.tensorstore_reader` and zarr-python.
-    """
+    """Reads of an open Zarr array: by :mod:`halotile.storage.sharded.local_reader` where it supports the layout, else by zarr-python."""
 
     def __init__(self, path: str, array: Any) -> None:
         if not all((*array.chunks, *(array.shards or ()))):
@@ -66,29 +62,34 @@ class ArrayReader:
         self.array = array
         self._path = path
         self._folder = Path(path, array.path) if Path(path).is_dir() else None
-        self.local: LocalArray | TensorArray | None = None
-        if self._folder:
-            fill = array.fill_value
-            self.local = open_local(self._folder, array.dtype, fill) or open_tensor(
-                self._folder, array.shape, array.dtype, fill
-            )
+        self.local = open_local(self._folder, array.dtype, array.fill_value) if self._folder else None
 
     def read(self, region: Region) -> Pixels:
         """The pixels of ``region``."""
         if self.local is not None:
             return self.local.read(region)
         pixels: Pixels = self.array[region.slices]
+        if self._folder is not None:
+            self._refuse_lost(region, self._folder)
         return pixels
+
+    def _refuse_lost(self, region: Region, folder: Path) -> None:
+        """Refuse what zarr-python reads as fill values: an array that is gone, and a shard without bytes."""
+        refuse_lost_array(folder / (ZARR_JSON if self.array.metadata.zarr_format == 3 else ".zarray"))
+        for index, _, _ in split_region(region, self.array.shards) if self.array.shards else ():
+            shard = folder / self.array.metadata.encode_chunk_key(index)
+            if shard.exists() and not shard.stat().st_size:
+                raise DamagedData(f"chunk file {shard.relative_to(folder)} is empty")
 
     @property
     def portable(self) -> LocalArray | None:
         """Reads in processes that have not opened the array, nor loaded zarr, which takes a third of a second and 8 MB."""
-        return self.local if isinstance(self.local, LocalArray) else None
+        return self.local
 
     @property
     def mapped(self) -> bool:
         """True when part of a chunk can be read without decoding the rest."""
-        return isinstance(self.local, LocalArray) and self.local.sharding is None and self.local.chain.raw
+        return self.local is not None and self.local.sharding is None and self.local.chain.raw
 
     def identity(self) -> dict[str, Any]:
         """Values that distinguish this array from another at the same path."""

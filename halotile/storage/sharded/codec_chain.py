@@ -44,6 +44,8 @@ class Chain:
     stored: np.dtype[np.generic]
     compressor: Any = None
     checked: bool = False
+    order: tuple[int, ...] = ()
+    """Axes of the chunk in the order in which they are stored; empty: as they are."""
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +71,13 @@ class Chain:
             data = self._decompress(data)
         if len(data) != self.nbytes:
             raise DamagedData(f"it holds {len(data)} bytes of pixels instead of {self.nbytes}")
-        return data.view(self.stored).reshape(self.shape)
+        return self.arrange(data.view(self.stored))
+
+    def arrange(self, pixels: Pixels) -> Pixels:
+        """Return the pixels of a chunk, which are in the order of storage, in its shape."""
+        if not self.order:
+            return pixels.reshape(self.shape)
+        return pixels.reshape([self.shape[axis] for axis in self.order]).transpose(np.argsort(self.order))
 
     def _decompress(self, data: Bytes) -> Bytes:
         if self.compressor.codec_id == "blosc":
@@ -159,8 +167,12 @@ def verify_checksum(data: Bytes) -> Bytes:
 def parse_chain(
     codecs: Sequence[Mapping[str, Any]], shape: tuple[int, ...], native: np.dtype[np.generic]
 ) -> Chain | None:
-    """The chain for v3 codecs: bytes, then at most one compressor, then at most one crc32c; None for others."""
-    codecs = list(codecs)
+    """The chain for v3 codecs: at most one transpose, bytes, at most one compressor, at most one crc32c; None for others."""
+    codecs, axes = list(codecs), ()
+    if codecs and codecs[0].get("name") == "transpose":
+        axes = tuple(codecs.pop(0)["configuration"]["order"])
+        if sorted(axes) != list(range(len(shape))):
+            return None
     if not codecs or codecs[0].get("name") != "bytes":
         return None
     order = _ORDERS.get((codecs.pop(0).get("configuration") or {}).get("endian", "little"))
@@ -170,4 +182,4 @@ def parse_chain(
     checked = [codec.get("name") for codec in codecs] == ["crc32c"]
     if order is None or (codecs and not checked):
         return None
-    return Chain(shape, native.newbyteorder(order), compressor, checked)
+    return Chain(shape, native.newbyteorder(order), compressor, checked, axes)

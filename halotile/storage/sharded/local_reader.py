@@ -6,8 +6,8 @@ this module reads the same bits without it:
 ====== ==========================================================================================
 layout codecs
 ====== ==========================================================================================
-v3     bytes, then none or one of blosc, zstd, gzip, then none or crc32c; the same inside sharding_indexed
-v2     compressor null, blosc, zstd, gzip or zlib; no filters; C order
+v3     none or one transpose, bytes, none or one of blosc, zstd, gzip, none or crc32c; also inside sharding_indexed
+v2     compressor null, blosc, zstd, gzip, zlib, bz2, lz4 or lzma; no filters; C or F order
 ====== ==========================================================================================
 
 Raw chunks are memory-mapped, so that a halo touches only the rows it needs; the inner chunks of a shard
@@ -178,7 +178,7 @@ class LocalArray:
         if size_bytes != self.chain.nbytes:
             raise DamagedData(f"it holds {size_bytes} bytes of pixels instead of {self.chain.nbytes}")
         mapped = mmap.mmap(file, size_bytes, access=mmap.ACCESS_READ)
-        return np.frombuffer(mapped, self.chain.stored).reshape(self.chain.shape)
+        return self.chain.arrange(np.frombuffer(mapped, self.chain.stored))
 
     def _read_shard(self, file: int, size_bytes: int, part: Region, out: Pixels) -> None:
         assert self.sharding is not None
@@ -295,12 +295,15 @@ def _parse_v2(
 ) -> LocalArray | None:
     """The array described by a .zarray; None when it is not supported."""
     compressor = metadata.get("compressor")
-    if metadata.get("filters") or metadata.get("order") != "C":
+    order = metadata.get("order")
+    if metadata.get("filters") or order not in ("C", "F"):
         return None
     if compressor is not None and compressor.get("id") not in _V2_COMPRESSORS:
         return None
     codec = None if compressor is None else numcodecs.get_codec(dict(compressor))
-    chain = Chain(tuple(map(int, metadata["chunks"])), np.dtype(metadata["dtype"]), codec)
+    shape = tuple(map(int, metadata["chunks"]))
+    axes = tuple(reversed(range(len(shape)))) if order == "F" else ()
+    chain = Chain(shape, np.dtype(metadata["dtype"]), codec, order=axes)
     key = _key_of("v2", metadata.get("dimension_separator"))
     return LocalArray(document, native, fill, chain, key) if key else None
 
