@@ -31,7 +31,6 @@ from distributed.security import Security
 
 from halotile.graphs.clusters.workers.settings import SETTINGS
 from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, least_task_seconds
-from halotile.graphs.watching.bars import show_blocks
 from halotile.storage.run_directory.journal import Journal
 from tests.benchmarks.denoising import do_nothing
 from tests.benchmarks.saturation import Cost, Machine, Simulation
@@ -173,7 +172,6 @@ def measure(
     """Let so many tasks pass; what the scheduler spends on idle workers is not counted."""
     total = tasks * blocks
     stream = Timed(client, do_nothing, name="noop", grouping=Fixed(workers, blocks))
-    show_blocks(client, "noop", done=0, total=total)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal.create(Path(folder, "journal"), "noop", total)
         began, driver, before = time.perf_counter(), time.process_time(), spent(scheduler)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -26,7 +25,6 @@ from halotile.graphs.clusters.scheduler import JoinedWorkers
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
-from halotile.graphs.watching import dask_report
 from halotile.graphs.watching.board import (
     DONE,
     QUARANTINED,
@@ -37,7 +35,6 @@ from halotile.graphs.watching.page import ADDRESS, HTML, NAME, JobPage, kept_pag
 from halotile.graphs.watching.page_feed import ROWS, Watch, curve
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Grid
-from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
 from tests.faults import BLOCKS, REPOSITORY, Scene, until
 from tests.graphs.test_reconstruct import Scene as Reconstructing
@@ -86,14 +83,6 @@ def test_metrics_without_their_package_cost_nothing(monkeypatch: pytest.MonkeyPa
     metrics = Metrics(dict)
     metrics.end()
     metrics.end()
-
-
-def test_a_scheduler_that_keeps_other_books_costs_the_report_and_nothing_else(tmp_path: Path) -> None:
-    dask_report.keep_tasks(SimpleNamespace())
-    client = SimpleNamespace(status="running", scheduler=SimpleNamespace())
-    dask_report.write_report(client, RunDirectory(tmp_path), 0.0)
-    dask_report.write_report(SimpleNamespace(status="closed"), RunDirectory(tmp_path), 0.0)
-    assert list(tmp_path.iterdir()) == []
 
 
 def fetched(address: str) -> tuple[str, Any]:
@@ -349,28 +338,3 @@ def test_prometheus_is_told_while_a_run_lasts(scene: Scene, cluster: RunningClus
     ):
         assert any(f"\n{name} " in text for text in told)
     assert "halotile_" not in fetched(looking.address)[0]
-
-
-@pytest.mark.thorough
-@pytest.mark.cluster
-def test_a_run_keeps_dasks_report_unless_it_is_short(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene.run()
-    assert not (scene.directory.path / "performance.html").exists()
-    assert '"report": false' in (scene.directory.path / "page.html").read_text()
-    scene.directory.forget()
-    monkeypatch.setattr("halotile.graphs.watching.dask_report.LEAST_SECONDS", 0.0)
-    scene.run(fresh=True)
-    assert '"report": true' in (scene.directory.path / "page.html").read_text()
-    kept = (scene.directory.path / "performance.html").read_text()
-    assert "Dask Performance Report" in kept
-    assert "denoise" in kept
-    assert not re.search(r"<script[^>]* src=", kept), "it needs a network"
-    scene.directory.check_place()
-    scene.directory.forget()
-    assert not (scene.directory.path / "performance.html").exists()
-
-
-@pytest.mark.cluster
-def test_a_cluster_that_is_given_keeps_its_report_to_itself(scene: Scene, cluster: RunningCluster) -> None:
-    scene.run(cluster)
-    assert not (scene.directory.path / "performance.html").exists()

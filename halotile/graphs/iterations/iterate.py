@@ -313,7 +313,6 @@ class Iterations:
             number=number,
             title=words.title(number),
             iteration=number if words.is_numbered else None,
-            stages=(*words.stages, *(("denoise",) if task.denoised else ())),
         )
 
     def _records(self, stage: str, paths: Sequence[OutputPath]) -> Records:

@@ -185,7 +185,7 @@ class ProgramWork(Work):
         )
         at.directory.write_output_iterations(curve.rows)
         task = WriteFile(self.encode(recipe), self.output.path, self.output.layout)
-        yield Pass(WRITE, task, self.output, title=self.titles[1], stages=("read", "write"))
+        yield Pass(WRITE, task, self.output, title=self.titles[1])
 
     def last_row(self) -> tuple[CurveRow, Path]:
         """Return the last row of the curve of a finished result, and the path of its drawing."""

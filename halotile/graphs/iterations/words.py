@@ -14,8 +14,6 @@ class PassWords:
     ----------
     phase : str
         Name on the dashboard, and in the pass counts of the job.
-    stages : tuple of str
-        Operations on a block, in order.
     title : callable
         Returns the iteration of a pass as text that follows a message.
     is_numbered : bool
@@ -23,6 +21,5 @@ class PassWords:
     """
 
     phase: str
-    stages: tuple[str, ...] = ()
     title: Callable[[int], str] = lambda _: ""
     is_numbered: bool = False

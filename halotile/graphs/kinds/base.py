@@ -208,8 +208,6 @@ class Pass:
         Text that identifies the pass after a message, such as ``" in iteration 3 of 20"``.
     iteration : int, optional
         Number in the dashboard's groups.
-    stages : sequence of str
-        Operations on a block, as the dashboard names them.
     task_seconds : float, optional
         Minimum duration of a task.
     seconds_per_block : float, optional
@@ -224,7 +222,6 @@ class Pass:
     number: int = 0
     title: str = ""
     iteration: int | None = None
-    stages: Sequence[str] = ()
     task_seconds: float | None = None
     seconds_per_block: float | None = None
     blocks: int | None = None

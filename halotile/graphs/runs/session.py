@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
@@ -17,7 +16,6 @@ from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.kinds.sections import Cluster as ClusterChoice
 from halotile.graphs.kinds.sections import Run, parse_bytes
 from halotile.graphs.runs.status import Status
-from halotile.graphs.watching.dask_report import write_report
 from halotile.graphs.watching.progress import Progress
 from halotile.registry import find
 from halotile.storage.run_directory.names import PAGE, WORKERS
@@ -123,7 +121,6 @@ class Session:
         self.given = given
         self.directory = status.directory
         self._used: RunningCluster | None = None
-        self._began = 0.0
         """Start of the cluster, in Unix time."""
         self._last: ClusterPass | None = None
         """The pass that used the cluster last."""
@@ -135,7 +132,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end(report=kind is not KeyboardInterrupt)
+        self._end()
 
     def compute(self, wanted: ClusterPass) -> None:
         """Process a pass until none of its blocks is left, or its disk is full.
@@ -160,7 +157,7 @@ class Session:
                 wanted.run_on(cluster, preparing=phase)
             except (Stalled, ConnectionError, TimeoutError) as error:
                 wanted.untidy = True
-                self._end(report=not isinstance(error, Stalled))  # a worker that hangs answers nobody
+                self._end()
                 if isinstance(self.given, SharedCluster):
                     self.given.close()
                 restarts = 0 if wanted.done > before else restarts + 1
@@ -175,19 +172,14 @@ class Session:
         if self._used is None:
             self._used = self._held.enter_context(self._start())
             release_memory()  # what planning needed
-            self._began = time.time()
             if address := self.status.watch.open(self._used):
                 self.status.dashboard_at(address)
         return self._used
 
-    def _end(self, *, report: bool = True) -> None:
+    def _end(self) -> None:
         if self._used is not None and self._last is not None:
             self.status.notify_now(self._last.progress(self._last.phase))
-        has_report = False
-        # A given cluster stays up, and its report belongs to its owner.
-        if report and self._used is not None and self._used.dashboard and self.given is None:
-            has_report = write_report(self._used.client, self.directory, self._began)
-        if page := self.status.watch.close(has_report=has_report):
+        if page := self.status.watch.close():
             with suppress(OSError):  # a full disk costs the page, and nothing else
                 self.directory.write_html(PAGE, page)
         self._used = None

@@ -19,7 +19,6 @@ from distributed import SchedulerPlugin
 from tornado.routing import URLSpec
 from tornado.web import Application, RequestHandler
 
-from halotile.graphs.watching.dask_report import keep_tasks
 from halotile.graphs.watching.metrics import Metrics
 
 NAME = "halotile-page"
@@ -73,7 +72,6 @@ class JobPage(SchedulerPlugin):  # type: ignore[misc]
             scheduler.http_application.add_application(application(scheduler))
         else:
             earlier.end()
-        keep_tasks(scheduler)
         self.metrics = Metrics(lambda: self.message)
 
     def log_event(self, topic: str, msg: Any) -> None:

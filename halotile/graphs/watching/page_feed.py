@@ -122,14 +122,8 @@ class Watch:
             with suppress(Exception):
                 self._send(self._latest())
 
-    def close(self, *, has_report: bool = False) -> str:
-        """Send the last message: the job is over, or its cluster is lost. Returns the page that shows it; empty where there was none.
-
-        Parameters
-        ----------
-        has_report : bool
-            True where Dask's report lies beside the page.
-        """
+    def close(self) -> str:
+        """Send the last message: the job is over, or its cluster is lost. Returns the page that shows it; empty where there was none."""
         if self.client is None:
             return ""
         message = self._latest() | {"over": True}
@@ -140,7 +134,7 @@ class Watch:
             assert self._sending is not None
             self._sending.result(LAST_SECONDS)
         self.client = self.board = self._sending = None
-        return kept_page(message | {"report": has_report}) if "job" in message else ""
+        return kept_page(message) if "job" in message else ""
 
     def _send(self, message: Mapping[str, Any]) -> None:
         assert self.client is not None

@@ -29,7 +29,7 @@ FILE_MODE = 0o600
 LOCK_SECONDS = 0.5
 """Default waiting time for the lock, longer than :meth:`RunDirectory.is_running` holds it to check whether it is free."""
 _PROGRESS = (names.PLAN, names.JOURNAL, names.STATUS, names.EVENTS)
-_SHOWN = (names.ITERATIONS, names.EXAMPLES, names.WRITTEN, names.PAGE, names.REPORT)
+_SHOWN = (names.ITERATIONS, names.EXAMPLES, names.WRITTEN, names.PAGE)
 _ADVICE = "Run with --fresh to start over."
 
 

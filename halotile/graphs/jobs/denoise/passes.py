@@ -43,7 +43,6 @@ class DenoiseWork(Work):
             PHASE,
             self.task,
             self.output,
-            stages=("read", "write"),
             task_seconds=None if self.task.device == "cpu" else GPU_TASK_SECONDS,
             seconds_per_block=self.tuned.seconds_per_block if self.tuned else None,
         )

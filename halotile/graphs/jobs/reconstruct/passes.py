@@ -25,13 +25,6 @@ from halotile.tasks.terms import MISFIT
 NORM, ADJOINT, WRITE = "norm", "adjoint", "write"
 """Phases, besides that of the iterations."""
 BEFORE = " before the first iteration"
-STAGES = {
-    NORM: ("read", "forward", "adjoint", "reduce"),
-    ADJOINT: ("read", "reduce", "write"),
-    ITERATE: ("read", "forward", "adjoint", "reduce", "write"),
-    WRITE: ("read",),
-}
-"""Operations on a block in each phase."""
 
 Passes = Generator[Pass | Gather, Sums, None]
 
@@ -161,7 +154,6 @@ class ReconstructWork(Inversion, Work):
             overlap=self.overlap,
             words=PassWords(
                 phase,
-                STAGES[phase],
                 self._title if phase == ITERATE else lambda _: titles[phase],
                 is_numbered=phase in (NORM, ITERATE),
             ),
@@ -192,4 +184,4 @@ class ReconstructWork(Inversion, Work):
             overlap=self.overlap,
             io_threads=self.io_threads,
         )
-        return Pass(WRITE, task, self.output, stages=STAGES[WRITE])
+        return Pass(WRITE, task, self.output)

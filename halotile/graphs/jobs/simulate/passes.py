@@ -39,4 +39,4 @@ class SimulateWork(Work):
                 overlap=self.overlap,
             )
             title = f" while {output.path.name} was made"
-            yield Pass(PHASE, task, output, number, title, stages=("read", "forward", "write"))
+            yield Pass(PHASE, task, output, number, title)

@@ -20,7 +20,6 @@ from halotile.graphs.kinds.base import JobOutput, Pass
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, workers_of
 from halotile.graphs.runs.passes.worker_setup import BlockPlugin, prepared, run_blocks
-from halotile.graphs.watching.bars import show_blocks
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import is_full
 from halotile.storage.run_directory.checkpoints import Ledger
@@ -158,11 +157,12 @@ class BlockPass:
 
     def _show(self, cluster: RunningCluster) -> None:
         """Restart the dashboard's page with this pass."""
-        done = self.journal.done
-        total = len(self.task.grid)
-        show_blocks(cluster.client, self.phase, done=len(done), total=total, stages=self.wanted.stages)
         self.status.watch.begin(
-            self.task.grid, done=done, quarantined=self.bad, phase=self.phase, title=self.wanted.title
+            self.task.grid,
+            done=self.journal.done,
+            quarantined=self.bad,
+            phase=self.phase,
+            title=self.wanted.title,
         )
 
     def _pass_through(self, cluster: RunningCluster, token: str) -> None:

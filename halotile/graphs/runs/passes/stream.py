@@ -25,7 +25,6 @@ from halotile.graphs.clusters.connection.present import (
     fetch,
     present_workers,
 )
-from halotile.graphs.watching.bars import group_of, task_key
 
 TASKS_PER_WORKER = 3
 """Tasks in flight for each worker: one that runs, one that waits there, one on its way."""
@@ -174,7 +173,8 @@ class Stream:
     ) -> None:
         self.client = client
         self.function = function
-        self.group = group_of(name, iteration)
+        self.group = name if iteration is None else f"{name}-it{iteration + 1:03d}"
+        """Group of the tasks on Dask's dashboard; each iteration has its own."""
         self.grouping = grouping
         self.stall_seconds = stall_seconds
         self.limited = limited
@@ -298,7 +298,7 @@ class Stream:
         return group
 
     def _submit(self, group: tuple[int, ...]) -> Future:
-        key = task_key(self.group, next(self._serial), len(group))
+        key = (self.group, next(self._serial), len(group))
         limit = {"limit_seconds": self.grouping.limit_seconds(len(group))} if self.limited else {}
         workers = self._places.pop(group[0], self.fit)
         placed = {"workers": list(workers)} if workers else {}
