@@ -11,15 +11,15 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, MissingPackage
 from halotile.storage.formats.parts import geotiff
 from halotile.storage.grid import Region
-from halotile.storage.images.cog import put_directories_first
 from halotile.storage.images.planes import WINDOW_BYTES, Planes, known_channels
 from halotile.storage.images.png import Tick
 from halotile.storage.images.pyramid import NextLevel, level_shapes, stored_levels
@@ -63,9 +63,16 @@ def write_tiff(path: Path, planes: Planes, *, cog: bool = False, tick: Tick = la
     ------
     ConfigError
         When a GeoTIFF cannot name the image's coordinate reference system.
+    MissingPackage
+        When a Cloud Optimized GeoTIFF is wanted and rasterio is not installed.
     """
     import tifffile
 
+    if cog and find_spec("rasterio") is None:
+        raise MissingPackage(
+            "a Cloud Optimized GeoTIFF is written with rasterio, which is not installed. Write: "
+            'pip install "halotile[geo]"'
+        )
     dtype, levels = _viewable(planes.source.dtype), len(level_shapes(planes.shape))
     letters = "".join(planes.loops) + ("yxs" if planes.colour else "yx")
     is_ome = not cog and set(letters) <= set("tczyxs")
@@ -87,8 +94,25 @@ def write_tiff(path: Path, planes: Planes, *, cog: bool = False, tick: Tick = la
                 options = reduced if number else first
                 file.write(tiles, dtype=dtype, **_layout(level, dtype, cog=cog), **options)
         if cog:
-            put_directories_first(written, made)
+            _put_directories_first(written, made, is_integer=dtype.kind in "iu")
     return path.stat().st_size
+
+
+def _put_directories_first(tiff: Path, cog: Path, *, is_integer: bool) -> None:
+    """Copy a TIFF with its levels as a Cloud Optimized GeoTIFF: programs read where everything is with one request."""
+    from rasterio import Env, shutil
+
+    with Env(GDAL_NUM_THREADS=_THREADS, GDAL_CACHEMAX=_BUFFER_BYTES >> 20):
+        shutil.copy(
+            tiff,
+            cog,
+            driver="COG",
+            BLOCKSIZE=TILE,
+            COMPRESS="DEFLATE",
+            PREDICTOR="YES" if is_integer else "NO",
+            BIGTIFF="YES",
+            STATISTICS="NO",
+        )
 
 
 def _viewable(dtype: np.dtype[np.generic]) -> np.dtype[Any]:
