@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from halotile.graphs.iterations.divergence import FigureRow
+from halotile.graphs.iterations.iterate import PassWords
 from halotile.graphs.iterations.judged import JudgedIterations
-from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
 from halotile.graphs.runs.passes.gather_pass import ONE_BLOCK
 from halotile.graphs.runs.passes.records import open_records

@@ -179,7 +179,7 @@ def test_iterations_are_the_same_in_one_call_and_in_many(
     kwargs = {"verbose": False, "max_iter": 8}
     found = []
     for size in (2**16, 0):
-        monkeypatch.setattr("halotile.tasks.distributed.stacks.iteration_calls.SMALL_BYTES", size)
+        monkeypatch.setattr("halotile.tasks.distributed.stacks.linear.SMALL_BYTES", size)
         found.append(getattr(stack, method)(*given[method], **kwargs))
     assert difference(*found) < NEAR
 

@@ -15,7 +15,7 @@ from halotile.cli.main import app
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
 from halotile.graphs.jobs.reconstruct.problem.memory import footprint_of_operator
-from halotile.graphs.jobs.reconstruct.problem.prior_trials import CutImage, denoising_of
+from halotile.graphs.jobs.reconstruct.problem.prior import CutImage, denoising_of
 from halotile.graphs.kinds.sections import Cluster, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan

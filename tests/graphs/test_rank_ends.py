@@ -23,7 +23,7 @@ from halotile import DistributedContext, torch_group
 from halotile.errors import DiskRefused, PeerLost, RankFailed, WorkerDied
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection.present import ask, fetch, present_workers
-from halotile.graphs.runs.passes import rank_watch, torch_ranks
+from halotile.graphs.runs.passes import torch_ranks
 from halotile.graphs.runs.passes.rank_calls import run_rank
 from halotile.graphs.runs.passes.ranks_pass import _peak_of
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram
@@ -86,7 +86,7 @@ def test_a_program_without_any_worker_is_lost_and_no_fault_of_the_number_of_rank
 def test_ranks_that_are_still_at_work_long_after_others_returned_are_named_again_and_again(
     four: DistributedContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_watch, "LINGER_SECONDS", 1.0)
+    monkeypatch.setattr(torch_ranks, "LINGER_SECONDS", 1.0)
     words = (
         r"rank 1 is still at work, and the other ranks of 3 returned more than \d+ s ago\. "
         r"The place in the code:\nStack(?s:.)* in late\n +time\.sleep"
@@ -100,7 +100,7 @@ def test_ranks_that_are_still_at_work_long_after_others_returned_are_named_again
 def test_a_script_that_others_left_behind_is_named_and_gets_no_signal(
     four: DistributedContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rank_watch, "LINGER_SECONDS", 1.0)
+    monkeypatch.setattr(torch_ranks, "LINGER_SECONDS", 1.0)
     path, said = tmp_path / "lingers.py", list[str]()
     # A signal without a handler ends a process: so does one that comes while the script begins or ends.
     path.write_text(
@@ -116,7 +116,7 @@ def test_a_script_that_others_left_behind_is_named_and_gets_no_signal(
 def test_ranks_that_all_work_are_not_named(
     four: DistributedContext, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    monkeypatch.setattr(rank_watch, "LINGER_SECONDS", 0.5)
+    monkeypatch.setattr(torch_ranks, "LINGER_SECONDS", 0.5)
     four.run_torch(lambda _: time.sleep(4), ranks=2)
     assert not [each for each in recwarn if "at work" in str(each.message)]
 

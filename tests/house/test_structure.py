@@ -15,7 +15,7 @@ import halotile
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "halotile").rglob("*.py"))
-LONGEST = 400
+LONGEST = 600
 
 
 def identify(path: Path) -> str:

@@ -16,7 +16,7 @@ import zarr
 
 from halotile.errors import InputError, InputUnreadable
 from halotile.storage.arrays import open_source
-from halotile.storage.formats.parts import urls
+from halotile.storage.formats import zarr as formats_zarr
 from tests.stores import BUCKET, ObjectServer
 from tests.support import job_of, noisy_image, read_zarr, run_inline
 
@@ -75,14 +75,14 @@ def test_a_chunk_that_is_written_to_is_noticed(place: tuple[str, Any]) -> None:
 
 
 def test_of_many_objects_some_are_looked_at(place: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urls, "MOST_OBJECTS", 4)
+    monkeypatch.setattr(formats_zarr, "MOST_OBJECTS", 4)
     test_a_chunk_that_is_written_to_is_noticed(place)
 
 
 def test_chunks_that_are_not_stored_are_allowed(
     place: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(urls, "MOST_OBJECTS", 0)
+    monkeypatch.setattr(formats_zarr, "MOST_OBJECTS", 0)
     url, array = place
     array[:64, :64] = 0  # the fill value, which zarr does not write
     assert not open_source(url)[:64, :64].any()

@@ -12,12 +12,13 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 from distributed import Client, default_client
 
-from halotile.errors import ConfigError, OutputRefused
+from halotile.errors import ConfigError, MemoryRefused, OutputRefused
+from halotile.graphs.amounts import bytes_text
 from halotile.graphs.clusters.base import ADDRESS, DEFAULT, ChosenCluster, Order, RunningCluster, Start
 from halotile.graphs.clusters.connection.arrival import await_workers
 from halotile.graphs.clusters.connection.credentials import owned_folder, private_base
@@ -26,11 +27,9 @@ from halotile.graphs.clusters.detection.cluster_kind import check_one_script, cl
 from halotile.graphs.clusters.detection.cores import cores_here
 from halotile.graphs.clusters.scheduler import joined
 from halotile.graphs.distributed import dask_arrays
-from halotile.graphs.distributed.memory_check import check_memory, task_bytes
-from halotile.graphs.distributed.rank import SingleRank
 from halotile.graphs.kinds import sections
 from halotile.graphs.kinds.sections import parse_bytes
-from halotile.graphs.plans.resources.memory import machine_bytes
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB, machine_bytes
 from halotile.graphs.rules.arguments import Words, cluster_of
 from halotile.graphs.runs.passes.futures import await_all, results
 from halotile.graphs.runs.passes.rank_calls import call_with_group
@@ -39,11 +38,111 @@ from halotile.graphs.tree_sum import groups_of, key_of, plan_sums
 from halotile.registry import find
 from halotile.storage.rim import Array
 from halotile.tasks.devices.device import choose_device, seed_everything
-from halotile.tasks.distributed.transport.calls import Call
+from halotile.tasks.distributed.transport.calls import Call, working_bytes
 from halotile.tasks.distributed.transport.stored import Stored, store
 from halotile.tasks.distributed.transport.work import CallBatch, PartialSums
 from halotile.tasks.groups.opening import END_SECONDS
 from halotile.tasks.options import check_above_zero, check_whole
+
+
+def task_bytes(client: Client) -> int | None:
+    """Return the memory of one task: the smallest limit of a worker per thread; None without limits."""
+    workers = present_workers(client).values()
+    shares = [w["memory_limit"] // max(1, w["nthreads"]) for w in workers if w.get("memory_limit")]
+    return min(shares, default=None)
+
+
+def check_memory(what: str, calls: Sequence[Call], sizes: Sequence[int], allowed: int | None) -> None:
+    """Refuse calls of which one needs more memory than a task has.
+
+    Parameters
+    ----------
+    what : str
+        The unit that a call's number counts.
+    calls : sequence of Call
+        The calls.
+    sizes : sequence of int
+        Bytes of the arrays that calls refer to.
+    allowed : int, optional
+        Memory of a task, including the worker's imports.
+
+    Raises
+    ------
+    MemoryRefused
+        With the figures.
+    """
+    if allowed is None:
+        return
+    needs = [working_bytes(call.function, [sizes[place] for place in call.inputs]) for call in calls]
+    needed = max(needs, default=0)
+    total = needed + IMPORTS_BYTES
+    if total <= allowed:
+        return
+    call = calls[needs.index(needed)]
+    input_bytes = sum(sizes[place] for place in call.inputs)
+    raise MemoryRefused(
+        f"{what} {call.number} works on whole images: with inputs of {bytes_text(input_bytes)}, one task needs about "
+        f"{bytes_text(needed)} beside {bytes_text(IMPORTS_BYTES)} of imports, and has {bytes_text(allowed)}. Write "
+        f"DistributedContext(memory_per_worker='{-(-total // MIB)}MiB'), with fewer workers if need be, or smaller images."
+    )
+
+
+Value = TypeVar("Value")
+
+
+class SingleRank:
+    """Collectives of a single rank, which has no others to communicate with.
+
+    Examples
+    --------
+    >>> rank = SingleRank()
+    >>> rank.rank, rank.local_indices(3), rank.all_reduce(5)
+    (0, [0, 1, 2], 5)
+    """
+
+    rank = 0
+    local_rank = 0
+    use_dist = False
+    created_dist = False
+    world_size = 1
+
+    @property
+    def local_world_size(self) -> int:
+        """Number of workers, the same as ``world_size``."""
+        return self.world_size
+
+    def local_indices(self, num_items: int) -> list[int]:
+        """List the items of this rank, which are all of them."""
+        return list(range(num_items))
+
+    def all_reduce(self, x: Value, op: Any = None, group: Any = None) -> Value:
+        """Return the input: there is nothing to add to it."""
+        return x
+
+    def broadcast(self, x: Value, src: int = 0, group: Any = None) -> Value:
+        """Return the input."""
+        return x
+
+    def all_gather(self, x: Any, group: Any = None) -> Any:
+        """Return the input with a leading axis of one rank."""
+        return x[None]
+
+    def all_gather_object(self, obj_list: list[Any], obj: Any, group: Any = None) -> None:
+        """Put the object in the first place of the list."""
+        if obj_list:
+            obj_list[0] = obj
+
+    def broadcast_object_list(self, object_list: list[Any], src: int = 0, device: Any = None) -> list[Any]:
+        """Return the list."""
+        return object_list
+
+    def barrier(self) -> None:
+        """Return at once: there is no other rank to wait for."""
+
+    def get_backend(self) -> str:
+        """Return ``dask``."""
+        return "dask"
+
 
 RESULTS = "results"
 """Folder of temporary results, in the private folder."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from halotile.errors import DamagedData, Diverged, ResumeRefused
+from halotile.errors import DamagedData, Diverged, InputError, ResumeRefused
 from halotile.graphs.iterations.divergence import OBJECTIVE, FigureRow, divergence, growth, mend
-from halotile.graphs.iterations.finite import check_finite
-from halotile.graphs.iterations.stages import Stage, StagedStep, merge_sums
-from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
 from halotile.graphs.runs.outputs.damage import image_digest
 from halotile.graphs.runs.passes.records import remove_records
@@ -28,23 +25,168 @@ from halotile.graphs.solvers.base import (
     RECOMPUTED,
     RESIDUAL,
     SPENT,
+    Map,
     Problem,
     Solver,
+    Staged,
     State,
     Step,
     relative_change,
     usual_sums,
 )
-from halotile.storage.disk.object_path import OutputPath
+from halotile.storage.arrays import open_source
+from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.grid import Grid
 from halotile.storage.rim import Readable
 from halotile.storage.run_directory.checkpoints import Checkpoint
+from halotile.storage.sharded.output import ShardWriter, create_metadata
 from halotile.storage.sharded.vectors import Vectors
 from halotile.tasks.contributions import Adding, Contributions
 from halotile.tasks.image_task import ImageTask, Sum, View, Written
+from halotile.tasks.operators.sum import Total
 from halotile.tasks.priors.base import denoised_in
 from halotile.tasks.shared import Shared
 from halotile.tasks.terms import MISFIT
+
+
+@dataclass(frozen=True)
+class PassWords:
+    """Names of the passes of a solver.
+
+    Parameters
+    ----------
+    phase : str
+        Name on the dashboard, and in the pass counts of the job.
+    title : callable
+        Returns the iteration of a pass as text that follows a message.
+    is_numbered : bool
+        Group passes on the dashboard by their number.
+    """
+
+    phase: str
+    title: Callable[[int], str] = lambda _: ""
+    is_numbered: bool = False
+
+
+def check_finite(sums: Mapping[str, float], state: State, epoch: int = 1) -> None:
+    """Refuse the input when sums of a solver are not finite in its first epoch; later ones are caused by the solver itself.
+
+    Raises
+    ------
+    InputError
+        With the places to look at.
+
+    Examples
+    --------
+    >>> check_finite({"misfit": float("nan")}, State(passes=1))
+    >>> check_finite({"misfit": 2.0, "error": float("nan")}, State())  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    halotile.errors.InputError: the first pass gave error nan: some pixel of the reference is NaN or infinite. ...
+    """
+    wild = [name for name, value in sums.items() if not math.isfinite(value)]
+    if not wild or state.passes >= epoch:
+        return
+    which = f"pass {state.passes + 1}" if state.passes else "the first pass"
+    came = f"{which} gave {wild[0]} {sums[wild[0]]}"
+    if wild == [ERROR]:
+        raise InputError(
+            f"{came}: some pixel of the reference is NaN or infinite. Replace it by a number, or leave the reference out."
+        )
+    raise InputError(
+        f"{came}: some pixel of the data, of start, or of what an operator reads (a mask) is NaN or infinite. Replace it "
+        "by a number; one that is to be left out, by 0 under a mask that is 0 there."
+        + (" Or write a smaller solver.step, if it is not auto." if state.passes else "")
+    )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An image that is computed before the pass that reads it.
+
+    Parameters
+    ----------
+    number : int
+        Its number among the stages of the step; it may read those before it.
+    wanted : Readable or Contributions
+        The image to compute, by a pass or as a sum over operators.
+    writer : ShardWriter
+        Writer of the stored image.
+    """
+
+    number: int
+    wanted: Readable | Contributions
+    writer: ShardWriter
+
+    @property
+    def path(self) -> OutputPath:
+        """Path of the stored image."""
+        return path_of(self.writer.path)
+
+
+def merge_sums(parts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the sums of several passes as one mapping: values noted by several of them are added up."""
+    merged: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            merged[name] = merged.get(name, 0.0) + value
+    return merged
+
+
+class StagedStep:
+    """The stages of one step.
+
+    Parameters
+    ----------
+    problem : Problem
+        The problem whose maps may be staged.
+    vectors : Vectors
+        Vectors beside which the stages are stored.
+
+    Attributes
+    ----------
+    problem : Problem
+        The same problem, to build the step from: staged images are read from where they will be stored.
+    requested : list of Stage
+        Images that have to be computed before the pass of the step, in this order.
+    """
+
+    def __init__(self, problem: Problem, vectors: Vectors) -> None:
+        self.vectors = vectors
+        self.requested: list[Stage] = []
+        self.problem = self._staged(problem)
+
+    def _staged(self, problem: Problem) -> Problem:
+        """Return the problem, and those of its parts, with maps that read what will be stored."""
+        sensitivity, parts = problem.sensitivity, problem.parts
+        return replace(
+            problem,
+            gradient=self._stored(problem.gradient),
+            normal=self._stored(problem.normal),
+            sensitivity=sensitivity and self._stored(sensitivity),
+            parts=parts and (lambda numbers: self._staged(parts(numbers))),
+        )
+
+    def _stored(self, operation: Map) -> Map:
+        if not isinstance(operation, Staged):
+            return operation
+        staged = operation
+
+        def mapped(image: Readable) -> Readable:
+            before = self._add_stage(staged.before(image))
+            if staged.within is None:
+                return before
+            return Total((staged.within(image), before), (1.0, 1.0))
+
+        return mapped
+
+    def _add_stage(self, image: Readable | Contributions) -> Shared:
+        number = len(self.requested)
+        path = self.vectors.folder / f"stage.{number}"
+        create_metadata(path, self.vectors.layout, self.vectors.disk)
+        writer = ShardWriter(path, self.vectors.layout, self.vectors.disk)
+        self.requested.append(Stage(number, image, writer))
+        return Shared(open_source(path))
+
 
 TINY = 1e-30
 """Least mean square: a PSNR above 300 dB means nothing."""

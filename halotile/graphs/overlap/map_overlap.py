@@ -21,8 +21,20 @@ from dask.utils import funcname, has_keyword
 from numpy.typing import DTypeLike
 
 from halotile.errors import ConfigError
-from halotile.graphs.overlap.boundary import as_halo, as_rim, dask_boundary, dask_depth, for_each_array
-from halotile.graphs.overlap.windows import Chunks, Index, Windows, align, as_dask, chunks_of, open_store
+from halotile.graphs.overlap.windows import (
+    Chunks,
+    Index,
+    Windows,
+    align,
+    as_dask,
+    as_halo,
+    as_rim,
+    chunks_of,
+    dask_boundary,
+    dask_depth,
+    for_each_array,
+    open_store,
+)
 from halotile.storage.grid import Depth
 
 RESERVED_BY_DASK = frozenset({"func", "adjust_chunks", "new_axes", "concatenate"})

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from halotile.graphs.amounts import counted
+from halotile.graphs.iterations.iterate import PassWords
 from halotile.graphs.iterations.judged import JudgedIterations
-from halotile.graphs.iterations.words import PassWords
 from halotile.graphs.jobs.reconstruct.continuation import ITERATE, is_behind, is_gone, last_of
 from halotile.graphs.jobs.reconstruct.problem.forms import Backprojection
 from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion

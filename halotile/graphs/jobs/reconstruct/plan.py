@@ -39,12 +39,13 @@ from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
 from halotile.graphs.jobs.reconstruct.paths import with_whole_paths
 from halotile.graphs.jobs.reconstruct.problem.forms import Form, check_per_pass, choose_form
 from halotile.graphs.jobs.reconstruct.problem.prior import (
+    CutImage,
     cut_for_prior,
+    denoising_of,
     describe_denoised,
     describe_prior,
     tried_prior,
 )
-from halotile.graphs.jobs.reconstruct.problem.prior_trials import CutImage, denoising_of
 from halotile.graphs.jobs.reconstruct.problem.traffic import comes_apart, computed_twice
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
