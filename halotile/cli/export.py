@@ -62,8 +62,7 @@ def export(request: ExportRequest, *, quiet: bool = False) -> str:
         When the image cannot be read.
     """
     from halotile.graphs.plans.inputs import check_whole
-    from halotile.storage.images.pyramid import level_shapes
-    from halotile.storage.images.tiff_export import write_tiff
+    from halotile.storage.images.tiff_export import level_shapes, write_tiff
 
     if request.file.suffix.lower() not in (".tif", ".tiff"):
         raise ConfigError(

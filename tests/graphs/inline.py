@@ -10,7 +10,7 @@ from halotile.graphs.iterations.divergence import FigureRow
 from halotile.graphs.iterations.iterate import PassWords
 from halotile.graphs.iterations.judged import JudgedIterations
 from halotile.graphs.kinds.base import Gather, Pass, Records, Sums
-from halotile.graphs.runs.passes.gather_pass import ONE_BLOCK
+from halotile.graphs.runs.passes.ranks_pass import ONE_BLOCK
 from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.solvers.base import State
 from halotile.storage.run_directory.checkpoints import Ledger

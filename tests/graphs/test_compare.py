@@ -15,7 +15,7 @@ from halotile.errors import ConfigError, InputError
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.compare import Comparison, Setting, compare
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.residual_check import inspect_residual
+from halotile.graphs.jobs.denoise.passes import inspect_residual
 from halotile.graphs.kinds.sections import DenoiserChoice
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run

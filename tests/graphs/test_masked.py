@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from skimage.data import camera
 
-from halotile.graphs.jobs.denoise.image.crop import choose_crop, samples_at
+from halotile.graphs.jobs.denoise.compare import choose_crop, samples_at
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.plans.make import make_plan
 from halotile.storage.arrays import open_source

@@ -16,8 +16,7 @@ import halotile
 from halotile.cli.main import app
 from halotile.graphs.iterations.rank_programs import ProgramFiles
 from halotile.graphs.kinds.base import RankProgram
-from halotile.graphs.runs.passes.gather_pass import ONE_BLOCK
-from halotile.graphs.runs.passes.ranks_pass import ENDED
+from halotile.graphs.runs.passes.ranks_pass import ENDED, ONE_BLOCK
 from halotile.graphs.runs.passes.records import OpenRecords, open_records
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.groups.group import TorchGroup

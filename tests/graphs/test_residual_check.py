@@ -17,7 +17,7 @@ from skimage.data import camera, coins, retina
 from halotile.cli.screens.outcome_rows import outcome_json, outcome_rows
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.job import Denoising
-from halotile.graphs.jobs.denoise.residual_check import inspect_residual
+from halotile.graphs.jobs.denoise.passes import inspect_residual
 from halotile.graphs.kinds.base import Inspection
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run
@@ -191,7 +191,7 @@ def test_a_large_image_is_read_at_a_few_places(
     )
     task = work_of(make_plan(job_of(small, tmp_path / "o.zarr", "gaussian", {"sigma": 1.0}))).task
     source, result = Counting(shape), Counting(shape)
-    monkeypatch.setattr("halotile.graphs.jobs.denoise.residual_check.open_array", lambda _: result)
+    monkeypatch.setattr("halotile.graphs.jobs.denoise.passes.open_array", lambda _: result)
     inspect_residual(replace(task, source=source), tmp_path / "o.zarr")
     assert source.pixels == result.pixels == [256 * 256] * 16
 

@@ -29,7 +29,7 @@ from halotile.errors import (
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import FidelityChoice, OperatorChoice, Reconstruction
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
-from halotile.graphs.jobs.simulate.passes import SimulateWork
+from halotile.graphs.jobs.simulate.plan import SimulateWork
 from halotile.graphs.kinds.sections import Output, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan

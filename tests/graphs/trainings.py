@@ -10,7 +10,7 @@ import numpy as np
 
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.train.job import NetworkChoice, Training, WeightsFile
-from halotile.graphs.jobs.train.passes import TrainWork
+from halotile.graphs.jobs.train.plan import TrainWork
 from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run

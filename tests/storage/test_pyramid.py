@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from halotile.storage.arrays import open_source
 from halotile.storage.grid import Grid, Region
-from halotile.storage.images import pyramid, tiff_export
+from halotile.storage.images import tiff_export
 from halotile.storage.images.planes import choose_planes
-from halotile.storage.images.pyramid import NextLevel
-from halotile.storage.images.tiff_export import write_tiff
+from halotile.storage.images.tiff_export import NextLevel, write_tiff
 from halotile.storage.sharded import levels
 from halotile.storage.sharded.output import Layout, ShardWriter, create_output
 
@@ -29,7 +28,7 @@ LIMIT_BYTES = 150 * 2**20
 
 @pytest.fixture(autouse=True)
 def small_images_have_levels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pyramid, "LARGEST_TOP", 40)
+    monkeypatch.setattr(tiff_export, "LARGEST_TOP", 40)
     monkeypatch.setattr(tiff_export, "TILE", 16)
     monkeypatch.setattr(tiff_export, "WINDOW_BYTES", 3000)
 

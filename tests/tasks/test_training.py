@@ -34,10 +34,8 @@ from halotile.tasks.networks.base import Network
 from halotile.tasks.networks.dncnn import DnCNNNetwork
 from halotile.tasks.networks.unet import UNetNetwork
 from halotile.tasks.training import trainer
-from halotile.tasks.training.adam import AdamOptimizer
-from halotile.tasks.training.examples import GAP_PIXELS, draw_examples
 from halotile.tasks.training.recipe import Recipe
-from halotile.tasks.training.trainer import Trainer
+from halotile.tasks.training.trainer import GAP_PIXELS, AdamOptimizer, Trainer, draw_examples
 from halotile.tasks.training.writing import encoded_weights
 from tests.cases import thorough
 from tests.tasks.training_images import source_of
@@ -238,7 +236,7 @@ def test_a_training_imports_no_compiler() -> None:
 import sys, torch
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.fit import fit
-from halotile.tasks.training.adam import AdamOptimizer
+from halotile.tasks.training.trainer import AdamOptimizer
 layer = torch.nn.Conv2d(1, 1, 3)
 fit(TorchGroup(), layer, lambda step, slot: torch.ones(1, 1, 5, 5), lambda f, x: f(x).square().mean(), AdamOptimizer(layer.parameters(), lambda step: 0.1), steps=2)
 assert "torch._dynamo" not in sys.modules

@@ -25,8 +25,7 @@ from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of
 from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.runs.passes.block_pass import BlockPass
-from halotile.graphs.runs.passes.gather_pass import ONE_BLOCK, GatherPass
-from halotile.graphs.runs.passes.ranks_pass import RanksPass
+from halotile.graphs.runs.passes.ranks_pass import ONE_BLOCK, GatherPass, RanksPass
 from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.runs.session import ClusterPass, Session, SharedCluster
 from halotile.graphs.runs.signals import Signals

@@ -23,10 +23,17 @@ from halotile.storage.formats.base import (
     starts_with,
 )
 from halotile.storage.formats.parts import geotiff
-from halotile.storage.formats.parts.tiff_channels import channels_of, has_opacity
 from halotile.storage.formats.parts.tiff_check import check_tiff
-from halotile.storage.formats.parts.tiff_masks import MASK, split_series, with_mask
-from halotile.storage.formats.parts.tiff_scale import Sizes, pixel_sizes, positions
+from halotile.storage.formats.parts.tiff_scale import (
+    MASK,
+    Sizes,
+    channels_of,
+    has_opacity,
+    pixel_sizes,
+    positions,
+    split_series,
+    with_mask,
+)
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
 from halotile.storage.sharded.ome_metadata import OmeImage, order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,19 +12,138 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from halotile.errors import DamagedData
 from halotile.storage.disk.durable import DISK
+from halotile.storage.images.png import contrast, encode_png, side_by_side
+from halotile.storage.images.sheet import grey
 from halotile.tasks.devices.device import prepare_program
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import CurveRow, read_curve, write_curve
 from halotile.tasks.groups.training.fit import fit
 from halotile.tasks.groups.training.saved import read_content, state_in
-from halotile.tasks.training.adam import AdamOptimizer
-from halotile.tasks.training.examples import EXAMPLES, draw_examples
 from halotile.tasks.training.methods import LAYOUT, METHODS, PatchBatch, mean_loss
 from halotile.tasks.training.patches import Patches
 from halotile.tasks.training.recipe import Recipe
+
+DECAYS = 0.9, 0.999
+"""Of the means of gradients, and of their squares."""
+EPSILON = 1e-8
+
+
+class AdamOptimizer:
+    """Steps by the mean of past gradients over the root of the mean of their squares.
+
+    Parameters
+    ----------
+    parameters : iterable of Parameter
+        Numbers to train.
+    rate : callable
+        Returns the learning rate from the number of steps that are done.
+
+    References
+    ----------
+    D. P. Kingma, J. Ba, Adam: a method for stochastic optimization, ICLR (2015).
+
+    Examples
+    --------
+    >>> x = torch.nn.Parameter(torch.tensor([3.0]))
+    >>> adam = AdamOptimizer([x], lambda step: 0.1)
+    >>> x.square().sum().backward()
+    >>> adam.step()
+    >>> x.tolist()
+    [2.9000000953674316]
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], rate: Callable[[int], float]) -> None:
+        self.parameters = list(parameters)
+        self.rate = rate
+        self.steps = 0
+        self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.squares = [torch.zeros_like(parameter) for parameter in self.parameters]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self) -> None:
+        """Change the parameters by their gradients; one that has none counts as zero."""
+        rate = self.rate(self.steps)
+        self.steps += 1
+        of_means, of_squares = (1 - decay**self.steps for decay in DECAYS)
+        for parameter, mean, square in zip(self.parameters, self.means, self.squares, strict=True):
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            mean.lerp_(gradient, 1 - DECAYS[0])
+            square.lerp_(gradient.square(), 1 - DECAYS[1])
+            spread = square.sqrt().div_(math.sqrt(of_squares)).add_(EPSILON)
+            parameter.addcdiv_(mean, spread, value=-rate / of_means)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of a checkpoint."""
+        return {"steps": self.steps, "means": self.means, "squares": self.squares}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint.
+
+        Raises
+        ------
+        ValueError
+            When it is that of other parameters.
+        """
+        moments = [
+            pair
+            for name in ("means", "squares")
+            for pair in zip(getattr(self, name), state[name], strict=True)
+        ]
+        for tensor, stored in moments:
+            if tensor.shape != stored.shape:
+                raise ValueError(
+                    f"the moments of a parameter of shape {list(tensor.shape)} have shape {list(stored.shape)}"
+                )
+        for tensor, stored in moments:
+            tensor.copy_(stored)
+        self.steps = state["steps"]
+
+
+EXAMPLES, EDGE = 4, 64
+"""Patches that are drawn, at most, and the pixels of their edges: the page of a run is sent them every second."""
+GAP_PIXELS = 2
+
+
+def draw_examples(noisy: NDArray[Any], denoised: NDArray[Any]) -> list[bytes]:
+    """Draw patches in a row above the same ones denoised, as a PNG; in each channel both have the contrast of the noisy one.
+
+    Parameters
+    ----------
+    noisy, denoised : ndarray
+        Shape (patches, channels, rows, columns): the first of one or two channels is drawn in grey, the first three of more in colours.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> b"".join(draw_examples(np.zeros((4, 1, 64, 64)), np.zeros((4, 1, 64, 64))))[1:4]
+    b'PNG'
+    """
+    colours = 3 if noisy.shape[1] >= 3 else 1
+    above, below = (patches[:EXAMPLES, :colours, :EDGE, :EDGE] for patches in (noisy, denoised))
+    levels = [[contrast([channel]) for channel in patch] for patch in above]
+    rows = [
+        side_by_side([_drawn(patch, ends) for patch, ends in zip(patches, levels, strict=True)], GAP_PIXELS)
+        for patches in (above, below)
+    ]
+    return encode_png(side_by_side([row.swapaxes(0, 1) for row in rows], GAP_PIXELS).swapaxes(0, 1))
+
+
+def _drawn(patch: NDArray[Any], levels: list[tuple[float, float]]) -> NDArray[np.uint8]:
+    """Draw each channel from black to white between its own levels: channels may be of very unlike brightness."""
+    scaled = [
+        (channel - low) / ((high - low) or 1.0) for channel, (low, high) in zip(patch, levels, strict=True)
+    ]
+    return grey(np.stack(scaled), 0, 1)
+
 
 VALIDATED = 16
 """Patches that validate, at most."""

@@ -2,13 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
 
-from halotile.graphs.jobs.denoise.residual_check import inspect_residual
+import numpy as np
+
+from halotile.graphs.jobs.denoise.words import residual_row, residual_warning, shift_warning
 from halotile.graphs.kinds.base import Gather, Inspection, OutputArray, Pass, PassCount, RunView, Sums, Work
+from halotile.graphs.plans.notes import place_text
+from halotile.storage.arrays import open_array
+from halotile.storage.disk.object_path import OutputPath
+from halotile.storage.grid import Region
+from halotile.storage.rim import Readable
+from halotile.storage.views import readable_parts
 from halotile.tasks.denoise_block import DenoiseTask
+from halotile.tasks.noise.details import Values
+from halotile.tasks.noise.estimate import as_square, plane_level, plane_regions
+from halotile.tasks.noise.known import has_photons, measured_at, noise_at
+from halotile.tasks.noise.residual import Residual, local_mean
+from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_findings import Tuned
+
+PLANES, PLACES, CHANNELS = 4, 16, 64
+"""Planes that are looked at, squares of all of them together, and channels: more planes and squares only where there are more channels."""
+
+
+def inspect_residual(task: DenoiseTask, output: OutputPath) -> Inspection:
+    """Measure the residual of an image that was denoised; nothing is found where there is no noise, or no common shape."""
+    if task.denoiser.scale != 1 or task.source.dtype.kind == "b":
+        return Inspection()
+    result = open_array(str(output))
+    if result.shape != task.source.shape:
+        return Inspection()
+    found = {}
+    places = _planes(task)
+    for place in places:
+        residual = _of_plane(task, result, place, max(1, PLACES // len(places)))
+        if residual and residual.ratio > 0:
+            found[place] = residual
+    if not found:
+        return Inspection()
+    figures = [
+        {
+            "plane": place_text(_roles(task), place),
+            "ratio": r.ratio,
+            "correlation": r.correlation,
+            "holds_structure": r.is_structured,
+            "shift": r.shift,
+        }
+        for place, r in found.items()
+    ]
+    labels, residuals = _labels(task), list(found.values())
+    names = [_name(place_text(_roles(task), place), labels) for place in found]
+    warnings = [residual_warning(names, residuals), shift_warning(names, residuals)]
+    count = math.prod(task.source.shape[i] for i in _roles(task).looped)
+    row = residual_row(names, residuals, count)
+    return Inspection({"residual": figures}, [row], [*filter(None, warnings)])
+
+
+def _roles(task: DenoiseTask) -> Roles:
+    """Return the roles of the axes with channels apart, also where a network takes them together."""
+    return replace(task.roles, channel=None)
+
+
+def _planes(task: DenoiseTask) -> list[tuple[int, ...]]:
+    """Return the places of planes on the looped axes: at least one of each channel; of many, some that are spread evenly."""
+    roles = _roles(task)
+    lengths = {roles.axes[i]: task.source.shape[i] for i in roles.looped}
+    others = {axis: length for axis, length in lengths.items() if axis != "c"}
+    channels = _spread(lengths.get("c", 1), CHANNELS)
+    count = max(1, PLANES // len(channels)) * len(channels)
+    places = set()
+    for n, number in enumerate(np.linspace(0, math.prod(others.values()) - 1, count)):
+        index = np.unravel_index(round(number), tuple(others.values())) if others else ()
+        place = {"c": channels[n % len(channels)], **dict(zip(others, index, strict=True))}
+        places.add(tuple(int(place[axis]) for axis in lengths))
+    return sorted(places)
+
+
+def _spread(length: int, most: int) -> list[int]:
+    """Return at most so many indices, spread evenly."""
+    return sorted({round(n) for n in np.linspace(0, length - 1, min(length, most))})
+
+
+def _of_plane(task: DenoiseTask, result: Readable, place: tuple[int, ...], count: int) -> Residual | None:
+    """Return the residual of a plane; None where it has no noise."""
+    roles = _roles(task)
+    square = (roles.spatial[-2], roles.spatial[-1])
+    at = dict(zip(roles.looped, place, strict=True))
+    regions = plane_regions(task.source.shape, square, at, count)
+    squares: list[tuple[Region, Values, Values]] = []
+    for region, pixels in readable_parts(task.source, regions):
+        measured = np.where(measured_at(task, region, pixels), pixels, np.nan)
+        denoised = as_square(result.read(region), square)
+        squares.append((region, as_square(measured, square), denoised))
+    level = plane_level([noisy for _, noisy, _ in squares])
+    if not level > 0:
+        return None
+    return Residual.of(_relative(task, *parts, level) for parts in squares)
+
+
+def _relative(task: DenoiseTask, region: Region, noisy: Values, denoised: Values, level: float) -> Values:
+    """Return the residual relative to the noise."""
+    square = task.roles.spatial[-2:]
+    brightness = local_mean(noisy) if has_photons(task) else noisy
+    shaped = (brightness if square[0] < square[1] else brightness.T).reshape(region.shape)
+    noise = as_square(noise_at(task, region, shaped, level), square)
+    return (noisy - denoised) / np.where(noise > 0, noise, np.nan)
+
+
+def _labels(task: DenoiseTask) -> dict[str, str]:
+    """Return the names of the channels by ``c=0`` and so on; none where two are alike."""
+    omero = task.writer.layout.omero
+    labels = [str(channel.get("label", n)) for n, channel in enumerate(omero["channels"])] if omero else []
+    is_named = len(set(labels)) == len(labels)
+    return {f"c={n}": label for n, label in enumerate(labels) if is_named and label not in ("", str(n))}
+
+
+def _name(plane: str, labels: Mapping[str, str]) -> str:
+    """Return the name of a plane with those of channels, such as ``t=0, DAPI``."""
+    return ", ".join(labels.get(part, part) for part in plane.split(", "))
+
 
 PHASE = "denoise"
 GPU_TASK_SECONDS = 10.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -9,12 +10,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from halotile.graphs.jobs.denoise.cutting import choose_block, geometry_of, larger_shards, layout_of
-from halotile.graphs.jobs.denoise.figures import decided_parts, figures_of
-from halotile.graphs.jobs.denoise.fit import SMALLER, footprint_of, need_of
-from halotile.graphs.jobs.denoise.image.display import display_channels
+from halotile.graphs.jobs.denoise.fit import SMALLER, footprint_of, need_of, tile_window
 from halotile.graphs.jobs.denoise.image.holes import Holed, choose_holes
 from halotile.graphs.jobs.denoise.image.opening import (
     Levels,
+    Tiled,
+    assign_axes,
     check_units,
     choose_noise_level,
     level_sides,
@@ -23,8 +24,7 @@ from halotile.graphs.jobs.denoise.image.opening import (
     value_range,
 )
 from halotile.graphs.jobs.denoise.image.photons import Photons, choose_photon_noise, decided_noise
-from halotile.graphs.jobs.denoise.image.rounding import ResultType, choose_type
-from halotile.graphs.jobs.denoise.image.tiled_axes import Tiled, assign_axes
+from halotile.graphs.jobs.denoise.image.rounding import ResultType, choose_type, display_channels
 from halotile.graphs.jobs.denoise.image.trained_pixels import note_of_trained_pixels
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
@@ -52,8 +52,10 @@ from halotile.graphs.plans.trials.gpu_trials import (
     chosen_with_tiles,
     on_device,
     trying,
+    written_tiles,
 )
 from halotile.graphs.plans.trials.receptive_field import Halo
+from halotile.graphs.units import pixel_size_text
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.grid import Region
@@ -65,6 +67,59 @@ from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_findings import Tuned
 from halotile.tasks.trials.provenance import seals_of
 from halotile.tasks.trials.samples import choose_samples
+
+
+def figures_of(job: Denoising, task: DenoiseTask, halo: Halo, tuned: Tuned | None) -> dict[str, Any]:
+    """Return the figures of a plan, by name."""
+    grid, roles, layout = task.grid, task.roles, task.writer.layout
+    spatial_core = roles.spatial_part(grid.middle.core).size
+    spatial_window = roles.spatial_part(task.rim.reach(grid.middle.window, grid.shape)).size
+    tile, window = map(math.prod, tile_window(task))
+    return {
+        "input": job.input.path,
+        "shape": list(grid.shape),
+        "axes": "".join(roles.axes),
+        "tiled_axes": "".join(roles.axes[i] for i in roles.spatial),
+        "dtype": str(task.source.dtype),
+        "output_shape": list(layout.shape),
+        "output_dtype": layout.dtype,
+        "pixel_size": pixel_size_text(layout.axes, layout.scale, layout.units),
+        "denoiser": task.denoiser.name,
+        "tile": list(task.tiling.tile),
+        "batch": task.tiling.batch,
+        "device": task.device,
+        "precision": task.precision,
+        "device_memory_bytes": tuned.device_bytes if tuned and task.device != "cpu" else None,
+        "tuned": tuned.to_json() if tuned else None,
+        "depth": [list(d) for d in task.tiling.depth],
+        "depth_from": halo.origin,
+        "boundary": task.rim.rules[roles.spatial[0]],
+        "read_amplification": round(spatial_window / spatial_core, 4),
+        "compute_redundancy": round(window / tile, 4),
+    }
+
+
+def decided_parts(task: DenoiseTask) -> dict[str, Any]:
+    """Return the keys whose values were decided; with them the job makes the same output."""
+    spatial, layout = task.roles.spatial, task.writer.layout
+
+    def edges(sizes: tuple[int, ...]) -> list[int]:
+        return [sizes[i] for i in spatial]
+
+    block = edges(task.grid.block)
+    if task.tiling.scale == 1:  # a block that ends with the image is as good as one that ends with its shard
+        block = [-(-b // s) * s for b, s in zip(block, edges(layout.shard), strict=True)]
+    return {
+        "denoiser": describe_denoiser(task.denoiser.inner),
+        "output": {"shard": edges(layout.shard), "chunk": edges(layout.chunk), "dtype": layout.dtype},
+        "tile": {
+            **written_tiles(task),
+            "depth": [max(pair) for pair in task.tiling.depth],
+            "boundary": task.rim.rules[spatial[0]],
+            "block": block,
+            "axes": "".join(task.roles.axes[i] for i in spatial),
+        },
+    }
 
 
 def plan_denoising(job: Denoising, request: PlanRequest) -> Plan:

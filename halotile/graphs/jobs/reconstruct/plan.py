@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,9 +13,6 @@ import numpy as np
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.iterations.iterate import Target
 from halotile.graphs.jobs.reconstruct.continuation import identity_of, note_of
-from halotile.graphs.jobs.reconstruct.documents import decided_parts, given_parts
-from halotile.graphs.jobs.reconstruct.figures import figures_of
-from halotile.graphs.jobs.reconstruct.fit import SMALLER, needs_of
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.measurements.checks import (
     check_kernels,
@@ -34,10 +32,13 @@ from halotile.graphs.jobs.reconstruct.measurements.operators import (
     make_terms,
     open_measurements,
     sources_in,
+    written,
 )
 from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
 from halotile.graphs.jobs.reconstruct.paths import with_whole_paths
 from halotile.graphs.jobs.reconstruct.problem.forms import Form, check_per_pass, choose_form
+from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
+from halotile.graphs.jobs.reconstruct.problem.memory import StepFootprint
 from halotile.graphs.jobs.reconstruct.problem.prior import (
     CutImage,
     cut_for_prior,
@@ -46,17 +47,24 @@ from halotile.graphs.jobs.reconstruct.problem.prior import (
     describe_prior,
     tried_prior,
 )
-from halotile.graphs.jobs.reconstruct.problem.traffic import comes_apart, computed_twice
+from halotile.graphs.jobs.reconstruct.problem.traffic import (
+    comes_apart,
+    computed_twice,
+    pixels_read,
+    traffic_of,
+)
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
-from halotile.graphs.kinds.sections import parse_bytes
+from halotile.graphs.kinds.sections import NamedChoice, parse_bytes
 from halotile.graphs.plans.choices import describe_options, make_part
 from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
+from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
 from halotile.graphs.plans.notes import note_of_files, notes_of_place
-from halotile.graphs.plans.plan import Plan, Resources
+from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
+from halotile.graphs.plans.resources.memory import MIB
 from halotile.graphs.plans.resources.sizes import Geometry, axes_like, block_unit, check_block, layout_like
 from halotile.graphs.plans.resources.worker_count import Requested, no_more_than
 from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
@@ -68,9 +76,12 @@ from halotile.graphs.plans.trials.gpu_trials import (
     chosen_with_tiles,
     sized_as,
     trying,
+    written_tiles,
 )
 from halotile.graphs.plans.trials.receptive_field import Halo
+from halotile.graphs.solvers._subsets import SubsetSolver
 from halotile.graphs.solvers.base import Solver
+from halotile.graphs.subsets import ordered_subset
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.sharded.output import Layout
@@ -82,6 +93,106 @@ from halotile.tasks.priors.base import Prior, denoised_of
 from halotile.tasks.roles import Roles
 from halotile.tasks.trials.gpu_findings import Tuned
 from halotile.tasks.trials.provenance import seals_of
+
+
+def given_parts(job: Reconstruction) -> dict[str, Any]:
+    """Return the parts that a job file writes differently: objects that only a script can pass are described."""
+    options = {key: _given(value) for key, value in job.prior.options.items()}
+    prior = {"name": job.prior.name, **options}
+    return {"operators": [written(choice) for choice in job.operators], "prior": prior}
+
+
+def _given(value: Any) -> Any:
+    """Return an option of a prior; a denoiser from a script as the mapping that a file has."""
+    if isinstance(value, NamedChoice):
+        return {"name": value.name, **value.options}
+    return describe_denoiser(value) if hasattr(value, "build") else value
+
+
+def decided_parts(work: Inversion) -> dict[str, Any]:
+    """Return the keys whose values were decided; with them the job makes the same output."""
+    layout = work.output.layout
+    shard, block = (list(sizes[-2:]) for sizes in (layout.shard, work.grid.block))
+    tile = {"block": [-(-b // s) * s for b, s in zip(block, shard, strict=True)]}
+    denoised = denoised_of(work.prior)
+    return {
+        "shape": list(work.grid.shape),
+        "output": {"shard": shard, "chunk": list(layout.chunk[-2:]), "dtype": layout.dtype},
+        "tile": tile | (written_tiles(denoised) if denoised else {}),
+    }
+
+
+def figures_of(work: Inversion) -> dict[str, Any]:
+    """Return the figures of an inversion, by name."""
+    job, form, grid, choice = work.job, work.form, work.grid, work.job.solver
+    seen = form
+    if isinstance(work.solver, SubsetSolver):
+        count = len(form.terms)
+        seen = form.of(ordered_subset(count, work.solver.count(count), 0))
+    traffic = traffic_of(grid, seen, work.prior, work.solver, np.dtype(work.state_layout.dtype))
+    read = pixels_read(grid, form.view(work.prior.reach())) / math.prod(grid.shape)
+    return {
+        "shape": list(grid.shape),
+        "dtype": work.output.layout.dtype,
+        "operators": [term.operator.name for term in form.terms],
+        "data": [operator.data for operator in job.operators],
+        "form": form.describe(),
+        "fidelity": job.fidelity.name,
+        "prior": job.prior.name,
+        "denoiser": denoised.denoiser.name
+        if (denoised := denoised_of(work.prior)) and "denoiser" in job.prior.options
+        else None,
+        **_tiles(work),
+        "solver": work.solver.name,
+        "step": choice.step,
+        "iterations": choice.iterations,
+        "passes_before": work.before_iterations,
+        "total_passes": work.before_iterations + choice.iterations // form.per_pass + work.judges + 1,
+        "halo": work.halo,
+        "read_amplification": round(read, 4),
+        "passes": 2 if form.apart else 1,
+        "per_pass": form.per_pass,
+        "computed_twice": round(computed_twice(grid, work.output.layout.shard, form, work.prior), 4),
+        "iteration_bytes": (traffic.unfused or traffic.fused) if form.apart else traffic.fused,
+        "iteration_bytes_fused": traffic.fused,
+        "iteration_bytes_unfused": traffic.unfused,
+    }
+
+
+def _tiles(work: Inversion) -> dict[str, Any]:
+    """Return the figures of the prior's tiles, where it denoises."""
+    denoised = denoised_of(work.prior)
+    if denoised is None:
+        return {}
+    on_gpu = work.tuned is not None and denoised.device != "cpu"
+    return {
+        "device": denoised.device,
+        "precision": denoised.precision,
+        "tile": list(denoised.tiling.tile),
+        "batch": denoised.tiling.batch,
+        "device_memory_bytes": work.tuned.device_bytes if work.tuned and on_gpu else None,
+        "tuned": work.tuned.to_json() if work.tuned else None,
+    }
+
+
+SMALLER = "a smaller tile.size, tile.block or output.shard"
+
+
+def needs_of(work: Inversion, kept: int) -> Iterator[Need]:
+    """Yield the memory of a block, and of each operator that sees the whole image; ``kept`` bytes of inputs stay decoded."""
+
+    def need(what: str, footprint: StepFootprint, instead: str) -> Need:
+        total = footprint.total_bytes + kept
+        enough = f"Write run.memory_per_worker: {-(-total // MIB)}MiB, or {instead}."
+        return Need(what, total, footprint.describe(), enough)
+
+    yield need(f"one block of {list(work.grid.block)}", work.step_footprint(), SMALLER)
+    for term, footprint in zip(work.form.whole, work.operator_footprints(), strict=True):
+        number = next(n for n, other in enumerate(work.form.terms) if other is term)
+        what = (
+            f"operators[{number}] ({term.operator.name}) sees the whole image of {list(work.grid.shape)}, and"
+        )
+        yield need(what, footprint, "an operator that looks a few pixels far")
 
 
 def plan_reconstruction(job: Reconstruction, request: PlanRequest) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from halotile.graphs.jobs.reconstruct.measurements.operators import (
 )
 from halotile.graphs.jobs.reconstruct.problem.memory import bytes_of_operator
 from halotile.graphs.jobs.simulate.job import Simulation
-from halotile.graphs.jobs.simulate.passes import SimulateWork
-from halotile.graphs.kinds.base import OutputArray, PlanRequest
+from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, PlanRequest, RunView, Sums, Work
 from halotile.graphs.kinds.sections import Output, parse_bytes
 from halotile.graphs.plans.cutting import blocks_for, overlap_pays
 from halotile.graphs.plans.documents import documents_of
@@ -44,11 +43,44 @@ from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
 from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.disk.place import check_dots, check_parents
 from halotile.storage.grid import Grid
-from halotile.storage.sharded.output import Layout
+from halotile.storage.sharded.output import Layout, ShardWriter
+from halotile.tasks.image_task import ImageTask
 from halotile.tasks.noise.simulated import Simulated
 from halotile.tasks.operators.base import Operator, with_engine, working_dtype
 from halotile.tasks.roles import Roles
 from halotile.tasks.shared import Shared
+
+PHASE = "simulate"
+
+
+@dataclass(frozen=True)
+class SimulateWork(Work):
+    """Measurements, each an output of its own."""
+
+    measurements: tuple[tuple[OutputArray, Simulated], ...]
+    overlap: bool
+
+    @property
+    def outputs(self) -> tuple[OutputArray, ...]:
+        """The measurements."""
+        return tuple(output for output, _ in self.measurements)
+
+    @property
+    def passes(self) -> tuple[PassCount, ...]:
+        """One pass for each measurement."""
+        return tuple(PassCount(PHASE, output.grid) for output in self.outputs)
+
+    def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
+        """Yield a pass for each measurement. Nothing is prefetched: an operator may read elsewhere than it writes."""
+        for number, (output, simulated) in enumerate(self.measurements):
+            task = ImageTask(
+                grid=output.grid,
+                images=((ShardWriter(output.path, output.layout), simulated),),
+                overlap=self.overlap,
+            )
+            title = f" while {output.path.name} was made"
+            yield Pass(PHASE, task, output, number, title)
+
 
 WINDOWS_AT_ONCE = 10
 """Images of a block's window that an operator and its noise hold at once: an estimate."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,20 @@ from typing import Any
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
+from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
 from halotile.graphs.jobs.train.images import (
     epochs_of,
+    notes_of_images,
+    notes_of_pairs,
     open_images,
     patch_source,
     smallest_edge,
     steps_of_epochs,
 )
 from halotile.graphs.jobs.train.job import Training
-from halotile.graphs.jobs.train.notes import notes_of_images
-from halotile.graphs.jobs.train.pairs import notes_of_pairs
-from halotile.graphs.jobs.train.passes import TrainWork
 from halotile.graphs.jobs.train.rules import LEAST_PATCH
-from halotile.graphs.kinds.base import OutputFile, PlanRequest
+from halotile.graphs.jobs.train.words import result_rows
+from halotile.graphs.kinds.base import Inspection, OutputFile, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import describe_options, make_part
 from halotile.graphs.plans.documents import documents_of
@@ -42,6 +43,55 @@ from halotile.tasks.groups.training.one_file import ONE_BLOCK
 from halotile.tasks.networks.base import Network
 from halotile.tasks.training.patches import PatchSource
 from halotile.tasks.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class TrainWork(ProgramWork):
+    """A training, and the file of its weights."""
+
+    recipe: Recipe
+    phase = "train"
+    word = "step"
+    titles = (" while the network was trained", " while the weights were written")
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return self.recipe.steps
+
+    def in_files(self, files: ProgramFiles, drawing: Path) -> Recipe:
+        """Return the recipe with its files."""
+        return replace(self.recipe, checkpoint=files.checkpoint, curve=files.curve, examples=drawing)
+
+    def program(self, recipe: Recipe) -> Callable[[Any], None]:
+        """Return the program of a rank."""
+        return partial(_train, recipe)
+
+    def encode(self, recipe: Recipe) -> Callable[[], bytes]:
+        """Return a function that encodes the weights."""
+        return partial(_encode, recipe)
+
+    def inspect(self) -> Inspection:
+        """Return the last figures of the curve, and the denoiser to write into a job."""
+        last, drawing = self.last_row()
+        denoiser = {**self.recipe.network.denoiser(self.recipe.channels), "weights": str(self.output.path)}
+        figures = {name: last[name] for name in ("loss", "validation") if name in last}
+        return Inspection(figures | {"denoiser": denoiser}, result_rows(last, denoiser, drawing))
+
+
+def _train(recipe: Recipe, group: Any) -> None:
+    """Train on one rank; only workers load torch."""
+    from halotile.tasks.training.trainer import Trainer
+
+    Trainer(recipe, group.device).train(group)
+
+
+def _encode(recipe: Recipe) -> bytes:
+    """Encode the weights; only workers load torch."""
+    from halotile.tasks.training.writing import encoded_weights
+
+    return encoded_weights(recipe)
+
 
 USUAL_STEPS = 1000
 ROWS = 50

@@ -2,26 +2,151 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
-from halotile.errors import InputError, InputUnreadable, RankFailed, Stalled
+from dask import delayed
+
+from halotile.errors import InputError, InputUnreadable, RankFailed, Stalled, Stopped
 from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.connection.present import present_workers
-from halotile.graphs.kinds.base import RankProgram
-from halotile.graphs.runs.passes.one_block import OneBlockPass
+from halotile.graphs.kinds.base import Gather, RankProgram
+from halotile.graphs.runs.context import RunContext
+from halotile.graphs.runs.passes.futures import results
 from halotile.graphs.runs.passes.rank_calls import call_with_group
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, is_final
+from halotile.graphs.tree_sum import plan_calls
 from halotile.graphs.watching.progress import Progress
-from halotile.storage.disk.durable import refusing_full
+from halotile.storage.disk.durable import is_full, refusing_full
+from halotile.storage.grid import Grid
+from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.worker_lock import WorkerLock
 from halotile.storage.sharded.shards import digest_of
 from halotile.tasks.block import peak_memory_bytes
+from halotile.tasks.contributions import Part
+from halotile.tasks.exact_sums import add_exactly
+
+Wanted = TypeVar("Wanted", bound=Gather | RankProgram)
+
+
+class OneBlockPass(Generic[Wanted]):
+    """A pass that is done as a whole, or not at all; it may need several clusters.
+
+    Parameters
+    ----------
+    wanted : Gather or RankProgram
+        The work.
+    journal, ledger : Journal, Ledger
+        Records of the single block.
+    context : RunContext
+        The run.
+    """
+
+    if_stopped: ClassVar[str]
+    """End of the message of a stop."""
+
+    def __init__(self, wanted: Wanted, journal: Journal, ledger: Ledger, context: RunContext) -> None:
+        self.wanted = wanted
+        self.journal = journal
+        self.ledger = ledger
+        self.context = context
+        self.status = context.status
+        self.disk_error: str | None = None
+        self.untidy = False
+
+    @property
+    def done(self) -> int:
+        """1 once the block is done."""
+        return len(self.journal.done)
+
+    def left(self) -> int:
+        """Return 1 until the block is done."""
+        return 1 - len(self.journal.done)
+
+    def stop_if_asked(self) -> None:
+        """Raise :class:`Stopped` when a signal came and the block is not done."""
+        signals = self.context.signals
+        if signals.requested and self.left():
+            raise Stopped(f"stopped on {signals.name}{self.wanted.title}{self.if_stopped}", signals.name)
+
+
+SPLIT_EVERY = 4
+"""Partial sums that one task adds up."""
+ONE_BLOCK = Grid((1,), (1,), ((0, 0),))
+"""A sum is stored as a whole, or not at all."""
+
+
+class GatherPass(OneBlockPass[Gather]):
+    """The state of one sum."""
+
+    if_stopped = ", before all terms were added up. Run again to go on."
+
+    @property
+    def phase(self) -> str:
+        """Prefix of the tasks."""
+        return self.wanted.work.phase
+
+    def progress(self, phase: str) -> Progress:
+        """Return the progress of the run."""
+        return self.status.progress(phase, done=0, failed=0)
+
+    def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
+        """Compute the sum on a cluster.
+
+        Raises
+        ------
+        TaskFailed
+            When an operator fails; with its number.
+        Stopped
+            When a signal asked for it.
+        Stalled, ConnectionError
+            When the cluster no longer answers, or lost a worker.
+        """
+        self.context.outputs.begin(self.journal, self.wanted.title)
+        shutil.rmtree(self.wanted.folder, ignore_errors=True)  # left by a run that was killed
+        self.wanted.folder.mkdir(parents=True)
+        self.status.work_begins()
+        self.status.watch.begin(
+            ONE_BLOCK, done=self.journal.done, quarantined=(), phase=self.phase, title=self.wanted.title
+        )
+        try:
+            (part,) = self._results(cluster)
+            sums = {name: [add_exactly(values.values())] for name, values in part.sums.items()}
+            self.ledger.enter({0: sums})
+            self.journal.mark({0: part.digest})
+        except FileNotFoundError as error:
+            raise ConnectionError(f"a partial sum was lost with its worker ({error}).") from error
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self.disk_error = str(error)
+            return
+        finally:
+            shutil.rmtree(self.wanted.folder, ignore_errors=True)
+        self.context.outputs.check()
+        self.status.count_memory(part.peak_memory_bytes)
+
+    def _results(self, cluster: RunningCluster) -> list[Part]:
+        gather = self.wanted
+        (total,) = plan_calls(gather.work, gather.terms, SPLIT_EVERY, cluster.workers, gather.read_bytes)
+        write = delayed(gather.work.keep)(total, dask_key_name=f"write-{total.key}")
+        options = self.context.plan.run
+        futures = cluster.client.compute([write], optimize_graph=False, retries=options.retries)
+        return results(cluster.client, futures, options.stall_seconds, between=self._between)
+
+    def _between(self) -> None:
+        """While tasks run: react to signals, report the progress."""
+        self.stop_if_asked()
+        self.context.outputs.look()
+        self.status.notify(self.progress(self.phase))
+
 
 ENDED = digest_of([])
 """Digest of the steps: what they give is in the checkpoint, which has one of its own."""
