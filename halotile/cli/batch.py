@@ -10,23 +10,28 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from typer import Exit
+
 from halotile.cli.exits import StoppedEarly
 from halotile.cli.screens.batch_state import CANCELLED
 from halotile.cli.screens.screen import echo, print_rows
 from halotile.errors import ClusterFailed, ConfigError, Stopped
+from halotile.graphs.kinds.patterns import takes_many
+from halotile.graphs.waiting import patience_seconds
 from halotile.storage.disk.object_path import full_path
 from halotile.storage.run_directory.batch_files import BatchFiles
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.directory import LOCK_SECONDS, RunDirectory
 from halotile.storage.run_directory.names import WORKERS
 
 if TYPE_CHECKING:
+    from halotile.graphs.kinds.base import Row
     from halotile.graphs.kinds.sections import Job
     from halotile.graphs.plans.plan import Plan
     from halotile.graphs.submission.attend import Submission
@@ -44,10 +49,10 @@ class Prepared:
 
     Parameters
     ----------
-    job : Job
-        The job, of any kind.
-    plan : Plan
-        Its plan.
+    figures : mapping
+        Its plan, for programs.
+    rows : sequence of tuple
+        Its plan, for people.
     submission : Submission
         The record of the submission that is stored.
     script : str
@@ -56,8 +61,8 @@ class Prepared:
         Directory of the run and its files.
     """
 
-    job: Job
-    plan: Plan
+    figures: Mapping[str, Any]
+    rows: Sequence[Row]
     submission: Submission
     script: str
     run: RunDirectory
@@ -79,8 +84,6 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     HalotileError
         When a run would be refused.
     """
-    from halotile.graphs.plans.make import make_plan
-    from halotile.graphs.runs.outputs.claim import look
     from halotile.graphs.submission.attend import Submission, check_not_waiting
     from halotile.graphs.submission.script import batch_script, check_walltime, notice_seconds
     from halotile.storage.run_directory.directory import RunDirectory
@@ -100,13 +103,17 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
         )
     check_not_waiting(run)
     job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=KIND))
-    plan = make_plan(job, fresh=fresh, same_input=same_input)
-    look(plan)
+    figures, rows, plans = _planned(job, fresh=fresh, same_input=same_input)
     # Wherever the job is resumed later, it uses the resources there: in the batch job that is the allocation.
-    saved = dict(plan.documents.asked)
+    saved = dict(plans[0].documents.asked)
     saved["cluster"] = {**saved["cluster"], "kind": "auto"}
-    saved["run"] = {**saved["run"], "workers": plan.run.count}
-    job = dataclasses.replace(job, run=plan.run)
+    run_section = dataclasses.replace(plans[0].run, workers=max(plan.run.count for plan in plans))
+    saved["run"] = {**saved["run"], "workers": run_section.workers}
+    if takes_many(job):
+        pattern: Any = job
+        saved["input"] |= {"path": pattern.input.path, "sides": dict(pattern.input.sides)}
+        saved["output"] |= {"path": str(full_path(job.place))}
+    job = dataclasses.replace(job, run=run_section)
     submission = Submission(
         job=saved,
         notice_seconds=notice_seconds(job.cluster),
@@ -114,13 +121,31 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
         submitted_from=_this_machine(),
         submitted=time.time(),
     )
-    return Prepared(job, plan, submission, batch_script(job, run.path, _umask()), run)
+    return Prepared(figures, rows, submission, batch_script(job, run.path, _umask()), run)
+
+
+def _planned(
+    job: Job, *, fresh: bool, same_input: bool
+) -> tuple[Mapping[str, Any], Sequence[Row], Sequence[Plan]]:
+    """Plan a job, or that of each image: figures, rows, and plans."""
+    from halotile.cli import many
+    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.runs.outputs.claim import look
+
+    if takes_many(job):
+        images = many.plan_images(job, fresh=fresh, same_input=same_input, quiet=False)
+        images.check_disk()
+        many.name_failures(images.failed)
+        return many.figures_of(images), many.plan_rows(images), [*images.plans.values()]
+    plan = make_plan(job, fresh=fresh, same_input=same_input)
+    look(plan)
+    return plan.summary(), plan.kind.rows(plan.summary() | {"resumed_blocks": 0}), [plan]
 
 
 def show(prepared: Prepared) -> None:
     """Print the script and the plan."""
     echo(prepared.script)
-    print_rows("plan", prepared.plan.kind.rows(prepared.plan.summary() | {"resumed_blocks": 0}))
+    print_rows("plan", prepared.rows)
 
 
 def submitted_words(made: Submission, run: RunDirectory) -> str:
@@ -134,6 +159,7 @@ def submitted_words(made: Submission, run: RunDirectory) -> str:
 
 def attend(path: Path) -> None:
     """Make one attempt at a submitted run, inside its batch job."""
+    from halotile.cli import many
     from halotile.cli.config.loading import Flags, check_saved_job
     from halotile.cli.running import go
     from halotile.graphs.clusters._orphans import ATTENDED
@@ -149,8 +175,16 @@ def attend(path: Path) -> None:
         options = submission.options
         flags = Flags(allow_import=options["allow_import"])
         job = check_saved_job(dict(submission.job), path, "batch.json", flags)
+        how = {"fresh": fresh, "same_input": options["same_input"], "as_json": False, "quiet": False}
         try:
-            go(job, fresh=fresh, same_input=options["same_input"], as_json=False, quiet=False)
+            if takes_many(job):
+                with run.lock(patience_seconds(LOCK_SECONDS)):
+                    many.go(job, **how, directory=run, since=submission.submitted)
+            else:
+                go(job, **how)
+        except Exit as ended:
+            ended.args = ("some of it failed: `recon-cli logs` shows what",)
+            raise
         except StoppedEarly as early:  # before the run, while it was planned
             raise Stopped(str(early), str(early).split()[-1]) from early
 

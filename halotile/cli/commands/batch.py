@@ -44,7 +44,7 @@ def submit(
     flags = Flags(workers=workers, dashboard=not no_dashboard, allow_import=allow_import)
     prepared = prepare(load_job(config, overrides or (), flags), fresh=fresh, same_input=same_input)
     if dry_run and as_json:
-        print_json({"script": prepared.script, "plan": prepared.plan.summary()})
+        print_json({"script": prepared.script, "plan": prepared.figures})
         return
     if dry_run:
         show(prepared)

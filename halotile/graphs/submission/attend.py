@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -157,7 +158,7 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     files.clear_end()
     try:
         with drains_within(drain_seconds(begun.notice_seconds)):
-            go(begun, begun.options["fresh"] and not _has_begun(run, begun.submitted))
+            go(begun, begun.options["fresh"] and not has_begun(run, begun.submitted))
     except Stopped as stopped:
         if stopped.requested_by != TIME_IS_UP:
             raise
@@ -180,11 +181,15 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
 
 def _retry_later(in_use: OutputInUse, submission: Submission, run: RunDirectory) -> NoReturn:
     """End an attempt that did not get its output: if its holder is lost, another attempt may find it free."""
-    files = BatchFiles(run)
-    updated = (run.read_status() or {}).get("updated", 0.0)
-    if updated > submission.began:  # another driver is at work there: it is its run
+    files, status = BatchFiles(run), run.read_status() or {}
+    updated = status.get("updated", 0.0)
+    if (status.get("pid"), status.get("host")) == (os.getpid(), socket.gethostname()):
+        is_lost = _done_since(run, submission.began) > 0  # of several images, the others were done
+    elif updated > submission.began:  # another driver is at work there: it is its run
         raise in_use
-    if time.time() - max(updated, submission.submitted) > SILENCE_SECONDS:
+    else:
+        is_lost = time.time() - max(updated, submission.submitted) <= SILENCE_SECONDS
+    if not is_lost:
         files.mark_end(ended_by(in_use))
         raise in_use
     ignore_signals()
@@ -203,7 +208,7 @@ def drain_seconds(notice_seconds: float) -> float:
     return max(notice_seconds - END_SECONDS, notice_seconds / 2)
 
 
-def _has_begun(run: RunDirectory, since: float) -> bool:
+def has_begun(run: RunDirectory, since: float) -> bool:
     """Return True if a run has had its output for itself since then: the effect of --fresh happens once."""
     return any(event.get("event") == "begin" and event.get("time", 0) > since for event in run.read_events())
 
