@@ -21,7 +21,7 @@ from typer import Exit
 
 from halotile.cli.exits import StoppedEarly
 from halotile.cli.screens.batch_state import CANCELLED
-from halotile.cli.screens.screen import echo, print_rows
+from halotile.cli.screens.screen import complain, echo, print_rows
 from halotile.errors import ClusterFailed, ConfigError, Stopped
 from halotile.graphs.kinds.patterns import takes_many
 from halotile.graphs.waiting import patience_seconds
@@ -33,11 +33,12 @@ from halotile.storage.run_directory.names import WORKERS
 if TYPE_CHECKING:
     from halotile.graphs.kinds.base import Row
     from halotile.graphs.kinds.sections import Job
-    from halotile.graphs.plans.plan import Plan
     from halotile.graphs.submission.attend import Submission
 
 KIND = "slurm"
 """Kind of cluster of the plan: for a batch system, independent of this machine or an allocation around it."""
+TRIAL_SECONDS = 5.0
+"""Time for trials of the user's code on the machine that submits, which others share: the batch job tries it all."""
 END_SECONDS = 60.0
 """Time that a job may take to end."""
 POLL_SECONDS = 1.0
@@ -84,6 +85,9 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     HalotileError
         When a run would be refused.
     """
+    from halotile.graphs.plans.documents import documents_of
+    from halotile.graphs.plans.resources.worker_count import Requested, workers_of
+    from halotile.graphs.plans.trials.denoiser_trials import TrialTooLong, trials_within
     from halotile.graphs.submission.attend import Submission, check_not_waiting
     from halotile.graphs.submission.script import batch_script, check_walltime, notice_seconds
     from halotile.storage.run_directory.directory import RunDirectory
@@ -103,17 +107,21 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
         )
     check_not_waiting(run)
     job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=KIND))
-    figures, rows, plans = _planned(job, fresh=fresh, same_input=same_input)
+    try:
+        with trials_within(TRIAL_SECONDS):
+            figures, rows, workers = _planned(job, fresh=fresh, same_input=same_input)
+    except TrialTooLong as late:
+        note = f"{late} ({TRIAL_SECONDS:g} s are allowed): the batch job plans the run"
+        figures, rows, workers = (
+            {"notes": [note]},
+            [("note", note)],
+            workers_of(job.run, job.cluster, "cpu").workers,
+        )
+        complain(f"note: {note}")
     # Wherever the job is resumed later, it uses the resources there: in the batch job that is the allocation.
-    saved = dict(plans[0].documents.asked)
+    job = dataclasses.replace(job, run=dataclasses.replace(job.run, workers=workers))
+    saved = dict(documents_of(job, Requested(workers, "")).asked)
     saved["cluster"] = {**saved["cluster"], "kind": "auto"}
-    run_section = dataclasses.replace(plans[0].run, workers=max(plan.run.count for plan in plans))
-    saved["run"] = {**saved["run"], "workers": run_section.workers}
-    if takes_many(job):
-        pattern: Any = job
-        saved["input"] |= {"path": pattern.input.path, "sides": dict(pattern.input.sides)}
-        saved["output"] |= {"path": str(full_path(job.place))}
-    job = dataclasses.replace(job, run=run_section)
     submission = Submission(
         job=saved,
         notice_seconds=notice_seconds(job.cluster),
@@ -124,10 +132,8 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     return Prepared(figures, rows, submission, batch_script(job, run.path, _umask()), run)
 
 
-def _planned(
-    job: Job, *, fresh: bool, same_input: bool
-) -> tuple[Mapping[str, Any], Sequence[Row], Sequence[Plan]]:
-    """Plan a job, or that of each image: figures, rows, and plans."""
+def _planned(job: Job, *, fresh: bool, same_input: bool) -> tuple[Mapping[str, Any], Sequence[Row], int]:
+    """Plan a job, or that of each image: figures, rows, and the number of workers."""
     from halotile.cli import many
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.runs.outputs.claim import look
@@ -136,10 +142,14 @@ def _planned(
         images = many.plan_images(job, fresh=fresh, same_input=same_input, quiet=False)
         images.check_disk()
         many.name_failures(images.failed)
-        return many.figures_of(images), many.plan_rows(images), [*images.plans.values()]
+        return (
+            many.figures_of(images),
+            many.plan_rows(images),
+            max(plan.run.count for plan in images.plans.values()),
+        )
     plan = make_plan(job, fresh=fresh, same_input=same_input)
     look(plan)
-    return plan.summary(), plan.kind.rows(plan.summary() | {"resumed_blocks": 0}), [plan]
+    return plan.summary(), plan.kind.rows(plan.summary() | {"resumed_blocks": 0}), plan.run.count
 
 
 def show(prepared: Prepared) -> None:
