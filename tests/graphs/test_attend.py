@@ -28,6 +28,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs import driver
 from halotile.graphs.runs.outputs import claim
+from halotile.graphs.runs.signals import Signals
 from halotile.graphs.runs.status import status_of
 from halotile.graphs.submission.attend import (
     SILENCE_SECONDS,
@@ -36,6 +37,7 @@ from halotile.graphs.submission.attend import (
     check_not_waiting,
     submission_in,
 )
+from halotile.graphs.submission.script import DRAIN_AT
 from halotile.graphs.waiting import patience_seconds
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.batch_files import BatchFiles
@@ -112,6 +114,24 @@ def test_another_driver_at_work_has_the_run_to_itself(
         attend(made, held)
     assert not requested
     assert BatchFiles(made).failure() is None
+
+
+def test_a_driver_sends_itself_the_signal_that_its_batch_system_does_not(
+    run: Callable[[float], RunDirectory], requested: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run(60)
+    monkeypatch.setenv(DRAIN_AT, str(int(time.time()) + 1))
+
+    def go(*_: object) -> None:
+        with Signals() as signals:
+            while not signals.requested:
+                time.sleep(0.01)
+        made.write_status(status_of(replace(NOTHING, done=1), "stopped", "", output="out"))
+        raise Stopped("stopped", signals.name)
+
+    with pytest.raises(Stopped):
+        attend(made, go)
+    assert requested == ["7"]
 
 
 @pytest.mark.parametrize("done", [3, 2])

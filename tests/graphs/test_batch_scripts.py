@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from halotile.errors import ConfigError
+from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.clusters import htcondor, lsf, oar, pbs, sge, slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection.credentials import Credentials
@@ -19,7 +19,9 @@ from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run
 from halotile.graphs.plans.resources.devices import note_of_cluster
-from halotile.graphs.submission.script import batch_script
+from halotile.graphs.submission.queues import queue_of
+from halotile.graphs.submission.script import batch_script, check_walltime
+from halotile.graphs.submission.script import script_of as script_of_run
 from halotile.registry import names
 
 pytestmark = pytest.mark.filterwarnings("ignore:OAR Job memory")
@@ -140,6 +142,58 @@ def test_the_script_of_a_whole_run(how: str) -> None:
         sys.executable, "PYTHON"
     )
     assert text == (SCRIPTS / f"submit-{how}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["pbs", "sge", "lsf"])
+def test_the_script_of_a_driver(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dask
+
+    monkeypatch.chdir("/")
+    choice = replace(SITES.get(name, SITE), directives=(), kind=name)
+    job = Denoising(
+        input=Input(path="in.zarr"),
+        output=Output(path="/scratch/ada/my scan.zarr"),
+        denoiser=DenoiserChoice(name="tv"),
+        run=Run(workers=8),
+        cluster=choice,
+    )
+    with dask.config.set({f"jobqueue.{name}.job-extra-directives": ["-theirs"]}):
+        text = script_of_run(SYSTEMS[name], job, Path("/scratch/ada/my scan.zarr.run"), 0o022)
+    text = text.replace(sys.executable, "PYTHON")
+    assert text == (SCRIPTS / f"driver-{name}.txt").read_text()
+
+
+@pytest.mark.parametrize(("name", "walltime"), [("pbs", "4"), ("lsf", None)])
+def test_a_driver_needs_time_before_it_drains(name: str, walltime: str | None) -> None:
+    import dask
+
+    with (
+        dask.config.set({"jobqueue.lsf.walltime": "0:04"}),
+        pytest.raises(ConfigError, match=r"cluster\.walltime is 240 s, and a run drains 120 s before"),
+    ):
+        check_walltime(Cluster(walltime=walltime), SYSTEMS[name])
+
+
+def test_lsf_reads_a_script_from_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(tmp_path, "bsub", "Job <123> is submitted to queue <normal>.\n")
+    (tmp_path / "bsub").write_text(
+        f'#!/bin/sh\ncat > "{tmp_path}/given"\necho "Job <123> is submitted to queue <normal>."\n'
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "batch.sh").write_text("#BSUB -W 4:00\n")
+    assert queue_of("lsf").submit(tmp_path / "batch.sh") == "123"
+    assert (tmp_path / "given").read_text() == "#BSUB -W 4:00\n"
+
+
+def test_a_system_that_refuses_a_driver_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "qsub").write_text("#!/bin/sh\necho 'qsub: Unknown queue' >&2; exit 1\n")
+    (tmp_path / "qsub").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "batch.sh").write_text("")
+    with pytest.raises(ClusterFailed, match="Unknown queue"):
+        queue_of("pbs").submit(tmp_path / "batch.sh")
+    with pytest.raises(ClusterFailed, match=r"PBS does not tell the state of job 7"):
+        queue_of("pbs").state_of("7")
 
 
 def test_sge_gives_cores_by_a_name_that_only_the_site_knows() -> None:

@@ -37,7 +37,7 @@ def submit(
     no_dashboard: NoDashboard = False,
     as_json: Json = False,
 ) -> None:
-    """Run a job as a batch job of Slurm's, which goes on in another one when its time is up."""
+    """Run a job as a batch job, which goes on in another one when its time is up."""
     from halotile.cli.batch import prepare, show, submitted_words
     from halotile.cli.config.loading import Flags, load_job
 

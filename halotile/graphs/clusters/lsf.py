@@ -40,6 +40,7 @@ SYSTEM = BatchSystem(
     lists="bqueues",
     account="project",
     walltime=whole_minutes,
+    driver=("-o %J.out",),
     requests=requests,
 )
 check = SYSTEM.check

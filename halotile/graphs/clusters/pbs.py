@@ -27,6 +27,7 @@ SYSTEM = BatchSystem(
     gpus=gpus,
     lists="qstat -Q",
     walltime=clock,
+    driver=(),
 )
 check = SYSTEM.check
 start = SYSTEM.start

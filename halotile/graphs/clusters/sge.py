@@ -53,6 +53,7 @@ SYSTEM = BatchSystem(
     gpus=lambda choice, _: {"directives": [f"-l gpu={choice.gpus}"]},
     lists="qconf -sql",
     walltime=clock,
+    driver=(),
     account="project",
     requests=requests,
 )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
 from halotile.errors import ClusterFailed, ConfigError, DamagedData, OutputInUse, Stopped
-from halotile.graphs.clusters.launches import slurm_jobs
+from halotile.graphs.clusters.launches.batch_system import SLURM
 from halotile.graphs.runs.outcome import ended_by
 from halotile.graphs.runs.signals import drains_within, ignore_signals
-from halotile.graphs.submission.script import NOTICE_SECONDS
+from halotile.graphs.submission.queues import queue_of
+from halotile.graphs.submission.script import DRAIN_AT, NOTICE_SECONDS
 from halotile.storage.run_directory.batch_files import TIME_IS_UP, BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
 
@@ -41,6 +45,8 @@ class Submission:
         Seconds from the signal that its time is up to the end of a job.
     number : str
         The batch job's number.
+    system : str
+        Its batch system, by the name of its kind of cluster.
     attempts : int
         Number of attempts so far.
     began : float
@@ -53,6 +59,7 @@ class Submission:
     submitted: float
     notice_seconds: float = NOTICE_SECONDS
     number: str = ""
+    system: str = SLURM
     attempts: int = 0
     began: float = 0.0
 
@@ -90,24 +97,26 @@ def check_not_waiting(run: RunDirectory) -> None:
     ConfigError
         When it does.
     ClusterFailed
-        When Slurm does not answer.
+        When its batch system does not answer.
     """
     before = BatchFiles(run).read()
-    if before and before.get("number") and (state := slurm_jobs.state_of(before["number"])) is not None:
+    if not before or not before.get("number"):
+        return
+    if (state := queue_of(before.get("system", SLURM)).state_of(before["number"])) is not None:
         raise ConfigError(
             f"job {before['number']} of this run is {state}. Wait for it, or end it with `recon-cli cancel {shlex.quote(str(run.path))}`."
         )
 
 
 def submit(submission: Submission, script: str, run: RunDirectory) -> Submission:
-    """Submit a run to Slurm; all of its files are in its run directory.
+    """Submit a run to its batch system; all of its files are in its run directory.
 
     Raises
     ------
     ConfigError
         When a batch job of this run is waiting or running already.
     ClusterFailed
-        When Slurm refuses it.
+        When the batch system refuses it.
     """
     files = BatchFiles(run)
     is_new = not run.path.exists()
@@ -120,7 +129,7 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
         files.log_path.touch(mode=0o600)
         submission.keep(files)
         try:
-            submitted = replace(submission, number=slurm_jobs.submit(files.script_path))
+            submitted = replace(submission, number=queue_of(submission.system).submit(files.script_path))
         except ClusterFailed:
             files.restore(before)
             if is_new:
@@ -157,7 +166,7 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     begun.keep(files)
     files.clear_end()
     try:
-        with drains_within(drain_seconds(begun.notice_seconds)):
+        with _signalled_at(os.environ.get(DRAIN_AT)), drains_within(drain_seconds(begun.notice_seconds)):
             go(begun, begun.options["fresh"] and not has_begun(run, begun.submitted))
     except Stopped as stopped:
         if stopped.requested_by != TIME_IS_UP:
@@ -177,6 +186,22 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
         files.mark_end(ended_by(error))
         raise
     files.mark_end(None)
+
+
+@contextmanager
+def _signalled_at(moment: str | None) -> Iterator[None]:
+    """Send this process the signal that its time is up, where the script of its job says when: Slurm sends it itself."""
+    if not moment:
+        yield
+        return
+    call = os.getpid(), signal.Signals[TIME_IS_UP]
+    timer = threading.Timer(float(moment) - time.time(), os.kill, call)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _retry_later(in_use: OutputInUse, submission: Submission, run: RunDirectory) -> NoReturn:
@@ -227,11 +252,12 @@ def _request_again(submission: Submission, files: BatchFiles) -> None:
     ClusterFailed
         Where no job may be submitted either.
     """
+    queue = queue_of(submission.system)
     try:
-        slurm_jobs.requeue(submission.number)
+        queue.requeue(submission.number)
     except ClusterFailed as refused:
         try:
-            replace(submission, number=slurm_jobs.submit(files.script_path)).keep(files)
+            replace(submission, number=queue.submit(files.script_path)).keep(files)
         except ClusterFailed as error:
             reason = f"it has to go on in another job, and can be neither requeued ({refused}) nor submitted again ({error})"
             files.mark_end(f"{reason}: `recon-cli submit` goes on")

@@ -106,7 +106,7 @@ def start_jobs(system: BatchSystem, order: Order) -> Iterator[RunningCluster]:
     address = address_of_interface(interface) if interface else own_address()
 
     def make(security: Security, logs: Path, scheduler: dict[str, Any]) -> Any:
-        with _refusals_described(system, order.choice):
+        with refusals_described(system, order.choice):
             return cluster_class(
                 **job_arguments(system, order, logs),
                 job_cls=reporting_class(cluster_class.job_cls, logs, system),
@@ -128,7 +128,7 @@ def start_jobs(system: BatchSystem, order: Order) -> Iterator[RunningCluster]:
 
 
 @contextmanager
-def _refusals_described(system: BatchSystem, choice: sections.Cluster) -> Iterator[None]:
+def refusals_described(system: BatchSystem, choice: sections.Cluster) -> Iterator[None]:
     """Raise a refusal of dask-jobqueue as a ConfigError that names what was refused."""
     try:
         yield
@@ -158,9 +158,8 @@ def _plain_path(folder: Path | None) -> Iterator[Path | None]:
 
 def job_script(system: BatchSystem, order: Order, *, address: str, logs: Path, security: Security) -> str:
     """The script of one job, as it would be submitted."""
-    job_class = system.cluster_class().job_cls
-    with _refusals_described(system, order.choice):
-        job = job_class(
+    with refusals_described(system, order.choice):
+        job = system.cluster_class().job_cls(
             address,
             name=f"{NAME}-0",
             protocol="tls://",
