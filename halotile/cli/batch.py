@@ -68,12 +68,6 @@ class Prepared:
     script: str
     run: RunDirectory
 
-    def submit(self) -> Submission:
-        """Submit the script to its batch system."""
-        from halotile.graphs.submission.attend import submit
-
-        return submit(self.submission, self.script, self.run)
-
 
 def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     """Plan a job as it will run inside its batch job; nothing is written.

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from halotile.cli import batch, exits
 from halotile.cli.main import app
+from halotile.graphs.clusters import sge
+from halotile.graphs.submission.queues import queue_of
 from tests.faults import REPOSITORY
 from tests.gridengine import GridEngine
 from tests.hpc import BLOCKS, HpcJob, wait_for
@@ -168,3 +170,21 @@ def test_a_real_grid_engine_starts_workers_and_a_driver_that_submits_itself_agai
     assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1)), "a block twice"
     job.check_whole()
     wait_for(lambda: not grid_engine.jobs())
+
+
+@pytest.mark.cluster
+@pytest.mark.thorough
+def test_a_real_grid_engine_says_why_a_job_is_in_error(
+    grid_engine: GridEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in grid_engine.settings.items():
+        monkeypatch.setenv(name, value)
+    script, queue = tmp_path / "batch.sh", queue_of("sge")
+    script.write_text("#$ -S /bin/bash\n#$ -o /no/such/folder/log\ntrue\n")
+    number = queue.submit(script)
+    assert "Eqw" in wait_for(lambda: (state := queue.state_of(number)) != "in the queue" and state)
+    assert "/no/such/folder" in queue.state_of(number)
+    states = sge.SYSTEM.states([number, "999999"])
+    assert {job: state.over for job, state in states.items()} == {number: True, "999999": True}
+    queue.cancel(number)
+    wait_for(lambda: queue.state_of(number) is None)

@@ -8,8 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
@@ -19,6 +18,7 @@ from halotile.graphs.runs.outcome import ended_by
 from halotile.graphs.runs.signals import drains_within, ignore_signals
 from halotile.graphs.submission.queues import queue_of
 from halotile.graphs.submission.script import DRAIN_AT, NOTICE_SECONDS
+from halotile.graphs.waiting import report_if_slow
 from halotile.storage.run_directory.batch_files import TIME_IS_UP, BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
 
@@ -166,7 +166,10 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     begun.keep(files)
     files.clear_end()
     try:
-        with _signalled_at(os.environ.get(DRAIN_AT)), drains_within(drain_seconds(begun.notice_seconds)):
+        drains = drains_within(drain_seconds(begun.notice_seconds))
+        # Slurm signals itself; where the script of a job says when its time is up, this process sends itself the signal.
+        moment = min(float(os.environ.get(DRAIN_AT) or "inf") - begun.began, threading.TIMEOUT_MAX)
+        with drains, report_if_slow(_signal_itself, TIME_IS_UP, moment):
             go(begun, begun.options["fresh"] and not has_begun(run, begun.submitted))
     except Stopped as stopped:
         if stopped.requested_by != TIME_IS_UP:
@@ -188,20 +191,8 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     files.mark_end(None)
 
 
-@contextmanager
-def _signalled_at(moment: str | None) -> Iterator[None]:
-    """Send this process the signal that its time is up, where the script of its job says when: Slurm sends it itself."""
-    if not moment:
-        yield
-        return
-    call = os.getpid(), signal.Signals[TIME_IS_UP]
-    timer = threading.Timer(float(moment) - time.time(), os.kill, call)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _signal_itself(name: str) -> None:
+    os.kill(os.getpid(), signal.Signals[name])
 
 
 def _retry_later(in_use: OutputInUse, submission: Submission, run: RunDirectory) -> NoReturn:

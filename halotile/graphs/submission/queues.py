@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from halotile.errors import ClusterFailed
 from halotile.graphs.clusters.launches import slurm_jobs
@@ -15,25 +15,9 @@ from halotile.registry import find
 from halotile.storage.run_directory.names import WORKERS
 
 
-class Queue(Protocol):
-    """The commands of a batch system for whole runs. Each raises ClusterFailed with its message where it fails."""
-
-    def submit(self, script: Path) -> str:
-        """Submit a script and return the number of the job."""
-
-    def requeue(self, job: str) -> None:
-        """Put a running job back into the queue."""
-
-    def cancel(self, job: str) -> None:
-        """End a job in any state."""
-
-    def state_of(self, job: str) -> str | None:
-        """State of a job; None when it is over."""
-
-
 @dataclass(frozen=True)
 class JobQueue:
-    """The queue of a batch system that dask-jobqueue knows."""
+    """The queue of a batch system that dask-jobqueue knows. Each command raises ClusterFailed where it fails."""
 
     system: BatchSystem
 
@@ -64,6 +48,6 @@ class JobQueue:
         return None if state.over and not state.text.startswith("Eqw") else state.text
 
 
-def queue_of(name: str) -> Queue:
-    """The queue of a batch system, by the name of its kind of cluster."""
+def queue_of(name: str) -> Any:
+    """The queue of a batch system, by the name of its kind of cluster: a JobQueue, or the module with the same functions for Slurm."""
     return slurm_jobs if name == SLURM else JobQueue(find("clusters", name).SYSTEM)

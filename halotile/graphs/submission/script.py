@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +63,14 @@ def driver_script(system: BatchSystem, job: Job, run: Path, umask: int) -> str:
         header = system.cluster_class().job_cls("", name=NAME, **arguments).job_header
     seconds = walltime_seconds(system, choice)
     drain_at = f"$(( $(date +%s) + {seconds - NOTICE_SECONDS} ))" if seconds else ""
-    return "\n".join(
-        [
-            f"{system.configured('shebang')}\n{header}",
-            f"exec >> {shlex.quote(str(run / LOG))} 2>&1",
-            f"umask {umask:03o}",
-            f"cd {shlex.quote(os.getcwd())}",
-            f"export {DRAIN_AT}={drain_at}",
-            *arguments.get("job_script_prologue", system.configured("job-script-prologue") or ()),
-            _attend(run),
-            "",
-        ]
-    )
+    head = [
+        f"{system.configured('shebang')}\n{header}",
+        f"exec >> {shlex.quote(str(run / LOG))} 2>&1",
+        f"cd {shlex.quote(os.getcwd())}",
+        f"export {DRAIN_AT}={drain_at}",
+    ]
+    prologue = arguments.get("job_script_prologue", system.configured("job-script-prologue") or ())
+    return _script(head, umask, prologue, run)
 
 
 def walltime_seconds(system: BatchSystem, choice: Cluster) -> int | None:
@@ -86,9 +82,10 @@ def walltime_seconds(system: BatchSystem, choice: Cluster) -> int | None:
     return seconds_of(configured) if is_walltime(configured) else None
 
 
-def _attend(run: Path) -> str:
+def _script(head: Sequence[str], umask: int, prologue: Sequence[str], run: Path) -> str:
     # In the place of the shell, which would handle a signal only once its command has ended.
-    return f"exec {shlex.join([sys.executable, '-P', '-m', 'halotile', 'attend', str(run)])}"
+    attend = f"exec {shlex.join([sys.executable, '-P', '-m', 'halotile', 'attend', str(run)])}"
+    return "\n".join([*head, f"umask {umask:03o}", *prologue, attend, ""])
 
 
 def batch_script(job: Job, run: Path, umask: int) -> str:
@@ -129,16 +126,8 @@ def batch_script(job: Job, run: Path, umask: int) -> str:
     }
     lines = [_line(key, str(value)) for key, value in requested.items() if value is not None]
     lines = [line for line in lines if not any(skip in line for skip in cluster.directives_skip)]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *(f"#SBATCH {line}" for line in [*lines, *cluster.directives]),
-            f"umask {umask:03o}",
-            *cluster.prologue,
-            _attend(run),
-            "",
-        ]
-    )
+    head = ["#!/bin/bash", *(f"#SBATCH {line}" for line in [*lines, *cluster.directives])]
+    return _script(head, umask, cluster.prologue, run)
 
 
 def check_walltime(cluster: Cluster, system: BatchSystem) -> None:

@@ -20,7 +20,7 @@ from distributed.security import Security
 
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import first_line
-from halotile.graphs.clusters.base import Order, RunningCluster
+from halotile.graphs.clusters.base import Order, RunningCluster, traits_of
 from halotile.graphs.clusters.connection.addresses import address_of_interface, own_address
 from halotile.graphs.clusters.connection.credentials import Credentials, private_base
 from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
@@ -46,7 +46,7 @@ _REFUSED = re.compile(r"stderr:\n(.*?)\s*\Z", re.DOTALL)
 def job_arguments(system: BatchSystem, order: Order, logs: Path) -> dict[str, Any]:
     """Arguments of the dask-jobqueue class; those left out here are as in ``~/.config/dask/jobqueue.yaml``."""
     choice = order.choice
-    for key in system.ignored:
+    for key in traits_of(system.module).ignored:
         if getattr(choice, key) is not None:
             raise ConfigError(
                 f"cluster.{key} is {getattr(choice, key)}, and {system.title} has nothing of the kind: leave it out, or write it in "

@@ -47,8 +47,6 @@ class BatchSystem:
         Converts directives to dask-jobqueue's format.
     prologue : callable
         Escapes a line of the prologue for the system's scripts.
-    ignored : tuple of str
-        Keys of the cluster section that mean nothing to it.
     usual : mapping
         Arguments that the class requires and its configuration leaves empty.
     driver : sequence of str, optional
@@ -68,7 +66,6 @@ class BatchSystem:
     walltime: Callable[[str], str] = str
     directives: Callable[[list[str]], Any] = list
     prologue: Callable[[str], str] = str
-    ignored: tuple[str, ...] = ()
     usual: Mapping[str, Any] = field(default_factory=dict)
     driver: Sequence[str] | None = None
     requests: Callable[[sections.Cluster, int, Path], Mapping[str, Any]] = lambda *_: {}

@@ -50,7 +50,6 @@ MOST_THREADS = 4
 """Threads of a trial: its windows are small."""
 UNCOMPARED = "tiles were not compared with larger windows"
 UNTRIED = "tiles were not compared on parts of the image"
-MOMENT_SECONDS = 0.01
 SAMPLE_SECONDS = 60.0
 """Longest time that a trial on parts of the image may take."""
 
@@ -291,7 +290,7 @@ def bounded(call: Callable[[], T], title: str, run: Run, *, seconds: float | Non
         timed = partial(_timed, call, left[0] if left else 0.0)
         result, taken = call_bounded(timed, limit_bytes, seconds)
         if left:
-            left[0] = max(left[0] - taken, MOMENT_SECONDS)
+            left[0] = max(left[0] - taken, 0.01)  # 0 would be no limit
         return result
     except MemoryError as error:
         raise _refusal(title, limit_bytes, "needs more than that to be tried") from error
