@@ -12,6 +12,7 @@ import pytest
 
 from halotile.graphs.clusters import local
 from halotile.graphs.clusters.base import Order, RunningCluster
+from tests import gridengine
 from tests.slurm import Slurm, running, why_not
 from tests.stores import ObjectServer, serving, told_by_environment
 
@@ -106,6 +107,15 @@ def slurm() -> Iterator[Slurm]:
         pytest.skip(reason)
     # Not among pytest's own: its daemons want a way to their socket that everybody may go.
     with TemporaryDirectory(prefix="halotile-slurm-") as folder, running(Path(folder)) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def grid_engine() -> Iterator[gridengine.GridEngine]:
+    """A real Grid Engine of one machine, started once."""
+    if reason := gridengine.why_not():
+        pytest.skip(reason)
+    with TemporaryDirectory(prefix="halotile-sge-") as folder, gridengine.running(Path(folder)) as started:
         yield started
 
 

@@ -1,4 +1,4 @@
-"""Submitted runs on the command line: requests to Slurm, and reports from a run directory alone."""
+"""Submitted runs on the command line: requests to batch systems, and reports from a run directory alone."""
 
 from __future__ import annotations
 
@@ -10,29 +10,35 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from typer import Exit
+
 from halotile.cli.exits import StoppedEarly
 from halotile.cli.screens.batch_state import CANCELLED
-from halotile.cli.screens.screen import echo, print_rows
+from halotile.cli.screens.screen import complain, echo, print_rows
 from halotile.errors import ClusterFailed, ConfigError, Stopped
+from halotile.graphs.kinds.patterns import takes_many
+from halotile.graphs.waiting import patience_seconds
+from halotile.registry import find
 from halotile.storage.disk.object_path import full_path
 from halotile.storage.run_directory.batch_files import BatchFiles
-from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.directory import LOCK_SECONDS, RunDirectory
 from halotile.storage.run_directory.names import WORKERS
 
 if TYPE_CHECKING:
+    from halotile.graphs.clusters.launches.batch_system import BatchSystem
+    from halotile.graphs.kinds.base import Row
     from halotile.graphs.kinds.sections import Job
-    from halotile.graphs.plans.plan import Plan
     from halotile.graphs.submission.attend import Submission
 
-KIND = "slurm"
-"""Kind of cluster of the plan: for a batch system, independent of this machine or an allocation around it."""
+TRIAL_SECONDS = 5.0
+"""Time for trials of the user's code on the machine that submits, which others share: the batch job tries it all."""
 END_SECONDS = 60.0
 """Time that a job may take to end."""
 POLL_SECONDS = 1.0
@@ -44,10 +50,10 @@ class Prepared:
 
     Parameters
     ----------
-    job : Job
-        The job, of any kind.
-    plan : Plan
-        Its plan.
+    figures : mapping
+        Its plan, for programs.
+    rows : sequence of tuple
+        Its plan, for people.
     submission : Submission
         The record of the submission that is stored.
     script : str
@@ -56,17 +62,11 @@ class Prepared:
         Directory of the run and its files.
     """
 
-    job: Job
-    plan: Plan
+    figures: Mapping[str, Any]
+    rows: Sequence[Row]
     submission: Submission
     script: str
     run: RunDirectory
-
-    def submit(self) -> Submission:
-        """Submit the script to Slurm."""
-        from halotile.graphs.submission.attend import submit
-
-        return submit(self.submission, self.script, self.run)
 
 
 def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
@@ -79,48 +79,84 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
     HalotileError
         When a run would be refused.
     """
-    from halotile.graphs.plans.make import make_plan
-    from halotile.graphs.runs.outputs.claim import look
+    from halotile.graphs.clusters.launches.batch_system import SLURM
+    from halotile.graphs.plans.documents import documents_of
+    from halotile.graphs.plans.resources.worker_count import Requested, workers_of
+    from halotile.graphs.plans.trials.denoiser_trials import TrialTooLong, trials_within
     from halotile.graphs.submission.attend import Submission, check_not_waiting
-    from halotile.graphs.submission.script import batch_script, check_walltime, notice_seconds
+    from halotile.graphs.submission.script import check_walltime, notice_seconds, script_of
     from halotile.storage.run_directory.directory import RunDirectory
 
     if not job.cluster.tls:
         raise ConfigError("cluster.tls is false, and a batch job may have several machines: leave it out.")
-    if job.cluster.kind not in ("auto", KIND, "slurm-alloc"):
+    # Independent of this machine, or an allocation around it.
+    system = SLURM if job.cluster.kind in ("auto", "slurm-alloc") else job.cluster.kind
+    of_system: BatchSystem | None = getattr(find("clusters", system), "SYSTEM", None)
+    if of_system is None or of_system.driver is None:
         raise ConfigError(
-            f"cluster.kind is {job.cluster.kind}, and submit makes one batch job of Slurm's for all workers. Write kind: auto or "
-            "slurm, or start it with `recon-cli run`."
+            f"cluster.kind is {system}, and submit is for Slurm, PBS, SGE and LSF. Write kind: slurm, pbs, sge or lsf, or start it "
+            "with `recon-cli run`."
         )
-    check_walltime(job.cluster)
+    check_walltime(job.cluster, of_system)
     run = RunDirectory.beside(full_path(job.place))
-    if "\\" in str(run.path):
+    if "\\" in str(run.path) and system == SLURM:
         raise ConfigError(
             f"output.path is {job.place}, and Slurm drops the backslash from the names of its logs. Write a path without."
         )
     check_not_waiting(run)
-    job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=KIND))
-    plan = make_plan(job, fresh=fresh, same_input=same_input)
-    look(plan)
-    # Wherever the job is resumed later, it uses the resources there: in the batch job that is the allocation.
-    saved = dict(plan.documents.asked)
-    saved["cluster"] = {**saved["cluster"], "kind": "auto"}
-    saved["run"] = {**saved["run"], "workers": plan.run.count}
-    job = dataclasses.replace(job, run=plan.run)
+    job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, kind=system))
+    try:
+        with trials_within(TRIAL_SECONDS):
+            figures, rows, workers = _planned(job, fresh=fresh, same_input=same_input)
+    except TrialTooLong as late:
+        note = f"{late} ({TRIAL_SECONDS:g} s are allowed): the batch job plans the run"
+        figures, rows, workers = (
+            {"notes": [note]},
+            [("note", note)],
+            workers_of(job.run, job.cluster, "cpu").workers,
+        )
+        complain(f"note: {note}")
+    job = dataclasses.replace(job, run=dataclasses.replace(job.run, workers=workers))
+    saved = dict(documents_of(job, Requested(workers, "")).asked)
+    if (
+        system == SLURM
+    ):  # wherever it is resumed later, it uses the resources there: in the batch job that is the allocation
+        saved["cluster"] = {**saved["cluster"], "kind": "auto"}
     submission = Submission(
         job=saved,
-        notice_seconds=notice_seconds(job.cluster),
+        notice_seconds=notice_seconds(job.cluster, system),
         options={"fresh": fresh, "same_input": same_input, "allow_import": job.allow_import},
         submitted_from=_this_machine(),
         submitted=time.time(),
+        system=system,
     )
-    return Prepared(job, plan, submission, batch_script(job, run.path, _umask()), run)
+    return Prepared(figures, rows, submission, script_of(of_system, job, run.path, _umask()), run)
+
+
+def _planned(job: Job, *, fresh: bool, same_input: bool) -> tuple[Mapping[str, Any], Sequence[Row], int]:
+    """Plan a job, or that of each image: figures, rows, and the number of workers."""
+    from halotile.cli import many
+    from halotile.graphs.plans.make import make_plan
+    from halotile.graphs.runs.outputs.claim import look
+
+    if takes_many(job):
+        images = many.plan_images(job, fresh=fresh, same_input=same_input, quiet=False)
+        images.check_disk()
+        many.name_failures(images.failed)
+        return (
+            many.figures_of(images),
+            many.plan_rows(images),
+            max(plan.run.count for plan in images.plans.values()),
+        )
+    plan = make_plan(job, fresh=fresh, same_input=same_input)
+    look(plan)
+    return plan.summary(), plan.kind.rows(plan.summary() | {"resumed_blocks": 0}), plan.run.count
 
 
 def show(prepared: Prepared) -> None:
     """Print the script and the plan."""
     echo(prepared.script)
-    print_rows("plan", prepared.plan.kind.rows(prepared.plan.summary() | {"resumed_blocks": 0}))
+    print_rows("plan", prepared.rows)
 
 
 def submitted_words(made: Submission, run: RunDirectory) -> str:
@@ -134,6 +170,7 @@ def submitted_words(made: Submission, run: RunDirectory) -> str:
 
 def attend(path: Path) -> None:
     """Make one attempt at a submitted run, inside its batch job."""
+    from halotile.cli import many
     from halotile.cli.config.loading import Flags, check_saved_job
     from halotile.cli.running import go
     from halotile.graphs.clusters._orphans import ATTENDED
@@ -149,8 +186,16 @@ def attend(path: Path) -> None:
         options = submission.options
         flags = Flags(allow_import=options["allow_import"])
         job = check_saved_job(dict(submission.job), path, "batch.json", flags)
+        how = {"fresh": fresh, "same_input": options["same_input"], "as_json": False, "quiet": False}
         try:
-            go(job, fresh=fresh, same_input=options["same_input"], as_json=False, quiet=False)
+            if takes_many(job):
+                with run.lock(patience_seconds(LOCK_SECONDS)):
+                    many.go(job, **how, directory=run, since=submission.submitted)
+            else:
+                go(job, **how)
+        except Exit as ended:
+            ended.args = ("some of it failed: `recon-cli logs` shows what",)
+            raise
         except StoppedEarly as early:  # before the run, while it was planned
             raise Stopped(str(early), str(early).split()[-1]) from early
 
@@ -227,18 +272,19 @@ def cancel(directory: Path) -> str:
     ConfigError
         When the run is over, or its driver is on another machine.
     ClusterFailed
-        When Slurm does not answer, or the job does not end.
+        When the batch system does not answer, or the job does not end.
     """
-    from halotile.graphs.clusters.launches import slurm_jobs
+    from halotile.graphs.clusters.launches.batch_system import SLURM
+    from halotile.graphs.submission.queues import queue_of
 
     run = RunDirectory(directory)
     files = BatchFiles(run)
-    record = files.read()
-    number = record.get("number") if record else ""
-    if number and slurm_jobs.state_of(number) is not None:
+    record = files.read() or {}
+    number, queue = record.get("number"), queue_of(record.get("system", SLURM))
+    if number and queue.state_of(number) is not None:
         if not files.finished:
-            slurm_jobs.cancel(number)
-        _await_end(lambda: slurm_jobs.state_of(number) is None, f"job {number}")
+            queue.cancel(number)
+        _await_end(lambda: queue.state_of(number) is None, f"job {number}")
         if files.finished:
             raise ConfigError(f"{directory}: the run has finished.")
         files.mark_end(CANCELLED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,12 @@ import typer
 from halotile.cli import exits
 from halotile.cli.running import import_for_workers
 from halotile.cli.screens.screen import complain, print_json, print_rows
-from halotile.errors import ConfigError, HalotileError
+from halotile.errors import ConfigError, HalotileError, OutputInUse
 from halotile.graphs.amounts import bytes_text, counted, first_line
 from halotile.graphs.kinds.patterns import jobs_of
 from halotile.graphs.units import percent, rate_text, seconds_text
+from halotile.storage.disk.object_path import full_path
+from halotile.storage.run_directory.directory import RunDirectory
 
 if TYPE_CHECKING:
     from halotile.cli.status import RunStatus
@@ -35,32 +38,54 @@ def show(job: Job, *, fresh: bool, same_input: bool, as_json: bool) -> None:
     from halotile.graphs.clusters.workers.fork_server import expect_no_workers
 
     expect_no_workers()
-    many = _plan(job, fresh=fresh, same_input=same_input, quiet=as_json)
+    many = plan_images(job, fresh=fresh, same_input=same_input, quiet=as_json)
     if as_json:
-        images = {path: plan.summary() for path, plan in many.plans.items()}
-        print_json({"images": images, "failed": _errors(many.failed)})
+        print_json(figures_of(many))
     else:
-        print_rows("plan", _plan_rows(many))
+        print_rows("plan", plan_rows(many))
     many.check_disk()
-    _name_failures(many.failed)
+    name_failures(many.failed)
     _end(many.failed, len(many.plans))
 
 
-def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -> None:
-    """Run a job for each image; interrupted ones are resumed, and those that fail are named at the end."""
+def figures_of(many: ManyPlans) -> dict[str, Any]:
+    """Return the plans for programs."""
+    images = {path: plan.summary() for path, plan in many.plans.items()}
+    return {"images": images, "failed": _errors(many.failed)}
+
+
+def go(
+    job: Job,
+    *,
+    fresh: bool,
+    same_input: bool,
+    as_json: bool,
+    quiet: bool,
+    directory: RunDirectory | None = None,
+    since: float = math.inf,
+) -> None:
+    """Run a job for each image; interrupted ones are resumed, and those that fail are named at the end.
+
+    In a batch job, ``directory`` keeps the status of all images, and ``fresh`` is for images that were not begun ``since`` its submission.
+
+    Raises
+    ------
+    OutputInUse
+        In a batch job, once the other images are finished.
+    """
     began = time.perf_counter()
     from halotile.cli.screens.outcome_rows import outcome_json
     from halotile.cli.screens.progress_report import make_report
     from halotile.graphs.runs.many_images import run_many
 
     import_for_workers(job)
-    many = _plan(job, fresh=fresh, same_input=same_input, quiet=quiet)
+    many = plan_images(job, fresh=fresh, same_input=same_input, quiet=quiet, since=since)
     many.check_disk()
     planned = time.perf_counter()
     if not quiet:
         for note in _notes(many):
             complain(f"note: {note}")
-    _name_failures(many.failed)
+    name_failures(many.failed)
     numbers = {path: number for number, path in enumerate(many.plans, 1)}
     with make_report(quiet=quiet) as report:
         ended = run_many(
@@ -69,6 +94,7 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
             introduce=lambda path, plan: (
                 f"image {numbers[path]} of {len(numbers)}, {_name(path)}: {plan.kind.headline(plan.summary())}"
             ),
+            directory=directory,
         )
     times = planned - began, time.perf_counter() - began
     if as_json:
@@ -84,7 +110,10 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
     if quiet:
         _name_warnings(ended)
     if as_json or quiet:
-        _name_failures({path: error for path, error in ended.failed.items() if path not in many.failed})
+        name_failures({path: error for path, error in ended.failed.items() if path not in many.failed})
+    for error in ended.failed.values() if directory else ():
+        if isinstance(error, OutputInUse):
+            raise error
     _end(ended.failed, len(ended.outcomes), is_bad=bool(bad))
 
 
@@ -170,11 +199,15 @@ def _done(one: RunStatus | None) -> str:
     return f"{percent(one.progress.done, one.progress.total):.0f} %" if one and one.progress.total else ""
 
 
-def _plan(job: Job, *, fresh: bool, same_input: bool, quiet: bool) -> ManyPlans:
+def plan_images(
+    job: Job, *, fresh: bool, same_input: bool, quiet: bool, since: float = math.inf
+) -> ManyPlans:
+    """Plan each image; ``fresh`` is for those that were not begun ``since``."""
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.plans.plan import Plan
     from halotile.graphs.runs.many_images import plan_many
     from halotile.graphs.runs.outputs.replacing import check_outputs
+    from halotile.graphs.submission.attend import has_begun
     from halotile.graphs.waiting import no_report
     from halotile.tasks.groups.launchers import copy_of
 
@@ -185,7 +218,8 @@ def _plan(job: Job, *, fresh: bool, same_input: bool, quiet: bool) -> ManyPlans:
 
     def planned(one: Job) -> Plan:
         report_line = no_report if quiet else complain
-        plan = make_plan(one, fresh=fresh, same_input=same_input, makes_folder=True, report=report_line)
+        anew = fresh and not has_begun(RunDirectory.beside(full_path(one.place)), since)
+        plan = make_plan(one, fresh=anew, same_input=same_input, makes_folder=True, report=report_line)
         if plan.output.parent.is_dir():
             check_outputs(plan)
         return plan
@@ -193,7 +227,7 @@ def _plan(job: Job, *, fresh: bool, same_input: bool, quiet: bool) -> ManyPlans:
     return plan_many(jobs_of(job), planned)
 
 
-def _plan_rows(many: ManyPlans) -> list[Row]:
+def plan_rows(many: ManyPlans) -> list[Row]:
     plans = many.plans
     listed = [
         (_name(path), plan.kind.headline(plan.summary())) for path, plan in list(plans.items())[:MOST_ROWS]
@@ -289,7 +323,7 @@ def _errors(failed: Mapping[str, HalotileError]) -> list[dict[str, Any]]:
     return [{"image": path, "error": str(error)} for path, error in failed.items()]
 
 
-def _name_failures(failed: Mapping[str, HalotileError]) -> None:
+def name_failures(failed: Mapping[str, HalotileError]) -> None:
     for path, error in list(failed.items())[:MOST_ROWS]:
         complain(f"failed: {path}: {str(error).removeprefix(f'{path}: ')}")
     if len(failed) > MOST_ROWS:

@@ -15,6 +15,7 @@ from halotile import denoise
 from halotile.cli.config.loading import Flags, load_cluster, load_job
 from halotile.cli.main import app
 from halotile.errors import ConfigError
+from halotile.graphs.clusters import slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.submission.script import check_walltime
@@ -345,10 +346,10 @@ def test_the_walltime_leaves_time_for_work_after_an_early_signal(
 ) -> None:
     cluster = Cluster(walltime=walltime, directives=(f"--signal=B:USR1@{notice}",))
     if hint == "":
-        check_walltime(cluster)
+        check_walltime(cluster, slurm.SYSTEM)
         return
     with pytest.raises(ConfigError) as refused:
-        check_walltime(cluster)
+        check_walltime(cluster, slurm.SYSTEM)
     assert ("USR1" in str(refused.value), str(hint) in str(refused.value)) == (hint is not None,) * 2
 
 

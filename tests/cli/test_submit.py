@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import zarr
 
 from halotile.storage.run_directory.directory import RunDirectory
 from tests.hpc import BLOCKS, EDGE, HpcJob, wait_for
@@ -342,3 +344,36 @@ def test_files_of_a_submitted_run_are_for_their_owner(job: HpcJob) -> None:
     own = [path for path in job.run_directory.iterdir() if path.is_file()]
     assert {path.stat().st_mode & 0o077 for path in own} == {0}
     assert all("PRIVATE KEY" not in path.read_text(errors="replace") for path in own)
+
+
+def test_many_images_go_on_in_another_attempt_and_a_finished_one_is_not_run_again(
+    job: HpcJob, slurm: Slurm
+) -> None:
+    names = ("a", "b", "c")
+    for name in names:
+        shutil.copytree(job.folder / "in.zarr", job.folder / f"scans/{name}.zarr")
+    job.config.write_text(
+        job.config.read_text().replace("in.zarr", "scans/*.zarr").replace("out.zarr", "clean/{stem}.zarr")
+    )
+    job.set_pace(0.1)
+    number = submitted(job, "--fresh")
+    batch = job.folder / "clean/{stem}.zarr.run"
+    first = job.folder / "clean/a.zarr.run/status.json"
+    wait_for(lambda: first.exists() and json.loads(first.read_text())["state"] == "finished")
+    begun = wait_for(lambda: job.log()[BLOCKS + 2 :]) and first.stat().st_mtime
+    assert f"job {number}: RUNNING, 1 attempt so far" in job.call("status", str(batch))
+    end_time(slurm, number)
+    wait_for(lambda: job.json_of("status", str(batch))["state"] == "queued")
+    stand = job.json_of("status", str(batch))
+    assert BLOCKS < stand["done"] == len(job.log()) < 3 * BLOCKS
+    assert stand["total"] == 3 * BLOCKS
+    job.set_pace(0)
+    begin_now(slurm, number)
+    wait_for((batch / "finished").exists)
+    assert sorted(int(block) for block, *_ in job.log()) == sorted(3 * [*range(1, BLOCKS + 1)])
+    assert first.stat().st_mtime == begun
+    wait_for(lambda: job.json_of("status", str(batch))["state"] == "finished")
+    assert "3 of 3 images finished" in job.call("status", "job.yaml")
+    given = zarr.open_array(job.folder / "in.zarr", mode="r")[...]
+    for name in names:
+        np.testing.assert_array_equal(read_zarr(job.folder / f"clean/{name}.zarr"), given * 2)

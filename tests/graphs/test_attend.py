@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -27,6 +28,8 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs import driver
 from halotile.graphs.runs.outputs import claim
+from halotile.graphs.runs.signals import Signals
+from halotile.graphs.runs.status import status_of
 from halotile.graphs.submission.attend import (
     SILENCE_SECONDS,
     Submission,
@@ -34,7 +37,9 @@ from halotile.graphs.submission.attend import (
     check_not_waiting,
     submission_in,
 )
+from halotile.graphs.submission.script import DRAIN_AT
 from halotile.graphs.waiting import patience_seconds
+from halotile.graphs.watching.progress import Progress
 from halotile.storage.run_directory.batch_files import BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import WRITTEN
@@ -111,6 +116,40 @@ def test_another_driver_at_work_has_the_run_to_itself(
     assert BatchFiles(made).failure() is None
 
 
+def test_a_driver_sends_itself_the_signal_that_its_batch_system_does_not(
+    run: Callable[[float], RunDirectory], requested: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run(60)
+    monkeypatch.setenv(DRAIN_AT, str(int(time.time()) + 1))
+
+    def go(*_: object) -> None:
+        with Signals() as signals:
+            while not signals.requested:
+                time.sleep(0.01)
+        made.write_status(status_of(replace(NOTHING, done=1), "stopped", "", output="out"))
+        raise Stopped("stopped", signals.name)
+
+    with pytest.raises(Stopped):
+        attend(made, go)
+    assert requested == ["7"]
+
+
+@pytest.mark.parametrize("done", [3, 2])
+def test_one_image_that_is_held_is_asked_for_again_where_others_were_done(
+    done: int, run: Callable[[float], RunDirectory], requested: list[str]
+) -> None:
+    made = run(SILENCE_SECONDS + 60)
+
+    def held(*_: object) -> None:
+        progress = replace(NOTHING, done=done, resumed=2)
+        made.write_status(status_of(progress, "failed", "", output="out") | {"updated": time.time() + 1})
+        raise OutputInUse("in use.")
+
+    with pytest.raises(Stopped if done > 2 else OutputInUse):
+        attend(made, held)
+    assert (requested, bool(BatchFiles(made).failure())) == ((["7"], False) if done > 2 else ([], True))
+
+
 @pytest.mark.parametrize("name", [*waiting.BATCH_JOB, "HOME"])
 def test_locks_are_waited_for_in_batch_jobs_alone(name: str) -> None:
     assert patience_seconds(0.5, {name: "7"}) == (0.5 if name == "HOME" else waiting.LEASE_SECONDS)
@@ -126,6 +165,9 @@ def test_what_is_waited_for_is_told_in_the_log(
     with scene.directory.lock(), pytest.raises(OutputInUse):
         scene.run()
     assert f"waiting for whoever holds {scene.directory.path}" in caplog.text
+
+
+NOTHING = Progress("start", 0, 0, 3, 0, 0, 0.0)
 
 
 class Torn(BaseException):

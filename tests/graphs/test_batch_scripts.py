@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from halotile.errors import ConfigError
+from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.clusters import htcondor, lsf, oar, pbs, sge, slurm
 from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection.credentials import Credentials
@@ -18,8 +18,9 @@ from halotile.graphs.clusters.launches.batch_jobs import job_script, logs_of
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run
-from halotile.graphs.plans.resources.devices import note_of_cluster
-from halotile.graphs.submission.script import batch_script
+from halotile.graphs.submission.queues import queue_of
+from halotile.graphs.submission.script import batch_script, check_walltime
+from halotile.graphs.submission.script import script_of as script_of_run
 from halotile.registry import names
 
 pytestmark = pytest.mark.filterwarnings("ignore:OAR Job memory")
@@ -142,33 +143,64 @@ def test_the_script_of_a_whole_run(how: str) -> None:
     assert text == (SCRIPTS / f"submit-{how}.txt").read_text()
 
 
+@pytest.mark.parametrize("name", ["pbs", "sge", "lsf"])
+def test_the_script_of_a_driver(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dask
+
+    monkeypatch.chdir("/")
+    choice = replace(SITES.get(name, SITE), directives=(), kind=name)
+    job = Denoising(
+        input=Input(path="in.zarr"),
+        output=Output(path="/scratch/ada/my scan.zarr"),
+        denoiser=DenoiserChoice(name="tv"),
+        run=Run(workers=8),
+        cluster=choice,
+    )
+    with dask.config.set({f"jobqueue.{name}.job-extra-directives": ["-theirs"]}):
+        text = script_of_run(SYSTEMS[name], job, Path("/scratch/ada/my scan.zarr.run"), 0o022)
+    text = text.replace(sys.executable, "PYTHON")
+    assert text == (SCRIPTS / f"driver-{name}.txt").read_text()
+
+
+@pytest.mark.parametrize(("name", "walltime"), [("pbs", "4"), ("lsf", None)])
+def test_a_driver_needs_time_before_it_drains(name: str, walltime: str | None) -> None:
+    import dask
+
+    with (
+        dask.config.set({"jobqueue.lsf.walltime": "0:04"}),
+        pytest.raises(ConfigError, match=r"cluster\.walltime is 240 s, and a run drains 120 s before"),
+    ):
+        check_walltime(Cluster(walltime=walltime), SYSTEMS[name])
+
+
+def test_lsf_reads_a_script_from_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(tmp_path, "bsub", "Job <123> is submitted to queue <normal>.\n")
+    (tmp_path / "bsub").write_text(
+        f'#!/bin/sh\ncat > "{tmp_path}/given"\necho "Job <123> is submitted to queue <normal>."\n'
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "batch.sh").write_text("#BSUB -W 4:00\n")
+    assert queue_of("lsf").submit(tmp_path / "batch.sh") == "123"
+    assert (tmp_path / "given").read_text() == "#BSUB -W 4:00\n"
+
+
+def test_a_system_that_refuses_a_driver_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "qsub").write_text("#!/bin/sh\necho 'qsub: Unknown queue' >&2; exit 1\n")
+    (tmp_path / "qsub").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "batch.sh").write_text("")
+    with pytest.raises(ClusterFailed, match="Unknown queue"):
+        queue_of("pbs").submit(tmp_path / "batch.sh")
+    with pytest.raises(ClusterFailed, match=r"PBS does not tell the state of job 7"):
+        queue_of("pbs").state_of("7")
+
+
 def test_sge_gives_cores_by_a_name_that_only_the_site_knows() -> None:
     with pytest.raises(ConfigError, match=r'cluster\.cores is 4.*directives: \["-pe smp 4"\]'):
         script_of(sge.SYSTEM, Cluster(interface="lo", cores=4))
-    with pytest.raises(ConfigError, match=r"resource_spec: -pe smp 4, which SGE is given after -l"):
-        script_of(sge.SYSTEM, Cluster(interface="lo", options={"resource_spec": "-pe smp 4"}))
     text = script_of(sge.SYSTEM, Cluster(interface="lo", cores=4, directives=("-pe mpi 4",)))
     assert "#$ -pe mpi 4\n" in text
     assert "#$ -l mem_free=4608M\n" in text
-
-
-@pytest.mark.parametrize(
-    ("kind", "changed", "noted"),
-    [
-        ("oar", {}, True),
-        ("oar", {"cores": 1}, False),
-        ("oar", {"gpus": 0}, False),
-        ("oar", {"options": {"resource_spec": "/nodes=1/gpu=1/core=4"}}, False),
-        ("slurm", {}, False),
-    ],
-)
-def test_cores_that_come_with_a_gpu_are_noted(kind: str, changed: dict[str, Any], noted: bool) -> None:
-    choice = replace(SITE, kind=kind, **changed)
-    job = Denoising(
-        input=Input(path="x"), output=Output(path="y"), denoiser=DenoiserChoice(name="tv"), cluster=choice
-    )
-    notes = note_of_cluster(job, choice, "cuda")
-    assert any("so cluster.cores: 4 is not asked for" in note for note in notes) == noted
 
 
 def test_cores_of_a_gpu_can_be_asked_for() -> None:
@@ -231,13 +263,13 @@ ANSWERS = {
         "sge",
         "=====\njob_number:   7\nowner: ada\n=====\njob_number:   8\nerror reason    1:   can't chdir to /x\n",
     ): LaunchState(False, "in the queue"),
-    ("lsf", "7 PEND\n"): LaunchState(False, "PEND"),
+    ("lsf", "7 PEND\n70 EXIT\n"): LaunchState(False, "in the queue"),
     ("lsf", "7 EXIT\n"): LaunchState(True, "EXIT"),
     ("oar", "7: Terminated\n"): LaunchState(True, "Terminated"),
-    ("oar", "7: Waiting\n"): LaunchState(False, "Waiting"),
-    ("htcondor", "7 5 no such file\n"): LaunchState(True, "held (no such file)"),
-    ("htcondor", "7 2 undefined\n"): LaunchState(False, "running"),
-    ("htcondor", ""): LaunchState(True, "completed"),
+    ("oar", "7: Waiting\n70: Error\n"): LaunchState(False, "in the queue"),
+    ("htcondor", "7.0 5 no such file\n"): LaunchState(True, "held (no such file)"),
+    ("htcondor", "7.0 2 undefined\n8.0 5 no such file\n"): LaunchState(False, "in the queue"),
+    ("htcondor", ""): LaunchState(True, "not in the queue any more"),
 }
 COMMANDS = {
     "slurm": "squeue",
@@ -271,6 +303,7 @@ def test_what_a_batch_system_says_of_a_job(
         ("pbs", "qstat: Unknown Job Id 7.server"),
         ("pbs", "qstat: 7.server Job has finished, use -x or -H to obtain historical job information"),
         ("sge", "Following jobs do not exist:\n7"),
+        ("lsf", "Job <7> is not found"),
     ],
 )
 def test_a_job_that_the_system_has_forgotten_is_over(

@@ -146,7 +146,7 @@ def test_where_all_fail_the_fault_is_the_first_one(config: Path) -> None:
 def test_outputs_may_lie_beside_the_images(config: Path) -> None:
     words = ["input.path=scans/*", "output.path=scans/{stem}.zarr"]
     job = load_denoising(config, words)
-    for path in ("scans/a.zarr", "scans/a.zarr.run", "scans/b.c.zarr"):
+    for path in ("scans/a.zarr", "scans/a.zarr.run", "scans/b.c.zarr", "scans/{stem}.zarr.run"):
         (config.parent / path).mkdir()
     assert [Path(path).name for path in jobs_of(job)] == ["a.npy", "b.c.npy", "none.npy"]
 

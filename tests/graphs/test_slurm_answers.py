@@ -9,8 +9,7 @@ import pytest
 from halotile.errors import ClusterFailed
 from halotile.graphs.clusters import slurm
 from halotile.graphs.clusters.launches.base import LaunchState
-from halotile.graphs.clusters.launches.slurm_commands import queued
-from halotile.graphs.clusters.launches.slurm_jobs import state_of
+from halotile.graphs.clusters.launches.slurm_jobs import queued, state_of
 
 GONE = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
 DOWN = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
@@ -76,7 +75,7 @@ def test_a_command_that_may_not_start_has_lost_no_job(squeue: Path, monkeypatch:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr("halotile.graphs.clusters.launches.slurm_commands.subprocess.run", refuse)
+    monkeypatch.setattr("halotile.graphs.clusters.launches.commands.subprocess.run", refuse)
     assert slurm.states(["7"]) == {}
     with pytest.raises(ClusterFailed, match="squeue does not start"):
         state_of("7")

@@ -37,19 +37,20 @@ def submit(
     no_dashboard: NoDashboard = False,
     as_json: Json = False,
 ) -> None:
-    """Run a job as a batch job of Slurm's, which goes on in another one when its time is up."""
+    """Run a job as a batch job, which goes on in another one when its time is up."""
     from halotile.cli.batch import prepare, show, submitted_words
     from halotile.cli.config.loading import Flags, load_job
+    from halotile.graphs.submission.attend import submit as submit_run
 
     flags = Flags(workers=workers, dashboard=not no_dashboard, allow_import=allow_import)
     prepared = prepare(load_job(config, overrides or (), flags), fresh=fresh, same_input=same_input)
     if dry_run and as_json:
-        print_json({"script": prepared.script, "plan": prepared.plan.summary()})
+        print_json({"script": prepared.script, "plan": prepared.figures})
         return
     if dry_run:
         show(prepared)
         return
-    submission = prepared.submit()
+    submission = submit_run(prepared.submission, prepared.script, prepared.run)
     if as_json:
         print_json({"job": submission.number, "run_directory": str(prepared.run.path)})
     else:

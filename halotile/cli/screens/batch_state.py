@@ -1,4 +1,4 @@
-"""Status of a submitted run: Slurm's answer about its batch job, compared with the run's own records."""
+"""Status of a submitted run: its batch system's answer about its batch job, compared with the run's own records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from halotile.storage.run_directory.directory import RunDirectory
 
 QUEUED = "queued"
 CANCELLED = "cancelled"
-_AT_WORK = ("RUNNING", "COMPLETING")
+_AT_WORK = ("RUNNING", "COMPLETING", "in")
+"""First words of states. PBS and SGE are only asked for jobs that are *in the queue*, running or not."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,15 @@ class BatchJob:
     Parameters
     ----------
     number : str
-        Its number; empty where Slurm has not accepted it.
+        Its number; empty where it has not been accepted.
     attempts : int
         Number of attempts that have begun.
     submitted, began : float
         Times of the submission and of the beginning of the last attempt (Unix time).
     state : str, optional
-        State according to Slurm; None once the job is over.
+        State according to its batch system; None once the job is over.
     known : bool
-        Slurm has answered.
+        The batch system has answered.
     failure : str, optional
         Reason for the failure, where the run is marked as failed.
     """
@@ -47,7 +48,7 @@ class BatchJob:
     @property
     def words(self) -> str:
         """Describe the batch job in a few words."""
-        state = self.state or ("over" if self.known else "unknown, for Slurm does not answer here")
+        state = self.state or ("over" if self.known else "unknown, for its batch system does not answer here")
         return f"job {self.number or '?'}: {state}, {self.attempts} {'attempt' if self.attempts == 1 else 'attempts'} so far"
 
     def to_json(self) -> dict[str, Any]:
@@ -82,7 +83,8 @@ class BatchJob:
 
 def batch_job(directory: Path) -> BatchJob | None:
     """Return the batch job of a run; None for a run that was not submitted."""
-    from halotile.graphs.clusters.launches import slurm_jobs
+    from halotile.graphs.clusters.launches.batch_system import SLURM
+    from halotile.graphs.submission.queues import queue_of
 
     files = BatchFiles(RunDirectory(directory))
     try:
@@ -93,7 +95,7 @@ def batch_job(directory: Path) -> BatchJob | None:
         return None
     number, state, has_answer = record["number"], None, True
     try:
-        state = slurm_jobs.state_of(number) if number else None
+        state = queue_of(record.get("system", SLURM)).state_of(number) if number else None
     except ClusterFailed:
         has_answer = False
     return BatchJob(

@@ -11,8 +11,8 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from halotile.errors import ClusterFailed
+from halotile.graphs.clusters.launches.commands import answer_of
 from halotile.graphs.clusters.launches.slurm_allocation import nodes_of
-from halotile.graphs.clusters.launches.slurm_commands import answer_of
 from halotile.graphs.clusters.launches.slurm_jobs import cancel, requeue
 
 CONNECT_SECONDS = 5.0

@@ -78,8 +78,6 @@ class ClusterTraits:
         words; None where the kind gives as many as are asked for.
     check_memory : callable
         ``check_memory(run, environment)`` raises MemoryRefused where the workers may need more memory than they can get.
-    notes : callable
-        ``notes(cluster)``: notes for the plan of a job with this cluster section.
     """
 
     is_here: bool = False
@@ -92,7 +90,6 @@ class ClusterTraits:
         lambda *_: None
     )
     check_memory: Callable[[sections.Run, Environment], None] = lambda *_: None
-    notes: Callable[[sections.Cluster], tuple[str, ...]] = lambda _: ()
 
     @property
     def is_remote(self) -> bool:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.launches.queue_answers import run_command
-from halotile.graphs.clusters.launches.walltime import whole_minutes
+from halotile.graphs.clusters.launches.queue_answers import JobRows
+from halotile.graphs.clusters.launches.walltime import seconds_of
 from halotile.graphs.kinds import sections
-
-_OVER = ("DONE", "EXIT", "ZOMBI")
-
-
-def states(ids: Sequence[str]) -> dict[str, LaunchState]:
-    """States of jobs, from `bjobs`, which knows them for an hour after they ended."""
-    done = run_command(["bjobs", "-noheader", "-o", "jobid stat", *ids])
-    rows = [line.split() for line in done.stdout.splitlines()] if done else []
-    names = {row[0]: row[1] for row in rows if len(row) > 1}
-    return {job: LaunchState(names[job] in _OVER, names[job]) for job in ids if job in names}
 
 
 def requests(choice: sections.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:
@@ -35,11 +24,12 @@ SYSTEM = BatchSystem(
     module="lsf",
     cluster="LSFCluster",
     submits="bsub",
-    states=states,
+    states=JobRows("bjobs -noheader -o 'jobid stat' {}", r"^{}\s+", "(DONE|EXIT|ZOMBI)"),
     gpus=lambda choice, _: {"directives": [f'-gpu "num={choice.gpus}"']},
     lists="bqueues",
     account="project",
-    walltime=whole_minutes,
+    walltime=lambda text: str(-(-seconds_of(text) // 60)),
+    driver=("-o %J.out",),
     requests=requests,
 )
 check = SYSTEM.check

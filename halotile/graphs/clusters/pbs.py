@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.launches.queue_answers import states_by_row
+from halotile.graphs.clusters.launches.queue_answers import JobRows
 from halotile.graphs.clusters.launches.walltime import clock
 from halotile.graphs.kinds import sections
 
@@ -23,10 +22,11 @@ SYSTEM = BatchSystem(
     module="pbs",
     cluster="PBSCluster",
     submits="qsub",
-    states=partial(states_by_row, r"^{}\b", lambda ids: ["qstat", *ids]),
+    states=JobRows("qstat {}", r"^{}\b"),
     gpus=gpus,
     lists="qstat -Q",
     walltime=clock,
+    driver=(),
 )
 check = SYSTEM.check
 start = SYSTEM.start

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.launches.queue_answers import states_by_row
+from halotile.graphs.clusters.launches.queue_answers import JobRows
 from halotile.graphs.clusters.launches.walltime import clock
 from halotile.graphs.kinds import sections
 
@@ -28,10 +27,6 @@ def requests(choice: sections.Cluster, memory_bytes: int, _: Path) -> Mapping[st
         For cores, whose name only the site knows.
     """
     directives = SYSTEM.directives_of(choice)
-    if (spec := str(choice.options.get("resource_spec", ""))).startswith("-"):
-        raise ConfigError(
-            f"cluster.options has resource_spec: {spec}, which SGE is given after -l. Write it among the directives."
-        )
     if choice.cores > 1 and not any(map(_PARALLEL.match, directives)):
         raise ConfigError(
             f"cluster.cores is {choice.cores}, and SGE gives a job several cores by a parallel environment, whose name differs from "
@@ -49,10 +44,14 @@ SYSTEM = BatchSystem(
     module="sge",
     cluster="SGECluster",
     submits="qsub",
-    states=partial(states_by_row, r"^job_number:\s+{}$", lambda ids: ["qstat", "-j", ",".join(ids)]),
+    # One in error stays in the queue until a person clears it.
+    states=JobRows(
+        "qstat -j {}", r"^job_number:\s+{}$", r"[\s\S]*?^error reason\s+\d+:\s*(.*)$", "Eqw ({})", ","
+    ),
     gpus=lambda choice, _: {"directives": [f"-l gpu={choice.gpus}"]},
     lists="qconf -sql",
     walltime=clock,
+    driver=(),
     account="project",
     requests=requests,
 )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from halotile.errors import ClusterFailed
 from halotile.graphs.clusters.launches.base import LaunchState, with_reason
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.launches.slurm_commands import queued
+from halotile.graphs.clusters.launches.slurm_jobs import queued
 
 _WAITS = ("PENDING", "CONFIGURING", "RUNNING", "REQUEUED", "SUSPENDED", "STAGE_OUT", "COMPLETING", "RESIZING")
 
@@ -40,6 +40,7 @@ SYSTEM = BatchSystem(
     states=states,
     gpus=lambda choice, _: {"directives": [f"--gres=gpu:{choice.gpus}"]},
     lists="sinfo",
+    driver=(),
 )
 check = SYSTEM.check
 start = SYSTEM.start

@@ -51,7 +51,8 @@ def jobs_of(job: AJob) -> dict[str, AJob]:
         for path in sorted(glob.glob(pattern, recursive=True))
     }
     places = {path: one.place for path, one in jobs.items()}
-    made: dict[str, set[str]] = {}
+    own = str(RunDirectory.beside(job.place).path)  # that of a batch job for all images
+    made = {os.path.realpath(own): {""}}
     for path, place in places.items():
         for name in (place, str(RunDirectory.beside(place).path)):
             made.setdefault(os.path.realpath(name), set()).add(path)

@@ -51,7 +51,8 @@ def _written(part: Any) -> Any:
     """Return a part of a job as a file has it: a choice by name as one mapping."""
     if isinstance(part, NamedChoice):
         choice = asdict(part)  # type: ignore[call-overload]  # every choice is a dataclass
-        return {**{key: value for key, value in choice.items() if key != "options"}, **choice["options"]}
+        options = {key: _written(value) for key, value in part.options.items()}
+        return {**{key: value for key, value in choice.items() if key != "options"}, **options}
     if is_dataclass(part) and not isinstance(part, type):
         return {job_key(item.name): _written(getattr(part, item.name)) for item in fields(part)}
     if isinstance(part, tuple | list):

@@ -65,8 +65,8 @@ def make_plan(
     check_job(job)
     if takes_many(job):
         raise ConfigError(
-            "input.path is a pattern, which `recon-cli run` and `recon-cli plan` take image by image, on one cluster. For a batch job write "
-            "`recon-cli run` into its script; in Python make one call for each of glob.glob."
+            "input.path is a pattern, which `recon-cli run`, `plan` and `submit` take image by image, on one cluster. "
+            "In Python make one call for each of glob.glob."
         )
     kind = kind_of(job)
     if same_input and not kind.inputs:

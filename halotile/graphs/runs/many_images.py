@@ -6,7 +6,9 @@ import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +20,10 @@ from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.runs.session import SharedCluster
 from halotile.graphs.runs.signals import Signals
+from halotile.graphs.runs.status import STATUS_SECONDS, status_of
 from halotile.graphs.watching.progress import Observer, Progress
+from halotile.storage.run_directory.directory import RunDirectory
+from halotile.storage.run_directory.names import output_path
 from halotile.storage.stored_array import closing_files
 
 _OF_ALL = (DiskRefused, ClusterFailed, Stalled, Stopped)
@@ -102,6 +107,7 @@ def run_many(
     *,
     observer: Observer | None = None,
     introduce: Callable[[str, Plan], str] = lambda path, _: path,
+    directory: RunDirectory | None = None,
 ) -> ManyOutcomes:
     """Run the plans one after the other; an image that fails does not keep the others from being finished.
 
@@ -113,6 +119,8 @@ def run_many(
         Called with the progress of all of them together.
     introduce : callable
         Returns the message at the beginning of an image.
+    directory : RunDirectory, optional
+        Keeps the status of all of them together.
 
     Raises
     ------
@@ -120,30 +128,38 @@ def run_many(
         Where the next image would fail as well; what is done stays done.
     """
     outcomes, failed = {}, dict(many.failed)
-    together = _Together(many.plans, observer)
+    together = _Together(many.plans, observer, directory)
     for folder in many.new_folders:
         folder.mkdir(exist_ok=True)
     with Signals() as signals, SharedCluster(max(plan.run.count for plan in many.plans.values())) as cluster:
         for path, plan in many.plans.items():
             if signals.requested:  # by a signal that came when the image before had no block left
-                raise Stopped(f"stopped on {signals.name} before {path}. Run again to go on.", signals.name)
-            together.begin(path, introduce(path, plan))
+                stopped = f"stopped on {signals.name} before {path}. Run again to go on."
+                together.record("stopped", stopped)
+                raise Stopped(stopped, signals.name)
+            together.begin(path, plan, introduce(path, plan))
             try:
                 with closing_files():
                     outcomes[path] = run(plan, observer=together, cluster=cluster, signals=signals)
-            except _OF_ALL:
+            except _OF_ALL as error:
+                together.record("stopped" if isinstance(error, Stopped) else "failed", str(error))
                 raise
             except HalotileError as error:
                 failed[path] = error
             together.end()
+    together.record("failed" if failed else "finished", ", ".join(failed))
     return ManyOutcomes(outcomes, failed)
 
 
 class _Together:
     """Adds the progress of an image to that of the images before it: one start, one end, and its cluster told once."""
 
-    def __init__(self, plans: Mapping[str, Plan], observer: Observer | None) -> None:
+    def __init__(
+        self, plans: Mapping[str, Plan], observer: Observer | None, directory: RunDirectory | None
+    ) -> None:
         self.observer = observer
+        self.directory = self.of_image = directory
+        self.written = 0.0
         phases = [phase for plan in plans.values() for phase in plan.work.passes]
         self.total = sum(len(phase.grid) * phase.times for phase in phases)
         self.pixels = sum(math.prod(phase.grid.shape) * phase.times for phase in phases)
@@ -154,15 +170,28 @@ class _Together:
         self.seen: set[str] = set()
         self.warning = "warning: "
 
-    def begin(self, path: str, line: str) -> None:
+    def begin(self, path: str, plan: Plan, line: str) -> None:
         """Begin an image with a line, which goes with its first progress; warnings have the name of the image."""
         self.left -= 1
+        self.of_image = RunDirectory(plan.run_directory)
         self.lines = [line]
         self.warning = f"warning: {Path(path).name}: "
 
     def end(self) -> None:
         """Keep what the image has added."""
         self.before = self.now
+
+    def record(self, state: str, reason: str = "") -> None:
+        """Write the status of all images, with what that of the current one says of its workers."""
+        if self.directory is None:
+            return
+        self.written = time.monotonic()
+        theirs = (self.of_image and self.of_image.read_status()) or {}
+        status = status_of(self.now, state, reason, output=str(output_path(self.directory.path)))
+        with suppress(OSError):  # the journals count
+            self.directory.write_status(
+                status | {key: theirs[key] for key in ("dashboard", "retired") if key in theirs}
+            )
 
     def __call__(self, progress: Progress) -> None:
         """Pass the progress on, with that of the images before."""
@@ -178,5 +207,7 @@ class _Together:
         self.now = replace(
             progress, phase=phase, total=self.total, pixels_total=self.pixels, message="", **values
         )
+        if time.monotonic() - self.written >= STATUS_SECONDS:
+            self.record("draining" if progress.phase == "drain" else "running")
         if self.observer is not None:
             self.observer(replace(self.now, message=message))

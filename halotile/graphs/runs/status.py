@@ -54,6 +54,18 @@ class Counts:
         return count
 
 
+def status_of(progress: Progress, state: str, reason: str, *, output: str) -> dict[str, Any]:
+    """Return the content of status.json, as this process reports it now."""
+    return progress.to_json() | {
+        "state": state,
+        "reason": reason,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "updated": time.time(),
+        "output": output,
+    }
+
+
 class Status:
     """Adds up receipts; reports progress to the observer, the run directory and the dashboard page."""
 
@@ -288,16 +300,8 @@ class Status:
         self._written = time.monotonic()
         if self._finished:
             return
-        status = progress.to_json() | {
-            "state": state,
-            "reason": reason,
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "updated": time.time(),
-            "output": str(self.plan.output),
-            "dashboard": self._dashboard,
-            "retired": list(self.retired.values()),
-        }
+        own = {"dashboard": self._dashboard, "retired": list(self.retired.values())}
+        status = status_of(progress, state, reason, output=str(self.plan.output)) | own
         with suppress(OSError):  # as for events
             self.directory.write_status(status)
         self.watch.show(self.plan, status, self._rows)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
+import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
 from halotile.errors import ClusterFailed, ConfigError, DamagedData, OutputInUse, Stopped
-from halotile.graphs.clusters.launches import slurm_jobs
+from halotile.graphs.clusters.launches.batch_system import SLURM
 from halotile.graphs.runs.outcome import ended_by
 from halotile.graphs.runs.signals import drains_within, ignore_signals
-from halotile.graphs.submission.script import NOTICE_SECONDS
+from halotile.graphs.submission.queues import queue_of
+from halotile.graphs.submission.script import DRAIN_AT, NOTICE_SECONDS
+from halotile.graphs.waiting import report_if_slow
 from halotile.storage.run_directory.batch_files import TIME_IS_UP, BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
 
@@ -40,6 +45,8 @@ class Submission:
         Seconds from the signal that its time is up to the end of a job.
     number : str
         The batch job's number.
+    system : str
+        Its batch system, by the name of its kind of cluster.
     attempts : int
         Number of attempts so far.
     began : float
@@ -52,6 +59,7 @@ class Submission:
     submitted: float
     notice_seconds: float = NOTICE_SECONDS
     number: str = ""
+    system: str = SLURM
     attempts: int = 0
     began: float = 0.0
 
@@ -89,24 +97,26 @@ def check_not_waiting(run: RunDirectory) -> None:
     ConfigError
         When it does.
     ClusterFailed
-        When Slurm does not answer.
+        When its batch system does not answer.
     """
     before = BatchFiles(run).read()
-    if before and before.get("number") and (state := slurm_jobs.state_of(before["number"])) is not None:
+    if not before or not before.get("number"):
+        return
+    if (state := queue_of(before.get("system", SLURM)).state_of(before["number"])) is not None:
         raise ConfigError(
             f"job {before['number']} of this run is {state}. Wait for it, or end it with `recon-cli cancel {shlex.quote(str(run.path))}`."
         )
 
 
 def submit(submission: Submission, script: str, run: RunDirectory) -> Submission:
-    """Submit a run to Slurm; all of its files are in its run directory.
+    """Submit a run to its batch system; all of its files are in its run directory.
 
     Raises
     ------
     ConfigError
         When a batch job of this run is waiting or running already.
     ClusterFailed
-        When Slurm refuses it.
+        When the batch system refuses it.
     """
     files = BatchFiles(run)
     is_new = not run.path.exists()
@@ -119,7 +129,7 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
         files.log_path.touch(mode=0o600)
         submission.keep(files)
         try:
-            submitted = replace(submission, number=slurm_jobs.submit(files.script_path))
+            submitted = replace(submission, number=queue_of(submission.system).submit(files.script_path))
         except ClusterFailed:
             files.restore(before)
             if is_new:
@@ -156,8 +166,11 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     begun.keep(files)
     files.clear_end()
     try:
-        with drains_within(drain_seconds(begun.notice_seconds)):
-            go(begun, begun.options["fresh"] and not _has_begun(run, begun.submitted))
+        drains = drains_within(drain_seconds(begun.notice_seconds))
+        # Slurm signals itself; where the script of a job says when its time is up, this process sends itself the signal.
+        moment = min(float(os.environ.get(DRAIN_AT) or "inf") - begun.began, threading.TIMEOUT_MAX)
+        with drains, report_if_slow(_signal_itself, TIME_IS_UP, moment):
+            go(begun, begun.options["fresh"] and not has_begun(run, begun.submitted))
     except Stopped as stopped:
         if stopped.requested_by != TIME_IS_UP:
             raise
@@ -178,13 +191,21 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     files.mark_end(None)
 
 
+def _signal_itself(name: str) -> None:
+    os.kill(os.getpid(), signal.Signals[name])
+
+
 def _retry_later(in_use: OutputInUse, submission: Submission, run: RunDirectory) -> NoReturn:
     """End an attempt that did not get its output: if its holder is lost, another attempt may find it free."""
-    files = BatchFiles(run)
-    updated = (run.read_status() or {}).get("updated", 0.0)
-    if updated > submission.began:  # another driver is at work there: it is its run
+    files, status = BatchFiles(run), run.read_status() or {}
+    updated = status.get("updated", 0.0)
+    if (status.get("pid"), status.get("host")) == (os.getpid(), socket.gethostname()):
+        is_lost = _done_since(run, submission.began) > 0  # of several images, the others were done
+    elif updated > submission.began:  # another driver is at work there: it is its run
         raise in_use
-    if time.time() - max(updated, submission.submitted) > SILENCE_SECONDS:
+    else:
+        is_lost = time.time() - max(updated, submission.submitted) <= SILENCE_SECONDS
+    if not is_lost:
         files.mark_end(ended_by(in_use))
         raise in_use
     ignore_signals()
@@ -203,7 +224,7 @@ def drain_seconds(notice_seconds: float) -> float:
     return max(notice_seconds - END_SECONDS, notice_seconds / 2)
 
 
-def _has_begun(run: RunDirectory, since: float) -> bool:
+def has_begun(run: RunDirectory, since: float) -> bool:
     """Return True if a run has had its output for itself since then: the effect of --fresh happens once."""
     return any(event.get("event") == "begin" and event.get("time", 0) > since for event in run.read_events())
 
@@ -222,11 +243,12 @@ def _request_again(submission: Submission, files: BatchFiles) -> None:
     ClusterFailed
         Where no job may be submitted either.
     """
+    queue = queue_of(submission.system)
     try:
-        slurm_jobs.requeue(submission.number)
+        queue.requeue(submission.number)
     except ClusterFailed as refused:
         try:
-            replace(submission, number=slurm_jobs.submit(files.script_path)).keep(files)
+            replace(submission, number=queue.submit(files.script_path)).keep(files)
         except ClusterFailed as error:
             reason = f"it has to go on in another job, and can be neither requeued ({refused}) nor submitted again ({error})"
             files.mark_end(f"{reason}: `recon-cli submit` goes on")

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import dask
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.launches.batch_jobs import NANNY_BYTES
+from halotile.graphs.clusters.base import Order
+from halotile.graphs.clusters.launches.batch_jobs import NAME, NANNY_BYTES, job_arguments, refusals_described
+from halotile.graphs.clusters.launches.batch_system import SLURM, BatchSystem
 from halotile.graphs.clusters.launches.walltime import is_walltime, seconds_of
 from halotile.graphs.kinds.sections import Cluster, Job, parse_bytes
 from halotile.storage.disk.object_path import path_of
 from halotile.storage.run_directory.names import LOG
 
+DRAIN_AT = "HALOTILE_DRAIN_AT"
+"""Time at which a run drains (Unix time), in jobs of batch systems that do not signal."""
 NOTICE_SECONDS = 120
 """Seconds from the signal that its time is up to the end of a job."""
 EARLY_SECONDS = 60
@@ -37,6 +42,50 @@ _CONFIGURED = {
 """Keys of a cluster section with their names in dask-jobqueue's configuration."""
 DRIVER_BYTES = 2**30
 """Memory for the driver, on each machine: which one it will be is not known before."""
+
+
+def script_of(system: BatchSystem, job: Job, run: Path, umask: int) -> str:
+    """The script that is submitted to a batch system, with the arguments of :func:`batch_script`."""
+    if system.module == SLURM:
+        return batch_script(job, run, umask)
+    return driver_script(system, job, run, umask)
+
+
+def driver_script(system: BatchSystem, job: Job, run: Path, umask: int) -> str:
+    """The script of a job that holds the driver alone, with the directives of dask-jobqueue; its workers are jobs of their own."""
+    directives = (*system.directives_of(job.cluster), *(system.driver or ()))
+    choice = dataclasses.replace(job.cluster, cores=1, gpus=0, directives=directives)
+    order = Order(
+        workers=1, memory_bytes=parse_bytes(job.run.memory_per_worker) + DRIVER_BYTES, choice=choice
+    )
+    with refusals_described(system, choice):
+        arguments = job_arguments(system, order, run) | {"log_directory": None}
+        header = system.cluster_class().job_cls("", name=NAME, **arguments).job_header
+    seconds = walltime_seconds(system, choice)
+    drain_at = f"$(( $(date +%s) + {seconds - NOTICE_SECONDS} ))" if seconds else ""
+    head = [
+        f"{system.configured('shebang')}\n{header}",
+        f"exec >> {shlex.quote(str(run / LOG))} 2>&1",
+        f"cd {shlex.quote(os.getcwd())}",
+        f"export {DRAIN_AT}={drain_at}",
+    ]
+    prologue = arguments.get("job_script_prologue", system.configured("job-script-prologue") or ())
+    return _script(head, umask, prologue, run)
+
+
+def walltime_seconds(system: BatchSystem, choice: Cluster) -> int | None:
+    """Walltime of a job of dask-jobqueue; None where neither the job nor the user's configuration has one."""
+    system.cluster_class()  # its import makes the default settings known
+    configured = str(choice.walltime or system.configured("walltime") or "")
+    if not choice.walltime and configured.count(":") == 1:  # hours and minutes, as LSF has them
+        configured += ":00"
+    return seconds_of(configured) if is_walltime(configured) else None
+
+
+def _script(head: Sequence[str], umask: int, prologue: Sequence[str], run: Path) -> str:
+    # In the place of the shell, which would handle a signal only once its command has ended.
+    attend = f"exec {shlex.join([sys.executable, '-P', '-m', 'halotile', 'attend', str(run)])}"
+    return "\n".join([*head, f"umask {umask:03o}", *prologue, attend, ""])
 
 
 def batch_script(job: Job, run: Path, umask: int) -> str:
@@ -77,20 +126,11 @@ def batch_script(job: Job, run: Path, umask: int) -> str:
     }
     lines = [_line(key, str(value)) for key, value in requested.items() if value is not None]
     lines = [line for line in lines if not any(skip in line for skip in cluster.directives_skip)]
-    return "\n".join(
-        [
-            "#!/bin/bash",
-            *(f"#SBATCH {line}" for line in [*lines, *cluster.directives]),
-            f"umask {umask:03o}",
-            *cluster.prologue,
-            # In the place of the shell, which would handle a signal only once its command has ended.
-            f"exec {shlex.join([sys.executable, '-P', '-m', 'halotile', 'attend', str(run)])}",
-            "",
-        ]
-    )
+    head = ["#!/bin/bash", *(f"#SBATCH {line}" for line in [*lines, *cluster.directives])]
+    return _script(head, umask, cluster.prologue, run)
 
 
-def check_walltime(cluster: Cluster) -> None:
+def check_walltime(cluster: Cluster, system: BatchSystem) -> None:
     """Refuse a walltime whose notice would come before anything is done.
 
     Raises
@@ -98,6 +138,14 @@ def check_walltime(cluster: Cluster) -> None:
     ConfigError
         When it is so short.
     """
+    if system.module != SLURM:
+        limit = walltime_seconds(system, cluster)
+        if limit is not None and limit <= 2 * NOTICE_SECONDS:
+            raise ConfigError(
+                f"cluster.walltime is {limit} s, and a run drains {NOTICE_SECONDS} s before its end: nothing would be done. Write at "
+                f"least {2 * NOTICE_SECONDS // 60 + 1} minutes."
+            )
+        return
     cluster = with_configured(cluster, _configured())
     for directive in cluster.directives:
         if (requested := _SIGNAL.search(directive)) and not _DRAINS.fullmatch(requested[1]):
@@ -116,7 +164,7 @@ def check_walltime(cluster: Cluster) -> None:
         )
 
 
-def notice_seconds(cluster: Cluster) -> int:
+def notice_seconds(cluster: Cluster, system: str = SLURM) -> int:
     """Seconds from the signal that its time is up to the end of a job with this cluster section.
 
     Examples
@@ -124,7 +172,7 @@ def notice_seconds(cluster: Cluster) -> int:
     >>> notice_seconds(Cluster()), notice_seconds(Cluster(directives=("--signal B:USR1@20",)))
     (120, 20)
     """
-    directives = with_configured(cluster, _configured()).directives
+    directives = with_configured(cluster, _configured()).directives if system == SLURM else ()
     requested = [match[1] for directive in directives if (match := _SIGNAL.search(directive))]
     drains = _DRAINS.fullmatch(requested[-1]) if requested else None
     return int(drains[1]) if drains else NOTICE_SECONDS

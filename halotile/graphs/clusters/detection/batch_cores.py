@@ -6,7 +6,7 @@ import os
 import re
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,55 +14,14 @@ from typing import NamedTuple
 
 from halotile.graphs.amounts import counted
 
-Shares = Mapping[str, int]
-"""Cores of a job by the name of the machine."""
-
-
-def parse_names(text: str) -> Shares:
-    """Parse a list that has the name of its machine for each core.
-
-    Examples
-    --------
-    >>> dict(parse_names("n1\\nn1\\nn2"))
-    {'n1': 2, 'n2': 1}
-    """
-    return Counter(text.split())
-
-
-def parse_pairs(text: str) -> Shares:
-    """Parse machines that are each followed by their number of cores.
-
-    Examples
-    --------
-    >>> parse_pairs("n1 4 n2 8")
-    {'n1': 4, 'n2': 8}
-    """
-    words = text.split()
-    return {name: int(count) for name, count in zip(words[::2], words[1::2], strict=True)}
-
-
-def parse_rows(text: str) -> Shares:
-    """Parse a line for each machine: its name, its number of cores, and more.
-
-    Examples
-    --------
-    >>> parse_rows("n1 4 all.q@n1 UNDEFINED")
-    {'n1': 4}
-    """
-    rows = [line.split() for line in text.splitlines() if line.strip()]
-    return {row[0]: int(row[1]) for row in rows}
-
-
-def parse_slot(text: str) -> Shares:
-    """Parse the attributes of an HTCondor slot, which is on one machine.
-
-    Examples
-    --------
-    >>> parse_slot("Arch = 1\\nCpus = 4")
-    {'': 4}
-    """
-    found = re.search(r"(?m)^Cpus\s*=\s*(\d+)", text)
-    return {"": int(found[1])} if found else {}
+NAMES = r"(\S+)()"
+"""A list that has the name of its machine for each core."""
+PAIRS = r"(\S+)\s+(\d+)"
+"""Machines that are each followed by their number of cores."""
+ROWS = r"(?m)^(\S+)[ \t]+(\d+)"
+"""A line for each machine: its name, its number of cores, and more."""
+SLOT = r"(?m)^()Cpus\s*=\s*(\d+)"
+"""The attributes of an HTCondor slot, which is on one machine."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +37,9 @@ class BatchVariables:
     here : tuple of str
         Numbers of cores on this machine.
     lists : mapping
-        Lists of the cores on each machine, with their parsers.
+        Lists of the cores on each machine, with their patterns: the name of a machine, and its number.
     files : mapping
-        Names of files with such lists, with their parsers.
+        Names of files with such lists, likewise.
     whole : tuple of str
         Numbers of cores of the whole job, where no variable has the number on this machine.
     """
@@ -88,8 +47,8 @@ class BatchVariables:
     job: tuple[str, ...]
     word: str = "core"
     here: tuple[str, ...] = ()
-    lists: Mapping[str, Callable[[str], Shares]] = field(default_factory=dict)
-    files: Mapping[str, Callable[[str], Shares]] = field(default_factory=dict)
+    lists: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     whole: tuple[str, ...] = ()
 
 
@@ -99,19 +58,17 @@ SYSTEMS = {
     ),
     # NCPUS is of the first chunk, and may be its ompthreads; the file has a line for each mpiproc in PBS Pro, for each core in Torque.
     "PBS": BatchVariables(
-        ("PBS_JOBID",), here=("NCPUS", "PBS_NUM_PPN"), files={"PBS_NODEFILE": parse_names}, whole=("PBS_NP",)
+        ("PBS_JOBID",), here=("NCPUS", "PBS_NUM_PPN"), files={"PBS_NODEFILE": NAMES}, whole=("PBS_NP",)
     ),
-    "SGE": BatchVariables(
-        ("JOB_ID", "SGE_TASK_ID"), "slot", files={"PE_HOSTFILE": parse_rows}, whole=("NSLOTS",)
-    ),
+    "SGE": BatchVariables(("JOB_ID", "SGE_TASK_ID"), "slot", files={"PE_HOSTFILE": ROWS}, whole=("NSLOTS",)),
     "LSF": BatchVariables(
         ("LSB_JOBID",),
         "slot",
-        lists={"LSB_MCPU_HOSTS": parse_pairs, "LSB_HOSTS": parse_names},
+        lists={"LSB_MCPU_HOSTS": PAIRS, "LSB_HOSTS": NAMES},
         whole=("LSB_DJOB_NUMPROC",),
     ),
-    "OAR": BatchVariables(("OAR_JOB_ID",), files={"OAR_NODEFILE": parse_names}),
-    "HTCondor": BatchVariables(("_CONDOR_JOB_AD",), files={"_CONDOR_MACHINE_AD": parse_slot}),
+    "OAR": BatchVariables(("OAR_JOB_ID",), files={"OAR_NODEFILE": NAMES}),
+    "HTCondor": BatchVariables(("_CONDOR_JOB_AD",), files={"_CONDOR_MACHINE_AD": SLOT}),
 }
 
 
@@ -160,12 +117,11 @@ def slots_here(environment: Mapping[str, str] = os.environ) -> BatchCores | None
 def _count(system: BatchVariables, environment: Mapping[str, str]) -> int:
     """Cores on this machine: the largest number, since each variable may describe a part of the job; 0 where there is none."""
     here = [_number(environment.get(name, "")) for name in system.here]
-    here += [_share(environment.get(name, ""), parse) for name, parse in system.lists.items()]
-    for name, parse in system.files.items():
+    here += [_share(environment.get(name, ""), pattern) for name, pattern in system.lists.items()]
+    for name, pattern in system.files.items():
         with suppress(OSError, UnicodeError):
-            here.append(
-                _share(Path(environment[name]).read_text("utf-8") if name in environment else "", parse)
-            )
+            text = Path(environment[name]).read_text("utf-8") if name in environment else ""
+            here.append(_share(text, pattern))
     whole = [_number(environment.get(name, "")) for name in system.whole]
     return max([0, *here]) or max([0, *whole])
 
@@ -174,15 +130,18 @@ def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _share(text: str, parse: Callable[[str], Shares]) -> int:
-    """This machine's part of a list; the largest where none has its name: batch systems have their own names."""
-    try:
-        shares = parse(text)
-    except (ValueError, IndexError):  # not in the documented format
-        return 0
-    own = _short(socket.gethostname())
-    here = sum(count for name, count in shares.items() if _short(name) == own)
-    return here or max(shares.values(), default=0)
+def _share(text: str, pattern: str) -> int:
+    """This machine's part of a list; the largest where none has its name: batch systems have their own names.
+
+    Examples
+    --------
+    >>> _share("n1 4 n2 8", PAIRS), _share("n1 4 all.q@n1 UNDEFINED", ROWS), _share("n1\\nn1\\nn2", NAMES), _share("Arch = 1\\nCpus = 4", SLOT)
+    (8, 4, 2, 4)
+    """
+    shares = Counter[str]()
+    for name, count in re.findall(pattern, text):
+        shares[_short(name)] += int(count or 1)
+    return shares[_short(socket.gethostname())] or max(shares.values(), default=0)
 
 
 def _short(name: str) -> str:

@@ -20,7 +20,7 @@ from distributed.security import Security
 
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import first_line
-from halotile.graphs.clusters.base import Order, RunningCluster
+from halotile.graphs.clusters.base import Order, RunningCluster, traits_of
 from halotile.graphs.clusters.connection.addresses import address_of_interface, own_address
 from halotile.graphs.clusters.connection.credentials import Credentials, private_base
 from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
@@ -46,7 +46,7 @@ _REFUSED = re.compile(r"stderr:\n(.*?)\s*\Z", re.DOTALL)
 def job_arguments(system: BatchSystem, order: Order, logs: Path) -> dict[str, Any]:
     """Arguments of the dask-jobqueue class; those left out here are as in ``~/.config/dask/jobqueue.yaml``."""
     choice = order.choice
-    for key in system.ignored:
+    for key in traits_of(system.module).ignored:
         if getattr(choice, key) is not None:
             raise ConfigError(
                 f"cluster.{key} is {getattr(choice, key)}, and {system.title} has nothing of the kind: leave it out, or write it in "
@@ -106,7 +106,7 @@ def start_jobs(system: BatchSystem, order: Order) -> Iterator[RunningCluster]:
     address = address_of_interface(interface) if interface else own_address()
 
     def make(security: Security, logs: Path, scheduler: dict[str, Any]) -> Any:
-        with _refusals_described(system, order.choice):
+        with refusals_described(system, order.choice):
             return cluster_class(
                 **job_arguments(system, order, logs),
                 job_cls=reporting_class(cluster_class.job_cls, logs, system),
@@ -128,7 +128,7 @@ def start_jobs(system: BatchSystem, order: Order) -> Iterator[RunningCluster]:
 
 
 @contextmanager
-def _refusals_described(system: BatchSystem, choice: sections.Cluster) -> Iterator[None]:
+def refusals_described(system: BatchSystem, choice: sections.Cluster) -> Iterator[None]:
     """Raise a refusal of dask-jobqueue as a ConfigError that names what was refused."""
     try:
         yield
@@ -158,9 +158,8 @@ def _plain_path(folder: Path | None) -> Iterator[Path | None]:
 
 def job_script(system: BatchSystem, order: Order, *, address: str, logs: Path, security: Security) -> str:
     """The script of one job, as it would be submitted."""
-    job_class = system.cluster_class().job_cls
-    with _refusals_described(system, order.choice):
-        job = job_class(
+    with refusals_described(system, order.choice):
+        job = system.cluster_class().job_cls(
             address,
             name=f"{NAME}-0",
             protocol="tls://",

@@ -16,6 +16,8 @@ from halotile.graphs.clusters.connection.addresses import address_of_interface
 from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.kinds import sections
 
+SLURM = "slurm"
+
 
 @dataclass(frozen=True)
 class BatchSystem:
@@ -45,10 +47,10 @@ class BatchSystem:
         Converts directives to dask-jobqueue's format.
     prologue : callable
         Escapes a line of the prologue for the system's scripts.
-    ignored : tuple of str
-        Keys of the cluster section that mean nothing to it.
     usual : mapping
         Arguments that the class requires and its configuration leaves empty.
+    driver : sequence of str, optional
+        Further directives of a job that holds the driver of a submitted run; None where it cannot.
     requests : callable
         Requests that the class leaves out, from the same as ``gpus`` and the folder of logs: likewise arguments, and ``directives``.
     """
@@ -64,8 +66,8 @@ class BatchSystem:
     walltime: Callable[[str], str] = str
     directives: Callable[[list[str]], Any] = list
     prologue: Callable[[str], str] = str
-    ignored: tuple[str, ...] = ()
     usual: Mapping[str, Any] = field(default_factory=dict)
+    driver: Sequence[str] | None = None
     requests: Callable[[sections.Cluster, int, Path], Mapping[str, Any]] = lambda *_: {}
 
     def start(self, order: Order) -> AbstractContextManager[RunningCluster]:

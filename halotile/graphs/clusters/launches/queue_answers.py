@@ -3,64 +3,61 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from halotile.errors import ClusterFailed
 from halotile.graphs.clusters.launches.base import LaunchState
+from halotile.graphs.clusters.launches.commands import run_command
 
-CALL_SECONDS = 30.0
-_ERROR = re.compile(r"^error reason\s+\d+:\s*(.*)$", re.MULTILINE)
-_FORGOTTEN = re.compile(r"unknown job|do(es)? not exist|has finished|no such job", re.IGNORECASE)
-
-
-def ask_together_then_singly(
-    ask: Callable[[Sequence[str]], Mapping[str, LaunchState]], ids: Sequence[str]
-) -> dict[str, LaunchState]:
-    """States of jobs in a system that may answer for several, or for none of them once one is over.
-
-    The server has others to answer: it is asked once for all jobs, and again only for those that this answer left out.
-    """
-    states = dict(ask(ids))
-    for job in ids if len(ids) > 1 else ():
-        if job not in states:
-            states |= ask([job])
-    return states
+IN_QUEUE = "in the queue"
+_FORGOTTEN = re.compile(r"unknown job|do(es)? not exist|has finished|no such job|not found", re.IGNORECASE)
 
 
-def states_by_row(
-    row: str, command: Callable[[Sequence[str]], Sequence[str]], ids: Sequence[str]
-) -> dict[str, LaunchState]:
-    """States of jobs in a system that prints a row for each that is not over, and an error for a job that it does not know.
+@dataclass(frozen=True)
+class JobRows:
+    """States of jobs in a system that prints a row for each that it knows, and an error or nothing for one that it has forgotten.
 
-    Any other error, such as that its server cannot be reached, is no answer.
+    Any other error, such as that its server cannot be reached, is no answer. A system may answer for several jobs, or for none of them
+    once one is over. Its server has others to answer: it is asked once for all jobs, and again only for those that this answer left out.
 
     Parameters
     ----------
+    command : str
+        The command, with ``{}`` in the place of the jobs.
     row : str
         Pattern for the beginning of a job's row, with ``{}`` in the place of its number.
-    command : callable
-        The command for some ids.
-    ids : sequence of str
-        The jobs.
+    over : str
+        Pattern for what follows in the row of a job that brings no worker any more.
+    state : str
+        The state of such a job, with ``{}`` in the place of the first group of the pattern.
+    between : str
+        What the command has between two jobs.
     """
 
-    def ask(some: Sequence[str]) -> dict[str, LaunchState]:
-        done = run_command(command(some))
-        if done is None:
+    command: str
+    row: str
+    over: str = "(?!)"
+    state: str = "{}"
+    between: str = " "
+
+    def __call__(self, ids: Sequence[str]) -> dict[str, LaunchState]:
+        """States of jobs by their ids; one that is left out is not known to be over."""
+        try:
+            done = run_command(shlex.split(self.command.format(self.between.join(ids))))
+        except ClusterFailed:
             return {}
-        found = {job: re.search(row.format(number_of(job)), done.stdout, re.MULTILINE) for job in some}
-        listed = {job: done.stdout[match.end() :] for job, match in found.items() if match}
-        if not listed and len(some) == 1 and _FORGOTTEN.search(done.stdout + done.stderr):
-            return {some[0]: LaunchState(True, "not in the queue any more")}
-        return {job: _listed(text.split("=====")[0]) for job, text in listed.items()}
-
-    return ask_together_then_singly(ask, ids)
-
-
-def _listed(text: str) -> LaunchState:
-    """The state of a job that is listed: SGE keeps one in error until a person clears it."""
-    error = _ERROR.search(text)
-    return LaunchState(True, f"Eqw ({error[1]})") if error else LaunchState(False, "in the queue")
+        states = {}
+        for job in ids:
+            if found := re.search(self.row.format(number_of(job)), done.stdout, re.MULTILINE):
+                ended = re.match(self.over, done.stdout[found.end() :].split("=====")[0], re.MULTILINE)
+                states[job] = LaunchState(bool(ended), self.state.format(ended[1]) if ended else IN_QUEUE)
+            elif len(ids) > 1:
+                states |= self([job])
+            elif done.returncode == 0 or _FORGOTTEN.search(done.stdout + done.stderr):
+                states[job] = LaunchState(True, "not in the queue any more")
+        return states
 
 
 def number_of(job: str) -> str:
@@ -73,11 +70,3 @@ def number_of(job: str) -> str:
     """
     found = re.match(r"\d+", job)
     return found[0] if found else job
-
-
-def run_command(words: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-    """Run a command of a batch system; None when it does not start or does not end in time."""
-    try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None

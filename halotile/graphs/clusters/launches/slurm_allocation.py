@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from halotile.graphs.clusters.launches.slurm_commands import answer_of
+from halotile.graphs.clusters.launches.commands import answer_of
 
 
 @dataclass(frozen=True, order=True)

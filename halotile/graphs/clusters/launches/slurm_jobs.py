@@ -1,13 +1,16 @@
-"""Slurm commands for submitted runs, each as a function."""
+"""Slurm commands for submitted runs, each as a function, and states of jobs."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from halotile.errors import ClusterFailed
 from halotile.graphs.clusters.launches.base import with_reason
-from halotile.graphs.clusters.launches.slurm_commands import answer_of, queued
+from halotile.graphs.clusters.launches.commands import answer_of, failure_of, run_command
+
+_GONE = "Invalid job id"
 
 
 def submit(script: Path) -> str:
@@ -20,7 +23,8 @@ def submit(script: Path) -> str:
     """
     if not shutil.which("sbatch"):
         raise ClusterFailed(
-            "there is no sbatch here: this is no machine of a Slurm cluster. Run the job with `recon-cli run` instead."
+            "there is no sbatch here: this is no machine of a Slurm cluster. Write cluster.kind: pbs, sge or lsf, "
+            "or run the job with `recon-cli run`."
         )
     return answer_of(["sbatch", "--parsable", str(script)]).split(";")[0].strip()
 
@@ -57,3 +61,25 @@ def state_of(job: str) -> str | None:
     """
     state = queued([job]).get(job)
     return with_reason(*state) if state else None
+
+
+def queued(ids: Sequence[str], *options: str) -> dict[str, tuple[str, str]]:
+    """The state and its reason of each job that `squeue` lists; one that Slurm has forgotten is left out.
+
+    Parameters
+    ----------
+    ids : sequence of str
+        The jobs.
+    *options : str
+        Options of `squeue`, which lists jobs that are not over, unless it has ``--states=all``.
+
+    Raises
+    ------
+    ClusterFailed
+        When Slurm does not answer.
+    """
+    done = run_command(["squeue", "--noheader", f"--jobs={','.join(ids)}", "--format=%A|%T|%r", *options])
+    if done.returncode != 0 and _GONE not in done.stderr:
+        raise failure_of(done)
+    rows = [line.split("|", 2) for line in done.stdout.splitlines() if line.count("|") > 1]
+    return {number: (state, reason) for number, state, reason in rows}

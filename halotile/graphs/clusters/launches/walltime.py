@@ -47,15 +47,3 @@ def clock(walltime: str) -> str:
     """
     minutes, seconds = divmod(seconds_of(walltime), 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
-
-
-def whole_minutes(walltime: str) -> str:
-    """Hours and minutes, the format of LSF, rounded up to whole minutes.
-
-    Examples
-    --------
-    >>> whole_minutes("04:00:00"), whole_minutes("1-12:30:00"), whole_minutes("90"), whole_minutes("0:30")
-    ('4:00', '36:30', '1:30', '0:01')
-    """
-    minutes = -(-seconds_of(walltime) // 60)
-    return f"{minutes // 60}:{minutes % 60:02d}"

@@ -56,11 +56,7 @@ def cluster_for(requested: Cluster, device: str) -> Cluster:
 
 
 def note_of_cluster(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
-    """Return notes on GPUs that the job cannot use, and on CPUs that it leaves idle or does not ask for."""
-    return _note_of_gpus(job, cluster, device) + cluster_kind_of(cluster).traits.notes(cluster)
-
-
-def _note_of_gpus(job: Job, cluster: Cluster, device: str) -> tuple[str, ...]:
+    """Return notes on GPUs that the job cannot use, and on CPUs that it leaves idle."""
     if cluster != job.cluster:
         return ("GPUs are left alone: nothing of this job computes on them",)
     one_for_each = cluster_kind_of(cluster).traits.has_worker_per_gpu

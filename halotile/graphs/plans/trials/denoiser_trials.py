@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
@@ -49,6 +52,24 @@ UNCOMPARED = "tiles were not compared with larger windows"
 UNTRIED = "tiles were not compared on parts of the image"
 SAMPLE_SECONDS = 60.0
 """Longest time that a trial on parts of the image may take."""
+
+
+_left: ContextVar[list[float] | None] = ContextVar("trial_seconds", default=None)
+"""Seconds that are left for trials; None: no limit."""
+
+
+class TrialTooLong(Exception):
+    """A trial was ended by the limit of :func:`trials_within`."""
+
+
+@contextmanager
+def trials_within(seconds: float) -> Iterator[None]:
+    """Limit the trials of all plans in this context to so many seconds together; the one that exceeds them raises TrialTooLong."""
+    token = _left.set([seconds])
+    try:
+        yield
+    finally:
+        _left.reset(token)
 
 
 class CodeEnded(ConfigError):
@@ -264,14 +285,20 @@ def bounded(call: Callable[[], T], title: str, run: Run, *, seconds: float | Non
     ConfigError
         When it ends its process.
     """
-    limit_bytes = parse_bytes(run.memory_per_worker)
+    limit_bytes, left = parse_bytes(run.memory_per_worker), _left.get()
     try:
-        return call_bounded(partial(_translate_memory_error, call), limit_bytes, seconds)
+        timed = partial(_timed, call, left[0] if left else 0.0)
+        result, taken = call_bounded(timed, limit_bytes, seconds)
+        if left:
+            left[0] = max(left[0] - taken, 0.01)  # 0 would be no limit
+        return result
     except MemoryError as error:
         raise _refusal(title, limit_bytes, "needs more than that to be tried") from error
     except NoAnswer as error:
         if error.code == -signal.SIGKILL:  # as the kernel does where memory runs out
             raise _refusal(title, limit_bytes, f"{error} while it was tried") from None
+        if left and error.code == -signal.SIGALRM:
+            raise TrialTooLong(f"trying {title} takes too long here") from None
         # A library also ends the process where it gets no memory for its threads.
         raise CodeEnded(
             f"{title} {error} while it was tried. Correct the code that ends it; or write more memory, if that was short: "
@@ -279,10 +306,15 @@ def bounded(call: Callable[[], T], title: str, run: Run, *, seconds: float | Non
         ) from None
 
 
-def _translate_memory_error(call: Callable[[], T]) -> T:
-    """Translate any library's error for exhausted memory into one that can leave this process."""
+def _timed(call: Callable[[], T], limit_seconds: float) -> tuple[T, float]:
+    """Return the result of a call, and its time; a limit other than 0 ends this process, also where the code holds Python's lock.
+
+    Any library's error for exhausted memory becomes one that can leave this process.
+    """
+    began = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, limit_seconds)
     try:
-        return call()
+        return call(), time.monotonic() - began
     except Exception as error:
         if is_out_of_memory(error):
             raise MemoryRefused from error

@@ -1,0 +1,190 @@
+"""Runs as batch jobs of systems that are not here, whose commands are replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from halotile.cli import batch, exits
+from halotile.cli.main import app
+from halotile.graphs.clusters import sge
+from halotile.graphs.submission.queues import queue_of
+from tests.faults import REPOSITORY
+from tests.gridengine import GridEngine
+from tests.hpc import BLOCKS, HpcJob, wait_for
+
+SLEEPY = '''
+import time
+from pathlib import Path
+
+
+def sleepy(pixels, folder):
+    """The same pixels, after a while."""
+    with open(Path(folder) / "log", "a") as log:
+        log.write("called\\n")
+    time.sleep(60)
+    return pixels
+'''
+
+
+@pytest.mark.parametrize("pattern", ["in.zarr", "*n.zarr"])
+def test_a_function_is_tried_for_a_few_seconds_alone_where_it_is_submitted(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = HpcJob.create(tmp_path, walltime="60", kind="slurm")
+    (tmp_path / "noting.py").write_text(SLEEPY.replace("sleepy", "noted"))
+    job.config.write_text(
+        job.config.read_text().replace("in.zarr", pattern).replace("out.zarr", "{stem}-clean.zarr")
+    )
+    monkeypatch.setattr(batch, "TRIAL_SECONDS", 0.5)
+    began = time.monotonic()
+    result = CliRunner().invoke(
+        app, ["submit", str(job.config), "--allow-import", "--dry-run", "--json", "--set", "run.workers=3"]
+    )
+    assert result.exit_code == exits.OK, result.output
+    assert time.monotonic() - began < 50
+    assert len(job.log()) == 1
+    shown = json.loads(result.stdout)
+    assert shown["plan"]["notes"] == [
+        "trying noting:noted takes too long here (0.5 s are allowed): the batch job plans the run"
+    ]
+    assert "#SBATCH --ntasks=3\n" in shown["script"]
+
+
+COMMANDS = {
+    "qsub": """
+        exec 9> {folder}/lock; flock 9
+        number=$(( $(ls {folder} | grep -c 'pid$') + 1 ))
+        cp "$1" {folder}/$number.sh
+        pwd > {folder}/$number.cwd
+        (sleep 1; cd /; exec 9>&-; PBS_JOBID=$number.fake exec setsid --fork bash -c 'echo $$ > {folder}/'$number'.pid; exec bash {folder}/'$number'.sh') > {folder}/$number.out 2>&1 &
+        touch {folder}/$number.pid
+        echo $number.fake
+    """,
+    "qstat": """
+        for each in "$@"; do
+            number=${{each%.fake}}; pid=$(cat {folder}/$number.pid)
+            if [ -z "$pid" ] || kill -0 $pid 2> /dev/null; then echo "$number.fake  halotile"; else echo "qstat: Unknown Job Id" >&2; code=153; fi
+        done
+        exit $code
+    """,
+    "qdel": "kill -KILL -$(cat {folder}/${{1%.fake}}.pid)",
+}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> HpcJob:
+    """A job whose PBS is three commands that start scripts on this machine."""
+    folder = tmp_path / "pbs"
+    folder.mkdir()
+    (tmp_path / "bin").mkdir()
+    for name, lines in COMMANDS.items():
+        (tmp_path / "bin" / name).write_text("#!/bin/bash\n" + lines.format(folder=folder))
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = dict(os.environ) | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    return HpcJob.create(tmp_path / "job", environment, kind="pbs", interface="lo", walltime="60")
+
+
+def status(job: HpcJob) -> dict[str, Any]:
+    """Output of `recon-cli status`."""
+    return job.json_of("status", "out.zarr.run")
+
+
+def number_of(job: HpcJob) -> str:
+    """The number of its batch job."""
+    return str(json.loads((job.run_directory / "batch.json").read_text())["number"])
+
+
+SUBMIT = ("submit", "job.yaml", "--allow-import")
+
+
+@pytest.mark.parametrize("kind", ["oar", "local"])
+def test_other_kinds_of_clusters_are_refused(kind: str, job: HpcJob) -> None:
+    refused = job.call(*SUBMIT, "--set", f"cluster.kind={kind}", code=exits.USAGE)
+    assert f"cluster.kind is {kind}, and submit is for Slurm, PBS, SGE and LSF" in refused
+
+
+@pytest.mark.cluster
+def test_a_driver_whose_time_is_up_submits_itself_again(job: HpcJob) -> None:
+    job.set_pace(1)
+    assert job.json_of(*SUBMIT)["job"] == "1"
+    assert "job 1 of this run is in the queue" in job.call(*SUBMIT, code=2)
+    wait_for(lambda: len(job.log()) > 4)
+    os.kill(json.loads((job.run_directory / "status.json").read_text())["pid"], signal.SIGUSR1)
+    wait_for(lambda: number_of(job) != "1")
+    number, begun = number_of(job), len(job.log())
+    assert 4 < begun < BLOCKS
+    assert f"job {number}: in the queue, 1 attempt so far" in job.call("status", "out.zarr.run")
+    job.set_pace(0)
+    wait_for((job.run_directory / "finished").exists)
+    assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1)), "a block twice"
+    after = json.loads((job.run_directory / "batch.json").read_text())
+    assert (after["attempts"], after["number"], after["system"]) == (2, number, "pbs")
+    assert "finishing the blocks in flight" in job.call("logs", "out.zarr.run")
+    wait_for(lambda: status(job)["batch"]["state"] is None)
+    assert status(job)["state"] == "finished"
+    job.check_whole()
+
+
+@pytest.mark.cluster
+@pytest.mark.thorough
+def test_a_driver_can_be_cancelled(job: HpcJob) -> None:
+    job.set_pace(0.3)
+    job.call(*SUBMIT)
+    wait_for(lambda: len(job.log()) > 2)
+    assert "job 1 is cancelled" in job.call("cancel", "out.zarr.run")
+    assert status(job)["state"] == "stopped"
+
+
+@pytest.mark.cluster
+@pytest.mark.thorough
+def test_a_real_grid_engine_starts_workers_and_a_driver_that_submits_itself_again(
+    grid_engine: GridEngine, tmp_path: Path
+) -> None:
+    module = [f"export {name}={shlex.quote(value)}" for name, value in grid_engine.settings.items()]
+    job = HpcJob.create(
+        tmp_path / "job", dict(os.environ) | grid_engine.settings, kind="sge", interface="lo",
+        walltime="60", prologue=[*module, f"export PYTHONPATH={REPOSITORY}"],
+    )  # fmt: skip
+    job.call("run", "job.yaml", "--allow-import")
+    assert len({process for _, process, *_ in job.log()}) == 2
+    job.check_whole()
+    wait_for(lambda: not grid_engine.jobs())
+    (job.folder / "log").write_text("")
+    job.set_pace(1)
+    number = job.json_of(*SUBMIT, "--fresh")["job"]
+    assert grid_engine.jobs() == [number]
+    wait_for(lambda: len(job.log()) > 4)
+    os.kill(json.loads((job.run_directory / "status.json").read_text())["pid"], signal.SIGUSR1)
+    wait_for(lambda: number_of(job) != number)
+    job.set_pace(0)
+    wait_for((job.run_directory / "finished").exists)
+    assert sorted(int(block) for block, *_ in job.log()) == list(range(1, BLOCKS + 1)), "a block twice"
+    job.check_whole()
+    wait_for(lambda: not grid_engine.jobs())
+
+
+@pytest.mark.cluster
+@pytest.mark.thorough
+def test_a_real_grid_engine_says_why_a_job_is_in_error(
+    grid_engine: GridEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in grid_engine.settings.items():
+        monkeypatch.setenv(name, value)
+    script, queue = tmp_path / "batch.sh", queue_of("sge")
+    script.write_text("#$ -S /bin/bash\n#$ -o /no/such/folder/log\ntrue\n")
+    number = queue.submit(script)
+    assert "Eqw" in wait_for(lambda: (state := queue.state_of(number)) != "in the queue" and state)
+    assert "/no/such/folder" in queue.state_of(number)
+    states = sge.SYSTEM.states([number, "999999"])
+    assert {job: state.over for job, state in states.items()} == {number: True, "999999": True}
+    queue.cancel(number)
+    wait_for(lambda: queue.state_of(number) is None)
