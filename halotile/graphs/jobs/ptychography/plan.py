@@ -87,7 +87,7 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
     object_bytes = COMPLEX * math.prod(recipe.shape)
     modes = model.modes + model.variations
     small = (
-        COMPLEX * (math.prod(recipe.frame) * modes + math.prod(pattern))
+        COMPLEX * (math.prod(recipe.frame) * modes + 4 * math.prod(pattern))
         + (100 + 4 * model.variations) * count
     )
     output = OutputFile(

@@ -13,6 +13,7 @@ from halotile.storage.scans.cxi import encode_cxi
 from halotile.tasks.groups.training.saved import read_content, state_in
 from halotile.tasks.ptychography.patterns import on_detector
 from halotile.tasks.ptychography.recipe import ScanRecipe
+from halotile.tasks.ptychography.results.comparison import compared, extreme_patterns
 from halotile.tasks.ptychography.results.resolution import RingCorrelation, resolution_of
 from halotile.tasks.ptychography.state import ReconstructionState
 from halotile.tasks.ptychography.user_module import module_contents
@@ -97,6 +98,8 @@ def _of_patterns(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[
     moved = state.parameters["positions"].numpy()
     rings = correlated_halves(recipe, state)
     correlation = {} if rings is None else rings.values()
+    extreme = extreme_patterns(state)
+    comparison = compared(recipe, state, extreme)._asdict() if len(extreme) else {}
     return {
         "image_1/data": state.parameters["object"].numpy(),
         "image_2/data": shown_probe(state).numpy(),
@@ -105,7 +108,9 @@ def _of_patterns(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[
         ],
         "process_1/first_pixel": (recipe.places + moved)[order],
         "process_1/amplitude": state.parameters["intensities"].numpy()[order],
+        "process_1/pattern_loss": state.parameters["pattern_loss"].numpy()[order],
         "instrument_1/detector_1/background": on_detector(state.background.square(), recipe).numpy(),
+        **{f"process_1/compared/{name}": value for name, value in comparison.items()},
         **{f"process_1/{name}": value for name, value in correlation.items()},
         **_variations(state, order),
     }
