@@ -1,4 +1,4 @@
-"""Measured patterns beside those that a reconstruction expects: from Python, in the result, on the sheet and in the outcome."""
+"""Measured patterns beside those that a reconstruction expects: from Python, in the result, on the sheet, in the outcome, and by CDTools."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import halotile
@@ -105,3 +106,50 @@ def test_a_result_has_the_patterns_that_tell_most(folder: Path, monkeypatch: pyt
     sheet = CliRunner().invoke(app, ["export", str(folder / "result.cxi"), str(folder / "sheet.png")])
     assert sheet.exit_code == 0, sheet.output
     assert drawn[2].startswith("pattern 27, of the greatest loss: ")
+
+
+@pytest.mark.parametrize(
+    ("field", "model"),
+    [("far", {"modes": 2}), ("far", {"oversampling": 2}), ("near", {}), ("far", {"variations": 1})],
+    ids=["far", "oversampled", "near", "variations"],
+)
+def test_cdtools_opens_a_result(tmp_path: Path, field: Any, model: dict[str, Any]) -> None:
+    """Its model expects the same patterns, and sees the same positions; that of a probe which varies is not there."""
+    data, models = (pytest.importorskip(f"cdtools.{name}") for name in ("tools.data", "models"))
+    truth = SimulatedScan(field=field, raster=(4, 4), pattern=32, step=3.0, photons=1e4)
+    mask = np.ones((32, 32), bool)
+    mask[5, 7] = False
+    write_scan(str(tmp_path / "scan.zarr"), replace(truth.scan, mask=mask), truth)
+    scan = halotile.ptychography.open(
+        tmp_path / "scan.zarr",
+        field=field,
+        refine=["object", "probe", "background", "positions", "intensities"],
+        **model,
+    )
+    with halotile.ptychography.Adam(scan) as adam:
+        list(adam.optimize(4, lr=0.02, batch_size=8))
+    scan.save(tmp_path / "result.cxi")
+    found = data.h5_to_nested_dict(str(tmp_path / "result.cxi"))
+    assert np.array_equal(found["obj"], scan.object)
+    assert np.array_equal(found["probe"], scan.probe)
+    assert np.array_equal(found["background"], scan.background)
+    pixels = np.linalg.pinv(found["obj_basis"]) @ (found["translations"] - found["original_translations"]).T
+    moved = (
+        scan.positions - halotile.ptychography.open(tmp_path / "scan.zarr", field=field, **model).positions
+    )
+    assert np.allclose(pixels.T, moved, atol=1e-5)
+    assert np.abs(moved).max() > 1e-3
+    assert ("state_dict" in found) == ("variations" not in model)
+    if "variations" in model:
+        return
+    opened = models.FancyPtycho.from_results_h5(str(tmp_path / "result.cxi"))
+    numbers = torch.arange(16)
+    with torch.no_grad():
+        simulated = opened(numbers, opened.original_translations[numbers]).numpy()
+    expected = scan.compare(range(16)).simulated
+    assert np.allclose(simulated, expected, rtol=1e-3, atol=1e-4 * expected.max())
+    assert np.array_equal(opened.mask.numpy(), mask)
+    again = halotile.ptychography.open(
+        tmp_path / "scan.zarr", field=field, start=tmp_path / "result.cxi", **model
+    )
+    assert np.array_equal(again.object, scan.object)

@@ -183,18 +183,12 @@ def _comparison(axes: Any, result: ScanResult, n: int) -> None:
     rows, columns = measured.shape
     most = np.nanpercentile(measured, 99.5) or 1.0
     # The root of a count of photons has a standard deviation of about 1/2.
-    images = [(measured, "viridis", 0, most), (simulated, "viridis", 0, most)]
-    images.append((2 * (measured - simulated), "RdBu", -MOST_NOISE, MOST_NOISE))
-    for place, (image, colours, low, high) in enumerate(images):
-        extent = (place * columns, (place + 1) * columns, rows, 0)
+    for n, image in enumerate((measured, simulated, 2 * (measured - simulated))):
+        low, high, colours = (-MOST_NOISE, MOST_NOISE, "RdBu") if n == 2 else (0, most, "viridis")
+        extent = (n * columns, (n + 1) * columns, rows, 0)
         drawn = axes.imshow(image, cmap=_with_red(colours), vmin=low, vmax=high, extent=extent)
-    axes.set_xlim(0, len(images) * columns)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.figure.colorbar(
-        drawn, ax=axes, location="bottom", shrink=0.6, label="difference by the noise of photons"
-    )
-    axes.set_xlabel("roots of counts: measured, simulated, difference")
+    axes.set(xlim=(0, 3 * columns), xticks=[], yticks=[], xlabel="roots: measured, simulated, difference")
+    axes.figure.colorbar(drawn, ax=axes, location="bottom", shrink=0.6, label="units of the photon noise")
 
 
 def _rings(axes: Any, result: ScanResult) -> None:

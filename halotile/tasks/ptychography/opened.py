@@ -174,8 +174,7 @@ class OpenedScan:
                 f"the scan has no pattern {missing[0]}. Write some of its {len(there)}, which are from 0 to {there.max()}."
             )
         else:
-            order = np.argsort(there)
-            chosen = order[np.searchsorted(there[order], np.atleast_1d(numbers))]
+            chosen = np.argsort(there)[np.searchsorted(np.sort(there), np.atleast_1d(numbers))]
         if not len(chosen):
             raise ConfigError(
                 "no pattern is named, and no epoch tells which ones to take. Write numbers such as [0, 1]."
