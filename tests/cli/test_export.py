@@ -19,7 +19,7 @@ from halotile.cli.screens.scan_sheet import draw_result
 from halotile.errors import ConfigError, OutputRefused
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.outputs.claim import claim
-from halotile.storage.scans.export import ScanResult
+from halotile.storage.scans.export import PatternComparison, ScanResult
 from halotile.storage.scans.lengths import AT_BEST, AT_WORST, MEASURED
 
 RUNNER = CliRunner()
@@ -128,7 +128,11 @@ def test_no_text_of_a_drawn_result_is_cut_off(
     rings |= {"resolution": np.float64(1.8214e-7), "resolution_bound": np.float64(bound)}
     places, whole = np.arange(8.0).reshape(4, 2) * 1e-7, (slice(None), slice(None))
     pixels = np.exp(1j * np.arange(64.0).reshape(8, 8))
-    result = ScanResult(pixels, pixels[None], (1e-8, 1e-8), np.ones(3), places, places, whole, rings)
+    counts = np.abs(pixels)[None].repeat(3, 0)
+    compared = PatternComparison(np.array([123456, 7, 9]), counts, counts, np.full(3, -1.2345e-7))
+    result = ScanResult(
+        pixels, pixels[None], (1e-8, 1e-8), np.ones(3), places, places, whole, rings, compared
+    )
     monkeypatch.setattr(Figure, "savefig", look)
     draw_result(tmp_path / "sheet.png", result)
     assert outside == []

@@ -147,9 +147,20 @@ def test_whether_a_module_is_spoilt_goes_by_the_light_that_its_patterns_have(
 
 
 @pytest.mark.thorough
-def test_a_model_of_cdtools_is_refined(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "shapes"),
+    [
+        ({"n_modes": 1}, {"probe": (1, 24, 24)}),
+        ({"n_modes": 2, "n_obj_modes": 2}, {"probe": (2, 24, 24), "obj": (2,)}),
+        ({"probe_fourier_crop": 4}, {"probe": (1, 16, 16)}),
+    ],
+    ids=["one mode", "modes of the object", "a cropped spectrum"],
+)
+def test_a_model_of_cdtools_is_refined(
+    folder: Path, options: dict[str, Any], shapes: dict[str, tuple[int, ...]]
+) -> None:
     pytest.importorskip("cdtools")
-    options = {"n_modes": 1, "obj_padding": 10}
+    options = options | {"obj_padding": 10}
     for workers in ("1", "2"):
         done = run(
             job(folder, f"{workers}.cxi", "fancy:Fancy", model={"options": options}), "--workers", workers
@@ -158,6 +169,8 @@ def test_a_model_of_cdtools_is_refined(folder: Path) -> None:
     assert (folder / "1.cxi").read_bytes() == (folder / "2.cxi").read_bytes()
     with h5py.File(folder / "1.cxi") as file:
         assert file["loss"][-1] < 0.2 * file["loss"][0]
+        for name, shape in shapes.items():
+            assert file[f"entry_1/process_1/parameters/model.{name}"].shape[: len(shape)] == shape
 
 
 @pytest.mark.parametrize(

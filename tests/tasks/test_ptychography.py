@@ -113,7 +113,8 @@ def test_gradients_are_those_of_automatic_differentiation(
                 errors[kind, name, way] = float(difference)
     with torch.no_grad():
         (few,) = model.gradients(*arguments, ("object", "shares"), x["variations"])
-    assert list(few.parts) == ["object", "shares"]
+    assert list(few.parts) == ["object", "shares", "pattern_loss"]
+    assert float(few.parts["pattern_loss"].double().sum()) == pytest.approx(float(found.loss), rel=1e-5)
     assert all(torch.equal(part, found.parts[name]) for name, part in few.parts.items())
     for name in exact:
         assert errors[torch.float64, name, "ours"] < 1e-12, name

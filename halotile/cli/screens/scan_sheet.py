@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -23,6 +23,8 @@ Panels = Mapping[str, Callable[..., None]]
 MODES = 4
 """Modes of the probe, at most, that are drawn."""
 MICRON = 1e-6
+MOST_NOISE = 5
+"""Largest difference of two patterns that is drawn, in units of the noise of photons."""
 MOST_LETTERS = 56
 """Letters of a line below a panel."""
 
@@ -33,12 +35,14 @@ def draw_result(path: Path, result: ScanResult) -> None:
         "object, modulus": _modulus,
         "object, phase": _phase,
         "probe, modulus of the modes": _probe,
+        **_comparisons(result),
         "loss": _losses,
         "positions before (grey) and after": _positions,
     }
     if result.rings is not None:
         panels = {**panels, "Fourier ring correlation": _rings}
-    _draw_panels(path, {title: partial(draw, result=result) for title, draw in panels.items()}, rows=2)
+    heights = (1.0, 1.0) if result.compared is None else (1.0, 0.5, 1.0)
+    _draw_panels(path, {title: partial(draw, result=result) for title, draw in panels.items()}, heights)
 
 
 def draw_scan(path: Path, scan: Scan, mean: NDArray[Any], maximum: NDArray[Any]) -> None:
@@ -54,18 +58,19 @@ def draw_scan(path: Path, scan: Scan, mean: NDArray[Any], maximum: NDArray[Any])
         "mean pattern": partial(_pattern, image=mean, mask=scan.mask),
         "maximum of each pixel": partial(_pattern, image=maximum, mask=scan.mask),
     }
-    _draw_panels(path, panels, rows=1)
+    _draw_panels(path, panels, (1.0,))
 
 
-def _draw_panels(path: Path, panels: Panels, rows: int) -> None:
+def _draw_panels(path: Path, panels: Panels, heights: Sequence[float]) -> None:
+    """Draw three panels in each row, of relative heights."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingPackage(
             "a sheet is drawn with matplotlib, which is not installed. Write: pip install matplotlib"
         ) from error
-    figure = Figure(figsize=(15, 4.75 * rows), layout="constrained")
-    places = list(figure.subplots(rows, 3).flat)
+    figure = Figure(figsize=(15, 4.75 * sum(heights)), layout="constrained")
+    places = list(figure.subplots(len(heights), 3, height_ratios=heights).flat)
     for axes in places:
         axes.set_axis_off()
     for axes, (title, draw) in zip(places, panels.items(), strict=False):
@@ -101,10 +106,10 @@ def _pattern(axes: Any, image: NDArray[Any], mask: NDArray[np.bool_] | None) -> 
     axes.set_xlabel("pixels; +: the middle; red: does not count")
 
 
-def _with_red() -> Any:
+def _with_red(colours: str = "viridis") -> Any:
     from matplotlib import colormaps
 
-    return colormaps["viridis"].with_extremes(bad="red")
+    return colormaps[colours].with_extremes(bad="red")
 
 
 def _modulus(axes: Any, result: ScanResult) -> None:
@@ -156,6 +161,34 @@ def _positions(axes: Any, result: ScanResult) -> None:
     axes.set_aspect("equal")
     axes.invert_yaxis()
     axes.set_xlabel(f"µm; moved by {np.median(moved):.2g} pixels (median), {moved.max():.2g} (most)")
+
+
+def _comparisons(result: ScanResult) -> Panels:
+    """A panel for each pattern that is compared."""
+    if result.compared is None:
+        return {}
+    kinds = zip(("least", "median", "greatest"), result.compared.numbers, result.compared.loss, strict=True)
+    return {
+        f"pattern {number}, of the {kind} loss: {loss:.3g}": partial(_comparison, n=n)
+        for n, (kind, number, loss) in enumerate(kinds)
+    }
+
+
+def _comparison(axes: Any, result: ScanResult, n: int) -> None:
+    """A measured pattern, the simulated one, and their difference in units of the noise of photons."""
+    assert result.compared is not None
+    measured, simulated = (
+        np.sqrt(image[n]) for image in (result.compared.measured, result.compared.simulated)
+    )
+    rows, columns = measured.shape
+    most = np.nanpercentile(measured, 99.5) or 1.0
+    # The root of a count of photons has a standard deviation of about 1/2.
+    for n, image in enumerate((measured, simulated, 2 * (measured - simulated))):
+        low, high, colours = (-MOST_NOISE, MOST_NOISE, "RdBu") if n == 2 else (0, most, "viridis")
+        extent = (n * columns, (n + 1) * columns, rows, 0)
+        drawn = axes.imshow(image, cmap=_with_red(colours), vmin=low, vmax=high, extent=extent)
+    axes.set(xlim=(0, 3 * columns), xticks=[], yticks=[], xlabel="roots: measured, simulated, difference")
+    axes.figure.colorbar(drawn, ax=axes, location="bottom", shrink=0.6, label="units of the photon noise")
 
 
 def _rings(axes: Any, result: ScanResult) -> None:

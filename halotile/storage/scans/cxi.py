@@ -37,7 +37,7 @@ def encode_cxi(
     Parameters
     ----------
     contents : mapping of str to value
-        Arrays, numbers and text by their places in the entry.
+        Arrays, numbers and text by their places in the entry; with a leading slash, in the file.
     attributes : mapping of str to mapping
         Attributes of groups in the entry.
     links : mapping of str to str

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,21 @@ IMAGES = {"object": "yx", "probe": "cyx"}
 RINGS = ("ring_frequency", "ring_correlation", "ring_threshold", "resolution", "resolution_bound")
 """Values of the Fourier ring correlation, where a result has it."""
 CHUNK = 256
+WORST = 3
+"""Patterns with the greatest loss that are named."""
+
+
+class PatternComparison(NamedTuple):
+    """Measured patterns, and those that a reconstruction expects."""
+
+    numbers: NDArray[np.int64]
+    """Number of each in the file that the scan came from, (patterns,)."""
+    measured: NDArray[np.float32]
+    """Counts, (patterns, rows, columns); NaN in pixels that do not count."""
+    simulated: NDArray[np.float32]
+    """Expected counts, (patterns, rows, columns)."""
+    loss: NDArray[np.float32]
+    """Mean loss of a pixel, (patterns,)."""
 
 
 def check_result_place(path: Path) -> None:
@@ -82,6 +97,8 @@ class ScanResult:
         The rectangle of the object that the middle of the beam covered.
     rings : mapping of str to ndarray, optional
         Frequency, correlation and threshold of each ring, the resolution in metres, and which bound it is if it is one.
+    compared : PatternComparison, optional
+        The patterns with the least, the median and the greatest loss.
     """
 
     image: NDArray[Any]
@@ -92,6 +109,7 @@ class ScanResult:
     after: NDArray[Any]
     scanned: tuple[slice, slice]
     rings: Mapping[str, Any] | None
+    compared: PatternComparison | None = None
 
     @property
     def extent(self) -> tuple[float, float]:
@@ -113,6 +131,8 @@ def read_result(path: str) -> ScanResult:
             for name in ("translation_before", "translation")
         )
         rings = {name: file[f"{PROCESS}/{name}"][()] for name in RINGS if f"{PROCESS}/{name}" in file}
+        places = [f"{PROCESS}/compared/{name}" for name in PatternComparison._fields]
+        compared = [file[place][()] for place in places if place in file]
         return ScanResult(
             image,
             probe,
@@ -122,7 +142,18 @@ def read_result(path: str) -> ScanResult:
             after,
             (slice(start[0], stop[0]), slice(start[1], stop[1])),
             rings or None,
+            PatternComparison(*compared) if compared else None,
         )
+
+
+def worst_patterns(path: str) -> dict[str, Any]:
+    """Read which patterns of a result have the greatest loss, their losses, and the median of all; errors as of :func:`read_result`."""
+    with opened(path) as file, reading(path):
+        losses, numbers = (file[f"{PROCESS}/{name}"][()] for name in ("pattern_loss", "numbers"))
+    used = np.flatnonzero(losses)
+    worst = used[np.argsort(-losses[used], kind="stable")[:WORST]]
+    found = {"worst_patterns": numbers[worst].tolist(), "worst_losses": losses[worst].tolist()}
+    return found | {"median_loss": float(np.median(losses[used]))}
 
 
 def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bool = False) -> list[str]:

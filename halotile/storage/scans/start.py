@@ -73,6 +73,8 @@ class StartValues:
             is_result = cls.OF_RESULTS["first_pixel"] in file
             places = cls.OF_ANY | (cls.OF_RESULTS if is_result else {})
             there = {name: dataset_in(file, place, kinds="iufc") for name, place in places.items()}
+            if is_result:
+                del there["obj"]  # its object by another name
             found = {name: np.asarray(each[()]) for name, each in there.items() if each is not None}
         if not cls.OF_ANY.keys() & found.keys():
             raise InputError(f"{path} has neither an object nor a probe to begin with, under these names.")

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 
 from halotile.tasks.ptychography.losses import LOSSES
-from halotile.tasks.ptychography.propagators import Propagator
-from halotile.tasks.ptychography.recipe import PARTS, VARYING
+from halotile.tasks.ptychography.propagators import Propagator, propagator_of
+from halotile.tasks.ptychography.recipe import PARTS, VARYING, ScanRecipe
 
 Box = tuple[slice, slice]
-OWN_PARTS = ("positions", "intensities", "shares")
-"""Parts of which each pattern has its own."""
+OWN_PARTS = ("positions", "intensities", "shares", "pattern_loss")
+"""Parts of which each pattern has its own; its loss is beside the gradients."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,12 @@ class PatternModel:
     mask: torch.Tensor | None = None
     oversampling: int = 1
 
+    @classmethod
+    def of(cls, recipe: ScanRecipe, mask: torch.Tensor | None, device: Any) -> PatternModel:
+        """The model of a reconstruction."""
+        propagator = propagator_of(recipe.optics, recipe.frame, device)
+        return cls(propagator, recipe.loss, mask, recipe.oversampling)
+
     def gradients(
         self,
         image: torch.Tensor,
@@ -210,6 +216,7 @@ class PatternModel:
             kept = {name: parts[name] for name in PARTS if name in wanted and name in parts}
             if held_out is not None:
                 kept["held_out"] = unseen[some].sum(dtype=torch.float64).float().view(1)
+            kept["pattern_loss"] = loss[some].sum((1, 2))
             box = own.box((probe.shape[-2], probe.shape[-1]))
             found.append(PatternGradients(loss[some].sum(dtype=torch.float64), box, kept))
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, InputError
 from halotile.storage.disk.durable import DISK
-from halotile.storage.scans.export import check_result_place
+from halotile.storage.scans.export import PatternComparison, check_result_place
 from halotile.storage.scans.lengths import shown_resolution
 from halotile.tasks.groups.training.requests import LOOK_SECONDS
 from halotile.tasks.groups.training.saved import read_content, state_in, write_state
 from halotile.tasks.ptychography.patterns import Patterns, on_detector, turned
 from halotile.tasks.ptychography.recipe import ScanRecipe, SolverStage, warning_of_halves
+from halotile.tasks.ptychography.results.comparison import compared, extreme_patterns
 from halotile.tasks.ptychography.results.resolution import RingCorrelation
 from halotile.tasks.ptychography.results.result import correlated_halves, encoded_state, shown_probe
 from halotile.tasks.ptychography.state import (
@@ -146,6 +147,39 @@ class OpenedScan:
     def rings(self) -> RingCorrelation | None:
         """Correlation of the objects of two halves of the positions by spatial frequency; None where the scan was opened without."""
         return correlated_halves(self._computed, self.state) if self.recipe.resolution else None
+
+    def compare(self, numbers: Sequence[int] | None = None) -> PatternComparison:
+        """Simulate some patterns, and return them beside the measured ones.
+
+        Parameters
+        ----------
+        numbers : sequence of int, optional
+            Numbers of patterns in the file that the scan came from; None: those with the least, the median and the greatest loss in the last epoch.
+
+        Returns
+        -------
+        PatternComparison
+            With ``numbers`` and ``loss``, (patterns,), and ``measured`` and ``simulated``, (patterns, rows, columns).
+
+        Raises
+        ------
+        ConfigError
+            When the scan has no such pattern, or no epoch tells which ones.
+        """
+        state, there = self.state, self.recipe.scan.numbers
+        if numbers is None:
+            chosen = extreme_patterns(state)
+        elif missing := np.setdiff1d(numbers, there).tolist():
+            raise ConfigError(
+                f"the scan has no pattern {missing[0]}. Write some of its {len(there)}, which are from 0 to {there.max()}."
+            )
+        else:
+            chosen = np.argsort(there)[np.searchsorted(np.sort(there), np.atleast_1d(numbers))]
+        if not len(chosen):
+            raise ConfigError(
+                "no pattern is named, and no epoch tells which ones to take. Write numbers such as [0, 1]."
+            )
+        return compared(self.recipe, state, chosen)
 
     def save(self, path: str | Path) -> None:
         """Write object, probe, positions and losses as the CXI file of a job, in place of an earlier one.

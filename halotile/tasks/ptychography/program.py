@@ -30,7 +30,6 @@ from halotile.tasks.ptychography.model import (
 )
 from halotile.tasks.ptychography.order import PatternNumbers, steps_of
 from halotile.tasks.ptychography.patterns import Patterns
-from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import PARTS, ScanRecipe, SolverStage
 from halotile.tasks.ptychography.results.drawing import SHOWN, illumination
 from halotile.tasks.ptychography.results.record import Record, words_of_kept
@@ -167,6 +166,9 @@ class Refinement:
             add_smoothness(state, gradients, batch.smoothness)
         rates = {name: rate * stage.lr_factors.get(name, 1.0) for name in self.refined}
         SOLVERS[stage.solver](state, gradients, rates, batch)
+        if "pattern_loss" in gradients:
+            means = gradients["pattern_loss"] / self.patterns.counted_pixels
+            state.parameters["pattern_loss"][np.concatenate(parts)] = means
         if "positions" in rates:
             self._keep_inside(state)
         return loss, float(gradients.get("held_out", 0.0))
@@ -310,7 +312,8 @@ class Refinement:
             "variations": (self.recipe.variations, *self.recipe.frame, 2),
         }
         held = {"held_out": (1,)} if self.recipe.held_out else {}
-        return {name: shapes[name] for name in PARTS if name in self.recipe.refined} | held
+        refined = {name: shapes[name] for name in PARTS if name in self.recipe.refined}
+        return refined | held | {"pattern_loss": (count,)}
 
     def _added(
         self,
@@ -326,6 +329,8 @@ class Refinement:
                 self._add(total, name, found[name], numbers, positions)
         if self.recipe.held_out:
             total["held_out"] = torch.stack([found["held_out"] for found in slots]).double().sum()
+        if "pattern_loss" in state.parameters:
+            total["pattern_loss"] = torch.cat([found["pattern_loss"] for found in slots])
         losses = [found["loss"] for found in slots]
         loss = 0.0
         for each in torch.cat(losses).tolist():  # as sum() of Python 3.11, which later ones do otherwise
@@ -378,9 +383,7 @@ class Refinement:
     @cached_property
     def model(self) -> PatternModel:
         """The model of a pattern."""
-        recipe, device = self.recipe, self.group.device
-        propagator = propagator_of(recipe.optics, recipe.frame, device)
-        return PatternModel(propagator, recipe.loss, self.patterns.mask(device), recipe.oversampling)
+        return PatternModel.of(self.recipe, self.patterns.mask(self.group.device), self.group.device)
 
     @cached_property
     def support(self) -> torch.Tensor | None:

@@ -44,6 +44,7 @@ class ReconstructionState:
     ----------
     parameters : dict of str to Tensor
         By part: the probe relative to ``norm``, the root of the background to ``root``; positions are the pixels by which they were moved.
+        ``pattern_loss`` is not refined: the mean loss of a pixel of each pattern before the last step with it, or 0.
     moments : dict of str to dict of str to Tensor
         What the solver keeps, by its names and by part.
     norm : float
@@ -206,6 +207,7 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
         "background": background.clamp(min=dim**2).sqrt() / root,
         "positions": torch.zeros(len(scan.positions), 2),
         "intensities": intensities,
+        "pattern_loss": torch.zeros(len(scan.positions)),
     }
     if recipe.variations:
         more = _with_modes(probe[:1], 1 + recipe.variations, recipe.seed + 1)[1:]

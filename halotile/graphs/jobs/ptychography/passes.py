@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
 from halotile.graphs.jobs.ptychography.photon_loss import photon_loss_of
 from halotile.graphs.jobs.ptychography.words import result_rows
 from halotile.graphs.kinds.base import Inspection, RunView
+from halotile.storage.scans.export import worst_patterns
 from halotile.storage.scans.scan import open_scan
 from halotile.storage.scans.start import StartValues
 from halotile.tasks.ptychography.recipe import ScanRecipe, stages_begun
@@ -76,17 +78,19 @@ class PtychographyWork(ProgramWork):
     def inspect(self) -> Inspection:
         """Return the last figures of the curve."""
         last, drawing = self.last_row()
-        figures = {
+        figures: dict[str, Any] = {
             name: value
             for name, value in last.items()
             if name in ("loss", "kept", "loss_of_kept", "resolution", "resolution_bound", "loss_of_halves")
         }
+        with suppress(Exception):  # it is no part of the result, which may be elsewhere by now
+            figures |= worst_patterns(str(self.output.path))
         noise, recipe = None, self.recipe
         if recipe.loss == "amplitude_mse":
             noise = photon_loss_of(str(Path(recipe.patterns.path).parent))
         counted = math.prod(recipe.patterns.shape)
         free = 2 * (math.prod(self.shape) + recipe.modes * math.prod(recipe.frame)) / counted
-        return Inspection(figures, result_rows(last, drawing, recipe.loss, noise, min(free, 0.5)))
+        return Inspection(figures, result_rows(last | figures, drawing, recipe.loss, noise, min(free, 0.5)))
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,8 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
     object_bytes = COMPLEX * math.prod(recipe.shape)
     modes = model.modes + model.variations
     small = (
-        COMPLEX * (math.prod(recipe.frame) * modes + math.prod(pattern))
-        + (100 + 4 * model.variations) * count
+        COMPLEX * (math.prod(recipe.frame) * (modes + 1) + 5 * math.prod(pattern))
+        + (160 + 4 * model.variations) * count
     )
     output = OutputFile(
         Path(str(begun.output)), FileLayout(object_bytes + small + MIB), ONE_BLOCK, job.output.overwrite

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.ptychography.job import Ptychography
@@ -81,7 +82,7 @@ def _own_model(figures: Figures) -> str:
 
 
 def result_rows(
-    last: Mapping[str, float],
+    last: Mapping[str, Any],
     drawing: Path,
     loss: str = "",
     noise: float | None = None,
@@ -92,7 +93,7 @@ def result_rows(
     Parameters
     ----------
     last : mapping of str to float
-        Last row of the curve.
+        Last row of the curve; beside it ``worst_patterns`` and ``worst_losses``, lists, and ``median_loss``.
     drawing : Path
         The drawing of the object.
     loss : str
@@ -116,6 +117,8 @@ def result_rows(
     [('loss', '0.19; for these counts the noise of photons alone gives about 0.2'), ('kept', 'epoch 9, whose loss of the pixels held out was least')]
     >>> result_rows({"loss": 0.25, "loss_of_halves": 0.8, "resolution": 2e-7}, Path("scan.png"))[1]
     ('warning', 'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs tell')
+    >>> result_rows({"worst_patterns": [12345, 2], "worst_losses": [0.8, 0.5], "median_loss": 0.25}, Path("scan.png"))[0]
+    ('worst', 'patterns 12345, 2 with losses of 0.8, 0.5; the median is 0.25')
     """
     rows = []
     if "loss" in last:
@@ -144,4 +147,9 @@ def result_rows(
                 f"{shown_resolution(last['resolution'], last.get('resolution_bound', 0))} (half a period: Fourier ring correlation at 1/2 bit)",
             )
         )
+    if "worst_patterns" in last:
+        numbers = ", ".join(map(str, last["worst_patterns"]))
+        losses = ", ".join(f"{loss:.4g}" for loss in last["worst_losses"])
+        worst = f"patterns {numbers} with losses of {losses}; the median is {last['median_loss']:.4g}"
+        rows.append(("worst", worst))
     return [*rows, ("drawing", str(drawing))]

@@ -12,18 +12,39 @@ from halotile.errors import DamagedData
 from halotile.storage.scans.cxi import encode_cxi
 from halotile.tasks.groups.training.saved import read_content, state_in
 from halotile.tasks.ptychography.patterns import on_detector
+from halotile.tasks.ptychography.propagators import propagator_of
 from halotile.tasks.ptychography.recipe import ScanRecipe
+from halotile.tasks.ptychography.results.comparison import compared, extreme_patterns
 from halotile.tasks.ptychography.results.resolution import RingCorrelation, resolution_of
 from halotile.tasks.ptychography.state import ReconstructionState
 from halotile.tasks.ptychography.user_module import module_contents
 
+DETECTOR = "instrument_1/detector_1"
 LINKS = {
     "object": "image_1/data",
     "probe": "image_2/data",
     "positions": "sample_1/geometry_1/translation",
     "loss": "process_1/loss",
+    # As CDTools calls them:
+    "obj": "image_1/data",
+    "obj_basis": "image_1/basis_vectors",
+    "probe_basis": "image_1/basis_vectors",
+    "translations": "process_1/probe_translations",
+    "original_translations": "process_1/probe_translations_before",
+    "background": f"{DETECTOR}/background",
+    "weights": "process_1/amplitude",
+    "wavelength": "instrument_1/source_1/wavelength",
+    "loss_history": "process_1/loss",
+    "det_basis": f"{DETECTOR}/basis_vectors",
+    "det_distance": f"{DETECTOR}/distance",
 }
 """Short names at the root of the file, and their places in the entry."""
+FANCY = "/state_dict"
+"""Group of the parameters of ``cdtools.models.FancyPtycho``, which opens such a file by ``from_results_h5``."""
+OF_FANCY = (
+    "obj", "probe", "obj_basis", "original_translations", "weights", "wavelength", "det_basis", "det_distance"
+)  # fmt: skip
+"""Those that are at the root of the file as well."""
 
 
 def encoded_result(recipe: ScanRecipe) -> bytes:
@@ -52,7 +73,10 @@ def correlated_halves(recipe: ScanRecipe, state: ReconstructionState) -> RingCor
 def encoded_state(recipe: ScanRecipe, state: ReconstructionState) -> bytes:
     """Return a state as the content of a file."""
     attributes = {f"image_{n}": {"pixel_size": recipe.optics.pixel} for n in (1, 2)}
-    return encode_cxi(contents(recipe, state), attributes, LINKS)
+    found, links = contents(recipe, state), LINKS
+    if f"{FANCY}/near_field" in found:
+        links = links | {f"{FANCY}/{name}": LINKS[name] for name in OF_FANCY}
+    return encode_cxi(found, attributes, {name: place for name, place in links.items() if place in found})
 
 
 def contents(recipe: ScanRecipe, state: ReconstructionState) -> dict[str, Any]:
@@ -67,15 +91,14 @@ def _of_every_model(
     recipe: ScanRecipe, state: ReconstructionState, order: NDArray[np.int64]
 ) -> dict[str, Any]:
     scan = recipe.scan
-    basis = np.array([[0.0, -scan.pixel[1]], [-scan.pixel[0], 0.0], [0.0, 0.0]])
     return {
         "image_1/data_space": "real",
         "image_2/data_space": "real",
         "sample_1/geometry_1/translation_before": _translations(scan.positions)[order],
         "process_1/loss": np.array(state.losses),
         "process_1/numbers": scan.numbers[order],
-        "instrument_1/detector_1/distance": scan.distance,
-        "instrument_1/detector_1/basis_vectors": basis,
+        f"{DETECTOR}/distance": scan.distance,
+        f"{DETECTOR}/basis_vectors": _basis(scan.pixel),
         "instrument_1/source_1/wavelength": scan.wavelength,
     }
 
@@ -97,6 +120,8 @@ def _of_patterns(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[
     moved = state.parameters["positions"].numpy()
     rings = correlated_halves(recipe, state)
     correlation = {} if rings is None else rings.values()
+    extreme = extreme_patterns(state)
+    comparison = compared(recipe, state, extreme)._asdict() if len(extreme) else {}
     return {
         "image_1/data": state.parameters["object"].numpy(),
         "image_2/data": shown_probe(state).numpy(),
@@ -105,10 +130,48 @@ def _of_patterns(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[
         ],
         "process_1/first_pixel": (recipe.places + moved)[order],
         "process_1/amplitude": state.parameters["intensities"].numpy()[order],
-        "instrument_1/detector_1/background": on_detector(state.background.square(), recipe).numpy(),
+        "process_1/pattern_loss": state.parameters["pattern_loss"].numpy()[order],
+        f"{DETECTOR}/background": on_detector(state.background.square(), recipe).numpy(),
+        **{f"process_1/compared/{name}": value for name, value in comparison.items()},
         **{f"process_1/{name}": value for name, value in correlation.items()},
         **_variations(state, order),
+        **_for_cdtools(recipe, state, order),
     }
+
+
+def _for_cdtools(recipe: ScanRecipe, state: ReconstructionState, order: NDArray[np.int64]) -> dict[str, Any]:
+    """Everything that CDTools keeps in another way: translations of the beam, roots of the background, and its whole model, unless there are variations."""
+    pixel, positions, moved = (
+        recipe.optics.pixel,
+        recipe.scan.positions,
+        state.parameters["positions"].numpy(),
+    )
+    found: dict[str, Any] = {
+        "image_1/basis_vectors": _basis(pixel),
+        "process_1/probe_translations": -_translations(positions + moved * pixel)[order],
+        "process_1/probe_translations_before": -_translations(positions)[order],
+        "/oversampling": recipe.oversampling,
+        "/loss_function": recipe.loss,
+    }
+    if recipe.variations:
+        return found
+    propagator = propagator_of(recipe.optics, recipe.frame, "cpu")
+    model: dict[str, Any] = {
+        "near_field": recipe.optics.field == "near",
+        "oversampling": recipe.oversampling,
+        "probe_norm": float(recipe.oversampling),  # it takes the mean of samples, not their sum
+        "background": on_detector(state.background, recipe).numpy(),
+        "translation_offsets": moved[order],
+        "min_translation": positions[0] / pixel - recipe.places_of(slice(1))[0],
+        "mask": recipe.scan.mask,
+        "angular_spectrum_propagator": getattr(propagator, "transfer", None),
+    }
+    return found | {f"{FANCY}/{name}": value for name, value in model.items() if value is not None}
+
+
+def _basis(pixel: tuple[float, float]) -> NDArray[np.float64]:
+    """Steps from pixel to pixel along rows and columns, (3, 2)."""
+    return np.array([[0.0, -pixel[1]], [-pixel[0], 0.0], [0.0, 0.0]])
 
 
 def _variations(state: ReconstructionState, order: NDArray[np.int64]) -> dict[str, Any]:
