@@ -14,6 +14,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from halotile.errors import DamagedData, InputError, InputUnreadable
 from halotile.storage.disk.object_path import credentials_fault, first_words, is_of_store
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
@@ -23,7 +25,8 @@ from halotile.storage.georeference import read_georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.run_directory.checksummed_lines import digest
-from halotile.storage.sharded.local_reader import LocalArray, open_local
+from halotile.storage.sharded import local_reader
+from halotile.storage.sharded.local_reader import LocalArray, lost_chunk, open_local, split_region
 from halotile.storage.sharded.tensorstore_reader import TensorArray, open_tensor
 from halotile.storage.stored_array import StoredArray
 
@@ -78,7 +81,20 @@ class ArrayReader:
         if self.local is not None:
             return self.local.read(region)
         pixels: Pixels = self.array[region.slices]
+        if local_reader.is_complete(self.array.attrs.asdict(), self.array.shape):
+            self._refuse_lost(region, pixels)
         return pixels
+
+    def _refuse_lost(self, region: Region, pixels: Pixels) -> None:
+        """Raise where a chunk file or object of a complete array is missing; looked for where all its pixels have the fill value."""
+        from zarr.core.sync import sync
+
+        place, fill = self.array.store_path, self.array.fill_value
+        for index, _, target in split_region(region, self.array.shards or self.array.chunks):
+            key = self.array.metadata.encode_chunk_key(index)
+            filled = np.full_like(pixels[target], fill)
+            if np.array_equal(pixels[target], filled, equal_nan=True) and not sync((place / key).exists()):
+                raise DamagedData(f"chunk file {key}: {lost_chunk(place / ZARR_JSON, fill)}")
 
     @property
     def portable(self) -> LocalArray | None:

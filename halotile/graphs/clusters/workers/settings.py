@@ -43,6 +43,6 @@ LOCAL_SETTINGS = (
 )
 """Settings for workers on this machine."""
 
+# Level of Dask's messages until its event loop has ended: its clusters set it back before their last messages are sent, which
+# log tracebacks where a worker has died.
 SILENT = 50
-"""Level of Dask's messages until its event loop has ended: its clusters set it back before their last messages are sent, which log
-tracebacks where a worker has died."""

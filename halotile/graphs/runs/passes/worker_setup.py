@@ -154,6 +154,8 @@ def _spread(client: Client, message: dict[str, Any], **limits: Any) -> dict[str,
     ------
     ConnectionError
         When every worker died.
+    Exception
+        What a worker answers that cannot read the message.
     """
 
     # A local function is pickled by value: a scheduler that was joined may lack halotile.
@@ -167,10 +169,11 @@ def _spread(client: Client, message: dict[str, Any], **limits: Any) -> dict[str,
         workers = await client.run_on_scheduler(note, message["name"], message.get("plugin"))
         answers = await client.scheduler.broadcast(msg=message, workers=workers, on_error="return_pickle")
         errors = [loads(answer) for answer in answers.values() if isinstance(answer, bytes)]
-        if other := next((error for error in errors if not isinstance(error, OSError)), None):
-            raise other
-        if errors and len(errors) == len(answers):
-            raise ConnectionError("every worker died while it loaded the job.")
+        # What is no OSError was not a death: of the code of a worker, say, that differs from that of others.
+        if deadly := [
+            error for error in errors if not isinstance(error, OSError) or len(errors) == len(answers)
+        ]:
+            raise deadly[0]
         return {worker: answer for worker, answer in answers.items() if not isinstance(answer, bytes)}
 
     answers: dict[str, Any] = ask(client, spread, **limits)
