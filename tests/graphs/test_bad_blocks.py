@@ -16,6 +16,7 @@ from halotile.errors import BlockFailed, BlockInputFailed, ConfigError, ResumeRe
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.denoise.image import holes
 from halotile.storage.grid import Region
+from halotile.storage.sharded.ownership import is_marked
 from tests.cases import thorough
 from tests.faults import ACROSS, BLOCK, BLOCKS, Scene, image, truth
 from tests.support import write_zarr
@@ -105,6 +106,7 @@ def test_a_block_that_kills_its_worker_takes_no_other_down(scene: Scene, cluster
     outcome = scene.run(cluster, retries=0, on_bad_block="quarantine")
     assert [bad.number for bad in outcome.quarantined] == [3, 30]
     assert scene.journalled() == others(3, 30)
+    assert not is_marked(scene.output)
 
 
 def test_a_flaky_block_is_tried_again(
@@ -115,6 +117,7 @@ def test_a_flaky_block_is_tried_again(
     assert outcome.done == BLOCKS
     assert Counter(scene.seen())[12] == 3
     assert len(scene.events("retry")) == scene.status()["retried"] == 2
+    assert is_marked(scene.output)
     check_whole()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import logging
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ import numpy as np
 import psutil
 import pytest
 from distributed.core import connect
+from distributed.utils import LoopRunner
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local, slurm_alloc
@@ -38,6 +40,26 @@ from tests.faults import REPOSITORY
 from tests.support import job_of, noisy_image, write_zarr
 
 pytestmark = pytest.mark.cluster
+
+
+def test_messages_of_dask_are_silent_until_its_event_loop_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = [
+        one for one in logging.getLogger("distributed").handlers if type(one) is logging.StreamHandler
+    ]
+    before = [handler.level for handler in handlers]
+    at_the_end: list[int] = []
+    stop = LoopRunner._real_stop
+
+    def observed(self: LoopRunner, timeout: float) -> None:
+        at_the_end.extend(handler.level for handler in handlers)
+        stop(self, timeout)
+
+    monkeypatch.setattr(LoopRunner, "_real_stop", observed)
+    with local.start(Order(workers=1, memory_bytes=2**31, choice=sections.Cluster(dashboard=False))):
+        pass
+    assert at_the_end
+    assert set(at_the_end) == {logging.CRITICAL}
+    assert [handler.level for handler in handlers] == before
 
 
 def worker_view() -> dict[str, object]:

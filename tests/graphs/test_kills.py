@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -9,13 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import dask
 import pytest
-from distributed import Nanny, Status
+from distributed import Nanny, Status, WorkerPlugin
 
 from halotile.errors import OutputRefused, Stopped
 from halotile.graphs.clusters import local
@@ -140,6 +142,37 @@ def test_a_task_that_begins_after_its_job_was_forgotten_holds_no_worker_up(
     plugin = worker_setup.BlockPlugin("a job", work_of(make_plan(scene.job())).task, scene.directory.path)
     plugin.teardown(None)
     assert worker_setup.run_blocks((0,), "a job", scene.directory).done == []
+
+
+class Deadly(WorkerPlugin):  # type: ignore[misc]
+    """A plugin that kills the first workers that load it."""
+
+    name = "deadly"
+
+    def __init__(self, folder: Path, deaths: int) -> None:
+        self.folder, self.deaths = folder, deaths
+
+    def setup(self, worker: Any) -> None:
+        for number in range(self.deaths):
+            with suppress(FileExistsError):
+                (self.folder / str(number)).mkdir()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("deaths", "ends"),
+    [(1, nullcontext()), (2, pytest.raises(ConnectionError, match=r"does not answer .CommClosedError"))],
+)
+def test_workers_that_die_while_they_load_a_job_leave_no_traceback_and_the_others_go_on(
+    deaths: int, ends: AbstractContextManager[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    order = Order(workers=2, memory_bytes=2**32, choice=sections.Cluster(dashboard=False))
+    deadly = cast(worker_setup.BlockPlugin, Deadly(tmp_path, deaths))
+    with local.start(order) as cluster, ends, worker_setup.prepared(cluster.client, deadly) as failures:
+        assert failures == []
+    assert len(list(tmp_path.iterdir())) == deaths
+    gc.collect()
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_a_run_that_breaks_off_is_waited_out_where_the_cluster_lives_on(

@@ -29,6 +29,7 @@ from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.object_path import ObjectPath, files_below, store_at
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import CLAIM
+from halotile.storage.sharded.ownership import is_marked
 from tests.cases import thorough
 from tests.faults import BLOCKS, members, until
 from tests.graphs.test_kills import kill, running
@@ -64,6 +65,7 @@ def test_the_objects_are_the_files_of_a_local_run(
 ) -> None:
     outcome = scene.run(store_cluster)
     assert (outcome.done, outcome.output) == (BLOCKS, str(scene.output))
+    assert is_marked(scene.output)
     check_whole()
     assert (
         halotile.status(str(scene.output)).state == halotile.status(scene.directory.path).state == "finished"

@@ -156,7 +156,7 @@ def test_attributes_of_the_user_are_no_damage_and_outlive_a_repair(
     assert verify(scene.output, job=scene.job(), repair=True).repaired == 1
     kept = zarr.open_array(scene.output, mode="r").attrs.asdict()
     assert kept == {
-        "halotile": {"scale": [1.0, 1.0], "units": [None, None]},
+        "halotile": {"scale": [1.0, 1.0], "units": [None, None], "complete": [256, 256]},
         "who": "me",
         "scale": [2, 2],
     }

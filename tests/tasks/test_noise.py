@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from skimage.data import binary_blobs, camera, retina
 
 from halotile.errors import InputError
+from halotile.storage.arrays import Source, open_source
 from halotile.storage.grid import Region
 from halotile.tasks.noise import estimate
 from halotile.tasks.noise.estimate import estimate_noise_levels, measure_plane, plane_level, sample_regions
@@ -44,7 +46,7 @@ def noisy(shape: tuple[int, ...], sigma: float) -> NDArray[np.float64]:
     return smooth + sigma * np.random.default_rng(5).standard_normal(shape)
 
 
-def level_of(image: Stored) -> float:
+def level_of(image: Stored | Source) -> float:
     return float(estimate_noise_levels(image, tuple(range(len(image.shape)))))
 
 
@@ -271,3 +273,10 @@ def test_noise_of_which_too_little_is_left_is_known_as_such() -> None:
 
 def test_no_squares_have_no_level() -> None:
     assert np.isnan(plane_level([]))
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (64, 1)])
+def test_a_refusal_names_the_file(tmp_path: Path, shape: tuple[int, int]) -> None:
+    np.save(tmp_path / "blank.npy", np.full(shape, 100, "uint8"))
+    with pytest.raises(InputError, match=r"sigma is auto, but .*/blank\.npy.* Write sigma as a number"):
+        level_of(open_source(tmp_path / "blank.npy"))

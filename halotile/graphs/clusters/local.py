@@ -102,14 +102,16 @@ def running(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Ite
     """
     import dask
     from distributed import Client
+    from distributed.utils import silence_logging_cmgr
 
     from halotile.graphs.clusters.connection.allowed_hosts import answer_allowed_only
     from halotile.graphs.clusters.workers.environment import own_environment
     from halotile.graphs.clusters.workers.fork_server import children_spared_from_ctrl_c, ensure_forks
     from halotile.graphs.clusters.workers.scratch import keep_off_path, private_scratch
-    from halotile.graphs.clusters.workers.settings import LOCAL_SETTINGS
+    from halotile.graphs.clusters.workers.settings import LOCAL_SETTINGS, SILENT
 
-    with own_environment(), dask.config.set(LOCAL_SETTINGS | order.settings), private_scratch():
+    settings = dask.config.set(LOCAL_SETTINGS | order.settings)
+    with own_environment(), settings, private_scratch(), silence_logging_cmgr(SILENT):
         ensure_forks()  # it imports while the scheduler starts
         with config_errors_described(), children_spared_from_ctrl_c():
             cluster = make()

@@ -15,7 +15,7 @@ from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.object_claim import check_finished
-from halotile.storage.sharded.ownership import stored_digest
+from halotile.storage.sharded.ownership import is_marked, stored_digest
 from halotile.storage.stored_array import StoredArray
 
 
@@ -48,7 +48,11 @@ def check_whole(path: str) -> None:
         if isinstance(output, ObjectPath):
             check_finished(output)
             continue
-        if not output.name or not (directory := RunDirectory.beside(output)).journal_path.is_file():
+        if not output.name:
+            continue
+        if not (directory := RunDirectory.beside(output)).journal_path.is_file():
+            if is_marked(output):
+                stored_digest(output)
             continue
         with suppress(DamagedData, ResumeRefused):  # damaged or of another version: its state is unknown
             journal = Journal.open_any(directory.journal_path)

@@ -26,7 +26,14 @@ from halotile.storage.georeference import read_georeference
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Readable
 from halotile.storage.run_directory.checksummed_lines import digest
-from halotile.storage.sharded.local_reader import LocalArray, open_local, refuse_lost_array, split_region
+from halotile.storage.sharded.local_reader import (
+    LocalArray,
+    is_complete,
+    lost_chunk,
+    open_local,
+    refuse_lost_array,
+    split_region,
+)
 from halotile.storage.stored_array import StoredArray
 
 MOST_OBJECTS = 10_000
@@ -160,16 +167,29 @@ class ArrayReader:
             return self.local.read(region)
         pixels: Pixels = self.array[region.slices]
         if self._folder is not None:
-            self._refuse_lost(region, self._folder)
+            self._refuse_empty(region, self._folder)
+        if is_complete(self.array.attrs.asdict(), self.array.shape):
+            self._refuse_lost(region, pixels)
         return pixels
 
-    def _refuse_lost(self, region: Region, folder: Path) -> None:
+    def _refuse_empty(self, region: Region, folder: Path) -> None:
         """Refuse what zarr-python reads as fill values: an array that is gone, and a shard without bytes."""
         refuse_lost_array(folder / (ZARR_JSON if self.array.metadata.zarr_format == 3 else ".zarray"))
         for index, _, _ in split_region(region, self.array.shards) if self.array.shards else ():
             shard = folder / self.array.metadata.encode_chunk_key(index)
             if shard.exists() and not shard.stat().st_size:
                 raise DamagedData(f"chunk file {shard.relative_to(folder)} is empty")
+
+    def _refuse_lost(self, region: Region, pixels: Pixels) -> None:
+        """Raise where a chunk file or object of a complete array is missing; looked for where all its pixels have the fill value."""
+        from zarr.core.sync import sync
+
+        place, fill = self.array.store_path, self.array.fill_value
+        for index, _, target in split_region(region, self.array.shards or self.array.chunks):
+            key = self.array.metadata.encode_chunk_key(index)
+            filled = np.full_like(pixels[target], fill)
+            if np.array_equal(pixels[target], filled, equal_nan=True) and not sync((place / key).exists()):
+                raise DamagedData(f"chunk file {key}: {lost_chunk(place / ZARR_JSON, fill)}")
 
     @property
     def portable(self) -> LocalArray | None:

@@ -45,6 +45,8 @@ from halotile.storage.sharded.codec_chain import (
 
 _V2_COMPRESSORS = (*COMPRESSORS, "bz2", "lz4", "lzma", "zlib")
 _ABSENT = 2**64 - 1
+# Entry of halotile's own attribute of an array that a run has finished: its shape.
+COMPLETE = "complete"
 _ENTRY_BYTES = 16
 
 
@@ -82,7 +84,8 @@ def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArr
                 ValueError,
             ):  # odd values, which zarr may take or refuse
                 return None
-            return array and replace(array, state=state)
+            complete = is_complete(metadata.get("attributes"), metadata.get("shape", ()))
+            return array and replace(array, state=state, complete=complete)
     return None
 
 
@@ -123,6 +126,7 @@ class LocalArray:
     sharding: Sharding | None = None
     state: tuple[int, ...] = ()
     """State of the document's file before it was read."""
+    complete: bool = False  # then no chunk may be missing
 
     @property
     def is_current(self) -> bool:
@@ -160,7 +164,7 @@ class LocalArray:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             refuse_lost_array(self.document)
-            out[...] = self.fill
+            self._fill(out)
             return
         try:
             size_bytes = os.fstat(file).st_size
@@ -185,15 +189,41 @@ class LocalArray:
         index = self.sharding.read_index(file, size_bytes)
         for inner, inner_part, target in split_region(part, self.chain.shape):
             offset, nbytes = (int(n) for n in index[inner])
-            if offset == _ABSENT and nbytes == _ABSENT:
-                out[target] = self.fill
-                continue
             try:
+                if offset == _ABSENT and nbytes == _ABSENT:
+                    self._fill(out[target])
+                    continue
                 if offset + nbytes > size_bytes:
                     raise DamagedData(f"it ends at byte {offset + nbytes} of a shard of {size_bytes} bytes")
                 out[target] = self.chain.decode(_pread(file, nbytes, offset))[inner_part.slices]
             except DamagedData as error:
                 raise DamagedData(f"inner chunk {inner}: {error}") from error
+
+    def _fill(self, out: Pixels) -> None:
+        """Fill ``out`` with the value of a missing chunk, where one may be missing."""
+        if self.complete:
+            raise lost_chunk(self.document, self.fill)
+        out[...] = self.fill
+
+
+def is_complete(attributes: Any, shape: Sequence[int]) -> bool:
+    """Return True for the attributes of an array that halotile wrote completely, and nobody has resized since.
+
+    Examples
+    --------
+    >>> is_complete({"halotile": {"complete": [4, 5]}}, (4, 5)), is_complete({}, (4, 5))
+    (True, False)
+    """
+    own = attributes.get("halotile") if isinstance(attributes, Mapping) else None
+    return isinstance(own, Mapping) and own.get(COMPLETE) == list(shape)
+
+
+def lost_chunk(document: object, fill: Any) -> DamagedData:
+    """The error for a chunk that was written and is not there any more."""
+    return DamagedData(
+        f"it is missing, and a run wrote every chunk. If another program left it out since its pixels are all {fill}, remove "
+        f'"{COMPLETE}" from "halotile" in the attributes of {document}'
+    )
 
 
 def _state_of(file: Path) -> tuple[int, ...]:

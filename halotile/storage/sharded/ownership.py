@@ -20,6 +20,8 @@ from halotile.storage.disk.object_path import OutputPath, files_below, path_of
 from halotile.storage.disk.place import ZARR_FILES, ZARR_JSON
 from halotile.storage.grid import Region
 from halotile.storage.sharded.layout import read_layout
+from halotile.storage.sharded.local_reader import COMPLETE, is_complete
+from halotile.storage.sharded.ome_metadata import FINEST
 from halotile.storage.sharded.output import FOREIGN_FILE, FOREIGN_PIXELS, AnyLayout, FileLayout, inspect_block
 from halotile.storage.sharded.output_disk import OutputDisk, disk_of
 from halotile.storage.stored_array import read_error
@@ -84,6 +86,25 @@ def restore_metadata(root: str | OutputPath, layout: AnyLayout, disk: OutputDisk
         disk.write_file(file, [json.dumps(written, indent=2).encode()])
 
 
+def mark_complete(root: str | OutputPath, layout: AnyLayout) -> None:
+    """Note in the arrays of an output that every shard was written: readers take a missing one for lost, not for fill values."""
+    root = path_of(root)
+    for array in () if isinstance(layout, FileLayout) else layout.arrays:
+        file = array.path(root) / ZARR_JSON
+        document = _read_document(file)
+        if document is None or is_complete(document.get("attributes"), array.shape):
+            continue
+        own = document.setdefault("attributes", {}).setdefault("halotile", {})
+        own[COMPLETE] = list(array.shape)
+        disk_of(root).write_file(file, [json.dumps(document, indent=2).encode()])
+
+
+def is_marked(root: str | OutputPath) -> bool:
+    """Return True for an image, or a level of one, that :func:`mark_complete` marked."""
+    documents = (_read_document(path_of(root) / name / ZARR_JSON) or {} for name in ("", FINEST))
+    return any(is_complete(one.get("attributes"), one.get("shape", ())) for one in documents)
+
+
 def added_levels(place: str | OutputPath, layout: AnyLayout) -> int:
     """Number of the levels that were added to an output, which no journal knows."""
     if isinstance(layout, FileLayout):
@@ -136,7 +157,8 @@ def stored_digest(path: str | OutputPath) -> bytes:
     if problems:
         raise DamagedData(
             f"{problems[0]}; {len(problems):,} of the {layout.files:,} shards of {path} cannot be read. Restore them from a copy, convert "
-            f"the scan again, or let `recon-cli verify --repair` compute the output of a run anew."
+            f"the scan again, or let `recon-cli verify --repair` compute the output of a run anew. If another program left out "
+            f'pixels of the fill value, move its .run folder away and remove "{COMPLETE}" from "halotile" in the zarr.json.'
         )
     return digest
 
@@ -239,7 +261,8 @@ def _user_attributes(written: Mapping[str, Any], present: Mapping[str, Any] | No
     attributes = (present or {}).get("attributes")
     if not isinstance(attributes, dict):
         return {}
-    return {name: value for name, value in attributes.items() if name not in written["attributes"]}
+    own = {*written["attributes"], "halotile"}
+    return {name: value for name, value in attributes.items() if name not in own}
 
 
 def _own_levels(key: str, present: Any, written: Any) -> Any:

@@ -77,7 +77,7 @@ def estimate_noise_levels(
         labels = "; or, where the values are classes or labels, do not denoise it: gaussian and median would mix classes"
         end = labels if np.dtype(stored.dtype).kind in "iub" else ""
         raise InputError(
-            f"sigma is auto, but no noise could be estimated in the image: {why}. Write sigma as a number{end}."
+            f"sigma is auto, but no noise could be estimated in {getattr(stored, 'path', 'the image')}: {why}. Write sigma as a number{end}."
         )
     known: NDArray[np.float64] = np.nan_to_num(levels)
     return known
@@ -98,7 +98,7 @@ def sampled_planes(
     square = tuple(spatial[-2:])
     if len(square) < 2 or min(source.shape[axis] for axis in square) < 2:
         raise InputError(
-            f"sigma is auto, but an image of shape {source.shape} has no 2 x 2 pixels to estimate noise from. "
+            f"sigma is auto, but {getattr(source, 'path', 'an image')} of shape {source.shape} has no 2 x 2 pixels to estimate noise from. "
             "Write sigma as a number."
         )
     lengths = tuple(source.shape[axis] for axis in looped)

@@ -11,6 +11,7 @@ from typing import Any
 import dask
 from distributed import Client
 from distributed.security import Security
+from distributed.utils import silence_logging_cmgr
 
 from halotile.graphs.clusters.base import Order, RunningCluster, config_errors_described
 from halotile.graphs.clusters.connection.addresses import LOOPBACK
@@ -20,7 +21,7 @@ from halotile.graphs.clusters.launches.base import QueryStates
 from halotile.graphs.clusters.launches.supervisor import Supervisor
 from halotile.graphs.clusters.workers.environment import own_environment
 from halotile.graphs.clusters.workers.scratch import keep_off_path, private_scratch
-from halotile.graphs.clusters.workers.settings import SETTINGS
+from halotile.graphs.clusters.workers.settings import SETTINGS, SILENT
 from halotile.storage.run_directory.names import WORKERS
 
 START_SECONDS = 120
@@ -111,6 +112,7 @@ def remote_environment(order: Order) -> Iterator[tuple[Path, Credentials]]:
         own_environment(),
         dask.config.set(REMOTE_SETTINGS | order.settings),
         private_scratch(),
+        silence_logging_cmgr(SILENT),
         certificates as tls,
     ):
         yield base, tls

@@ -42,3 +42,7 @@ LOCAL_SETTINGS = (
     | {"distributed.deploy.lost-worker-timeout": "365 days"}
 )
 """Settings for workers on this machine."""
+
+# Level of Dask's messages until its event loop has ended: its clusters set it back before their last messages are sent, which
+# log tracebacks where a worker has died.
+SILENT = 50

@@ -6,6 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from halotile.storage.run_directory.object_claim import ObjectClaim
 from halotile.storage.sharded.ownership import (
     REPLACE,
     foreign_pixels_reason,
+    mark_complete,
     metadata_problems,
     remove_added_levels,
 )
@@ -295,8 +297,11 @@ class HeldOutputs:
         for held in self.held:
             self._wait_until_checked(partial(self._check_output, held, signals))
             held.journal.ensure_durable()
-            if isinstance(held.hold, ObjectClaim) and len(held.journal.done) == held.journal.total:
-                held.hold.mark(is_finished=True)
+            if len(held.journal.done) == held.journal.total:
+                with suppress(OSError):  # a full disk costs the mark, and nothing else
+                    mark_complete(held.output.path, held.output.layout)
+                if isinstance(held.hold, ObjectClaim):
+                    held.hold.mark(is_finished=True)
 
     def _check_output(self, held: HeldOutput, signals: Signals) -> None:
         held.check_place()

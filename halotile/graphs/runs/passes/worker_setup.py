@@ -126,10 +126,9 @@ def prepared(
     Exception
         The error of one of them, where no worker could load it.
     """
-    register = client.scheduler.register_worker_plugin
-    options = {"plugin": dumps(plugin), "name": plugin.name, "idempotent": False}
+    adds = {"op": "plugin-add", "plugin": dumps(plugin), "name": plugin.name}
     try:
-        responses = ask(client, register, **options, seconds=SETUP_SECONDS, between=between)
+        responses = _spread(client, adds, seconds=SETUP_SECONDS, between=between)
         failures = [
             clean_exception(answer["exception"], answer["traceback"])[1]
             for answer in responses.values()
@@ -142,7 +141,43 @@ def prepared(
         # A cluster that is gone has no plugins left.
         if client.status == "running":
             with suppress(Exception):
-                ask(client, client.unregister_worker_plugin, plugin.name, seconds=TEARDOWN_SECONDS)
+                _spread(client, {"op": "plugin-remove", "name": plugin.name}, seconds=TEARDOWN_SECONDS)
+
+
+def _spread(client: Client, message: dict[str, Any], **limits: Any) -> dict[str, Any]:
+    """Add a plugin to every worker and to those that join later, or remove it; return the answers, limits as for :func:`ask`.
+
+    Dask's own registration fails with the first worker that dies meanwhile, and logs a traceback for every other. Here those
+    that are left go on.
+
+    Raises
+    ------
+    ConnectionError
+        When every worker died.
+    Exception
+        What a worker answers that cannot read the message.
+    """
+
+    # A local function is pickled by value: a scheduler that was joined may lack halotile.
+    def note(name: str, plugin: bytes | None, dask_scheduler: Any) -> list[str]:
+        dask_scheduler.worker_plugins.pop(name, None)
+        if plugin is not None:
+            dask_scheduler.worker_plugins[name] = plugin
+        return list(dask_scheduler.workers)
+
+    async def spread() -> dict[str, Any]:
+        workers = await client.run_on_scheduler(note, message["name"], message.get("plugin"))
+        answers = await client.scheduler.broadcast(msg=message, workers=workers, on_error="return_pickle")
+        errors = [loads(answer) for answer in answers.values() if isinstance(answer, bytes)]
+        # What is no OSError was not a death: of the code of a worker, say, that differs from that of others.
+        if deadly := [
+            error for error in errors if not isinstance(error, OSError) or len(errors) == len(answers)
+        ]:
+            raise deadly[0]
+        return {worker: answer for worker, answer in answers.items() if not isinstance(answer, bytes)}
+
+    answers: dict[str, Any] = ask(client, spread, **limits)
+    return answers
 
 
 def run_blocks(
