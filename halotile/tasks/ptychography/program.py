@@ -167,6 +167,7 @@ class Refinement:
             add_smoothness(state, gradients, batch.smoothness)
         rates = {name: rate * stage.lr_factors.get(name, 1.0) for name in self.refined}
         SOLVERS[stage.solver](state, gradients, rates, batch)
+        state.follow_first()
         if "positions" in rates:
             self._keep_inside(state)
         return loss, float(gradients.get("held_out", 0.0))

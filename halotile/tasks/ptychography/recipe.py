@@ -25,7 +25,7 @@ VARYING = ("variations", "shares")
 """Parts of a probe that changes from pattern to pattern."""
 
 
-PROGRAM = 8
+PROGRAM = 9
 """Version of the order of patterns and of checkpoints: a run that another one has begun does not go on."""
 WAVES = 14
 """Waves of each pattern and mode that a slot holds at once, as measured."""
