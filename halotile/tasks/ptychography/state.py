@@ -143,7 +143,7 @@ class ReconstructionState:
             order = (turn.conj() if number % 2 else turn) ** (1 + number // 2)
             derived = torch.fft.ifft2(order * torch.fft.fft2(first)) * (mode != 0)  # 0 outside of a support
             derived -= first * ((first.conj() * derived).sum() / _power(first))
-            if power := _power(derived):
+            if power := _power(derived):  # the derivative of a plane wave is 0
                 mode.copy_(derived * math.sqrt(FURTHER / len(others) * light / power))
         first.mul_(math.sqrt((1 - FURTHER) * light / _power(first)))
 
