@@ -88,3 +88,14 @@ def test_modes_that_are_not_refined_do_not_follow(tmp_path: Path) -> None:
     simulated = SimulatedScan(raster=(4, 4), pattern=16, step=2.0, modes=2)
     work = Refinement(recipe_of(simulated, tmp_path, ("object",)), TorchGroup())
     assert not work.first_state().moments
+
+
+def test_a_plane_wave_that_has_no_derivative_keeps_its_light_and_its_further_modes() -> None:
+    probe = torch.ones(3, 16, 16, dtype=torch.complex64)
+    probe[1:] *= 0.1
+    state = ReconstructionState(
+        {"probe": probe.clone()}, 1.0, moments={"following": {"probe": torch.tensor(9)}}
+    )
+    for _ in range(3):
+        state.follow_first()
+    torch.testing.assert_close(state.parameters["probe"], probe)

@@ -22,6 +22,8 @@ FAINT = 0.1
 """Amplitude of the further modes of the first guess, relative to the first one."""
 FURTHER = 0.3
 """Share of the light of the further modes while they follow the first one."""
+EVEN = 1e-6
+"""Light of a derivative, by pixels of the detector and relative to the beam, of a plane wave: the mode stays as it is."""
 FOLLOWED = 20
 """Epochs in which the further modes of the first guess follow the first one."""
 LEAST_MEAN = 1e-9
@@ -137,15 +139,15 @@ class ReconstructionState:
         if not self.moments.get("following"):
             return
         first, *others = self.parameters["probe"]
-        row, column = (torch.fft.fftfreq(n, device=first.device) for n in first.shape)
+        row, column = (torch.fft.fftfreq(n, 1 / n, device=first.device) for n in first.shape)
         turn, light = row[:, None] + 1j * column, _power(self.parameters["probe"])
         for number, mode in enumerate(others):
             order = (turn.conj() if number % 2 else turn) ** (1 + number // 2)
             derived = torch.fft.ifft2(order * torch.fft.fft2(first)) * (mode != 0)  # 0 outside of a support
             derived -= first * ((first.conj() * derived).sum() / _power(first))
-            if power := _power(derived):  # the derivative of a plane wave is 0
+            if (power := _power(derived)) > EVEN * light:
                 mode.copy_(derived * math.sqrt(FURTHER / len(others) * light / power))
-        first.mul_(math.sqrt((1 - FURTHER) * light / _power(first)))
+        first.mul_(math.sqrt((light - _power(self.parameters["probe"][1:])) / _power(first)))
 
     @property
     def probe(self) -> torch.Tensor:
