@@ -169,6 +169,7 @@ class Refinement:
         if "pattern_loss" in gradients:
             means = gradients["pattern_loss"] / self.patterns.counted_pixels
             state.parameters["pattern_loss"][np.concatenate(parts)] = means
+        state.follow_first()
         if "positions" in rates:
             self._keep_inside(state)
         return loss, float(gradients.get("held_out", 0.0))

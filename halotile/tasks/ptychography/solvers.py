@@ -176,11 +176,15 @@ def lbfgs(
 
 
 def begin_epoch(state: ReconstructionState, stage: SolverStage, number: int) -> None:
-    """Forget what is not true any more in this epoch of a stage, from 0: of another solver, or of positions that were held."""
-    if number in (0, stage.hold_positions):
+    """Forget what is not true any more in this epoch of a stage, from 0: of another solver, or of parts that were held."""
+    following = state.moments.get("following")
+    if number in (0, stage.hold_positions) or following:
         state.moments.pop("lbfgs", None)
     if number == 0:
         state.moments.pop("directions", None)
+    if following and int(following["probe"].sub_(1)) < 0:
+        state.moments.pop("following")
+    state.follow_first()
 
 
 def _remember(kept: PartTensors, gradient: torch.Tensor) -> None:

@@ -20,6 +20,12 @@ from halotile.tasks.ptychography.recipe import Optics, ScanRecipe
 
 FAINT = 0.1
 """Amplitude of the further modes of the first guess, relative to the first one."""
+FURTHER = 0.3
+"""Share of the light of the further modes while they follow the first one."""
+EVEN = 1e-6
+"""Light of a derivative, by pixels of the detector and relative to the beam, of a plane wave: the mode stays as it is."""
+FOLLOWED = 20
+"""Epochs in which the further modes of the first guess follow the first one."""
 LEAST_MEAN = 1e-9
 """Mean of a pixel from which all losses are as if it were 1: their floor is at 1e-12."""
 DIM = 1e-3
@@ -125,6 +131,25 @@ class ReconstructionState:
         tolerated = self.scale if kind == "poisson_nll" else max(STEP_RISE * before, STEP_SHARE * self.scale)
         return not (finite and after - before <= tolerated)
 
+    def follow_first(self) -> None:
+        """Replace further modes of the probe by derivatives of the first one, as of a partly coherent beam, in the epochs in which they follow it.
+
+        A blurred weak object explains nearly all of what such a mode does. The loss is nearly flat from a faint mode on, which fades
+        before the object has contrast; it is steeper from the side of too much light.
+        """
+        if not self.moments.get("following"):
+            return
+        first, *others = self.parameters["probe"]
+        row, column = (torch.fft.fftfreq(n, 1 / n, device=first.device) for n in first.shape)
+        turn, light = row[:, None] + 1j * column, _power(self.parameters["probe"])
+        for number, mode in enumerate(others):
+            order = (turn.conj() if number % 2 else turn) ** (1 + number // 2)
+            derived = torch.fft.ifft2(order * torch.fft.fft2(first)) * (mode != 0)  # 0 outside of a support
+            derived -= first * ((first.conj() * derived).sum() / _power(first))
+            if (power := _power(derived)) > EVEN * light:
+                mode.copy_(derived * math.sqrt(FURTHER / len(others) * light / power))
+        first.mul_(math.sqrt((light - _power(self.parameters["probe"][1:])) / _power(first)))
+
     @property
     def probe(self) -> torch.Tensor:
         """The modes of the probe in roots of counts."""
@@ -152,6 +177,11 @@ class ReconstructionState:
         )
         shares = self.parameters["shares"][numbers] if recipe.variations else None
         return Positions.at(place, self.parameters["intensities"][numbers], shares)
+
+
+def _power(wave: torch.Tensor) -> float:
+    """The light of a wave."""
+    return float(wave.abs().square().sum())
 
 
 def _moved(tensors: Mapping[str, torch.Tensor], device: Any) -> PartTensors:
@@ -216,6 +246,8 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     if recipe.start is not None:
         parameters |= _started(recipe, recipe.start, norm, root)
     state = ReconstructionState(_moved(parameters, device), norm, root, scale)
+    if len(known) == 1 < recipe.modes and "probe" in recipe.refined:
+        state.moments["following"] = {"probe": torch.tensor(FOLLOWED)}
     state.halves = [deepcopy(state) for _ in recipe.halves[1:]]
     return state
 
