@@ -109,7 +109,7 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
         with trials_within(TRIAL_SECONDS):
             figures, rows, workers = _planned(job, fresh=fresh, same_input=same_input)
     except TrialTooLong as late:
-        note = f"{late} ({TRIAL_SECONDS:g} s are allowed): the batch job plans the run"
+        note = f"{late} the {TRIAL_SECONDS:g} s allowed on this machine; the batch job will plan the run"
         figures, rows, workers = (
             {"notes": [note]},
             [("note", note)],
@@ -194,7 +194,7 @@ def attend(path: Path) -> None:
             else:
                 go(job, **how)
         except Exit as ended:
-            ended.args = ("some of it failed: `recon-cli logs` shows what",)
+            ended.args = ("some images failed; see `recon-cli logs`",)
             raise
         except StoppedEarly as early:  # before the run, while it was planned
             raise Stopped(str(early), str(early).split()[-1]) from early
@@ -368,5 +368,5 @@ def _await_end(over: Any, name: str) -> None:
     deadline = time.monotonic() + END_SECONDS
     while not over():
         if time.monotonic() > deadline:
-            raise ClusterFailed(f"{name} has been told to end, and has not after {END_SECONDS:g} s.")
+            raise ClusterFailed(f"{name} was asked to end and is still there after {END_SECONDS:g} s.")
         time.sleep(POLL_SECONDS)

@@ -102,7 +102,7 @@ def go(
         print_json({"images": images, "failed": _errors(ended.failed)})
     elif not quiet:
         print_rows(
-            "finished" if not ended.failed else "finished, but for the images below", _rows(ended, *times)
+            "finished" if not ended.failed else "finished, except the images below", _rows(ended, *times)
         )
     bad = {path: outcome.quarantined for path, outcome in ended.outcomes.items() if outcome.quarantined}
     for path, blocks in bad.items():
@@ -299,7 +299,7 @@ def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> lis
         pixels = sum(one.megapixels_per_second * one.seconds for one in outcomes)
         rows += [
             ("throughput", f"{rate_text(pixels / seconds)} over {seconds_text(seconds)}"),
-            ("time", f"{seconds_text(total_seconds)} in all, of which {seconds_text(plan_seconds)} to plan"),
+            ("time", f"{seconds_text(total_seconds)} in total, {seconds_text(plan_seconds)} of it planning"),
             ("peak memory", f"{bytes_text(max(one.peak_memory_bytes for one in outcomes))} in one worker"),
         ]
     found = [

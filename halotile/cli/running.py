@@ -70,7 +70,7 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
         print_json(outcome_json(outcome, *times))
     elif not quiet:
         print_rows(
-            "finished" if not outcome.quarantined else "finished, but for the bad blocks",
+            "finished" if not outcome.quarantined else "finished, except the bad blocks",
             outcome_rows(outcome, *times),
         )
     if quiet:  # the report said nothing, and a result that may be wrong is no news to leave out

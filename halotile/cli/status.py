@@ -320,7 +320,7 @@ def _advice_on_blocks(status: RunStatus) -> str:
     """Return advice about blocks that were given up, by a run that is over."""
     progress, bad = status.progress, status.bad_blocks
     count = counted(progress.failed, "bad block")
-    which = f"finished, but for {count}" if status.state == "finished" else f"{status.state} with {count}"
+    which = f"finished, except {count}" if status.state == "finished" else f"{status.state} with {count}"
     if progress.done + progress.failed < progress.total:
         then = "what is done stays done"
     else:

@@ -54,7 +54,7 @@ def test_a_function_is_tried_for_a_few_seconds_alone_where_it_is_submitted(
     assert len(job.log()) == 1
     shown = json.loads(result.stdout)
     assert shown["plan"]["notes"] == [
-        "trying noting:noted takes too long here (0.5 s are allowed): the batch job plans the run"
+        "trying noting:noted takes longer than the 0.5 s allowed on this machine; the batch job will plan the run"
     ]
     assert "#SBATCH --ntasks=3\n" in shown["script"]
 

@@ -46,7 +46,7 @@ def test_results_go_to_stdout_and_progress_to_stderr(config: Path, engine: Engin
     assert "400 of 400 done, 100 of them by an earlier run" in result.stdout
     assert "54.4 Mpix/s over 1 min 30 s" in result.stdout
     assert "512 MiB in one worker" in result.stdout
-    assert re.search(r"time +\S+ s in all, of which \S+ s to plan and 5.0 s to start", result.stdout)
+    assert re.search(r"time +\S+ s in total, \S+ s of it planning and 5.0 s starting", result.stdout)
     assert "400 blocks, depth 8 (declared by tv), 2 workers" in result.stderr
     assert "start  100 of 400 blocks (100 resumed)" in result.stderr
     assert "blocks" not in result.stdout.replace("blocks  ", "")

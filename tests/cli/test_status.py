@@ -217,13 +217,13 @@ def shown_by_status(directory: RunDirectory, *words: str) -> str:
             "finished",
             1,
             399,
-            "finished, but for 1 bad block: when the cause is mended, run `{}`; only this one is",
+            "finished, except 1 bad block: when the cause is mended, run `{}`; only this one is",
         ),
         (
             "finished",
             2,
             398,
-            "finished, but for 2 bad blocks: when the cause is mended, run `{}`; only these are",
+            "finished, except 2 bad blocks: when the cause is mended, run `{}`; only these are",
         ),
         (
             "failed",
@@ -283,7 +283,7 @@ def test_the_side_input_of_bad_blocks_is_what_has_to_be_mended(directory: RunDir
 def test_bad_blocks_whose_events_are_lost_are_counted(directory: RunDirectory, line: bytes) -> None:
     directory.events_path.write_bytes(line)
     record(directory, state="finished", failed=2, done=398)
-    assert "finished, but for 2 bad blocks: " in shown_by_status(directory)
+    assert "finished, except 2 bad blocks: " in shown_by_status(directory)
 
 
 PENDING, RUNNING, OVER = "PENDING (BeginTime)", "RUNNING", None

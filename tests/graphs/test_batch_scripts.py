@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 
 from halotile.errors import ClusterFailed, ConfigError
@@ -19,7 +20,7 @@ from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run
 from halotile.graphs.submission.queues import queue_of
-from halotile.graphs.submission.script import batch_script, check_walltime
+from halotile.graphs.submission.script import batch_script, check_walltime, walltime_seconds
 from halotile.graphs.submission.script import script_of as script_of_run
 from halotile.registry import names
 
@@ -191,7 +192,7 @@ def test_a_system_that_refuses_a_driver_says_why(tmp_path: Path, monkeypatch: py
     (tmp_path / "batch.sh").write_text("")
     with pytest.raises(ClusterFailed, match="Unknown queue"):
         queue_of("pbs").submit(tmp_path / "batch.sh")
-    with pytest.raises(ClusterFailed, match=r"PBS does not tell the state of job 7"):
+    with pytest.raises(ClusterFailed, match=r"PBS did not report the state of job 7"):
         queue_of("pbs").state_of("7")
 
 
@@ -254,6 +255,12 @@ ANSWERS = {
     ("slurm", "7|NODE_FAIL|None\n"): LaunchState(True, "NODE_FAIL"),
     ("slurm", ""): LaunchState(True, "over"),
     ("pbs", "Job id    Name\n--------  ----\n7.server  halotile\n"): LaunchState(False, "in the queue"),
+    ("pbs", "7.server  halotile  ada  0 Q batch\n70.server  halotile  ada  00:10:02 C batch\n"): LaunchState(
+        False, "in the queue"
+    ),
+    ("pbs", "7.server  halotile  ada  00:10:02 C batch\n70.server  halotile  ada  0 Q batch\n"): LaunchState(
+        True, "over (C)"
+    ),
     ("sge", "=====\njob_number:                 7\nowner: ada\n"): LaunchState(False, "in the queue"),
     (
         "sge",
@@ -312,6 +319,32 @@ def test_a_job_that_the_system_has_forgotten_is_over(
     pretend(tmp_path, COMMANDS[name], answer, code=153)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert SYSTEMS[name].states(["7"]) == {"7": LaunchState(True, "not in the queue any more")}
+
+
+def test_a_server_that_is_not_found_says_nothing_of_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(tmp_path, "qstat", "qstat: cannot connect to server pbs1: host not found", code=1)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert SYSTEMS["pbs"].states(["7"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "seconds"),
+    [
+        ("pbs", "3600", 3600),
+        ("pbs", "30:00", 1800),
+        ("sge", "01:00:00", 3600),
+        ("lsf", "00:30", 1800),
+        ("lsf", "45", 2700),
+    ],
+)
+def test_a_walltime_that_the_user_has_configured_is_that_of_the_system(
+    name: str, written: str, seconds: int
+) -> None:
+    SYSTEMS[name].cluster_class()  # its import makes the default settings known
+    with dask.config.set({f"jobqueue.{name}.walltime": written}):
+        assert walltime_seconds(SYSTEMS[name], PLAIN) == seconds
 
 
 ONE_CALL = {

@@ -105,7 +105,7 @@ def test_a_result_has_the_patterns_that_tell_most(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(scan_sheet, "_comparison", lambda axes, result, n: drawn.append(axes.get_title()))
     sheet = CliRunner().invoke(app, ["export", str(folder / "result.cxi"), str(folder / "sheet.png")])
     assert sheet.exit_code == 0, sheet.output
-    assert drawn[2].startswith("pattern 27, of the greatest loss: ")
+    assert drawn[2].startswith("pattern 27, largest loss: ")
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,12 @@ import halotile
 from halotile.cli.main import app
 from halotile.graphs.iterations.rank_programs import ProgramFiles
 from halotile.graphs.kinds.base import RankProgram
-from halotile.graphs.runs.passes.ranks_pass import ENDED, ONE_BLOCK
+from halotile.graphs.runs.passes.ranks_pass import ENDED
 from halotile.graphs.runs.passes.records import OpenRecords, open_records
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.groups.group import TorchGroup
 from halotile.tasks.groups.training.curve import read_curve
+from halotile.tasks.groups.training.one_file import ONE_BLOCK
 from tests.faults import until
 from tests.graphs.scans import job, run, words, write_small_scan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import multiprocessing
 import os
@@ -21,8 +22,8 @@ from distributed import Client
 
 from halotile import DistributedContext, torch_group
 from halotile.errors import DiskRefused, PeerLost, RankFailed, WorkerDied
-from halotile.graphs.clusters.base import Order
-from halotile.graphs.clusters.connection.present import ask, fetch, present_workers
+from halotile.graphs.clusters.base import Order, RunningCluster
+from halotile.graphs.clusters.connection.present import Unanswered, ask, fetch, present_workers
 from halotile.graphs.runs.passes import torch_ranks
 from halotile.graphs.runs.passes.rank_calls import run_rank
 from halotile.graphs.runs.passes.ranks_pass import _peak_of
@@ -335,3 +336,18 @@ def test_what_killed_ranks_left_is_removed_some_day(tmp_path: Path, monkeypatch:
     again = Path(torch_group._meeting(Copy(1, 2, launch="8-1"), {}, 1))
     assert (again.parent, again.name) != (first.parent, first.name)
     assert list(first.parent.iterdir()) == [new]
+
+
+@pytest.mark.cluster
+def test_a_time_limit_of_what_is_asked_is_not_that_of_the_cluster(cluster: RunningCluster) -> None:
+    async def impatient() -> None:
+        raise TimeoutError("of its own")
+
+    with pytest.raises(TimeoutError, match="of its own"):
+        ask(cluster.client, impatient, seconds=60)
+
+    async def silent() -> None:
+        await asyncio.sleep(60)
+
+    with pytest.raises(Unanswered, match=r"does not answer within 0\.2 s"):
+        ask(cluster.client, silent, seconds=0.2)

@@ -133,9 +133,10 @@ def test_a_retry_goes_to_another_host_or_at_least_to_another_worker(
     assert blocks._elsewhere(7, stream) == elsewhere
 
 
-def test_a_retry_whose_workers_are_gone_goes_to_others(cluster: RunningCluster) -> None:
-    stream = Stream(cluster.client, len, name="tied", grouping=Grouping(cluster.workers))
-    stream.again([7], workers=["tcp://127.0.0.1:1"])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_retry_whose_workers_are_gone_goes_to_others(cluster: RunningCluster, alone: bool) -> None:
+    stream = Stream(cluster.client, len, name=f"tied{alone:d}", grouping=Grouping(cluster.workers))
+    stream.again([7], alone=alone, workers=["tcp://127.0.0.1:1"])
     numbers = []
     for answers in stream.answers(iter(range(3)), 3, poll_seconds=0.1):
         numbers += [number for answer in answers for number in answer.numbers]

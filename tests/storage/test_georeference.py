@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import tifffile
 import zarr
 
-from halotile.errors import ConfigError, MissingPackage
+from halotile.errors import ConfigError, DiskRefused, MissingPackage
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.georeference import Georeference, read_georeference
 from halotile.storage.grid import Region
@@ -22,6 +24,7 @@ from halotile.storage.sharded.output import Layout, create_output, open_output
 from tests.support import job_of, noisy_image, run_inline
 
 rasterio = pytest.importorskip("rasterio")
+copying = pytest.importorskip("rasterio.shutil")
 
 UTM, DEGREES = (10, 0, 500_000, 0, -10, 5_000_000), (0.001, 0, 8.5, 0, -0.002, 47.5)
 ROTATED, SOUTH_UP = (8, 6, 500_000, 6, -8, 5_000_000), (10, 0, 500_000, 0, 10, 5_000_000)
@@ -242,6 +245,25 @@ def test_without_rasterio_the_extra_is_named(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(MissingPackage, match=r'rasterio, .* Write: pip install "halotile\[geo\]"'):
         write_tiff(tmp_path / "b.tif", choose_planes(open_source(path), {}, None), cog=True)
     assert not (tmp_path / "b.tif").exists()
+
+
+@pytest.mark.parametrize("kept_bytes", [1000, -100])
+def test_a_file_that_gdal_leaves_short_on_a_full_disk_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
+) -> None:
+    path = geotiff(tmp_path / "a.tif", "EPSG:32632", UTM, noisy_image((300, 200), "uint8"))
+    copy = copying.copy
+
+    def short(source: Path, target: Path, **options: Any) -> None:
+        copy(source, target, **options)
+        os.truncate(target, target.stat().st_size + kept_bytes if kept_bytes < 0 else kept_bytes)
+
+    monkeypatch.setattr("rasterio.shutil.copy", short)
+    monkeypatch.setattr("halotile.storage.images.tiff_export.disk_usage", lambda _: SimpleNamespace(free=0))
+    (tmp_path / "b.tif").write_text("old")
+    with pytest.raises(DiskRefused, match=r"b\.tif cannot be written"):
+        write_tiff(tmp_path / "b.tif", choose_planes(open_source(path), {}, None), cog=True)
+    assert (tmp_path / "b.tif").read_text() == "old"
 
 
 def test_a_fourth_band_is_no_opacity(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from halotile.errors import DiskRefused, OutputInUse, OutputRefused
+from halotile.storage.disk.durable import Disk
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.replacement import replacing
 from halotile.storage.scans.convert import convert_scan
@@ -117,3 +118,40 @@ def test_a_file_in_place_of_the_directory_of_a_run_is_no_obstacle(tmp_path: Path
     (tmp_path / "out.run").touch()
     write(tmp_path / "out")
     assert names(tmp_path) == ["out", "out.run"]
+
+
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, move = tmp_path / "out", Disk.move
+    out.mkdir()
+    (out / "old").touch()
+
+    def failing(disk: Disk, source: Path, target: Path) -> None:
+        if source.name == "made":
+            raise OSError(errno.EIO, "the disk is broken")
+        move(disk, source, target)
+
+    monkeypatch.setattr(Disk, "move", failing)
+    with pytest.raises(OSError, match="broken"), replacing(out) as made:
+        made.mkdir()
+    assert (names(tmp_path), names(out)) == (["out"], ["old"])
+
+
+def test_a_folder_that_was_moved_away_by_a_killed_call_comes_back(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old").touch()
+    code = (
+        "import os, signal; from pathlib import Path; from halotile.storage.disk.durable import Disk\n"
+        "from halotile.storage.run_directory.replacement import replacing\n"
+        "move = Disk.move\n"
+        "def killed(disk, source, target):\n"
+        "    if source.name == 'made': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    move(disk, source, target)\n"
+        "Disk.move = killed\n"
+        "with replacing(Path('out')) as made: made.mkdir()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
+    assert (ended.returncode, names(tmp_path)) == (-signal.SIGKILL, [".out.partial"])
+    with pytest.raises(ValueError, match="no result"), replacing(out):
+        raise ValueError("no result")
+    assert (names(tmp_path), names(out)) == (["out"], ["old"])

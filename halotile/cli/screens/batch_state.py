@@ -48,7 +48,9 @@ class BatchJob:
     @property
     def words(self) -> str:
         """Describe the batch job in a few words."""
-        state = self.state or ("over" if self.known else "unknown, for its batch system does not answer here")
+        state = self.state or (
+            "over" if self.known else "unknown: the batch system does not answer from this machine"
+        )
         return f"job {self.number or '?'}: {state}, {self.attempts} {'attempt' if self.attempts == 1 else 'attempts'} so far"
 
     def to_json(self) -> dict[str, Any]:

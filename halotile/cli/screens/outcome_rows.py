@@ -49,8 +49,8 @@ def outcome_rows(outcome: Outcome, plan_seconds: float, total_seconds: float) ->
         rows += [
             (
                 "time",
-                f"{seconds_text(total_seconds)} in all, of which {seconds_text(plan_seconds)} to plan and "
-                f"{seconds_text(outcome.start_seconds)} to start workers",
+                f"{seconds_text(total_seconds)} in total, {seconds_text(plan_seconds)} of it planning and "
+                f"{seconds_text(outcome.start_seconds)} starting workers",
             ),
             ("peak memory", f"{bytes_text(outcome.peak_memory_bytes)} in one worker"),
         ]

@@ -167,9 +167,9 @@ def _comparisons(result: ScanResult) -> Panels:
     """A panel for each pattern that is compared."""
     if result.compared is None:
         return {}
-    kinds = zip(("least", "median", "greatest"), result.compared.numbers, result.compared.loss, strict=True)
+    kinds = zip(("smallest", "median", "largest"), result.compared.numbers, result.compared.loss, strict=True)
     return {
-        f"pattern {number}, of the {kind} loss: {loss:.3g}": partial(_comparison, n=n)
+        f"pattern {number}, {kind} loss: {loss:.3g}": partial(_comparison, n=n)
         for n, (kind, number, loss) in enumerate(kinds)
     }
 

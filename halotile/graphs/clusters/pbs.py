@@ -22,7 +22,8 @@ SYSTEM = BatchSystem(
     module="pbs",
     cluster="PBSCluster",
     submits="qsub",
-    states=JobRows("qstat {}", r"^{}\b"),
+    # Torque keeps the rows of jobs that are over for a while.
+    states=JobRows("qstat {}", r"^{}\b", r".*\s([CFX])\s+\S+\s*$", "over ({})"),
     gpus=gpus,
     lists="qstat -Q",
     walltime=clock,

@@ -13,8 +13,8 @@ from halotile.graphs.solvers.base import LENGTH, MOMENTUM, PRIOR, State
 from halotile.storage.views import Constant
 from halotile.tasks.terms import MISFIT
 
-ROUNDED = 1 + 1e-6
-"""Factor by which rounding alone may raise an objective."""
+ROUNDED = 1e-6
+"""Share of an objective by which rounding alone may raise it."""
 
 
 @dataclass
@@ -57,7 +57,8 @@ class JudgedIterations(Iterations):
         factor, was_halved = self.factor
         only_image = self.solver.vectors.keys() == {"x"} and not self.solver.traits.by_subsets
         last = next((before for before in reversed(self.rows) if MISFIT in before), row)
-        if objective_of(row) <= ROUNDED * objective_of(last):
+        before = objective_of(last)
+        if objective_of(row) <= before + ROUNDED * abs(before):
             self.factor = factor * (2 if only_image and not was_halved else 1), was_halved
             return False
         if self.state.numbers.get(MOMENTUM, 1.0) <= 1:

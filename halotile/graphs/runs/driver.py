@@ -25,7 +25,7 @@ from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of
 from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.runs.passes.block_pass import BlockPass
-from halotile.graphs.runs.passes.ranks_pass import ONE_BLOCK, GatherPass, RanksPass
+from halotile.graphs.runs.passes.ranks_pass import GatherPass, RanksPass
 from halotile.graphs.runs.passes.records import open_records
 from halotile.graphs.runs.session import ClusterPass, Session, SharedCluster
 from halotile.graphs.runs.signals import Signals
@@ -35,6 +35,7 @@ from halotile.storage.disk.durable import remove_partials
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.tasks.block import BadBlock
+from halotile.tasks.groups.training.one_file import ONE_BLOCK
 
 
 def run(

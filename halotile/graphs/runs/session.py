@@ -18,7 +18,7 @@ from halotile.graphs.kinds.sections import Run, parse_bytes
 from halotile.graphs.runs.status import Status
 from halotile.graphs.watching.progress import Progress
 from halotile.registry import find
-from halotile.storage.run_directory.names import PAGE, WORKERS
+from halotile.storage.run_directory.names import WORKERS
 from halotile.tasks.devices.memory_limits import release_memory
 
 RESTARTS = 3
@@ -181,7 +181,7 @@ class Session:
             self.status.notify_now(self._last.progress(self._last.phase))
         if page := self.status.watch.close():
             with suppress(OSError):  # a full disk costs the page, and nothing else
-                self.directory.write_html(PAGE, page)
+                self.directory.write_page(page)
         self._used = None
         self._held.close()
 

@@ -1,1 +1,1 @@
-"""Runs as batch jobs: one Slurm job holds driver, scheduler and workers, and goes on in another one when its time is up."""
+"""Runs as batch jobs: a batch job holds the driver, and goes on in another one when its time is up."""

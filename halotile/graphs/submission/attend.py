@@ -129,12 +129,13 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
         files.log_path.touch(mode=0o600)
         submission.keep(files)
         try:
-            submitted = replace(submission, number=queue_of(submission.system).submit(files.script_path))
+            number = queue_of(submission.system).submit(files.script_path)
         except ClusterFailed:
             files.restore(before)
             if is_new:
                 run.disk.remove_tree(run.path)
             raise
+        submitted = replace(submission_in(run), number=number)  # it may have begun
         submitted.keep(files)
     return submitted
 
@@ -248,7 +249,8 @@ def _request_again(submission: Submission, files: BatchFiles) -> None:
         queue.requeue(submission.number)
     except ClusterFailed as refused:
         try:
-            replace(submission, number=queue.submit(files.script_path)).keep(files)
+            number = queue.submit(files.script_path)
+            replace(submission_in(files.run), number=number).keep(files)
         except ClusterFailed as error:
             reason = f"it has to go on in another job, and can be neither requeued ({refused}) nor submitted again ({error})"
             files.mark_end(f"{reason}: `recon-cli submit` goes on")

@@ -30,7 +30,7 @@ class JobQueue:
         answer = answer_of(words[:1] if stdin else words, self.system.title, input=stdin, cwd=folder)
         if found := re.search(job_class.job_id_regexp, answer):
             return found["job_id"]
-        raise ClusterFailed(f"{words[0]} printed no number of a job: {answer.strip() or 'nothing'}.")
+        raise ClusterFailed(f"{words[0]} printed no job number: {answer.strip() or 'nothing'}.")
 
     def requeue(self, job: str) -> None:
         """Refuse: the script is submitted again."""
@@ -44,7 +44,9 @@ class JobQueue:
         """State of a job; an error that keeps it in the queue is one."""
         state = self.system.states([job]).get(job)
         if state is None:
-            raise ClusterFailed(f"{self.system.title} does not tell the state of job {job}. Try again later.")
+            raise ClusterFailed(
+                f"{self.system.title} did not report the state of job {job}. Try again later."
+            )
         return None if state.over and not state.text.startswith("Eqw") else state.text
 
 

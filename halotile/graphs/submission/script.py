@@ -1,4 +1,4 @@
-"""The script of one batch job that holds driver, scheduler and workers."""
+"""Scripts of batch jobs: one that holds driver, scheduler and workers, as on Slurm, or the driver alone."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def script_of(system: BatchSystem, job: Job, run: Path, umask: int) -> str:
 def driver_script(system: BatchSystem, job: Job, run: Path, umask: int) -> str:
     """The script of a job that holds the driver alone, with the directives of dask-jobqueue; its workers are jobs of their own."""
     directives = (*system.directives_of(job.cluster), *(system.driver or ()))
-    choice = dataclasses.replace(job.cluster, cores=1, gpus=0, directives=directives)
+    options = {
+        key: value for key, value in job.cluster.options.items() if key != "resource_spec"
+    }  # of workers
+    choice = dataclasses.replace(job.cluster, cores=1, gpus=0, directives=directives, options=options)
     order = Order(
         workers=1, memory_bytes=parse_bytes(job.run.memory_per_worker) + DRIVER_BYTES, choice=choice
     )
@@ -77,8 +80,10 @@ def walltime_seconds(system: BatchSystem, choice: Cluster) -> int | None:
     """Walltime of a job of dask-jobqueue; None where neither the job nor the user's configuration has one."""
     system.cluster_class()  # its import makes the default settings known
     configured = str(choice.walltime or system.configured("walltime") or "")
-    if not choice.walltime and configured.count(":") == 1:  # hours and minutes, as LSF has them
-        configured += ":00"
+    if not choice.walltime and system.module == "lsf":  # minutes, or hours and minutes
+        configured += ":00" if ":" in configured else ""
+    elif not choice.walltime and configured.isdecimal():
+        return int(configured)
     return seconds_of(configured) if is_walltime(configured) else None
 
 

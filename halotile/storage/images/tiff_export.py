@@ -6,6 +6,7 @@ which needs no package besides tifffile; its metadata are OME-XML, with the reso
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import os
@@ -15,6 +16,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import numpy as np
@@ -177,19 +179,27 @@ def write_tiff(path: Path, planes: Planes, *, cog: bool = False, tick: Tick = la
 
 def _put_directories_first(tiff: Path, cog: Path, *, is_integer: bool) -> None:
     """Copy a TIFF with its levels as a Cloud Optimized GeoTIFF: programs read where everything is with one request."""
-    from rasterio import Env, shutil
+    import rasterio
+    import tifffile
+    from rasterio import shutil
 
-    with Env(GDAL_NUM_THREADS=_THREADS, GDAL_CACHEMAX=_BUFFER_BYTES >> 20):
-        shutil.copy(
-            tiff,
-            cog,
-            driver="COG",
-            BLOCKSIZE=TILE,
-            COMPRESS="DEFLATE",
-            PREDICTOR="YES" if is_integer else "NO",
-            BIGTIFF="YES",
-            STATISTICS="NO",
-        )
+    options = {"BLOCKSIZE": TILE, "COMPRESS": "DEFLATE", "PREDICTOR": "YES" if is_integer else "NO"}
+    try:
+        with rasterio.Env(GDAL_NUM_THREADS=_THREADS, GDAL_CACHEMAX=_BUFFER_BYTES >> 20):
+            shutil.copy(tiff, cog, driver="COG", BIGTIFF="YES", STATISTICS="NO", **options)
+        with tifffile.TiffFile(cog) as file:  # GDAL may end without an error where the disk was full
+            ends = [
+                offset + count if count else math.inf
+                for page in file.pages
+                for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True)
+            ]
+            is_whole = max(ends) <= file.filehandle.size
+    except Exception as error:
+        if disk_usage(cog.parent).free > tiff.stat().st_size:
+            raise
+        raise OSError(errno.ENOSPC, f"GDAL: {error}") from error
+    if not is_whole:
+        raise OSError(errno.ENOSPC, "GDAL did not write all tiles")
 
 
 def _viewable(dtype: np.dtype[np.generic]) -> np.dtype[Any]:

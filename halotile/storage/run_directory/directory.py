@@ -258,9 +258,9 @@ class RunDirectory:
                 return rows
         return []
 
-    def write_html(self, name: str, html: str) -> None:
-        """Replace the page of the run, or Dask's report of it; not fsynced."""
-        self._write_text(name, html.encode())
+    def write_page(self, html: str) -> None:
+        """Replace the page of the run; not fsynced."""
+        self._write_text(names.PAGE, html.encode())
 
     def read_events(self) -> Iterator[dict[str, Any]]:
         """The events in order, without unreadable lines and values that are not objects."""

@@ -10,7 +10,6 @@
 ``iterations.jsonl``  results of each iteration of a solver
 ``examples.png``  patches of a training above the same ones denoised; the object of a ptychographic reconstruction
 ``page.html``   the page of the run as it was at the end, if its dashboard was on
-``performance.html``  Dask's report of the run, if its dashboard was on
 ``written.json``  the iterations up to the one whose image is in the output
 ``state``       a solver's images and numbers between two iterations
 ``lock``        held by the driver while it runs

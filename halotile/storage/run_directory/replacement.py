@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,9 +41,11 @@ def replacing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[
     run = RunDirectory.beside(place)
     work = RunDirectory(place.with_name(f".{place.name}{PARTIAL}"), is_scratch=True)
     with refusing_full(f"{path} cannot be written"), work.lock():
-        work.forget_state()  # of a call that was killed
+        made, replaced = work.state_path / "made", work.state_path / "replaced"
+        if replaced.exists() and not os.path.lexists(place):  # a call was killed between its two moves
+            DISK.move(replaced, place)
+        work.forget_state()
         work.state_path.mkdir()
-        made = work.state_path / "made"
         run.of_run().check_free()
         yield made
         for entry in (made, *made.rglob("*")):
@@ -50,5 +53,10 @@ def replacing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[
         check()
         run.of_run().check_free()
         if place.is_dir() and not place.is_symlink():
-            DISK.move(place, made.with_name("replaced"))
-        DISK.move(made, place)
+            DISK.move(place, replaced)
+        try:
+            DISK.move(made, place)
+        except BaseException:
+            if replaced.exists():
+                DISK.move(replaced, place)
+            raise

@@ -221,7 +221,7 @@ def is_complete(attributes: Any, shape: Sequence[int]) -> bool:
 def lost_chunk(document: object, fill: Any) -> DamagedData:
     """The error for a chunk that was written and is not there any more."""
     return DamagedData(
-        f"it is missing, and a run wrote every chunk. If another program left it out since its pixels are all {fill}, remove "
+        f"it is missing, although the run wrote every chunk. If another program dropped it because all its pixels are {fill}, remove "
         f'"{COMPLETE}" from "halotile" in the attributes of {document}'
     )
 

@@ -171,13 +171,13 @@ class OpenedScan:
             chosen = extreme_patterns(state)
         elif missing := np.setdiff1d(numbers, there).tolist():
             raise ConfigError(
-                f"the scan has no pattern {missing[0]}. Write some of its {len(there)}, which are from 0 to {there.max()}."
+                f"the scan has no pattern {missing[0]}. Write some of its {len(there)}, which are from {there.min()} to {there.max()}."
             )
         else:
             chosen = np.argsort(there)[np.searchsorted(np.sort(there), np.atleast_1d(numbers))]
         if not len(chosen):
             raise ConfigError(
-                "no pattern is named, and no epoch tells which ones to take. Write numbers such as [0, 1]."
+                "no patterns were given, and no epoch has run from which to choose them. Write numbers such as [0, 1]."
             )
         return compared(self.recipe, state, chosen)
 

@@ -137,7 +137,7 @@ class ReconstructionState:
         A blurred weak object explains nearly all of what such a mode does. The loss is nearly flat from a faint mode on, which fades
         before the object has contrast; it is steeper from the side of too much light.
         """
-        if not self.moments.get("following"):
+        if not (self.moments.get("following") and self.parameters["probe"][0].any()):
             return
         first, *others = self.parameters["probe"]
         row, column = (torch.fft.fftfreq(n, 1 / n, device=first.device) for n in first.shape)

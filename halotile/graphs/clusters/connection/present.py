@@ -47,10 +47,17 @@ def ask(
     from distributed.comm import CommClosedError
 
     async def call() -> Any:
-        return await asyncio.wait_for(function(*args, **kwargs), seconds)
+        answer = asyncio.ensure_future(function(*args, **kwargs))
+        try:
+            if not (await asyncio.wait([answer], timeout=seconds))[0]:
+                raise unanswered
+            return answer.result()
+        finally:
+            answer.cancel()
 
     if client.status != "running":
         raise ConnectionError(f"the scheduler is gone (the connection is {client.status}).")
+    unanswered = Unanswered(f"the cluster does not answer within {seconds:g} s.")
     asked = asyncio.run_coroutine_threadsafe(call(), client.loop.asyncio_loop)
     end = time.monotonic() + seconds + POLL_SECONDS  # where the event loop itself is blocked
     try:
@@ -58,8 +65,10 @@ def ask(
             try:
                 return asked.result(POLL_SECONDS)
             except TimeoutError:
-                if asked.done() or time.monotonic() > end:
-                    raise Unanswered(f"the cluster does not answer within {seconds:g} s.") from None
+                if asked.done() and isinstance(asked.exception(), TimeoutError):
+                    raise  # of what was asked
+                if time.monotonic() > end:
+                    raise unanswered from None
             except (CommClosedError, CancelledError) as error:
                 raise ConnectionError(
                     f"the cluster does not answer ({type(error).__name__}: {error})."

@@ -41,7 +41,7 @@ def run_command(
         )
     except FileNotFoundError as error:
         raise ClusterFailed(
-            f"there is no {words[0]} here: this is no machine of a {title} cluster."
+            f"{words[0]} is not installed here: this machine is not part of a {title} cluster."
         ) from error
     except OSError as error:
         raise ClusterFailed(f"{words[0]} does not start ({error}).") from error

@@ -12,7 +12,9 @@ from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.commands import run_command
 
 IN_QUEUE = "in the queue"
-_FORGOTTEN = re.compile(r"unknown job|do(es)? not exist|has finished|no such job|not found", re.IGNORECASE)
+_FORGOTTEN = re.compile(
+    r"unknown job|do(es)? not exist|has finished|no such job|job\b.*\bnot found", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def submit(script: Path) -> str:
     """
     if not shutil.which("sbatch"):
         raise ClusterFailed(
-            "there is no sbatch here: this is no machine of a Slurm cluster. Write cluster.kind: pbs, sge or lsf, "
+            "sbatch is not installed here: this machine is not part of a Slurm cluster. Write cluster.kind: pbs, sge or lsf, "
             "or run the job with `recon-cli run`."
         )
     return answer_of(["sbatch", "--parsable", str(script)]).split(";")[0].strip()

@@ -83,7 +83,7 @@ class PtychographyWork(ProgramWork):
             for name, value in last.items()
             if name in ("loss", "kept", "loss_of_kept", "resolution", "resolution_bound", "loss_of_halves")
         }
-        with suppress(Exception):  # it is no part of the result, which may be elsewhere by now
+        with suppress(InputError, OSError, KeyError):  # the result may be elsewhere by now
             figures |= worst_patterns(str(self.output.path))
         noise, recipe = None, self.recipe
         if recipe.loss == "amplitude_mse":

@@ -298,7 +298,7 @@ def bounded(call: Callable[[], T], title: str, run: Run, *, seconds: float | Non
         if error.code == -signal.SIGKILL:  # as the kernel does where memory runs out
             raise _refusal(title, limit_bytes, f"{error} while it was tried") from None
         if left and error.code == -signal.SIGALRM:
-            raise TrialTooLong(f"trying {title} takes too long here") from None
+            raise TrialTooLong(f"trying {title} takes longer than") from None
         # A library also ends the process where it gets no memory for its threads.
         raise CodeEnded(
             f"{title} {error} while it was tried. Correct the code that ends it; or write more memory, if that was short: "

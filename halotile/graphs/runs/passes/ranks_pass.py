@@ -23,7 +23,6 @@ from halotile.graphs.runs.passes.torch_ranks import TorchProgram, is_final
 from halotile.graphs.tree_sum import plan_calls
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import is_full, refusing_full
-from halotile.storage.grid import Grid
 from halotile.storage.run_directory.checkpoints import Ledger
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
@@ -32,6 +31,7 @@ from halotile.storage.sharded.shards import digest_of
 from halotile.tasks.block import peak_memory_bytes
 from halotile.tasks.contributions import Part
 from halotile.tasks.exact_sums import add_exactly
+from halotile.tasks.groups.training.one_file import ONE_BLOCK
 
 Wanted = TypeVar("Wanted", bound=Gather | RankProgram)
 
@@ -79,7 +79,6 @@ class OneBlockPass(Generic[Wanted]):
 
 SPLIT_EVERY = 4
 """Partial sums that one task adds up."""
-ONE_BLOCK = Grid((1,), (1,), ((0, 0),))
 """A sum is stored as a whole, or not at all."""
 
 
@@ -237,7 +236,7 @@ class RanksPass(OneBlockPass[RankProgram]):
         count = min(cluster.workers, run.count)
         if (present := len(present_workers(cluster.client))) < count:
             self.status.report(
-                f"{present} of {count} workers are there: it begins in a minute at most, with those that are there then"
+                f"{present} of {count} workers are connected: the program starts within a minute, with those connected by then"
             )
         peaks = program.run(cluster.client, None, 0, count, between=self._between)
         for peak in peaks:

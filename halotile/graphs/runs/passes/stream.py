@@ -231,6 +231,7 @@ class Stream:
         self._tied = {future: to for future, to in self._tied.items() if future in self._in_flight}
         for future in [future for future, workers in self._tied.items() if present.isdisjoint(workers)]:
             self._again.append(self._in_flight.pop(future))
+            self._alone = None if future is self._alone else self._alone
             future.release()
 
     def answers(

@@ -42,7 +42,7 @@ def fftn(
         ``backward`` by default, ``ortho`` or ``forward``, as in :func:`torch.fft.fftn`.
     cut : tuple of int
         Positions in ``dim`` of the axis along which ``x`` is cut, and of the one along which the result is; by default ``(0, 0)``.
-        Two different axes save an exchange.
+        Of two axes, different ones save an exchange.
     new_sizes : sequence of int, optional
         Lengths of the parts of the result; left out, ``sizes`` where the axis and its length are the same, else even ones.
 
@@ -173,9 +173,14 @@ def _transformed(
                 new = [*wanted]
         return distributed_transpose(x, group, parts, dim[at], dim[to], new), to, new
 
+    done: list[int] = []
     for axis in order:
-        if axis == at:
-            x, at, parts = moved(0 if at else last)
+        if (
+            axis == at
+        ):  # to an axis that is not needed any more, if possible the one at which the result is cut
+            free = done or [other for other in (cut[1], last, 0) if other != at]
+            x, at, parts = moved(cut[1] if cut[1] in free else free[0])
+        done.append(axis)
         x = transform(x, dim=dim[axis], n=None if s is None else s[axis], norm=norm)
     if at != cut[1]:
         x, at, parts = moved(cut[1])
