@@ -23,6 +23,7 @@ from halotile.graphs.plans.plan import Plan
 from halotile.graphs.plans.resources.memory import Footprint
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.sharded.output import create_output, to_dtype
+from halotile.storage.sharded.ownership import mark_complete
 from halotile.tasks.block import BlockRunner
 
 Image = NDArray[Any]
@@ -146,6 +147,7 @@ def run_inline(job: Denoising) -> Image:
     create_output(plan.output, plan.layout, overwrite=True)
     receipt = BlockRunner(work_of(plan).task).run(range(len(plan.grid)))
     assert not receipt.bad, receipt.bad[0].traceback
+    mark_complete(plan.output, plan.layout)
     return read_zarr(plan.output)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from dataclasses import replace
@@ -333,8 +334,9 @@ def test_scale_offset_and_names_of_bands_are_written_back(tmp_path: Path) -> Non
         file.scales, file.offsets, file.units = (0.1, 0.2), (-273.15, 5.0), ("°C", "m")
         file.descriptions = ("B2", "B3")
         file.update_tags(1, STATISTICS_MEAN="7")
-    source = open_source(path)
-    for at, bands in (({}, [0, 1]), ({"c": 1}, [1])):
+    run_inline(job_of(path, tmp_path / "a.zarr", "none", {}))
+    sources = open_source(path), open_source(tmp_path / "a.zarr")
+    for source, (at, bands) in itertools.product(sources, (({}, [0, 1]), ({"c": 1}, [1]))):
         write_tiff(tmp_path / "b.tif", choose_planes(source, at, None), cog=True)
         with rasterio.open(path) as expected, rasterio.open(tmp_path / "b.tif") as found:
             for name in ("scales", "offsets", "units", "descriptions"):

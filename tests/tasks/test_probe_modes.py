@@ -84,9 +84,12 @@ def test_further_modes_follow_the_first_one_until_they_are_set_or_the_epochs_are
         assert torch.equal(state.parameters["probe"], torch.ones_like(state.probe))
 
 
-def test_modes_that_are_not_refined_do_not_follow(tmp_path: Path) -> None:
-    simulated = SimulatedScan(raster=(4, 4), pattern=16, step=2.0, modes=2)
-    work = Refinement(recipe_of(simulated, tmp_path, ("object",)), TorchGroup())
+@pytest.mark.parametrize(("refined", "photons"), [(("object",), None), (("object", "probe"), 200.0)])
+def test_modes_that_are_not_refined_or_not_told_by_the_counts_do_not_follow(
+    tmp_path: Path, refined: tuple[str, ...], photons: float | None
+) -> None:
+    simulated = SimulatedScan(raster=(4, 4), pattern=16, step=2.0, modes=2, photons=photons)
+    work = Refinement(recipe_of(simulated, tmp_path, refined), TorchGroup())
     assert not work.first_state().moments
 
 

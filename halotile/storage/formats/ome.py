@@ -81,7 +81,8 @@ class OmeReader(plain.ArrayReader):
             header = replace(header, channels=valid_parts(omero))
             remarks.append("its omero attribute is not valid: only valid names and colours of it are kept")
         sizes, known, on_sizes = known_sizes(header.axes, stated, units or (None,) * len(header.axes))
-        place = read_georeference({**group.attrs, **array.attrs}, header.rows_and_columns)
+        found = {**group.attrs, **array.attrs, "halotile": group.attrs.get("halotile")}
+        place = read_georeference(found, header.rows_and_columns)
         header = replace(header, scale=sizes, units=known, georeference=place)
         self.header: Header = replace(header, remarks=(*remarks, *on_fill, *on_sizes))
 

@@ -26,6 +26,8 @@ EVEN = 1e-6
 """Light of a derivative, by pixels of the detector and relative to the beam, of a plane wave: the mode stays as it is."""
 FOLLOWED = 20
 """Epochs in which the further modes of the first guess follow the first one."""
+TELLING = 1.0
+"""Counts of a pixel, on average, from which they do: fewer do not tell a mode from none, which would keep its light."""
 LEAST_MEAN = 1e-9
 """Mean of a pixel from which all losses are as if it were 1: their floor is at 1e-12."""
 DIM = 1e-3
@@ -246,7 +248,7 @@ def first_state(recipe: ScanRecipe, patterns: Patterns, device: Any) -> Reconstr
     if recipe.start is not None:
         parameters |= _started(recipe, recipe.start, norm, root)
     state = ReconstructionState(_moved(parameters, device), norm, root, scale)
-    if len(known) == 1 < recipe.modes and "probe" in recipe.refined:
+    if len(known) == 1 < recipe.modes and "probe" in recipe.refined and float(mean.mean()) >= TELLING:
         state.moments["following"] = {"probe": torch.tensor(FOLLOWED)}
     state.halves = [deepcopy(state) for _ in recipe.halves[1:]]
     return state

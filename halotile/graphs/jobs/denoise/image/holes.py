@@ -181,7 +181,12 @@ def _noted(holes: Holes, dtype: np.dtype[np.generic], shape: tuple[int, ...]) ->
         return Holed(holes, ())
     there = _number_text(holes.share, shape)
     kept = f"pixels of {describe_value(holes.value, dtype)} are holes ({there}): they stay as they are, and no other pixel depends on them"
-    return Holed(holes, (f"{kept}. To denoise them too, write input.nodata: none",))
+    if holes.value is None or math.isnan(holes.value):  # which nothing can be computed from
+        return Holed(holes, (kept,))
+    instead = "nan" if dtype.kind == "f" else "none"
+    return Holed(
+        holes, (f"{kept}. To denoise those of {holes.value:.10g} too, write input.nodata: {instead}",)
+    )
 
 
 def _number_text(share: float, shape: tuple[int, ...]) -> str:
