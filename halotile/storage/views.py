@@ -54,12 +54,21 @@ class ChannelAxis:
         return self.source.read(Region(region.start[1:], region.stop[1:]))[None]
 
 
+def checked(source: Readable, name: str, *, are_counts: bool = False) -> Readable:
+    """The array, refused where it is read with the value that its file names for no measurement; counts also with a number below 0, or none."""
+    hole = getattr(source, "nodata", None)
+    hole = None if hole is None or np.isnan(hole) else hole
+    return source if hole is None and not are_counts else Checked(source, name, hole, are_counts)
+
+
 @dataclass(frozen=True, slots=True)
-class CheckedCounts:
-    """An array that is refused where it is read with a number below 0, or none."""
+class Checked:
+    """An array that is refused where it is read with a hole, or with what is no count."""
 
     source: Readable
     name: str
+    hole: float | None
+    are_counts: bool
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,10 +86,16 @@ class CheckedCounts:
         Raises
         ------
         InputError
-            For a pixel that cannot be a count.
+            For a hole, and for a pixel that cannot be a count.
         """
         pixels: NDArray[Any] = np.asarray(self.source.read(region))
-        if not np.all(pixels >= 0):
+        if self.hole is not None and np.any(pixels == self.hole):
+            raise InputError(
+                f"{self.name} has pixels of {self.hole:.10g}, which its file names for no measurement: they would spoil the image around them. "
+                "Write a copy that names no such value, with 0 in these pixels, and a mask after the operator: "
+                "{name: composition, operators: [..., {name: mask, mask: measured.zarr}]}, where measured.zarr is 0 in these pixels and 1 elsewhere."
+            )
+        if self.are_counts and not np.all(pixels >= 0):
             raise InputError(
                 f"{self.name} has pixels below 0, or that are no numbers: counts have none. Subtract no background from the data, "
                 "write it as fidelity.background, or write another solver."

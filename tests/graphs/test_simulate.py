@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -411,3 +412,31 @@ def test_what_came_to_its_place_meanwhile_stays(tmp_path: Path, cluster: Running
     thesis.parent.rmdir()
     run(plan_of(job_in(tmp_path)), cluster=cluster)
     assert (state_of(tmp_path), len(made(tmp_path))) == ("finished", 3)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("role", ["operators[0].data", "start", "reference"])
+def test_pixels_without_a_measurement_are_refused_and_packing_is_noted(
+    tmp_path: Path, cluster: RunningCluster, role: str
+) -> None:
+    named = {"_FillValue": -32768, "scale_factor": 0.5}
+    for name in ("measured", "holed"):
+        pixels = np.ones((64, 64), np.float32)
+        pixels[20:24, 20:24] = -32768 if name == "holed" else 1
+        stated = named if name == "holed" or role != "operators[0].data" else {}
+        zarr.create_array(tmp_path / f"{name}.zarr", data=pixels, chunks=(32, 32), attributes=stated)
+    holed, measured = str(tmp_path / "holed.zarr"), str(tmp_path / "measured.zarr")
+    data = {"operators[0].data": holed, "start": measured, "reference": str(tmp_path / "y.zarr")}[role]
+    job = Reconstruction(
+        output=Output(path=str(tmp_path / "x.zarr")),
+        operators=(halotile.measurement("blur", data, kernel=kernel(3), noise_sigma=1.0),),
+        start=holed if role == "start" else None,
+        reference=holed if role == "reference" else None,
+    )
+    plan = plan_of(job) if role == "reference" else make_plan(job)
+    assert any("scale_factor 0.5, which are not applied" in note for note in plan.notes)
+    with pytest.raises(
+        HalotileError,
+        match=rf"{re.escape(role)} has pixels of -32768, which its file names for no measurement",
+    ):
+        run(plan, cluster=cluster)

@@ -48,21 +48,23 @@ def notes_of(
         *(() if levels is None else (levels_text(levels, roles, values), *_noiseless(levels, roles))),
         *halo.remarks,
         *_metadata(layout),
-        *_packing(original),
+        *note_of_packing(original),
         *_narrowing(dtype, np.dtype(layout.dtype)),
         *_decoding(original, roles, grid),
     )
 
 
-def _packing(source: Source) -> tuple[str, ...]:
+def note_of_packing(
+    source: Source, done: str = "denoised", result: str = "The output keeps the packing"
+) -> tuple[str, ...]:
     """Return a note on values that the file stores packed, by the CF conventions."""
     packing = {name: source.attributes[name] for name in PACKING if name in source.attributes}
     if packing in ({}, {"scale_factor": 1}, {"add_offset": 0}, {"scale_factor": 1, "add_offset": 0}):
         return ()
     stated = " and ".join(f"{name} {value!s:.30}" for name, value in packing.items())
     return (
-        f"values are packed with {stated}, which are not applied: the stored numbers are denoised, and settings such as sigma are in "
-        "their units. The output keeps the packing",
+        f"values are packed with {stated}, which are not applied: the stored numbers are {done}, and settings such as sigma are in "
+        f"their units. {result}",
     )
 
 

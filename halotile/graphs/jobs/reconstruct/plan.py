@@ -61,7 +61,7 @@ from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
-from halotile.graphs.plans.notes import note_of_files, notes_of_place
+from halotile.graphs.plans.notes import note_of_files, note_of_packing, notes_of_place
 from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
 from halotile.graphs.plans.resources.memory import MIB
@@ -253,6 +253,8 @@ def _open(job: Reconstruction, request: PlanRequest) -> _Opened:
         notes = [*notes_of(operators), *try_adjoints(operators, shape, job.run)]
     if job.shape == "auto" and all(image.shape != shape for image in images.values()):
         notes += note_of_shape(shape, [source.shape for source in data])
+    for source in data[:1]:
+        notes += note_of_packing(source, "reconstructed", "The image is in them too, and names no packing")
     for key, image in images.items():
         _check_image(image, key, shape)
     for source in (*data, *images.values()):

@@ -30,6 +30,7 @@ from halotile.graphs.plans.cutting import blocks_for, overlap_pays
 from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_whole, kept_bytes
+from halotile.graphs.plans.notes import note_of_packing
 from halotile.graphs.plans.plan import Need, Plan, Resources
 from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
@@ -44,6 +45,7 @@ from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.disk.place import check_dots, check_parents
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout, ShardWriter
+from halotile.storage.views import checked
 from halotile.tasks.image_task import ImageTask
 from halotile.tasks.noise.simulated import Simulated
 from halotile.tasks.operators.base import Operator, with_engine, working_dtype
@@ -163,7 +165,10 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
                 for measurement in measurements
             ],
         },
-        notes=note_of_cluster(job, computing.cluster, computing.device),
+        notes=(
+            *note_of_packing(reference, "simulated", "The measurements are in them too, and name no packing"),
+            *note_of_cluster(job, computing.cluster, computing.device),
+        ),
         earlier=earlier,
     )
 
@@ -212,7 +217,9 @@ def _measurement(
     block, needed = _block(job, geometry, layout, operator, reference, known.get("block"))
     poisson = job.noise.name == "poisson"
     simulated = Simulated(
-        with_engine(operator, dtype, job.exact).forward(Shared(reference, operator.reach)),
+        with_engine(operator, dtype, job.exact).forward(
+            Shared(checked(reference, "reference"), operator.reach)
+        ),
         job.noise.name,
         level=job.noise.gain if poisson else choice.noise_sigma,
         background=job.noise.background if poisson else 0.0,

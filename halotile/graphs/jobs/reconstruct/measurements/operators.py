@@ -18,7 +18,7 @@ from halotile.graphs.plans.inputs import check_whole
 from halotile.graphs.rules.written_options import stand_ins
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_array, open_source, planes_last
-from halotile.storage.views import CheckedCounts
+from halotile.storage.views import checked
 from halotile.tasks.fidelities.base import Fidelity
 from halotile.tasks.operators.base import Operator, Shape
 from halotile.tasks.operators.own import Own
@@ -227,7 +227,7 @@ def make_terms(
     return tuple(
         Term(
             operator,
-            Shared(CheckedCounts(source, f"operators[{number}].data") if are_counts else source),
+            Shared(checked(source, f"operators[{number}].data", are_counts=are_counts)),
             1 / choice.noise_sigma**2,
             fidelity,
             at,

@@ -26,7 +26,7 @@ from halotile.storage.rim import Readable
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.output import Layout
 from halotile.storage.sharded.vectors import Vectors
-from halotile.storage.views import CheckedCounts
+from halotile.storage.views import checked
 from halotile.tasks.operators.base import working_dtype
 from halotile.tasks.priors.base import Prior, denoised_of
 from halotile.tasks.trials.gpu_findings import Tuned
@@ -221,7 +221,7 @@ class Inversion:
             gradient=form.map("gradient", backprojection),
             normal=self.form.map("normal"),
             prior=self.prior,
-            start=CheckedCounts(self.start, "start") if counts else self.start,
+            start=None if self.start is None else checked(self.start, "start", are_counts=counts),
             step_size=step_size,
             misfit_of_zero=misfit_of_zero,
             reach=form.fused_reach,
