@@ -116,7 +116,7 @@ def run_rank(call: Callable[[Rendezvous], Any], place: Rendezvous) -> RankEnd:
 
 def _is_by_others(error: BaseException | None) -> bool:
     """Return True where an error, or one of its causes, is the end of another rank."""
-    from halotile.tasks.groups.gloo import is_lost_peer
+    from halotile.tasks.groups.group import is_lost_peer
 
     return error is not None and (
         isinstance(error, PeerLost) or is_lost_peer(error) or _is_by_others(error.__cause__)
