@@ -80,7 +80,7 @@ def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
         When a run would be refused.
     """
     from halotile.graphs.clusters.launches.batch_system import SLURM
-    from halotile.graphs.plans.documents import documents_of
+    from halotile.graphs.plans.plan import documents_of
     from halotile.graphs.plans.resources.worker_count import Requested, workers_of
     from halotile.graphs.plans.trials.denoiser_trials import TrialTooLong, trials_within
     from halotile.graphs.submission.attend import Submission, check_not_waiting
@@ -275,7 +275,7 @@ def cancel(directory: Path) -> str:
         When the batch system does not answer, or the job does not end.
     """
     from halotile.graphs.clusters.launches.batch_system import SLURM
-    from halotile.graphs.submission.queues import queue_of
+    from halotile.graphs.submission.script import queue_of
 
     run = RunDirectory(directory)
     files = BatchFiles(run)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from dask import delayed
 from dask.delayed import Delayed
 
-from halotile.graphs.kinds.terms import Numbered, SumFunctions
+from halotile.graphs.kinds.base import Numbered, SumFunctions
 
 REDUCE = "reduce"
 """Phase of sums."""

@@ -73,7 +73,7 @@ def test_the_doctor_tells_of_locks_that_other_machines_do_not_see(
 ) -> None:
     table = tmp_path / "mountinfo"
     table.write_text("36 21 0:50 / / rw shared:2 - lustre 10.0.0.1@tcp:/fs rw,localflock\n")
-    monkeypatch.setattr("halotile.storage.disk.mounts.MOUNTS", table)
+    monkeypatch.setattr("halotile.storage.disk.place.MOUNTS", table)
     done = RUNNER.invoke(app, ["doctor", "--output", str(tmp_path), "--cluster", kind])
     output = " ".join(done.stdout.split())
     assert f"{verdict}{tmp_path}: flock works, but other machines do not see it" in output

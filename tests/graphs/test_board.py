@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.graphs.watching.board import (
+from halotile.graphs.watching.page_feed import (
     DONE,
     EDGE,
     LEVELS,

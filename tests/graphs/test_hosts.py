@@ -13,7 +13,7 @@ from tornado.httputil import HTTPHeaders, HTTPServerRequest, RequestStartLine
 from tornado.web import RequestHandler
 
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.clusters.connection.allowed_hosts import LEFT_OUT, LatePages, answer_allowed_only
+from halotile.graphs.clusters.connection.addresses import LEFT_OUT, LatePages, answer_allowed_only
 from halotile.graphs.watching.page import ADDRESS
 from halotile.graphs.watching.page_feed import Watch
 

@@ -15,7 +15,7 @@ from halotile.graphs.plans.trials import denoiser_trials
 from halotile.tasks.denoisers.dncnn import DnCNN
 from halotile.tasks.denoisers.torch import UserNetwork
 from halotile.tasks.trials.provenance import build_digest, is_own
-from halotile.tasks.trials.sides import sides_as_channels
+from halotile.tasks.trials.trial import sides_as_channels
 from tests.support import dncnn_weights, job_of, noisy_image, write_zarr
 
 

@@ -25,9 +25,8 @@ from halotile.errors import DiskRefused, PeerLost, RankFailed, WorkerDied
 from halotile.graphs.clusters.base import Order, RunningCluster
 from halotile.graphs.clusters.connection.present import Unanswered, ask, fetch, present_workers
 from halotile.graphs.runs.passes import torch_ranks
-from halotile.graphs.runs.passes.rank_calls import run_rank
 from halotile.graphs.runs.passes.ranks_pass import _peak_of
-from halotile.graphs.runs.passes.torch_ranks import TorchProgram
+from halotile.graphs.runs.passes.torch_ranks import TorchProgram, run_rank
 from halotile.graphs.scripts.torch_script import execute_torch, run_rank_of_script
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.groups import opening, script

@@ -24,7 +24,7 @@ from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection.credentials import credentials
 from halotile.graphs.clusters.launches.batch_jobs import job_arguments, reporting_class
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
-from halotile.graphs.clusters.workers import fork_server, scratch
+from halotile.graphs.clusters.workers import fork_server, settings
 from halotile.graphs.clusters.workers.environment import own_environment
 from halotile.graphs.kinds import sections
 from tests.faults import REPOSITORY
@@ -183,7 +183,7 @@ def test_nor_on_other_machines_where_dask_jobqueue_is_told_to(
         finally:
             worker.send_signal(signal.SIGTERM)
     private = Path(where).parents[1]
-    assert private.name.startswith(scratch.PREFIX)
+    assert private.name.startswith(settings.PREFIX)
     assert not [each for each in path if "scratch" in each]
     assert [*theirs.iterdir()] == []
     assert [*theirs.parent.iterdir()] == [theirs], "something is left behind"
@@ -192,7 +192,7 @@ def test_nor_on_other_machines_where_dask_jobqueue_is_told_to(
 def test_what_is_no_text_on_the_path_stays_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own: list[Any] = [tmp_path, "here"]
     monkeypatch.setattr(sys, "path", [*own, str(tmp_path / "dask-scratch-space" / "worker-1")])
-    scratch.keep_off_path()
+    settings.keep_off_path()
     assert sys.path == own
 
 
@@ -201,7 +201,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (left(tmp_path, socket.gethostname()) / "worker-1").mkdir(parents=True)
-    with scratch.private_scratch() as first, scratch.private_scratch() as second:
+    with settings.private_scratch() as first, settings.private_scratch() as second:
         assert {*map(str, tmp_path.iterdir())} == {first, second}
     assert [*tmp_path.iterdir()] == []
 
@@ -247,7 +247,7 @@ def test_what_a_process_left_that_was_killed_with_its_children_is_removed_by_the
 
 def left(base: Path, host: str) -> Path:
     """A folder that a process on a given machine has left behind."""
-    return base / f"{scratch.PREFIX}{host}-tmpleft"
+    return base / f"{settings.PREFIX}{host}-tmpleft"
 
 
 def test_what_processes_on_other_machines_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def test_what_processes_on_other_machines_made_stays(tmp_path: Path, monkeypatch
     others = {left(tmp_path, host) for host in ("other", f"{socket.gethostname()}-2")}
     for folder in others:
         folder.mkdir()
-    with scratch.private_scratch():
+    with settings.private_scratch():
         assert len([*tmp_path.iterdir()]) == 3
     assert {*tmp_path.iterdir()} == others
 
@@ -267,15 +267,15 @@ def test_what_another_user_planted_is_neither_followed_nor_opened(
     ours = tmp_path / "ours"
     ours.mkdir()
     left(tmp_path, socket.gethostname()).symlink_to(ours)
-    with scratch.private_scratch():
+    with settings.private_scratch():
         assert [*ours.iterdir()] == []
     if os.getuid() == 0:  # else nobody else's can be made
         theirs = left(tmp_path, socket.gethostname()).with_name(
-            f"{scratch.PREFIX}{socket.gethostname()}-tmp2"
+            f"{settings.PREFIX}{socket.gethostname()}-tmp2"
         )
         theirs.mkdir()
         os.chown(theirs, NOBODY, NOBODY)
-        with scratch.private_scratch():
+        with settings.private_scratch():
             assert [*theirs.iterdir()] == []
 
 
@@ -288,7 +288,7 @@ def test_on_a_file_system_without_locks_a_folder_is_made_and_none_is_removed(
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr("fcntl.flock", refuse)
-    with scratch.private_scratch() as first, scratch.private_scratch() as second:
+    with settings.private_scratch() as first, settings.private_scratch() as second:
         assert {*map(str, tmp_path.iterdir())} == {first, second}
     assert [*tmp_path.iterdir()] == []
 
@@ -302,7 +302,7 @@ def test_a_folder_that_cannot_be_had_leaves_nothing_behind(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr("fcntl.flock", fail)
-    with pytest.raises(OSError, match="Input/output error"), scratch.private_scratch():
+    with pytest.raises(OSError, match="Input/output error"), settings.private_scratch():
         pass
     assert [*tmp_path.iterdir()] == []
 

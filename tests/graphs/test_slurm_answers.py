@@ -75,7 +75,7 @@ def test_a_command_that_may_not_start_has_lost_no_job(squeue: Path, monkeypatch:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr("halotile.graphs.clusters.launches.commands.subprocess.run", refuse)
+    monkeypatch.setattr("halotile.graphs.clusters.launches.queue_answers.subprocess.run", refuse)
     assert slurm.states(["7"]) == {}
     with pytest.raises(ClusterFailed, match="squeue does not start"):
         state_of("7")

@@ -12,7 +12,7 @@ from distributed.core import Status
 
 from halotile.errors import ClusterFailed
 from halotile.graphs.clusters.launches.base import Launch, LaunchState
-from halotile.graphs.clusters.launches.supervisor import Supervisor
+from halotile.graphs.clusters.launches.remote_cluster import Supervisor
 
 
 @dataclass(eq=False)
@@ -65,7 +65,9 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
         self.now = 0.0
-        monkeypatch.setattr("halotile.graphs.clusters.launches.supervisor.time.monotonic", lambda: self.now)
+        monkeypatch.setattr(
+            "halotile.graphs.clusters.launches.remote_cluster.time.monotonic", lambda: self.now
+        )
         self.cluster = FakeCluster()
         self.reports: list[str] = []
         self.supervisor = Supervisor(self.cluster, workers, query, self.reports.append)
@@ -202,7 +204,7 @@ def test_a_launch_that_is_not_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_supervisor_that_stumbles_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halotile.graphs.clusters.launches.supervisor.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("halotile.graphs.clusters.launches.remote_cluster.LOOK_SECONDS", 0.01)
     cluster, reports = FakeCluster(), []  # type: tuple[FakeCluster, list[str]]
     scale, failures = cluster.scale, iter([True] * 5)
 

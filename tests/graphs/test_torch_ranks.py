@@ -27,8 +27,7 @@ from halotile.graphs.clusters.base import Order
 from halotile.graphs.clusters.connection import arrival
 from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.runs.passes import torch_ranks
-from halotile.graphs.runs.passes.rank_calls import RankEnd
-from halotile.graphs.runs.passes.torch_ranks import TorchProgram
+from halotile.graphs.runs.passes.torch_ranks import RankEnd, TorchProgram
 from halotile.graphs.scripts import torch_script
 from halotile.graphs.scripts.torch_script import run_rank_of_script
 from halotile.tasks.groups import opening, script

@@ -25,14 +25,15 @@ from halotile.graphs.clusters.scheduler import JoinedWorkers
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
-from halotile.graphs.watching.board import (
+from halotile.graphs.watching.page import ADDRESS, HTML, NAME, JobPage, Metrics, kept_page
+from halotile.graphs.watching.page_feed import (
     DONE,
     QUARANTINED,
+    ROWS,
     UNKNOWN,
+    Watch,
+    curve,
 )
-from halotile.graphs.watching.metrics import Metrics
-from halotile.graphs.watching.page import ADDRESS, HTML, NAME, JobPage, kept_page
-from halotile.graphs.watching.page_feed import ROWS, Watch, curve
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Grid
 from halotile.storage.run_directory.number_ranges import RangeSet

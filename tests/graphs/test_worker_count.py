@@ -164,8 +164,8 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[st
     (tmp_path / "own").write_text(
         "5:memory:/slurm/job\n4:cpu,cpuacct:/slurm/job\n1:name=systemd:/else\n0::/job/step\n"
     )
-    monkeypatch.setattr("halotile.graphs.clusters.detection.cgroups.MOUNTED", tmp_path)
-    monkeypatch.setattr("halotile.graphs.clusters.detection.cgroups.OWN", tmp_path / "own")
+    monkeypatch.setattr("halotile.graphs.clusters.detection.cores.MOUNTED", tmp_path)
+    monkeypatch.setattr("halotile.graphs.clusters.detection.cores.OWN", tmp_path / "own")
     return make
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from halotile.errors import OutputRefused
-from halotile.storage.disk import mounts
-from halotile.storage.disk.mounts import local_lock_reason, mount_of
+from halotile.storage.disk import place
+from halotile.storage.disk.place import local_lock_reason, mount_of
 from halotile.storage.run_directory.directory import RunDirectory
 
 ROOT = "21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"
@@ -40,7 +40,7 @@ def test_locks_that_other_machines_do_not_see_are_reported(
     table = tmp_path / "mountinfo"
     line = f"36 21 0:50 / {tmp_path}/data rw shared:2 - {mounted.format(folder=tmp_path)}"
     table.write_text(f"{ROOT}\n{line}\nrubbish\n")
-    monkeypatch.setattr(mounts, "MOUNTS", table)
+    monkeypatch.setattr(place, "MOUNTS", table)
     why, wanted = local_lock_reason(tmp_path / "data" / "out.zarr"), MOUNTED[mounted]
     assert (why is None) if wanted is None else (wanted in str(why))
     assert local_lock_reason(tmp_path) is None
@@ -49,7 +49,7 @@ def test_locks_that_other_machines_do_not_see_are_reported(
 def test_the_last_mount_at_a_mount_point_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(f"{ROOT}\n36 21 0:50 / / rw shared:2 - nfs 1 rw,nolock\n")
-    monkeypatch.setattr(mounts, "MOUNTS", table)
+    monkeypatch.setattr(place, "MOUNTS", table)
     assert "nolock" in str(local_lock_reason(tmp_path))
 
 

@@ -17,6 +17,7 @@ from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import output_path
 from halotile.storage.sharded.output import (
+    UNREADABLE,
     Layout,
     ShardWriter,
     check_block,
@@ -24,7 +25,6 @@ from halotile.storage.sharded.output import (
     open_output,
 )
 from halotile.storage.sharded.ownership import find_foreign_entry, metadata_problems, restore_metadata
-from halotile.storage.sharded.whole_file import UNREADABLE
 from tests.storage.outputs import OME, PLAIN, noise, written
 from tests.stores import BUCKET, BUSY, DENIED, ObjectServer, contents, delete, failing, put
 

@@ -11,6 +11,7 @@ from halotile.errors import OutputRefused
 from halotile.storage.grid import Region
 from halotile.storage.sharded.output import (
     FOREIGN_FILE,
+    UNREADABLE,
     FileLayout,
     check_block,
     create_output,
@@ -24,7 +25,6 @@ from halotile.storage.sharded.ownership import (
     remove_added_levels,
     restore_metadata,
 )
-from halotile.storage.sharded.whole_file import UNREADABLE
 
 LAYOUT, ALL = FileLayout(1000), Region((0,), (1,))
 

@@ -13,8 +13,8 @@ from halotile.errors import MemoryRefused
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.trials import denoiser_trials
 from halotile.graphs.runs.outputs.claim import claim
-from halotile.tasks.trials import bits
-from halotile.tasks.trials.bits import tile_difference
+from halotile.tasks.trials import rehearsal
+from halotile.tasks.trials.rehearsal import tile_difference
 from tests import networks
 from tests.cases import thorough
 from tests.support import dncnn_weights, job_of, noisy_image, run_inline, work_of, write_zarr
@@ -87,8 +87,8 @@ def test_an_image_of_many_tiles_is_tried_in_one_of_each_kind(tmp_path: Path, siz
     source = write_zarr(tmp_path / "in.zarr", np.zeros((300, 420), np.float32), axes="yx")
     named = {"import": "tests.networks:convolutions"}
     task = work_of(make_plan(job_of(source, tmp_path / "out.zarr", "torch", named, tile={"size": size}))).task
-    every = list(bits._tiles(task))
-    some = bits._representatives(every)
+    every = list(rehearsal._tiles(task))
+    some = rehearsal._representatives(every)
     assert len(some) <= len(every) / 4
     for window, core in [(tile.reach, tile.core) for tile in every]:
         assert window.shape in {tile.reach.shape for tile in some}

@@ -13,7 +13,7 @@ from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels, Rim, read_window
 from halotile.storage.sharded.output import create_output
 from halotile.tasks.block import BlockRunner, Receipt
-from halotile.tasks.finite import check_image, check_side
+from halotile.tasks.denoise_block import check_image, check_side
 from tests.support import Image, job_of, noisy_image, work_of, write_zarr
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from halotile.tasks.trials.opened_files import opened_files
+from halotile.tasks.trials.provenance import opened_files
 
 
 def test_a_watch_goes_on_when_one_inside_it_ends(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from halotile.storage.grid import Block, Grid
-from halotile.tasks.devices.prefetch import Prefetch
+from halotile.tasks.block import Prefetch
 
 BLOCKS = list(Grid((5,), (1,), ((0, 0),)))
 

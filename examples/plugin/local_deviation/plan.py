@@ -25,10 +25,9 @@ from halotile.graphs.kinds.base import (
 )
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.cutting import blocks_for
-from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_paths
-from halotile.graphs.plans.plan import Need, Plan, Resources
+from halotile.graphs.plans.plan import Need, Plan, Resources, documents_of
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from halotile.graphs.plans.resources.sizes import Geometry, block_unit, layout_like
 from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate

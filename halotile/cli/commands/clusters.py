@@ -74,7 +74,7 @@ def execute(
     ] = False,
 ) -> None:
     """Run a script of your own with a cluster up, which Client() and DistributedContext() in it join; after -- all is the script's."""
-    from halotile.graphs.scripts.execute import execute as execute_script
+    from halotile.graphs.scripts.torch_script import execute as execute_script
 
     if not script.is_file():
         raise ConfigError(f"{script} is no file. Write the path of a Python script.")

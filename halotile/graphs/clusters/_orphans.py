@@ -11,7 +11,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from halotile.errors import ClusterFailed
-from halotile.graphs.clusters.launches.commands import answer_of
+from halotile.graphs.clusters.launches.queue_answers import answer_of
 from halotile.graphs.clusters.launches.slurm_allocation import nodes_of
 from halotile.graphs.clusters.launches.slurm_jobs import cancel, requeue
 

@@ -104,11 +104,15 @@ def running(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Ite
     from distributed import Client
     from distributed.utils import silence_logging_cmgr
 
-    from halotile.graphs.clusters.connection.allowed_hosts import answer_allowed_only
+    from halotile.graphs.clusters.connection.addresses import answer_allowed_only
     from halotile.graphs.clusters.workers.environment import own_environment
     from halotile.graphs.clusters.workers.fork_server import children_spared_from_ctrl_c, ensure_forks
-    from halotile.graphs.clusters.workers.scratch import keep_off_path, private_scratch
-    from halotile.graphs.clusters.workers.settings import LOCAL_SETTINGS, SILENT
+    from halotile.graphs.clusters.workers.settings import (
+        LOCAL_SETTINGS,
+        SILENT,
+        keep_off_path,
+        private_scratch,
+    )
 
     settings = dask.config.set(LOCAL_SETTINGS | order.settings)
     with own_environment(), settings, private_scratch(), silence_logging_cmgr(SILENT):

@@ -32,8 +32,7 @@ from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB, machine_bytes
 from halotile.graphs.rules.arguments import Words, cluster_of
 from halotile.graphs.runs.passes.futures import await_all, results
-from halotile.graphs.runs.passes.rank_calls import call_with_group
-from halotile.graphs.runs.passes.torch_ranks import TorchProgram
+from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group
 from halotile.graphs.tree_sum import groups_of, key_of, plan_sums
 from halotile.registry import find
 from halotile.storage.rim import Array

@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from halotile.graphs.kinds.revision import Revision
-from halotile.graphs.kinds.steps import Steps
-from halotile.graphs.kinds.terms import Numbered, TermWork
 from halotile.graphs.waiting import Report, no_report
 
 if TYPE_CHECKING:
@@ -26,6 +23,93 @@ if TYPE_CHECKING:
     from halotile.storage.sharded.layout import Layout
     from halotile.storage.sharded.output import AnyLayout, FileLayout
     from halotile.tasks.block import BlockTask
+    from halotile.tasks.contributions import Part
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A list in the identity of a job whose later entries may change: the work keeps what it computed of the first ones.
+
+    Parameters
+    ----------
+    key : str
+        Its key, the same in a job file.
+    kept : callable
+        Takes the run directory, the fingerprint and the identity; returns the number of entries, the first ones, that the run has begun. With
+        any it goes on from there.
+    """
+
+    key: str
+    kept: Callable[[RunDirectory, str, Mapping[str, Any]], int]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of a job. The kind reports a row of figures after each, or after several at once: see ``RunView.report_row``.
+
+    Parameters
+    ----------
+    unit : str
+        Name of a step, such as ``iteration``: in a row, the key of the last one's number. Its key ``seconds`` has the duration of the row.
+    losses : sequence of str
+        Keys of figures that ought to fall; the first of them that a row has is its loss.
+    shortened : callable
+        ``shortened(job, rows)`` returns the same job with at most so many rows.
+    counted : str
+        The unit that progress counts.
+    per_epoch : callable, optional
+        Returns the number of steps that go through all data once, on average, from the figures of the plan.
+    drawing : str
+        What its drawing shows, if it makes one.
+    """
+
+    unit: str
+    losses: Sequence[str]
+    shortened: Callable[[Any, int], Any]
+    counted: str = "block"
+    per_epoch: Callable[[Mapping[str, Any]], float] | None = None
+    drawing: str = ""
+
+
+class Numbered(Protocol):
+    """A computation with its number and its totals."""
+
+    @property
+    def number(self) -> int:
+        """Its place in the order."""
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """The totals that it is part of."""
+
+
+class SumFunctions(Protocol):
+    """The functions that workers call to compute and to add up."""
+
+    @property
+    def phase(self) -> str:
+        """Name of the tasks on the dashboard."""
+
+    @property
+    def what(self) -> str:
+        """The unit that a number counts: operator, tile."""
+
+    @property
+    def compute(self) -> Callable[..., Any]:
+        """``compute(calls, after)`` returns the result of several calls; it only waits for ``after``."""
+
+    @property
+    def add(self) -> Callable[[list[Any]], Any]:
+        """``add(results)`` returns their sum."""
+
+
+class TermWork(SumFunctions, Protocol):
+    """Work of the workers on the terms of one sum; pickles to a few kilobytes."""
+
+    @property
+    def keep(self) -> Callable[[Part], Part]:
+        """Function that writes the total; it is durable on return."""
+
 
 Figures = Mapping[str, Any]
 """Figures of a plan by name, as ``plan --json`` shows them."""

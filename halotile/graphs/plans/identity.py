@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import halotile
 
 if TYPE_CHECKING:
-    from halotile.graphs.kinds.base import JobKind
-    from halotile.graphs.kinds.revision import Revision
+    from halotile.graphs.kinds.base import JobKind, Revision
     from halotile.storage.run_directory.directory import RunDirectory
 
 

@@ -13,8 +13,8 @@ from halotile.graphs.kinds.sections import Output
 from halotile.graphs.plans.inputs import kept_bytes
 from halotile.graphs.plans.trials.receptive_field import Halo
 from halotile.storage.arrays import Source
-from halotile.storage.disk.mounts import local_lock_reason
 from halotile.storage.disk.object_path import ObjectPath, OutputPath
+from halotile.storage.disk.place import local_lock_reason
 from halotile.storage.grid import Grid, Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.levels import MOST_FILES

@@ -12,7 +12,7 @@ from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
 from halotile.graphs.kinds.base import PlanRequest
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Cluster, Job
-from halotile.graphs.plans.denoisers import computed_by
+from halotile.graphs.plans.choices import computed_by
 from halotile.graphs.plans.identity import as_stored, differences_of_runs, may_be_same
 from halotile.graphs.plans.plan import Earlier, existing_parent
 from halotile.graphs.plans.resources.devices import check_device, cluster_for, device_of, is_here

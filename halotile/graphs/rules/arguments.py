@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from halotile.errors import ConfigError
@@ -20,6 +22,38 @@ from halotile.tasks.options import option_fields
 
 if TYPE_CHECKING:
     from distributed import Client
+
+
+def whole_path(argument: str, place: Any) -> str:
+    """Return a path as text: ``~`` expanded, relative paths resolved against the starting folder of the script.
+
+    Addresses such as ``s3://`` stay as they are.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument in the script.
+    place : str or path
+        The path.
+
+    Raises
+    ------
+    ConfigError
+        When it is not a path.
+
+    Examples
+    --------
+    >>> whole_path("data", "/scans/y.zarr"), whole_path("data", "s3://scans/y.zarr")
+    ('/scans/y.zarr', 's3://scans/y.zarr')
+    """
+    if not isinstance(place, str | os.PathLike):
+        raise ConfigError(
+            f"{argument} is of type {type(place).__name__}, and the work goes from disk to disk. "
+            "Write the array to a Zarr or .npy, and give its path."
+        )
+    text = os.path.expanduser(os.fspath(place))
+    return text if "://" in text or not text else str(Path.cwd() / text)
+
 
 T = TypeVar("T")
 Words = Mapping[str, Any]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.kinds.base import JobOutput, PassCount
-from halotile.graphs.runs.cpu_kinds import record_cpu_kind
 from halotile.graphs.watching.page_feed import Watch
 from halotile.graphs.watching.progress import Observer, Progress
 from halotile.storage.run_directory.directory import RunDirectory
@@ -22,6 +21,33 @@ from halotile.tasks.block import BadBlock, Receipt
 
 if TYPE_CHECKING:
     from halotile.graphs.plans.plan import Plan
+
+
+KEY = "processors"
+
+
+def record_cpu_kind(cpu_kind: str, directory: RunDirectory) -> str:
+    """Record a kind of CPU with the run; return a warning where another kind has computed blocks, else "".
+
+    Parameters
+    ----------
+    cpu_kind : str
+        Result of :func:`halotile.tasks.devices.cpu_kind.cpu_kind` on the worker.
+    directory : RunDirectory
+        Directory of the run.
+    """
+    recorded = (directory.read_valid_plan() or {}).get(KEY, [])
+    if cpu_kind in recorded:
+        return ""
+    with suppress(OSError):  # a full disk is reported where blocks are written
+        directory.update_plan(**{KEY: [*recorded, cpu_kind]})
+    if not recorded:
+        return ""
+    return (
+        f"blocks of this run come from {len(recorded) + 1} kinds of CPUs, and their last bits may differ: "
+        f"{cpu_kind}; before: {'; '.join(recorded)}"
+    )
+
 
 STATUS_SECONDS = 1.0
 NOTIFY_SECONDS = 0.4

@@ -30,7 +30,7 @@ from halotile.graphs.plans.identity import package_version
 from halotile.graphs.plans.plan import existing_parent
 from halotile.graphs.plans.resources.memory import machine_bytes
 from halotile.registry import find
-from halotile.storage.disk.mounts import local_lock_reason
+from halotile.storage.disk.place import local_lock_reason
 from halotile.tasks.denoisers.compiled.library import library
 
 CheckLevel = Literal["ok", "note", "missing"]

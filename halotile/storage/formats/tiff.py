@@ -23,11 +23,11 @@ from halotile.storage.formats.base import (
     starts_with,
 )
 from halotile.storage.formats.parts import geotiff
-from halotile.storage.formats.parts.tiff_check import check_tiff
 from halotile.storage.formats.parts.tiff_scale import (
     MASK,
     Sizes,
     channels_of,
+    check_tiff,
     has_opacity,
     pixel_sizes,
     positions,

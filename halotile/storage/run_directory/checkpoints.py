@@ -12,7 +12,7 @@ from typing import Any
 
 from halotile.errors import DamagedData
 from halotile.storage.disk.durable import DISK, Disk
-from halotile.storage.run_directory.checksummed_lines import with_checksum, without_checksum
+from halotile.storage.run_directory.validation import with_checksum, without_checksum
 
 _MODE = 0o600
 

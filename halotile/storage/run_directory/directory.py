@@ -20,8 +20,8 @@ from halotile.storage.disk.durable import DISK, GONE, PARTIAL, Disk, is_full, re
 from halotile.storage.disk.object_path import OutputPath, path_of
 from halotile.storage.disk.place import check_access, check_owner
 from halotile.storage.run_directory import names, validation
-from halotile.storage.run_directory.checksummed_lines import digest
 from halotile.storage.run_directory.locks import acquire, describe, flock, never, read_holder, write_holder
+from halotile.storage.run_directory.validation import digest
 
 _SEAL = "digest"
 _DIRECTORY_MODE = 0o700

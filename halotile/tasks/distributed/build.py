@@ -87,8 +87,8 @@ def build_stack(
     try:
         from deepinv.physics import Physics
 
-        from halotile.tasks.distributed.rewrite import RewritingFactory, rewrite
         from halotile.tasks.distributed.stacks.linear import DistributedStackedLinearPhysics
+        from halotile.tasks.distributed.stacks.linear_map import RewritingFactory, rewrite
         from halotile.tasks.distributed.stacks.physics import DistributedStackedPhysics
     except ImportError as error:
         raise MissingPackage(

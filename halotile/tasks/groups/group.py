@@ -11,12 +11,45 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from halotile.errors import ConfigError, PeerLost
-from halotile.tasks.groups.gloo import gloo_options, is_lost_peer
 
 if TYPE_CHECKING:
     import torch
 
     from halotile.tasks.groups.shared_memory import SharedMemory
+
+
+_THREADS = 2
+LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Connect timeout",
+    "Wait timeout",
+    "imed out",
+    "monitoredBarrier",
+    "Application timeout",
+)
+"""Words in errors of torch.distributed that mean that another rank ended or did not answer."""
+
+
+def gloo_options(host: str, timeout_seconds: float) -> Any:
+    """Options of gloo that listen at the address ``host``."""
+    import torch.distributed as dist
+
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timedelta(seconds=timeout_seconds)
+    options._threads = _THREADS
+    return options
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Return True when an error of torch means that another rank ended or did not answer."""
+    from torch.distributed import DistError
+
+    return isinstance(error, DistError) or any(words in str(error) for words in LOST_PEER)
+
 
 OPERATIONS = ("sum", "mean", "min", "max", "product")
 

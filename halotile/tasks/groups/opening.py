@@ -15,8 +15,7 @@ import psutil
 
 from halotile.errors import ConfigError
 from halotile.tasks.devices.device import choose_device
-from halotile.tasks.groups.gloo import gloo_options
-from halotile.tasks.groups.group import TorchGroup, talking
+from halotile.tasks.groups.group import TorchGroup, gloo_options, talking
 from halotile.tasks.groups.shared_memory import shared_by
 
 BACKENDS = ("auto", "gloo", "nccl")

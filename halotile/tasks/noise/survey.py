@@ -12,8 +12,7 @@ import numpy as np
 from halotile.errors import InputError
 from halotile.storage.rim import Readable
 from halotile.tasks.noise.details import Values
-from halotile.tasks.noise.estimate import PlaneLevel, measure_plane, sampled_planes
-from halotile.tasks.noise.far_value import Ends
+from halotile.tasks.noise.estimate import Ends, PlaneLevel, measure_plane, sampled_planes
 from halotile.tasks.noise.photon_noise import fit_photon_noise
 
 PLANES = 64

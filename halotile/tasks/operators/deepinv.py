@@ -5,21 +5,216 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Array, Pixels, Readable
-from halotile.tasks.operators.base import Computed, Operator, OperatorKind, PickledByFields, Shape, read_all
-from halotile.tasks.operators.common.locality import SIDES, agrees, find_reach, widened
+from halotile.tasks.operators.base import (
+    Computed,
+    InMemory,
+    Operator,
+    OperatorKind,
+    PickledByFields,
+    Shape,
+    read_all,
+)
+from halotile.tasks.operators.blur import Blur
 from halotile.tasks.operators.common.physics import REFUSALS, Physics, build
-from halotile.tasks.operators.common.translation import channel_counts, stated_size, translate
+from halotile.tasks.operators.mask import Mask
 from halotile.tasks.options import check_whole
+
+SIDES = (48, 160)
+"""Edges of the trial images; the reach must be less than a quarter of them."""
+FAINT = 1e-6
+"""Values below this fraction of the largest are ignored: the rounding of a Fourier transform."""
+SAME = 1e-5
+"""Allowed difference between a window and the whole, relative to the largest value."""
+
+ArrayMap = Callable[[Array], Array]
+"""Takes an image and returns a measurement of the same shape."""
+
+
+def find_reach(forward: ArrayMap, adjoint: ArrayMap, channels: int) -> int | None:
+    """The reach of forward and adjoint; None for a map that needs the whole image, or varies over the image.
+
+    Impulses in the middle, at edges and in corners give the reach; then windows computed by themselves are compared with
+    the whole. A map that wraps around, changes the shape or works on one size only cannot
+    run on windows.
+
+    Examples
+    --------
+    >>> smooth = lambda image: image + np.pad(image, ((0, 0), (0, 0), (2, 0)))[..., :-2]
+    >>> back = lambda image: image + np.pad(image, ((0, 0), (0, 0), (0, 2)))[..., 2:]
+    >>> find_reach(smooth, back, channels=1), find_reach(lambda x: x * x.mean(), back, channels=1)
+    (2, None)
+    """
+    for side in SIDES:
+        shape = (channels, side, side)
+        try:
+            reach = max(_spread(operation, shape) for operation in (forward, adjoint))
+            if 4 * reach < side:
+                return reach if agrees(forward, adjoint, reach, shape) else None
+        except REFUSALS:
+            return None
+    return None
+
+
+def agrees(forward: ArrayMap, adjoint: ArrayMap, reach: int, shape: Shape) -> bool:
+    """Return whether windows with a margin of the reach have the values of the whole image."""
+    image = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    for operation, margin in ((forward, reach), (adjoint, 2 * reach)):
+        whole = operation(image)
+        for region in _regions(shape):
+            window = widened(region, margin, shape)
+            part = operation(image[window.slices])[region.relative_to(window).slices]
+            if np.abs(part - whole[region.slices]).max() > SAME * np.abs(whole).max():
+                return False
+    return True
+
+
+def widened(region: Region, margin: int, shape: Shape) -> Region:
+    """The region with a margin along y and x and all of its channels, within the image."""
+    grown = region.grow(((0, 0),) * (len(shape) - 2) + ((margin, margin),) * 2).clip(Region.whole(shape))
+    if len(shape) < 3:
+        return grown
+    return Region((*grown.start[:-3], 0, *grown.start[-2:]), (*grown.stop[:-3], shape[-3], *grown.stop[-2:]))
+
+
+def _spread(operation: ArrayMap, shape: Shape) -> int:
+    """The largest distance to which an impulse spreads; the search ends at one that is too large."""
+    far = 0
+    for place in _places(shape[-1]):
+        impulse = np.zeros(shape, np.float32)
+        impulse[(slice(None), *place)] = 1
+        answer = np.abs(operation(impulse))
+        if answer.shape != shape:
+            raise ValueError(f"{answer.shape} of {shape}")
+        seen = np.argwhere(answer > FAINT * answer.max())[:, -2:]
+        far = max(far, int(np.abs(seen - np.array(place)).max(initial=0)))
+        if 4 * far >= shape[-1]:
+            break
+    return far
+
+
+def _places(side: int) -> Iterator[tuple[int, int]]:
+    """Yield the middle, an odd place, edges and corners."""
+    yield from ((side // 2, side // 2), (side // 3, side // 2 + 3))
+    ends = (0, 1, side - 1)
+    yield from ((y, x) for y in ends for x in ends)
+    yield from ((0, side // 2), (side // 2, side - 1))
+
+
+def _regions(shape: Shape) -> Iterator[Region]:
+    """Yield regions inside the image and at its rim."""
+    n = shape[-1]
+    spans = ((0, n // 4), (n // 3, n // 2 + 1), (n - 5, n))
+    for top, bottom in spans:
+        for left, right in spans:
+            yield Region((0, top, left), (shape[0], bottom, right))
+
+
+NEAR = 5e-6
+"""Allowed difference between both in single precision, relative to the largest value."""
+
+
+def translate(physics: Physics, channels: int) -> Operator | None:
+    """The operator of this package that is equivalent to a physics, if there is one.
+
+    The two are compared on a random image. Only forward is compared: it determines the adjoint, and
+    deepinv's adjoint is not the transpose for some boundaries and kernels.
+    """
+    kind = type(physics.module)
+    make = TRANSLATIONS.get(kind.__name__) if kind.__module__.startswith("deepinv.") else None
+    if make is None:
+        return None
+    try:
+        operator = make(physics.module)
+        return operator if operator is not None and _measure_alike(operator, physics, channels) else None
+    except (*REFUSALS, AttributeError):  # an unknown variant
+        return None
+
+
+def _measure_alike(operator: Operator, physics: Physics, channels: int) -> bool:
+    image = np.random.default_rng(0).standard_normal(_image_shape(operator, physics.module, channels))
+    image = image.astype(np.float32)
+    here, there = np.asarray(read_all(operator.forward(InMemory(image)))), physics.forward(image)
+    return here.shape == there.shape and bool(np.abs(here - there).max() <= NEAR * np.abs(there).max())
+
+
+def _image_shape(operator: Operator, module: Any, channels: int) -> Shape:
+    """The size of the physics if it has one, else a small one."""
+    if isinstance(operator, Mask):
+        return (1, *operator.mask.shape)[-3:]
+    size = getattr(module, "img_size", None)
+    if size is not None and len(size) == 3:
+        return tuple(size)
+    factor = getattr(operator, "factor", 1)
+    side = factor * (2 * operator.reach + 8)
+    return channels, side, side + factor
+
+
+def _downsampling(module: Any) -> Operator | None:
+    kernel = np.ones((1, 1)) if module.filter is None else _kernel(module.filter)
+    blur = Blur(kernel=kernel, boundary=_boundary(module.padding), factor=int(module.factor))
+    if size := stated_size(module):
+        blur.measured(size)  # refuses sizes that only deepinv accepts
+    return blur
+
+
+def _inpainting(module: Any) -> Operator | None:
+    mask: NDArray[Any] = module.mask.cpu().numpy()
+    for axes in (4, 3):
+        if mask.ndim == axes and len(mask) == 1:
+            mask = mask[0]
+    return Mask(mask=InMemory(mask)) if mask.ndim <= 3 else None
+
+
+def _kernel(filter_: Any) -> NDArray[Any]:
+    """The kernels of the planes from a filter (1, C, rows, columns), or one kernel for all planes."""
+    one, channels, rows, columns = filter_.shape
+    if one != 1:
+        raise ValueError("a filter for each image of a batch")
+    kernel: NDArray[Any] = filter_.cpu().numpy().reshape(channels, rows, columns)
+    return kernel[0] if channels == 1 else kernel
+
+
+def _boundary(padding: str) -> str:
+    return "zero" if padding == "constant" else padding
+
+
+TRANSLATIONS: dict[str, Callable[[Any], Operator | None]] = {
+    "Blur": lambda module: Blur(kernel=_kernel(module.filter), boundary=_boundary(module.padding)),
+    "BlurFFT": lambda module: Blur(kernel=_kernel(module.filter), boundary="circular"),
+    "Downsampling": _downsampling,
+    "Denoising": lambda module: Blur(kernel=np.ones((1, 1)), boundary="zero"),
+    "Inpainting": _inpainting,
+}
+"""Functions that build the operator, by class name."""
+
+
+def stated_size(module: Any) -> Shape | None:
+    """The image shape (C, H, W) in the options of a ``Downsampling``, the only one that its adjoint returns."""
+    size = getattr(module, "imsize", None)
+    return tuple(size) if size is not None and len(size) == 3 else None
+
+
+def channel_counts(module: Any) -> Iterator[int]:
+    """Yield possible numbers of channels: as declared, then the usual ones."""
+    size = getattr(module, "img_size", None)
+    if size is not None and len(size) == 3:
+        yield int(size[0])
+    shape = tuple(getattr(getattr(module, "filter", None), "shape", ()))
+    if len(shape) == 4 and shape[1] > 1:
+        yield int(shape[1])
+    yield from (1, 3, 2)
+
 
 COPIES = 3
 """Assumed number of images and measurements in memory at once: input, output, and one in between."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from halotile.graphs.clusters.launches.commands import answer_of
+from halotile.graphs.clusters.launches.queue_answers import answer_of
 
 
 @dataclass(frozen=True, order=True)

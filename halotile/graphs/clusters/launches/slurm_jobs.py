@@ -8,7 +8,7 @@ from pathlib import Path
 
 from halotile.errors import ClusterFailed
 from halotile.graphs.clusters.launches.base import with_reason
-from halotile.graphs.clusters.launches.commands import answer_of, failure_of, run_command
+from halotile.graphs.clusters.launches.queue_answers import answer_of, failure_of, run_command
 
 _GONE = "Invalid job id"
 

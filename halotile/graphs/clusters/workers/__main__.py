@@ -26,8 +26,7 @@ from halotile.graphs.clusters.connection.addresses import (
 )
 from halotile.graphs.clusters.detection.gpus import gpus_here
 from halotile.graphs.clusters.workers.environment import keep_compiled_code_at_home
-from halotile.graphs.clusters.workers.scratch import private_scratch
-from halotile.graphs.clusters.workers.settings import SETTINGS
+from halotile.graphs.clusters.workers.settings import SETTINGS, private_scratch
 from halotile.graphs.clusters.workers.worker import OwnWorker
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

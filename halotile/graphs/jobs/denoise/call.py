@@ -15,8 +15,7 @@ from halotile.graphs.clusters.scheduler import workers_given
 from halotile.graphs.jobs.denoise.job import Denoising, NoiseModel
 from halotile.graphs.kinds.sections import DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.rules.arguments import Words, cluster_of_script, section
-from halotile.graphs.rules.paths import whole_path
+from halotile.graphs.rules.arguments import Words, cluster_of_script, section, whole_path
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.watching.progress import Observer

@@ -29,8 +29,7 @@ from halotile.tasks.noise.details import Values
 from halotile.tasks.noise.estimate import SAMPLES, as_square, plane_level, plane_regions, sample_regions
 from halotile.tasks.noise.known import has_noise_map, has_photons
 from halotile.tasks.noise.photon_noise import fit_photon_noise
-from halotile.tasks.noise.residual import Residual
-from halotile.tasks.noise.scores import blind_loss, unbiased_risk
+from halotile.tasks.noise.residual import Residual, blind_loss, unbiased_risk
 from halotile.tasks.trials.place import DenoisedPlace, Spans
 
 EDGE = 512

@@ -30,14 +30,12 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import DenoiserChoice, Size, parse_bytes
-from halotile.graphs.plans.choices import make_chosen
+from halotile.graphs.plans.choices import describe_denoiser, make_chosen
 from halotile.graphs.plans.cutting import allowed_bytes, grid_of, overlap_pays, rim_of, tiling_of
-from halotile.graphs.plans.denoisers import describe_denoiser
-from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths
 from halotile.graphs.plans.notes import note_of_files, notes_of, notes_of_place
-from halotile.graphs.plans.plan import Plan, Resources
+from halotile.graphs.plans.plan import Plan, Resources, documents_of
 from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
 from halotile.graphs.plans.resources.memory import Footprint
 from halotile.graphs.plans.resources.sizes import Geometry, block_unit
@@ -64,9 +62,9 @@ from halotile.storage.sharded.output import Layout, ShardWriter
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.roles import Roles
+from halotile.tasks.trials.functions import choose_samples
 from halotile.tasks.trials.gpu_findings import Tuned
 from halotile.tasks.trials.provenance import seals_of
-from halotile.tasks.trials.samples import choose_samples
 
 
 def figures_of(job: Denoising, task: DenoiseTask, halo: Halo, tuned: Tuned | None) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.base import Figures, Row
 from halotile.graphs.plans.notes import MOST_LISTED
-from halotile.graphs.plans.probe_rows import probe_rows
-from halotile.graphs.plans.rows import cost_rows, device_text, output_rows, tiles_text
+from halotile.graphs.plans.rows import cost_rows, device_text, output_rows, probe_rows, tiles_text
 from halotile.graphs.units import shape_text
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ from typing import Any
 from halotile.graphs.jobs.ptychography import words
 from halotile.graphs.jobs.ptychography.job import Ptychography, shortened
 from halotile.graphs.jobs.ptychography.rules import CHECKS, RULES
-from halotile.graphs.kinds.base import JobKind
-from halotile.graphs.kinds.revision import Revision
-from halotile.graphs.kinds.steps import Steps
+from halotile.graphs.kinds.base import JobKind, Revision, Steps
 
 
 def _kept_stages(*args: Any) -> int:

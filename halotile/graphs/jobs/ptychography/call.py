@@ -34,9 +34,8 @@ from halotile.graphs.jobs.ptychography.job import (
 )
 from halotile.graphs.jobs.ptychography.passes import program_of
 from halotile.graphs.jobs.ptychography.plan import check_used, recipe_of, stage_of
-from halotile.graphs.rules.arguments import check_options
+from halotile.graphs.rules.arguments import check_options, whole_path
 from halotile.graphs.rules.check import check_job
-from halotile.graphs.rules.paths import whole_path
 from halotile.graphs.runs.passes.torch_ranks import is_final
 from halotile.tasks.groups.training.curve import read_curve
 from halotile.tasks.groups.training.requests import LOOK_SECONDS, StepRequests

@@ -21,10 +21,9 @@ from halotile.graphs.kinds.base import OutputFile, PlanRequest
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports
-from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions, fingerprint
 from halotile.graphs.plans.inputs import check_apart, check_decoding, check_paths
-from halotile.graphs.plans.plan import Need, Plan, Resources
+from halotile.graphs.plans.plan import Need, Plan, Resources, documents_of
 from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plans.stages import begin, compute_ranks_on, free_bytes, relate

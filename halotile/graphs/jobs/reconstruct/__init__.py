@@ -6,8 +6,7 @@ from halotile.graphs.jobs.reconstruct import words
 from halotile.graphs.jobs.reconstruct.continuation import changes, essentials
 from halotile.graphs.jobs.reconstruct.job import Reconstruction, shortened
 from halotile.graphs.jobs.reconstruct.rules import CHECKS, RULES
-from halotile.graphs.kinds.base import JobKind
-from halotile.graphs.kinds.steps import Steps
+from halotile.graphs.kinds.base import JobKind, Steps
 
 KIND = JobKind(
     job=Reconstruction,

@@ -8,7 +8,7 @@ from typing import Any
 
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
-from halotile.graphs.rules.paths import whole_path
+from halotile.graphs.rules.arguments import whole_path
 from halotile.graphs.rules.written_options import stand_ins
 
 

@@ -55,14 +55,12 @@ from halotile.graphs.jobs.reconstruct.problem.traffic import (
 )
 from halotile.graphs.kinds.base import OutputArray, PlanRequest
 from halotile.graphs.kinds.sections import NamedChoice, parse_bytes
-from halotile.graphs.plans.choices import describe_options, make_part
+from halotile.graphs.plans.choices import describe_denoiser, describe_options, make_part
 from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
-from halotile.graphs.plans.denoisers import describe_denoiser
-from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
 from halotile.graphs.plans.notes import note_of_files, note_of_packing, notes_of_place
-from halotile.graphs.plans.plan import Need, Plan, Resources
+from halotile.graphs.plans.plan import Need, Plan, Resources, documents_of
 from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
 from halotile.graphs.plans.resources.memory import MIB
 from halotile.graphs.plans.resources.sizes import Geometry, axes_like, block_unit, check_block, layout_like

@@ -7,8 +7,7 @@ from collections import Counter
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.kinds.base import Figures, Row
-from halotile.graphs.plans.probe_rows import probe_rows
-from halotile.graphs.plans.rows import cost_rows, device_text, output_rows, tiles_text
+from halotile.graphs.plans.rows import cost_rows, device_text, output_rows, probe_rows, tiles_text
 from halotile.graphs.units import shape_text
 
 SHOWN = 8

@@ -12,8 +12,7 @@ from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, Simulation, Storage
 from halotile.graphs.kinds.sections import Run
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.rules.arguments import Words, cluster_of_script
-from halotile.graphs.rules.paths import whole_path
+from halotile.graphs.rules.arguments import Words, cluster_of_script, whole_path
 from halotile.graphs.runs.driver import run
 from halotile.graphs.watching.progress import Observer
 from halotile.graphs.watching.progress_bar import progress_shown

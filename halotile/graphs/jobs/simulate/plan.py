@@ -27,11 +27,10 @@ from halotile.graphs.jobs.simulate.job import Simulation
 from halotile.graphs.kinds.base import Gather, OutputArray, Pass, PassCount, PlanRequest, RunView, Sums, Work
 from halotile.graphs.kinds.sections import Output, parse_bytes
 from halotile.graphs.plans.cutting import blocks_for, overlap_pays
-from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_whole, kept_bytes
 from halotile.graphs.plans.notes import note_of_packing
-from halotile.graphs.plans.plan import Need, Plan, Resources
+from halotile.graphs.plans.plan import Need, Plan, Resources, documents_of
 from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plans.resources.sizes import (

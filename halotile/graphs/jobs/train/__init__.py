@@ -5,8 +5,7 @@ from __future__ import annotations
 from halotile.graphs.jobs.train import words
 from halotile.graphs.jobs.train.job import Training, shortened
 from halotile.graphs.jobs.train.rules import CHECKS, RULES
-from halotile.graphs.kinds.base import JobKind
-from halotile.graphs.kinds.steps import Steps
+from halotile.graphs.kinds.base import JobKind, Steps
 
 KIND = JobKind(
     job=Training,

@@ -11,8 +11,7 @@ from halotile.graphs.clusters.scheduler import workers_given
 from halotile.graphs.jobs.train.job import NetworkChoice, Training, WeightsFile
 from halotile.graphs.kinds.sections import Input, Run
 from halotile.graphs.plans.make import make_plan
-from halotile.graphs.rules.arguments import Words, cluster_of_script
-from halotile.graphs.rules.paths import whole_path
+from halotile.graphs.rules.arguments import Words, cluster_of_script, whole_path
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
 from halotile.graphs.watching.progress import Observer

@@ -28,10 +28,9 @@ from halotile.graphs.jobs.train.words import result_rows
 from halotile.graphs.kinds.base import Inspection, OutputFile, PlanRequest
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import describe_options, make_part
-from halotile.graphs.plans.documents import documents_of
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
-from halotile.graphs.plans.plan import Need, Plan, Resources
+from halotile.graphs.plans.plan import Need, Plan, Resources, documents_of
 from halotile.graphs.plans.resources.devices import note_of_cluster
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
 from halotile.graphs.plans.stages import Begun, Computing, begin, compute_ranks_on, free_bytes, relate

@@ -36,13 +36,18 @@ from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory, torch_threads
 from halotile.tasks.noise.draws import RandomImage
 from halotile.tasks.trials import functions
-from halotile.tasks.trials.bits import ReferenceFailed, tile_difference
-from halotile.tasks.trials.opened_files import opened_files
+from halotile.tasks.trials.functions import Sample
 from halotile.tasks.trials.probe import check_user_code
-from halotile.tasks.trials.provenance import build_digest, is_own, surroundings
-from halotile.tasks.trials.rehearsal import Rehearsal, sample_difference, sample_error, tiling_error
-from halotile.tasks.trials.samples import Sample
-from halotile.tasks.trials.sides import sides_as_channels
+from halotile.tasks.trials.provenance import build_digest, is_own, opened_files, surroundings
+from halotile.tasks.trials.rehearsal import (
+    ReferenceFailed,
+    Rehearsal,
+    sample_difference,
+    sample_error,
+    tile_difference,
+    tiling_error,
+)
+from halotile.tasks.trials.trial import sides_as_channels
 from halotile.tasks.user_code import loaded_code
 
 T = TypeVar("T")

@@ -21,6 +21,7 @@ from halotile.storage.disk.durable import GONE
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.object_claim import ObjectClaim
+from halotile.storage.sharded.output import UNREADABLE, FileLayout
 from halotile.storage.sharded.ownership import (
     REPLACE,
     foreign_pixels_reason,
@@ -28,7 +29,6 @@ from halotile.storage.sharded.ownership import (
     metadata_problems,
     remove_added_levels,
 )
-from halotile.storage.sharded.whole_file import UNREADABLE, FileLayout
 from halotile.storage.stored_array import read_error, unreadable_error
 
 LOOK_SECONDS = 5.0

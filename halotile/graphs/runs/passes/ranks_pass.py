@@ -18,8 +18,7 @@ from halotile.graphs.clusters.connection.present import present_workers
 from halotile.graphs.kinds.base import Gather, RankProgram
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.futures import results
-from halotile.graphs.runs.passes.rank_calls import call_with_group
-from halotile.graphs.runs.passes.torch_ranks import TorchProgram, is_final
+from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group, is_final
 from halotile.graphs.tree_sum import plan_calls
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.disk.durable import is_full, refusing_full

@@ -14,7 +14,7 @@ from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError, WrongKind
 from halotile.tasks.distributed.engine import Engine
-from halotile.tasks.distributed.rewrite import rewrite
+from halotile.tasks.distributed.stacks.linear_map import rewrite
 from halotile.tasks.distributed.stacks.operators import (
     CommonOperators,
     Held,

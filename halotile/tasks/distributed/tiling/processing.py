@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
 import warnings
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from types import CellType
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,6 @@ from halotile.errors import ConfigError
 from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.stacks.operators import make_packer, pack_arguments
 from halotile.tasks.distributed.tiling.batch_statistics import batch_norms, pool, update_running
-from halotile.tasks.distributed.tiling.custom import STRATEGY_METHODS, CustomTiles
 from halotile.tasks.distributed.tiling.processor_call import (
     Argument,
     ImageCall,
@@ -30,12 +32,163 @@ from halotile.tasks.distributed.tiling.stride_trial import (
     tiling_error,
 )
 from halotile.tasks.distributed.tiling.tiles import Tiles, tiles_of
-from halotile.tasks.distributed.tiling.training_warnings import name_of, training_warnings
 from halotile.tasks.distributed.transport.calls import Call
-from halotile.tasks.distributed.transport.contents import contents_of, running_statistics
+from halotile.tasks.distributed.transport.contents import cell_content, contents_of, running_statistics
 from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
 from halotile.tasks.distributed.transport.random_state import DrawSequence
 from halotile.tasks.distributed.transport.type_conversion import convert_types, empty_tensor
+
+
+def training_warnings(processor: Any, with_gradients: bool) -> dict[str, str]:
+    """List the differences between a call of this processor on tiles and on the whole image, by topic.
+
+    Parameters
+    ----------
+    processor : callable
+        A network or a function.
+    with_gradients : bool
+        True if gradients are wanted.
+
+    Examples
+    --------
+    >>> net = torch.nn.Linear(1, 1)
+    >>> list(training_warnings(net, True))
+    []
+    >>> [list(training_warnings(lambda x: net(x), with_gradients)) for with_gradients in (True, False)]
+    [['weights'], []]
+    """
+    messages = {}
+    contents = contents_of(processor)
+    name = f"the denoiser ({name_of(processor)})"
+    if with_gradients and (weight := _unknown_weight(processor, contents)):
+        messages["weights"] = (
+            f"{name} holds weights that want gradients ({weight}), and distribute knows the weights of a network only: these get "
+            "none. Write distribute(network, ...) with the network itself, or requires_grad_(False)."
+        )
+    if generator := _foreign_generator(contents):
+        messages["random numbers"] = (
+            f"{name} holds a random number generator ({generator}) that is none of torch: its numbers depend on which worker "
+            "computes which tile. Write torch.randn and the like, which are the same for any number of workers."
+        )
+    layers = [layer for held in contents for layer, _ in running_statistics(held)]
+    if layers:
+        messages["statistics"] = (
+            f"{name} is in training mode, and has layers with running statistics ({layers[0]}): each batch of tiles is normalised "
+            "by its own statistics, and those that eval() uses are not updated. Write eval(), for the network or for these "
+            "layers, or use layers without them, such as GroupNorm."
+        )
+    return messages
+
+
+def _unknown_weight(processor: Any, contents: list[Any]) -> str | None:
+    """Name of a weight that wants a gradient and is not a parameter of the network itself."""
+    known = {id(p) for p in processor.parameters()} if isinstance(processor, torch.nn.Module) else set()
+    tensors = [held for held in contents if isinstance(held, torch.Tensor) and held.requires_grad]
+    unknown = [id(tensor) for tensor in tensors if id(tensor) not in known]
+    if not unknown:
+        return None
+    networks = [held for held in contents if isinstance(held, torch.nn.Module)]
+    names = {id(p): f"{type(net).__name__}.{name}" for net in networks for name, p in net.named_parameters()}
+    return next((names[key] for key in unknown if key in names), "a tensor")
+
+
+def _foreign_generator(contents: list[Any]) -> str | None:
+    """Type of a NumPy or Python generator among the contents."""
+    for held in contents:
+        entries: Iterable[Any] = ()
+        if isinstance(held, dict):
+            entries = held.values()
+        elif isinstance(held, CellType):
+            entries = (cell_content(held),)
+        elif isinstance(held, list | tuple | set | frozenset | deque):
+            entries = held
+        for entry in entries:
+            if isinstance(entry, np.random.Generator | np.random.RandomState | random.Random):
+                return f"{type(entry).__module__.split('.')[0]}'s {type(entry).__name__}"
+    return None
+
+
+def name_of(processor: Any) -> str:
+    """Name of a processor in messages."""
+    return str(getattr(processor, "__name__", type(processor).__name__))
+
+
+STRATEGY_METHODS = (
+    "get_num_patches",
+    "get_local_patches",
+    "reduce_patches",
+    "apply_batching",
+    "unpack_batched_results",
+)
+"""Methods of a user's strategy: those of ``deepinv.distributed.strategies.DistributedSignalStrategy``."""
+
+
+@dataclass
+class CustomTiles:
+    """The tiles of images of one shape.
+
+    Parameters
+    ----------
+    strategy : object
+        An object with the methods of deepinv's strategies.
+    shape : tuple of int
+        Shape of the image.
+    max_batch_size : int, optional
+        Batch size for the strategy.
+    """
+
+    strategy: Any
+    shape: tuple[int, ...]
+    max_batch_size: int | None
+
+    def __post_init__(self) -> None:
+        self.numbers = list(range(self.strategy.get_num_patches()))
+        if not self.numbers:
+            raise ConfigError(f"{self._name} makes no patches of an image of shape {self.shape}.")
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Axes that the strategy may cut; it does not report which of them it does cut."""
+        return tuple(range(2, len(self.shape)))
+
+    def cut(self, image: torch.Tensor) -> list[torch.Tensor]:
+        """Cut an image into batches of tiles."""
+        patches = [patch for _, patch in self.strategy.get_local_patches(image, self.numbers)]
+        return list(self.strategy.apply_batching(patches, max_batch_size=self.max_batch_size))
+
+    def cut_argument(
+        self, argument: Argument, tensor: torch.Tensor, batches: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return the part of an argument that goes with each batch of an image."""
+        if argument.role == "image":
+            return self.cut(tensor.expand(self.shape[0], *tensor.shape[1:]))
+        return [argument.repeat(tensor, len(batch) // self.shape[0]) for batch in batches]
+
+    def join(
+        self, image: torch.Tensor, batches: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """Assemble the image from processed batches.
+
+        Raises
+        ------
+        ConfigError
+            For results of another size, which a strategy cannot place.
+        """
+        for batch, result in zip(batches, results, strict=True):
+            if result.shape != batch.shape:
+                raise ConfigError(
+                    f"the processor returned {tuple(result.shape)} for tiles of shape {tuple(batch.shape)}, and {self._name} joins "
+                    "tiles of the size it cut. Write tiling_strategy='overlap_tiling', which allows other sizes and channels."
+                )
+        tiles = self.strategy.unpack_batched_results(results, len(self.numbers))
+        whole = torch.zeros_like(image)
+        self.strategy.reduce_patches(whole, list(zip(self.numbers, tiles, strict=True)))
+        return whole
+
+    @property
+    def _name(self) -> str:
+        return type(self.strategy).__name__
+
 
 STRATEGIES = ("overlap_tiling", "basic")
 BATCH_PIXELS = 2**18

@@ -17,8 +17,7 @@ from halotile.storage.rim import Readable
 from halotile.storage.views import axes_of_side, chunks_of, measured, readable_parts, side_at
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.holes import Holes, describe_value, fill_reach
-from halotile.tasks.noise.estimate import sample_regions
-from halotile.tasks.noise.far_value import NO_ENDS, Ends
+from halotile.tasks.noise.estimate import NO_ENDS, Ends, sample_regions
 from halotile.tasks.roles import Roles
 
 COUNTED_PIXELS = 2**24

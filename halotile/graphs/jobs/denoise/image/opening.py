@@ -17,8 +17,8 @@ from halotile.storage.rim import Readable
 from halotile.storage.sharded.ome_metadata import order
 from halotile.storage.spacing import voxel_shape
 from halotile.storage.views import ChannelAxis, PlaneValues
+from halotile.tasks.denoise_block import describe_range
 from halotile.tasks.denoisers.base import Denoiser, Leveled, Spaced
-from halotile.tasks.finite import describe_range
 from halotile.tasks.noise.estimate import estimate_noise_levels
 from halotile.tasks.options import Auto
 from halotile.tasks.roles import Roles

@@ -24,8 +24,7 @@ from halotile.storage.rim import Readable
 from halotile.storage.sharded.ome_metadata import Channels, is_photo
 from halotile.storage.views import readable_parts
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.noise.estimate import sample_regions
-from halotile.tasks.noise.far_value import NO_ENDS, Ends
+from halotile.tasks.noise.estimate import NO_ENDS, Ends, sample_regions
 from halotile.tasks.noise.survey import PlaneSurvey, survey_planes
 from halotile.tasks.roles import Roles
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
-from halotile.graphs.plans.choices import describe_options
+from halotile.graphs.plans.choices import describe_denoiser, describe_options
 from halotile.graphs.plans.cutting import grid_of, rim_of, tiling_of
-from halotile.graphs.plans.denoisers import describe_denoiser
 from halotile.graphs.plans.resources.sizes import Geometry
 from halotile.graphs.plans.trials.denoiser_trials import DenoiserTrial, tried
 from halotile.graphs.plans.trials.gpu_trials import channels_last_of, on_device
