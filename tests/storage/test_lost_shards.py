@@ -23,7 +23,7 @@ from tests.stores import BUCKET, ObjectServer, delete
 from tests.support import noisy_image
 
 PIXELS = noisy_image((64, 64), "uint8")
-WORDS = r"chunk file c/0/1: it is missing, and a run wrote every chunk.*remove \"complete\""
+WORDS = r"chunk file c/0/1: it is missing, although the run wrote every chunk.*remove \"complete\""
 
 
 def written(place: str | OutputPath, *, ome: bool = False, complete: bool = True) -> Layout:
