@@ -275,7 +275,7 @@ def cancel(directory: Path) -> str:
         When the batch system does not answer, or the job does not end.
     """
     from halotile.graphs.clusters.launches.batch_system import SLURM
-    from halotile.graphs.submission.script import queue_of
+    from halotile.graphs.submission.queues import queue_of
 
     run = RunDirectory(directory)
     files = BatchFiles(run)

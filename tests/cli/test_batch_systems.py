@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from halotile.cli import batch, exits
 from halotile.cli.main import app
 from halotile.graphs.clusters import sge
-from halotile.graphs.submission.script import queue_of
+from halotile.graphs.submission.queues import queue_of
 from tests.faults import REPOSITORY
 from tests.gridengine import GridEngine
 from tests.hpc import BLOCKS, HpcJob, wait_for

@@ -19,7 +19,8 @@ from halotile.graphs.clusters.launches.batch_jobs import job_script, logs_of
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run
-from halotile.graphs.submission.script import batch_script, check_walltime, queue_of, walltime_seconds
+from halotile.graphs.submission.queues import queue_of
+from halotile.graphs.submission.script import batch_script, check_walltime, walltime_seconds
 from halotile.graphs.submission.script import script_of as script_of_run
 from halotile.registry import names
 

@@ -86,7 +86,7 @@ class BatchJob:
 def batch_job(directory: Path) -> BatchJob | None:
     """Return the batch job of a run; None for a run that was not submitted."""
     from halotile.graphs.clusters.launches.batch_system import SLURM
-    from halotile.graphs.submission.script import queue_of
+    from halotile.graphs.submission.queues import queue_of
 
     files = BatchFiles(RunDirectory(directory))
     try:

@@ -16,7 +16,8 @@ from halotile.errors import ClusterFailed, ConfigError, DamagedData, OutputInUse
 from halotile.graphs.clusters.launches.batch_system import SLURM
 from halotile.graphs.runs.outcome import ended_by
 from halotile.graphs.runs.signals import drains_within, ignore_signals
-from halotile.graphs.submission.script import DRAIN_AT, NOTICE_SECONDS, queue_of
+from halotile.graphs.submission.queues import queue_of
+from halotile.graphs.submission.script import DRAIN_AT, NOTICE_SECONDS
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.run_directory.batch_files import TIME_IS_UP, BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
