@@ -61,7 +61,7 @@ def test_that_one_job_is_forgotten_tells_nothing_of_the_others(squeue: Path) -> 
     [
         (f"#!/bin/sh\n{DOWN}\n", "Unable to contact slurm controller"),
         ("#!/bin/sh\nexit 3\n", "squeue ended with exit code 3"),
-        ("#!/no/such/shell\n", "there is no squeue here"),
+        ("#!/no/such/shell\n", "squeue is not installed here"),
     ],
 )
 def test_a_slurm_that_does_not_answer_has_lost_no_job(text: str, words: str, squeue: Path) -> None:

@@ -51,7 +51,7 @@ def ask(
         try:
             if not (await asyncio.wait([answer], timeout=seconds))[0]:
                 raise unanswered
-            return answer.result()
+            return await answer
         finally:
             answer.cancel()
 
@@ -65,7 +65,7 @@ def ask(
             try:
                 return asked.result(POLL_SECONDS)
             except TimeoutError:
-                if asked.done() and isinstance(asked.exception(), TimeoutError):
+                if asked.done() and isinstance(asked.exception(0), TimeoutError):
                     raise  # of what was asked
                 if time.monotonic() > end:
                     raise unanswered from None
