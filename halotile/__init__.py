@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from halotile.graphs.jobs.reconstruct.measurements.measurement import measurement
     from halotile.graphs.jobs.simulate.call import simulate
     from halotile.graphs.jobs.train.call import train
-    from halotile.graphs.overlap.map_overlap import map_overlap
+    from halotile.graphs.map_overlap import map_overlap
     from halotile.graphs.subsets import ordered_subset
     from halotile.storage.arrays import open_source
     from halotile.tasks.groups import collectives, torch_group
@@ -75,7 +75,7 @@ _PUBLIC = {
     "DistributedContext": "halotile.graphs.distributed.context",
     "distribute": "halotile.graphs.distributed.distribute",
     "denoise": "halotile.graphs.jobs.denoise.call",
-    "map_overlap": "halotile.graphs.overlap.map_overlap",
+    "map_overlap": "halotile.graphs.map_overlap",
     "measurement": "halotile.graphs.jobs.reconstruct.measurements.measurement",
     "open_source": "halotile.storage.arrays",
     "ordered_subset": "halotile.graphs.subsets",

@@ -45,7 +45,7 @@ def _has_workers_here(words: Sequence[str]) -> bool:
         ]
     if not texts or any("cluster" in text for text in (*words, *texts)):
         return False
-    from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
+    from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
     from halotile.graphs.kinds.sections import Cluster
 
     with suppress(ConfigError):

@@ -177,10 +177,10 @@ def dncnn_weights(path: Path, depth: int = 5, width: int = 8, channels: tuple[in
 
 def footprint_of(plan: Plan) -> Footprint:
     """The memory that a worker of a denoising plan needs, by what it is for."""
-    from halotile.graphs.jobs.denoise import fit
+    from halotile.graphs.jobs.denoise import cutting
 
     (source, *_), work = plan.sources, work_of(plan)
-    found = fit.footprint_of(work.task, source.chunks if not source.mapped else (1,), work.tuned)
+    found = cutting.footprint_of(work.task, source.chunks if not source.mapped else (1,), work.tuned)
     assert found.total_bytes == plan.memory_bytes
     return found
 

@@ -41,7 +41,7 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
     from halotile.cli.screens.outcome_rows import outcome_json, outcome_rows
     from halotile.cli.screens.progress_report import make_report
     from halotile.graphs.amounts import first_line
-    from halotile.graphs.clusters.detection.cluster_kind import is_other_copy
+    from halotile.graphs.clusters.common.cluster_kind import is_other_copy
     from halotile.graphs.plans.make import make_plan
     from halotile.graphs.runs.driver import run
     from halotile.graphs.runs.outputs.replacing import check_outputs
@@ -85,7 +85,7 @@ def go(job: Job, *, fresh: bool, same_input: bool, as_json: bool, quiet: bool) -
 
 def import_for_workers(job: Job) -> None:
     """Begin to import what workers on this machine need, in the process that they are forked from, while the job is planned."""
-    from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
+    from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
     from halotile.graphs.clusters.workers.fork_server import ensure_forks
 
     if cluster_kind_of(job.cluster).traits.is_here:
@@ -94,7 +94,7 @@ def import_for_workers(job: Job) -> None:
 
 def _among_copies(job: Job) -> AbstractContextManager[None]:
     """Notify the other copies of the command of its end, if this is the first of several."""
-    from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
+    from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
     from halotile.tasks.groups.launchers import copy_of
 
     if not cluster_kind_of(job.cluster).traits.of_copies or copy_of() is None:
@@ -115,7 +115,7 @@ def simulate(
         When the job has no measurements.
     """
     from halotile.errors import ConfigError
-    from halotile.graphs.clusters.detection.cluster_kind import is_other_copy
+    from halotile.graphs.clusters.common.cluster_kind import is_other_copy
     from halotile.graphs.jobs.reconstruct.job import Reconstruction
     from halotile.graphs.jobs.simulate.job import simulation_of
 

@@ -62,7 +62,7 @@ def loop(folder: Path, edge: int, device: str) -> Result:
     """Seconds of a forward and a backward pass of the same network and of Adam, on pixels that are on the device."""
     import torch
 
-    from halotile.tasks.denoisers.common.unet_layers import BlindUNet
+    from halotile.tasks.denoisers.common.layers import BlindUNet
 
     one_precision(benchmark=True)
     network = BlindUNet(1, 32, 2).to(device)

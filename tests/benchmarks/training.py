@@ -144,7 +144,7 @@ def ours_predict(folder: Path, edge: int) -> Result:
     from safetensors.torch import save_file
 
     from halotile.graphs.kinds.sections import DenoiserChoice
-    from halotile.tasks.denoisers.common.unet_layers import BlindUNet
+    from halotile.tasks.denoisers.common.layers import BlindUNet
     from tests.benchmarks.denoising import run_job
 
     weights = folder / "random.safetensors"

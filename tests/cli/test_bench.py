@@ -23,15 +23,15 @@ from halotile import ptychography
 from halotile.cli.config.loading import load_job
 from halotile.cli.main import app
 from halotile.cli.screens.scaling_page import write_page
+from halotile.graphs import scaling
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.simulate.job import Simulation
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.passes.stream import workers_of
-from halotile.graphs.scaling import trials
-from halotile.graphs.scaling.scaling import Scaling, TimedRun
-from halotile.tasks.denoisers.common.unet_layers import BlindUNet
+from halotile.graphs.scaling import Scaling, TimedRun
+from halotile.tasks.denoisers.common.layers import BlindUNet
 from tests.cases import thorough
 
 RUNNER = CliRunner()
@@ -302,10 +302,10 @@ def test_a_failing_block_names_its_fault(folder: Path) -> None:
 @pytest.mark.cluster
 def test_what_workers_receive_from_one_another_is_counted(cluster: RunningCluster) -> None:
     client, (one, other) = cluster.client, sorted(workers_of(cluster.client))
-    before = sum(client.run(trials._received_bytes).values())
+    before = sum(client.run(scaling._received_bytes).values())
     big = client.submit(np.zeros, 10**6, workers=[one], pure=False)
     client.submit(np.sum, big, workers=[other], pure=False).result()
-    after = sum(client.run(trials._received_bytes).values())
+    after = sum(client.run(scaling._received_bytes).values())
     assert after - before == pytest.approx(8 * 10**6, rel=0.01)
 
 
@@ -325,9 +325,9 @@ def test_an_output_that_its_kind_does_not_move_is_refused(
 
 
 def test_more_workers_than_cores_or_blocks_are_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "cores_here", lambda: 1)
+    monkeypatch.setattr(scaling, "cores_here", lambda: 1)
     monkeypatch.setattr(
-        trials, "_run", lambda plan, *_: TimedRun(plan.run.count, 1.0, (1.0,), (), 0, 0, 0, 0, 0)
+        scaling, "_run", lambda plan, *_: TimedRun(plan.run.count, 1.0, (1.0,), (), 0, 0, 0, 0, 0)
     )
     result = invoke(
         "job.yaml",
@@ -348,7 +348,7 @@ def test_more_workers_than_cores_or_blocks_are_noted(folder: Path, monkeypatch: 
 @pytest.mark.parametrize(("gpus", "fewer"), [((2, 3), (2,)), ("all", 1), (4, 1)])
 def test_fewer_workers_on_gpus_are_fewer_gpus(folder: Path, gpus: Any, fewer: Any) -> None:
     plan = replace(make_plan(load_job(Path("job.yaml"))), cluster=Cluster(kind="local-cuda", gpus=gpus))
-    one = trials._with_workers(plan, 1)
+    one = scaling._with_workers(plan, 1)
     assert (one.run.count, one.cluster.gpus) == (1, fewer)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.graphs.clusters.detection.gpus import gpus_here, has_dask_cuda
+from halotile.graphs.clusters.common.machine import gpus_here, has_dask_cuda
 from tests.faults import REPOSITORY
 from tests.support import noisy_image, read_zarr, write_zarr
 

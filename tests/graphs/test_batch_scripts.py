@@ -13,7 +13,7 @@ import pytest
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.clusters import htcondor, lsf, oar, pbs, sge, slurm
 from halotile.graphs.clusters.base import Order
-from halotile.graphs.clusters.connection.credentials import Credentials
+from halotile.graphs.clusters.common.security import Credentials
 from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.batch_jobs import job_script, logs_of
 from halotile.graphs.clusters.launches.batch_system import BatchSystem

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halotile.graphs.watching.page_feed import (
+from halotile.graphs.watching.page import (
     DONE,
     EDGE,
     LEVELS,

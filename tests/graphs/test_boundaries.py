@@ -12,8 +12,8 @@ import torch
 
 from halotile import DistributedContext, distribute
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.clusters.detection import gpus as gpu_detection
-from halotile.graphs.clusters.detection.gpus import Gpus
+from halotile.graphs.clusters.common import machine as gpu_detection
+from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Output, Run, Tile
 from halotile.graphs.plans.make import make_plan

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.connection.credentials import credentials, private_base, remove_stale
+from halotile.graphs.clusters.common.security import credentials, private_base, remove_stale
 from tests.faults import REPOSITORY
 
 
@@ -44,7 +44,7 @@ def test_the_environment_names_files_and_holds_no_secret(tmp_path: Path) -> None
 HOLDER = """
 import sys, time
 from pathlib import Path
-from halotile.graphs.clusters.connection.credentials import credentials
+from halotile.graphs.clusters.common.security import credentials
 with credentials(Path(sys.argv[1])) as made:
     print(made.folder, flush=True)
     time.sleep(60)

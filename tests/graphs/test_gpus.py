@@ -16,9 +16,9 @@ import pytest
 from halotile.errors import ConfigError, MissingPackage
 from halotile.graphs.clusters import local_cuda
 from halotile.graphs.clusters.base import ChosenCluster, Order
-from halotile.graphs.clusters.detection import gpus as gpu_detection
-from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
-from halotile.graphs.clusters.detection.gpus import Gpus, chosen, gpus_here
+from halotile.graphs.clusters.common import machine as gpu_detection
+from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
+from halotile.graphs.clusters.common.machine import Gpus, chosen, gpus_here
 from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.clusters.launches.slurm_allocation import NodeSlot
 from halotile.graphs.clusters.launches.slurm_steps import NodeSlots, WorkerStep

@@ -13,9 +13,8 @@ from tornado.httputil import HTTPHeaders, HTTPServerRequest, RequestStartLine
 from tornado.web import RequestHandler
 
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.clusters.connection.addresses import LEFT_OUT, LatePages, answer_allowed_only
-from halotile.graphs.watching.page import ADDRESS
-from halotile.graphs.watching.page_feed import Watch
+from halotile.graphs.clusters.common.security import LEFT_OUT, LatePages, answer_allowed_only
+from halotile.graphs.watching.page import ADDRESS, Watch
 
 WEBSOCKET = {
     "Upgrade": "websocket",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from halotile.errors import ConfigError
-from halotile.graphs.clusters.detection.gpus import Gpus
+from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.reconstruct.job import PriorChoice
 from halotile.graphs.jobs.simulate.job import NoiseChoice, simulation_of
 from halotile.graphs.kinds.sections import Cluster, Run

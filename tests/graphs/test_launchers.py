@@ -12,7 +12,7 @@ import pytest
 
 from halotile.errors import ClusterFailed, ConfigError
 from halotile.graphs.clusters import ranks
-from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of, is_other_copy
+from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of, is_other_copy
 from halotile.graphs.kinds.sections import Cluster
 from halotile.tasks.groups.launchers import Copy, copy_of
 from tests.faults import REPOSITORY

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halotile.errors import ConfigError, InputError
-from halotile.graphs.overlap.map_overlap import map_overlap
+from halotile.graphs.map_overlap import map_overlap
 from halotile.storage.grid import Region
 from tests.cases import thorough
 from tests.graphs.overlapping import (

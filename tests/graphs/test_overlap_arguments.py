@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from halotile.errors import ConfigError
-from halotile.graphs.overlap.map_overlap import map_overlap
+from halotile.graphs.map_overlap import map_overlap
 from tests.graphs.overlapping import (
     Pixels,
     Stored,

@@ -28,7 +28,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.views import Constant
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.function import GivenFunction
-from halotile.tasks.noise.draws import RandomImage
+from halotile.tasks.noise.simulated import RandomImage
 from tests.cases import thorough
 from tests.graphs.inline import inline
 from tests.graphs.solving import iterations_of_plan, kernel

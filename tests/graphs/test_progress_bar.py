@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from halotile.graphs.watching.progress import Progress
-from halotile.graphs.watching.progress_bar import progress_shown
+from halotile.graphs.watching.progress import Progress, progress_shown
 
 MOMENTS = [
     Progress(phase="start", done=2, resumed=2, total=8, pixels_done=0, pixels_total=800, seconds=0.1),

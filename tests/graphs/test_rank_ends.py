@@ -23,7 +23,7 @@ from distributed import Client
 from halotile import DistributedContext, torch_group
 from halotile.errors import DiskRefused, PeerLost, RankFailed, WorkerDied
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.clusters.connection.present import Unanswered, ask, fetch, present_workers
+from halotile.graphs.clusters.common.answers import Unanswered, ask, fetch, present_workers
 from halotile.graphs.runs.passes import torch_ranks
 from halotile.graphs.runs.passes.ranks_pass import _peak_of
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, run_rank

@@ -16,8 +16,8 @@ from halotile import torch_group
 from halotile.errors import ConfigError
 from halotile.graphs.clusters import local_cuda
 from halotile.graphs.clusters.base import Order
-from halotile.graphs.clusters.detection import gpus
-from halotile.graphs.clusters.detection.gpus import Gpus
+from halotile.graphs.clusters.common import machine as gpus
+from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.plans.resources import devices
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram

@@ -38,8 +38,7 @@ from halotile.graphs.runs.driver import run
 from halotile.storage.grid import Region
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
-from halotile.tasks.noise.draws import gaussian
-from halotile.tasks.noise.simulated import Simulated
+from halotile.tasks.noise.simulated import Simulated, gaussian
 from halotile.tasks.operators.base import InMemory, read_all
 from halotile.tasks.operators.blur import Blur
 from tests.cases import all_of

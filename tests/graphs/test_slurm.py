@@ -11,8 +11,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from halotile.graphs.clusters.connection.addresses import own_address
-from halotile.graphs.clusters.connection.credentials import private_base
+from halotile.graphs.clusters.common.security import own_address, private_base
 from tests.cases import thorough
 from tests.faults import REPOSITORY
 from tests.hpc import BLOCKS, HpcJob, finish, wait_for

@@ -11,7 +11,7 @@ import pytest
 
 from halotile import DistributedContext, torch_group
 from halotile.errors import ConfigError, RankFailed
-from halotile.tasks.denoisers.common.unet_layers import BlindUNet
+from halotile.tasks.denoisers.common.layers import BlindUNet
 from tests.benchmarks.unets import PlainUNet
 from tests.cases import thorough
 from tests.graphs import unet_on_ranks

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from halotile.cli.config.loading import load_job
-from halotile.graphs.clusters.detection import gpus as gpu_detection
-from halotile.graphs.clusters.detection.gpus import Gpus
+from halotile.graphs.clusters.common import machine as gpu_detection
+from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.jobs.reconstruct.problem.memory import StepFootprint

@@ -24,8 +24,8 @@ from halotile import DistributedContext
 from halotile.cli.main import app
 from halotile.errors import ConfigError, RankFailed
 from halotile.graphs.clusters.base import Order
-from halotile.graphs.clusters.connection import arrival
-from halotile.graphs.clusters.connection.present import present_workers
+from halotile.graphs.clusters.common import answers as arrival
+from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.runs.passes import torch_ranks
 from halotile.graphs.runs.passes.torch_ranks import RankEnd, TorchProgram
 from halotile.graphs.scripts import torch_script

@@ -22,8 +22,8 @@ from halotile.errors import (
     ResumeRefused,
 )
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.clusters.detection import gpus as gpu_detection
-from halotile.graphs.clusters.detection.gpus import Gpus
+from halotile.graphs.clusters.common import machine as gpu_detection
+from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.train.job import NetworkChoice, WeightsFile
 from halotile.graphs.kinds.sections import Cluster, Input, Run
 from halotile.graphs.plans.make import make_plan

@@ -16,7 +16,7 @@ import torch
 
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs import waiting
-from halotile.graphs.clusters.detection.gpus import Gpus
+from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Run
 from halotile.graphs.plans.make import make_plan

@@ -25,14 +25,19 @@ from halotile.graphs.clusters.scheduler import JoinedWorkers
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.runs.driver import run as reconstruct
-from halotile.graphs.watching.page import ADDRESS, HTML, NAME, JobPage, Metrics, kept_page
-from halotile.graphs.watching.page_feed import (
+from halotile.graphs.watching.page import (
+    ADDRESS,
     DONE,
+    HTML,
+    NAME,
     QUARANTINED,
     ROWS,
     UNKNOWN,
+    JobPage,
+    Metrics,
     Watch,
     curve,
+    kept_page,
 )
 from halotile.graphs.watching.progress import Progress
 from halotile.storage.grid import Grid

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from halotile.errors import ConfigError, MemoryRefused
-from halotile.graphs.clusters.detection.cores import cores_here
+from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.clusters.launches import slurm_allocation
 from halotile.graphs.kinds.sections import Cluster, Run
 from halotile.graphs.plans.make import make_plan
@@ -164,8 +164,8 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[st
     (tmp_path / "own").write_text(
         "5:memory:/slurm/job\n4:cpu,cpuacct:/slurm/job\n1:name=systemd:/else\n0::/job/step\n"
     )
-    monkeypatch.setattr("halotile.graphs.clusters.detection.cores.MOUNTED", tmp_path)
-    monkeypatch.setattr("halotile.graphs.clusters.detection.cores.OWN", tmp_path / "own")
+    monkeypatch.setattr("halotile.graphs.clusters.common.machine.MOUNTED", tmp_path)
+    monkeypatch.setattr("halotile.graphs.clusters.common.machine.OWN", tmp_path / "own")
     return make
 
 

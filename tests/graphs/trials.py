@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from halotile.graphs.clusters import local_cuda
-from halotile.graphs.clusters.detection import gpus as gpu_detection
-from halotile.graphs.clusters.detection.gpus import Gpus
+from halotile.graphs.clusters.common import machine as gpu_detection
+from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, PriorChoice, Reconstruction, SolverChoice
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Output, Run, Tile
 from halotile.graphs.plans.resources import devices

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import poisson as counts
 
 from halotile.storage.grid import Region
-from halotile.tasks.noise.draws import CELL, draw_cells, gaussian, poisson
+from halotile.tasks.noise.simulated import CELL, draw_cells, gaussian, poisson
 
 WHOLE = Region((0, 0, 0), (2, 200, 170))
 MODELS: dict[str, Any] = {"gaussian": partial(gaussian, sigma=0.3), "poisson": partial(poisson, gain=0.5)}

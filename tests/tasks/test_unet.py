@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from halotile.errors import WeightsError
 from halotile.graphs.plans.make import make_plan
-from halotile.tasks.denoisers.common.unet_layers import BlindUNet
+from halotile.tasks.denoisers.common.layers import BlindUNet
 from halotile.tasks.denoisers.unet import Architecture, UNet
 from tests.support import job_of, noisy_image, run_inline, whole_picture, work_of, write_zarr
 

@@ -108,7 +108,7 @@ def plan(
     from halotile.cli.config.loading import load_job
     from halotile.cli.many import show as show_many
     from halotile.graphs.clusters.base import AUTO, DEFAULT
-    from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
+    from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
     from halotile.graphs.clusters.workers.fork_server import expect_no_workers
     from halotile.graphs.kinds.patterns import takes_many
     from halotile.graphs.plans.make import make_plan
@@ -233,7 +233,7 @@ def bench(
     from halotile.cli.preview import check_file
     from halotile.cli.screens.scaling_table import scaling_table
     from halotile.graphs.kinds.patterns import jobs_of, takes_many
-    from halotile.graphs.scaling.trials import ScalingRequest, measure
+    from halotile.graphs.scaling import ScalingRequest, measure
     from halotile.graphs.waiting import no_report
 
     request = ScalingRequest(worker_counts(counts), trials, blocks, steps)

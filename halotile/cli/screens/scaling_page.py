@@ -15,7 +15,7 @@ from halotile.graphs.amounts import counted
 from halotile.storage.disk.durable import DISK
 
 if TYPE_CHECKING:
-    from halotile.graphs.scaling.scaling import Scaling
+    from halotile.graphs.scaling import Scaling
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 600, 360, 70, 40, 130, 50
 LEAST_GAP = 14

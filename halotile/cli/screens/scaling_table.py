@@ -8,7 +8,7 @@ from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.units import precise_seconds_text
 
 if TYPE_CHECKING:
-    from halotile.graphs.scaling.scaling import Scaling
+    from halotile.graphs.scaling import Scaling
 
 
 def scaling_table(scaling: Scaling) -> str:
@@ -24,7 +24,7 @@ def table_cells(scaling: Scaling) -> list[list[str]]:
 
     Examples
     --------
-    >>> from halotile.graphs.scaling.scaling import Scaling, TimedRun
+    >>> from halotile.graphs.scaling import Scaling, TimedRun
     >>> runs = [TimedRun(1, 2.0, (0.5, 0.4), (), 2**20, 0, 0, 2**28, 0), TimedRun(2, 2.5, (0.25, 0.25), (), 2**20, 0, 0, 2**28, 0)]
     >>> print(scaling_table(Scaling("denoise", "block", 8, 9, 2, runs)))
     job denoise, 2 trials of 8 of 9 blocks

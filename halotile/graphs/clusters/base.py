@@ -28,7 +28,7 @@ from halotile.graphs.kinds import sections
 if TYPE_CHECKING:
     from distributed import Client
 
-    from halotile.graphs.clusters.connection.credentials import Credentials
+    from halotile.graphs.clusters.common.security import Credentials
 
 Environment = Mapping[str, str]
 AUTO = "auto"

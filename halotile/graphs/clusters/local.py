@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.clusters.base import ClusterTraits, Order, RunningCluster, config_errors_described
-from halotile.graphs.clusters.connection.addresses import LOOPBACK
+from halotile.graphs.clusters.common.security import LOOPBACK
 
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
@@ -104,7 +104,7 @@ def running(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Ite
     from distributed import Client
     from distributed.utils import silence_logging_cmgr
 
-    from halotile.graphs.clusters.connection.addresses import answer_allowed_only
+    from halotile.graphs.clusters.common.security import answer_allowed_only
     from halotile.graphs.clusters.workers.environment import own_environment
     from halotile.graphs.clusters.workers.fork_server import children_spared_from_ctrl_c, ensure_forks
     from halotile.graphs.clusters.workers.settings import (

@@ -16,7 +16,7 @@ from halotile.graphs.clusters.base import (
     Order,
     RunningCluster,
 )
-from halotile.graphs.clusters.detection.gpus import INSTALL, gpus_here, has_dask_cuda
+from halotile.graphs.clusters.common.machine import INSTALL, gpus_here, has_dask_cuda
 from halotile.graphs.clusters.local import cluster_options, running
 
 TRAITS = ClusterTraits(is_here=True, gpus="each", gives_gpus=lambda *_: True)
@@ -44,7 +44,7 @@ def start(order: Order) -> Iterator[RunningCluster]:
     MissingPackage
         Without dask-cuda.
     """
-    from halotile.graphs.clusters.detection.gpus import chosen
+    from halotile.graphs.clusters.common.machine import chosen
 
     names = chosen(order.choice)
     if not has_dask_cuda():

@@ -25,9 +25,14 @@ from halotile.graphs.clusters.base import (
     RunningCluster,
     config_errors_described,
 )
-from halotile.graphs.clusters.connection.addresses import LOOPBACK, address_of_interface, own_address
-from halotile.graphs.clusters.connection.credentials import Credentials, private_base
-from halotile.graphs.clusters.connection.present import present_workers
+from halotile.graphs.clusters.common.answers import present_workers
+from halotile.graphs.clusters.common.security import (
+    LOOPBACK,
+    Credentials,
+    address_of_interface,
+    own_address,
+    private_base,
+)
 from halotile.graphs.kinds import sections
 from halotile.graphs.waiting import log_line, report_if_slow
 from halotile.storage.run_directory.names import WORKERS

@@ -21,8 +21,8 @@ from halotile.graphs.clusters.base import (
     Order,
     RunningCluster,
 )
-from halotile.graphs.clusters.connection.addresses import host_of, is_exposed, is_loopback
-from halotile.graphs.clusters.connection.present import ask, present_workers
+from halotile.graphs.clusters.common.answers import ask, present_workers
+from halotile.graphs.clusters.common.security import host_of, is_exposed, is_loopback
 from halotile.graphs.clusters.workers.environment import ALLOCATOR_ENVIRONMENT
 from halotile.graphs.kinds import sections
 
@@ -112,7 +112,7 @@ def workers_given(argument: object) -> RunningCluster | None:
 
 
 def _checked(client: Client, report: Callable[[str], None]) -> JoinedWorkers:
-    from halotile.graphs.clusters.detection.versions import differing_versions
+    from halotile.graphs.clusters.common.versions import differing_versions
 
     for line in differing_versions(client):
         if line.startswith("halotile") and "not there" in line:

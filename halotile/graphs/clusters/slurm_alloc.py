@@ -19,7 +19,7 @@ from halotile.graphs.clusters.base import (
     Order,
     RunningCluster,
 )
-from halotile.graphs.clusters.connection.addresses import LOOPBACK, address_of_interface, own_address
+from halotile.graphs.clusters.common.security import LOOPBACK, address_of_interface, own_address
 from halotile.graphs.clusters.launches.slurm_allocation import nodes_of, slots_in, workers_in
 from halotile.graphs.kinds import sections
 
@@ -83,7 +83,7 @@ def count_workers(
     ClusterFailed
         When Slurm does not answer.
     """
-    from halotile.graphs.clusters.detection.gpus import requested_by
+    from halotile.graphs.clusters.common.machine import requested_by
 
     if NODES not in environment:
         return None

@@ -20,11 +20,10 @@ from distributed import Client, default_client
 from halotile.errors import ConfigError, MemoryRefused, OutputRefused
 from halotile.graphs.amounts import bytes_text
 from halotile.graphs.clusters.base import ADDRESS, DEFAULT, ChosenCluster, Order, RunningCluster, Start
-from halotile.graphs.clusters.connection.arrival import await_workers
-from halotile.graphs.clusters.connection.credentials import owned_folder, private_base
-from halotile.graphs.clusters.connection.present import present_workers
-from halotile.graphs.clusters.detection.cluster_kind import check_one_script, cluster_kind_of
-from halotile.graphs.clusters.detection.cores import cores_here
+from halotile.graphs.clusters.common.answers import await_workers, present_workers
+from halotile.graphs.clusters.common.cluster_kind import check_one_script, cluster_kind_of
+from halotile.graphs.clusters.common.machine import cores_here
+from halotile.graphs.clusters.common.security import owned_folder, private_base
 from halotile.graphs.clusters.scheduler import joined
 from halotile.graphs.distributed import dask_arrays
 from halotile.graphs.kinds import sections

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from halotile.graphs.clusters.detection.cores import cores_here
+from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.kinds.sections import Run, Size, Tile, parse_bytes
 from halotile.graphs.plans.resources.memory import share_bytes
 from halotile.graphs.plans.resources.sizes import (

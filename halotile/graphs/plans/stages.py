@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import AUTO
-from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
+from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.kinds.base import PlanRequest
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Cluster, Job

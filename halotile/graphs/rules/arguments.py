@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import AUTO
-from halotile.graphs.clusters.connection.addresses import host_of, is_loopback
-from halotile.graphs.clusters.detection.cluster_kind import check_one_script, cluster_kind_of
+from halotile.graphs.clusters.common.cluster_kind import check_one_script, cluster_kind_of
+from halotile.graphs.clusters.common.security import host_of, is_loopback
 from halotile.graphs.kinds.sections import Cluster, NamedChoice
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
 from halotile.graphs.rules.written_options import fault_of_option

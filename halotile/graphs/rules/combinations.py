@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from halotile.graphs.clusters.base import ADDRESS, AUTO, traits_of
-from halotile.graphs.clusters.connection.addresses import host_of, is_loopback
+from halotile.graphs.clusters.common.security import host_of, is_loopback
 from halotile.graphs.kinds.base import Rule
 from halotile.graphs.kinds.patterns import is_pattern
 from halotile.graphs.kinds.sections import STEM, Cluster, Input, Output, Run, Size, Tile

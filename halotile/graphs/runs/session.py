@@ -10,9 +10,9 @@ from typing import Protocol, Self
 
 from halotile.errors import Stalled
 from halotile.graphs.clusters.base import AUTO, DEFAULT, Order, RunningCluster, Start
-from halotile.graphs.clusters.connection.arrival import await_workers
-from halotile.graphs.clusters.connection.credentials import remove_stale
-from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
+from halotile.graphs.clusters.common.answers import await_workers
+from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
+from halotile.graphs.clusters.common.security import remove_stale
 from halotile.graphs.kinds.sections import Cluster as ClusterChoice
 from halotile.graphs.kinds.sections import Run, parse_bytes
 from halotile.graphs.runs.status import Status

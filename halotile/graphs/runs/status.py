@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.kinds.base import JobOutput, PassCount
-from halotile.graphs.watching.page_feed import Watch
+from halotile.graphs.watching.page import Watch
 from halotile.graphs.watching.progress import Observer, Progress
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.block import BadBlock, Receipt

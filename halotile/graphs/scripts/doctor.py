@@ -20,10 +20,9 @@ import halotile
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.amounts import bytes_text, counted
 from halotile.graphs.clusters.base import DEFAULT, ChosenCluster, Order, Start
-from halotile.graphs.clusters.connection.present import present_workers
-from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
-from halotile.graphs.clusters.detection.cores import cores_here
-from halotile.graphs.clusters.detection.gpus import INSTALL, gpus_here, has_dask_cuda
+from halotile.graphs.clusters.common.answers import present_workers
+from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
+from halotile.graphs.clusters.common.machine import INSTALL, cores_here, gpus_here, has_dask_cuda
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
 from halotile.graphs.kinds.sections import Cluster
 from halotile.graphs.plans.identity import package_version
@@ -104,8 +103,8 @@ def compare_workers(order: Order) -> Iterator[Finding]:
 
 
 def _compare(order: Order) -> Iterator[Finding]:
-    from halotile.graphs.clusters.connection.arrival import await_workers
-    from halotile.graphs.clusters.detection.versions import differing_versions
+    from halotile.graphs.clusters.common.answers import await_workers
+    from halotile.graphs.clusters.common.versions import differing_versions
 
     start: Start = find("clusters", cluster_kind_of(order.choice).name).start
     with start(order) as cluster:

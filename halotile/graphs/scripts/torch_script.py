@@ -17,9 +17,9 @@ from halotile.errors import ConfigError, RankFailed
 from halotile.graphs.amounts import first_line
 from halotile.graphs.child_process import run_child
 from halotile.graphs.clusters.base import ADDRESS, Order, RunningCluster, Start
-from halotile.graphs.clusters.connection.arrival import await_workers
-from halotile.graphs.clusters.connection.credentials import credentials, owned_folder, private_base
-from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of, is_other_copy
+from halotile.graphs.clusters.common.answers import await_workers
+from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of, is_other_copy
+from halotile.graphs.clusters.common.security import credentials, owned_folder, private_base
 from halotile.graphs.runs.passes.torch_ranks import RETURN_SECONDS, TorchProgram, is_final
 from halotile.registry import find
 from halotile.tasks.devices.memory_limits import allow_memory

@@ -12,7 +12,7 @@ import numpy as np
 from halotile.graphs.solvers.base import Problem, ReadVector, SolverBase, SolverTraits, State, Step, advanced
 from halotile.storage.views import Constant
 from halotile.tasks.image_task import Sum
-from halotile.tasks.noise.draws import RandomImage
+from halotile.tasks.noise.simulated import RandomImage
 from halotile.tasks.operators.sum import Total
 
 SEED = 0

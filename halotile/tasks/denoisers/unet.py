@@ -166,7 +166,7 @@ class UNet(Pixelwise):
         return model
 
     def _network(self) -> Any:
-        from halotile.tasks.denoisers.common.unet_layers import BlindUNet
+        from halotile.tasks.denoisers.common.layers import BlindUNet
 
         tensors = load_weights(self.weights, self.sha256)
         network = BlindUNet(*self._architecture_in(shapes_of(tensors)))

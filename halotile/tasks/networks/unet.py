@@ -54,7 +54,7 @@ class UNetNetwork:
 
     def build(self, channels: int, mean: torch.Tensor, deviation: torch.Tensor) -> torch.nn.Module:
         """Build the network."""
-        from halotile.tasks.denoisers.common.unet_layers import BlindUNet
+        from halotile.tasks.denoisers.common.layers import BlindUNet
 
         network = BlindUNet(channels, self.width, self.levels)
         network.mean.copy_(mean.view(-1, 1, 1))

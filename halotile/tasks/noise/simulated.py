@@ -1,7 +1,13 @@
-"""A simulated measurement: the forward of a reference image, with noise by position."""
+"""A simulated measurement: the forward of a reference image, with noise by position.
+
+A pixel gets the same random number in whatever tile it is computed. The plane is cut into cells of fixed size. Each cell has its own
+stream (Philox, keyed by seed, operator and plane; its counter is the cell's position), and all its pixels are drawn at once.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,8 +17,92 @@ from numpy.typing import NDArray
 from halotile.errors import InputError
 from halotile.storage.grid import Region
 from halotile.storage.rim import Pixels
-from halotile.tasks.noise.draws import gaussian, poisson
 from halotile.tasks.operators.base import Derived
+
+CELL = 64
+"""Edge of a cell in pixels. The numbers of a seed depend on it."""
+
+
+@dataclass(frozen=True)
+class RandomImage:
+    """Standard normal numbers, the same for the same seed whatever region is read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    seed: int
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """The pixels of ``region``."""
+        drawn = draw_cells(region, self.seed, 0, lambda stream: stream.standard_normal((CELL, CELL)))
+        return drawn.astype(self.dtype)
+
+
+Sampler = Callable[[np.random.Generator], NDArray[Any]]
+
+
+def draw_cells(region: Region, seed: int, operator: int, draw: Sampler) -> NDArray[Any]:
+    """Draw numbers for the pixels of a region, by their global positions.
+
+    Parameters
+    ----------
+    region : Region
+        Cells lie on the last two axes; a region of one axis lies in the first row.
+    seed, operator : int
+        The image of random numbers: each 0 or more.
+    draw : callable
+        Returns the numbers of one cell, shape (CELL, CELL).
+
+    Examples
+    --------
+    >>> normal = lambda stream: stream.standard_normal((CELL, CELL))
+    >>> whole = draw_cells(Region((0, 0), (100, 100)), 1, 0, normal)
+    >>> part = draw_cells(Region((60, 70), (80, 90)), 1, 0, normal)
+    >>> bool((part == whole[60:80, 70:90]).all())
+    True
+    """
+    if len(region.start) == 1:
+        row = Region((0, *region.start), (1, *region.stop))
+        line: NDArray[Any] = draw_cells(row, seed, operator, draw)[0]
+        return line
+    drawn = np.empty(region.shape, np.float64)
+    rows, columns = (
+        range(a // CELL, -(-b // CELL)) for a, b in zip(region.start[-2:], region.stop[-2:], strict=True)
+    )
+    planes = itertools.product(
+        *(range(a, b) for a, b in zip(region.start[:-2], region.stop[:-2], strict=True))
+    )
+    for plane in planes:
+        key = np.random.SeedSequence([seed, operator, *plane]).generate_state(2, np.uint64)
+        inner = tuple(p - a for p, a in zip(plane, region.start, strict=False))
+        for y, x in itertools.product(rows, columns):
+            stream = np.random.Generator(np.random.Philox(key=key, counter=[0, 0, y, x]))
+            cell = Region((y * CELL, x * CELL), ((y + 1) * CELL, (x + 1) * CELL))
+            window = Region(region.start[-2:], region.stop[-2:])
+            part = cell.clip(window)
+            drawn[inner][part.relative_to(window).slices] = draw(stream)[part.relative_to(cell).slices]
+    return drawn
+
+
+def gaussian(clean: NDArray[Any], region: Region, *, sigma: float, seed: int, operator: int) -> NDArray[Any]:
+    """``y = x + sigma n``, n standard normal, for the pixels of a region."""
+    noise = draw_cells(region, seed, operator, lambda stream: stream.standard_normal((CELL, CELL)))
+    return (clean + sigma * noise).astype(clean.dtype)
+
+
+def poisson(clean: NDArray[Any], region: Region, *, gain: float, seed: int, operator: int) -> NDArray[Any]:
+    """``y = gain P(x / gain)``, P a Poisson count: shot noise for the pixels of a region.
+
+    The count is the quantile of one uniform number for each pixel, so that it depends on the rate of that
+    pixel alone.
+    """
+    from scipy.special import pdtrik
+
+    uniform = draw_cells(region, seed, operator, lambda stream: stream.random((CELL, CELL)))
+    rate = np.maximum(clean.astype(np.float64) / gain, 0)
+    with np.errstate(invalid="ignore"):
+        count = np.ceil(pdtrik(uniform, np.maximum(rate, 1e-12)))
+    return (gain * np.where(np.isnan(count), 0.0, np.maximum(count, 0))).astype(clean.dtype)
+
 
 ROUNDING = 1e-5
 """The fraction of the brightest pixel by which a convolution may round below 0 on an empty background."""

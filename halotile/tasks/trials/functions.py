@@ -34,6 +34,9 @@ def choose_samples(
 ) -> list[Sample]:
     """Read samples of twice the edge of a tile with its halo or, on a short axis, of all of it.
 
+    The places are a dark, a bright and a varied one. Code that depends on a property of its whole input, such as its mean, gives other pixels in
+    tiles only where tiles differ in it.
+
     Parameters
     ----------
     source : Readable

@@ -25,7 +25,7 @@ from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import NARROW, ROUNDING, CoreModel, Denoiser, Model
 from halotile.tasks.devices.device import Device, torch_threads
 from halotile.tasks.inner_tiles import TileRunner, Tiling, Window, cut_evenly, windows_of
-from halotile.tasks.noise.draws import RandomImage
+from halotile.tasks.noise.simulated import RandomImage
 from halotile.tasks.trials.functions import Sample, quarters
 from halotile.tasks.trials.trial import Trial, failing_as
 
@@ -47,6 +47,10 @@ class ReferenceFailed(ConfigError):
 
 def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
     """The largest difference between tiles and the whole image, relative to the largest pixel, on the CPU.
+
+    A library may choose another algorithm for another size, which rounds differently; at which sizes depends on the CPU, so the trial runs on the
+    CPU in question. A small image is tried as a whole, against all of its tiles that differ in shape or place. For a larger image, a tile
+    from its middle is compared with windows of about half as many pixels that are longer on one axis, and begin before the tile.
 
     Parameters
     ----------

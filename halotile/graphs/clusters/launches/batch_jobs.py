@@ -21,9 +21,13 @@ from distributed.security import Security
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import Order, RunningCluster, traits_of
-from halotile.graphs.clusters.connection.addresses import address_of_interface, own_address
-from halotile.graphs.clusters.connection.credentials import Credentials, private_base
-from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
+from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
+from halotile.graphs.clusters.common.security import (
+    Credentials,
+    address_of_interface,
+    own_address,
+    private_base,
+)
 from halotile.graphs.clusters.launches.base import Launch, LaunchState, tail_of
 from halotile.graphs.clusters.launches.queue_answers import number_of
 from halotile.graphs.clusters.launches.remote_cluster import supervised_cluster

@@ -12,7 +12,7 @@ from typing import Any
 
 from halotile.errors import ConfigError, MissingPackage
 from halotile.graphs.clusters.base import Order, RunningCluster
-from halotile.graphs.clusters.connection.addresses import address_of_interface
+from halotile.graphs.clusters.common.security import address_of_interface
 from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.kinds import sections
 

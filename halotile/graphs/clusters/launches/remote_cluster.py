@@ -18,8 +18,13 @@ from distributed.utils import silence_logging_cmgr
 from halotile.errors import ClusterFailed
 from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.clusters.base import Order, RunningCluster, config_errors_described
-from halotile.graphs.clusters.connection.addresses import LOOPBACK, answer_allowed_only
-from halotile.graphs.clusters.connection.credentials import Credentials, credentials, private_base
+from halotile.graphs.clusters.common.security import (
+    LOOPBACK,
+    Credentials,
+    answer_allowed_only,
+    credentials,
+    private_base,
+)
 from halotile.graphs.clusters.launches.base import Launch, LaunchState, QueryStates
 from halotile.graphs.clusters.workers.environment import own_environment
 from halotile.graphs.clusters.workers.settings import SETTINGS, SILENT, keep_off_path, private_scratch

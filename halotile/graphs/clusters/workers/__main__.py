@@ -18,13 +18,13 @@ import dask
 from distributed.cli.dask_worker import main as dask_worker
 
 from halotile.graphs.clusters._orphans import requeue_orphan
-from halotile.graphs.clusters.connection.addresses import (
+from halotile.graphs.clusters.common.machine import gpus_here
+from halotile.graphs.clusters.common.security import (
     LOOPBACK,
     address_of_interface,
     address_towards,
     host_of,
 )
-from halotile.graphs.clusters.detection.gpus import gpus_here
 from halotile.graphs.clusters.workers.environment import keep_compiled_code_at_home
 from halotile.graphs.clusters.workers.settings import SETTINGS, private_scratch
 from halotile.graphs.clusters.workers.worker import OwnWorker

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError, OutputRefused
-from halotile.graphs.clusters.connection.credentials import owned, remove_stale
+from halotile.graphs.clusters.common.security import owned, remove_stale
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT, own_environment
 
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from halotile.graphs.clusters.connection.credentials import owned_folder
+from halotile.graphs.clusters.common.security import owned_folder
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.clusters.workers.fork_server import FORK_SETTINGS
 

@@ -18,8 +18,7 @@ from halotile.graphs.plans.make import make_plan
 from halotile.graphs.rules.arguments import Words, cluster_of_script, section, whole_path
 from halotile.graphs.runs.driver import run
 from halotile.graphs.runs.outcome import Outcome
-from halotile.graphs.watching.progress import Observer
-from halotile.graphs.watching.progress_bar import progress_shown
+from halotile.graphs.watching.progress import Observer, progress_shown
 from halotile.graphs.words import shown
 from halotile.tasks.denoisers.function import GivenFunction
 from halotile.tasks.options import Auto

@@ -9,8 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from halotile.graphs.jobs.denoise.cutting import choose_block, geometry_of, larger_shards, layout_of
-from halotile.graphs.jobs.denoise.fit import SMALLER, footprint_of, need_of, tile_window
+from halotile.graphs.jobs.denoise.cutting import (
+    SMALLER,
+    choose_block,
+    footprint_of,
+    geometry_of,
+    larger_shards,
+    layout_of,
+    need_of,
+    tile_window,
+)
 from halotile.graphs.jobs.denoise.image.holes import Holed, choose_holes
 from halotile.graphs.jobs.denoise.image.opening import (
     Levels,

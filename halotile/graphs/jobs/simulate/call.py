@@ -14,8 +14,7 @@ from halotile.graphs.kinds.sections import Run
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.rules.arguments import Words, cluster_of_script, whole_path
 from halotile.graphs.runs.driver import run
-from halotile.graphs.watching.progress import Observer
-from halotile.graphs.watching.progress_bar import progress_shown
+from halotile.graphs.watching.progress import Observer, progress_shown
 from halotile.tasks.noise.simulated import Noise
 from halotile.tasks.options import Auto
 

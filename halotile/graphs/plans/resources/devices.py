@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import AUTO, DEFAULT, VARIABLE
-from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
-from halotile.graphs.clusters.detection.cores import cores_here
-from halotile.graphs.clusters.detection.gpus import chosen, gpus_here, requested_by
+from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
+from halotile.graphs.clusters.common.machine import chosen, cores_here, gpus_here, requested_by
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Cluster, Job, Run
 

@@ -12,7 +12,7 @@ from itertools import product
 
 from halotile.errors import MemoryRefused
 from halotile.graphs.amounts import bytes_text
-from halotile.graphs.clusters.detection.cores import cgroups_of
+from halotile.graphs.clusters.common.machine import cgroups_of
 from halotile.tasks.devices.streams import BUFFERS
 
 MIB = 1024**2

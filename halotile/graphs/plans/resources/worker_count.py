@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from halotile.graphs.amounts import bytes_text, counted
-from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
-from halotile.graphs.clusters.detection.cores import cores_here, slots_here
-from halotile.graphs.clusters.detection.gpus import chosen
+from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
+from halotile.graphs.clusters.common.machine import chosen, cores_here, slots_here
 from halotile.graphs.kinds.sections import AJob, Cluster, Run, parse_bytes
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, machine_bytes, workers_that_fit
 from halotile.tasks.options import Auto

@@ -16,7 +16,7 @@ import numpy as np
 
 from halotile.errors import ConfigError, MemoryRefused
 from halotile.graphs.amounts import bytes_text
-from halotile.graphs.clusters.detection.cores import cores_here
+from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.clusters.workers.fork_server import ensure_forks
 from halotile.graphs.kinds.sections import Run, Tile, parse_bytes
@@ -34,7 +34,7 @@ from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoisers.base import ROUNDING, Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
 from halotile.tasks.devices.device import is_out_of_memory, torch_threads
-from halotile.tasks.noise.draws import RandomImage
+from halotile.tasks.noise.simulated import RandomImage
 from halotile.tasks.trials import functions
 from halotile.tasks.trials.functions import Sample
 from halotile.tasks.trials.probe import check_user_code

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import cloudpickle
 
 from halotile.errors import HalotileError
-from halotile.graphs.clusters.detection.cluster_kind import cluster_kind_of
-from halotile.graphs.clusters.detection.gpus import chosen, gpus_here
+from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
+from halotile.graphs.clusters.common.machine import chosen, gpus_here
 from halotile.graphs.kinds.sections import Tile, TiledJob
 from halotile.graphs.plans.resources.sizes import Geometry, candidate_tiles, fit_tile
 from halotile.tasks.denoise_block import DenoiseTask

@@ -18,7 +18,7 @@ from halotile.errors import (
     Stopped,
 )
 from halotile.graphs.amounts import counted
-from halotile.graphs.clusters.detection.cluster_kind import check_startable
+from halotile.graphs.clusters.common.cluster_kind import check_startable
 from halotile.graphs.plans.identity import differences_of_runs, identity_words, may_be_same
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.outputs.damage import holds_own_pixels

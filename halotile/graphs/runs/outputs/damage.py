@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from halotile.errors import DamagedData
-from halotile.graphs.clusters.detection.cores import cores_here
+from halotile.graphs.clusters.common.machine import cores_here
 from halotile.storage.disk.object_path import ObjectPath, OutputPath
 from halotile.storage.grid import Block, Grid
 from halotile.storage.run_directory.journal import Journal

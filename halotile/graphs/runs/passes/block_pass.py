@@ -15,7 +15,7 @@ from distributed import KilledWorker
 from halotile.errors import ConfigError, InputUnreadable, JobNotLoaded, Stopped, WeightsError
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.clusters.connection.addresses import host_of
+from halotile.graphs.clusters.common.security import host_of
 from halotile.graphs.kinds.base import JobOutput, Pass
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.stream import Answer, Grouping, Stream, workers_of

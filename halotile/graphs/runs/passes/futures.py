@@ -10,7 +10,7 @@ from typing import Any
 from distributed import Client, Future, KilledWorker
 
 from halotile.errors import Stalled, WorkerDied
-from halotile.graphs.clusters.connection.present import POLL_SECONDS, ask, fetch
+from halotile.graphs.clusters.common.answers import POLL_SECONDS, ask, fetch
 
 
 def results(

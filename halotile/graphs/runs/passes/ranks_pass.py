@@ -14,7 +14,7 @@ from dask import delayed
 from halotile.errors import InputError, InputUnreadable, RankFailed, Stalled, Stopped
 from halotile.graphs.amounts import first_line
 from halotile.graphs.clusters.base import RunningCluster
-from halotile.graphs.clusters.connection.present import present_workers
+from halotile.graphs.clusters.common.answers import present_workers
 from halotile.graphs.kinds.base import Gather, RankProgram
 from halotile.graphs.runs.context import RunContext
 from halotile.graphs.runs.passes.futures import results

@@ -18,7 +18,7 @@ from typing import Any
 from distributed import Client, Future, KilledWorker
 
 from halotile.errors import Stalled
-from halotile.graphs.clusters.connection.present import (
+from halotile.graphs.clusters.common.answers import (
     RPC_SECONDS,
     Unanswered,
     ask,

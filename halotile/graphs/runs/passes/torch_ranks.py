@@ -28,8 +28,8 @@ from halotile.errors import (
     RankFailed,
     WorkerDied,
 )
-from halotile.graphs.clusters.connection.addresses import host_of
-from halotile.graphs.clusters.connection.present import RPC_SECONDS, ask, fetch, present_workers
+from halotile.graphs.clusters.common.answers import RPC_SECONDS, ask, fetch, present_workers
+from halotile.graphs.clusters.common.security import host_of
 from halotile.tasks.devices.memory_limits import release_memory
 from halotile.tasks.groups.opening import END_SECONDS, Rendezvous, opened, wait_at_end
 

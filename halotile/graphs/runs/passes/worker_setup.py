@@ -17,7 +17,7 @@ from distributed.core import clean_exception
 from distributed.protocol.pickle import dumps, loads
 
 from halotile.errors import JobNotLoaded
-from halotile.graphs.clusters.connection.present import ask
+from halotile.graphs.clusters.common.answers import ask
 from halotile.storage.io_threads import IO_THREADS
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.worker_lock import WorkerLock

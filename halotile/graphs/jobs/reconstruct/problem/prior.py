@@ -23,7 +23,7 @@ from halotile.tasks.convolution.overlap_save import PERIOD
 from halotile.tasks.denoise_block import DenoiseTask
 from halotile.tasks.denoised_image import Denoised
 from halotile.tasks.denoisers.base import Denoiser
-from halotile.tasks.noise.draws import RandomImage
+from halotile.tasks.noise.simulated import RandomImage
 from halotile.tasks.priors.base import DenoisingPrior, Prior, denoised_of
 
 SEED = 0

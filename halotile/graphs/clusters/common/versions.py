@@ -7,7 +7,7 @@ from typing import Any
 
 from distributed import Client
 
-from halotile.graphs.clusters.connection.present import ask
+from halotile.graphs.clusters.common.answers import ask
 
 PACKAGES = ["halotile", "torch", "zarr", "numcodecs", "scipy"]
 """Packages besides those that Dask compares itself."""

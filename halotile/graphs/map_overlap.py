@@ -21,7 +21,7 @@ from dask.utils import funcname, has_keyword
 from numpy.typing import DTypeLike
 
 from halotile.errors import ConfigError
-from halotile.graphs.overlap.windows import (
+from halotile.graphs.overlap_windows import (
     Chunks,
     Index,
     Windows,
@@ -113,7 +113,7 @@ def map_overlap(
     >>> import tempfile
     >>> from pathlib import Path
     >>> import numpy as np
-    >>> from halotile.graphs.overlap.map_overlap import map_overlap
+    >>> from halotile.graphs.map_overlap import map_overlap
     >>> def step(x):
     ...     return x - np.roll(x, 1, axis=1)
     >>> with tempfile.TemporaryDirectory() as folder:

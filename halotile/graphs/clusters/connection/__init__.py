@@ -1,1 +1,0 @@
-"""Connections between driver, scheduler and workers: addresses, certificates, the wait for a first worker."""

@@ -1,1 +1,0 @@
-"""Functions mapped over overlapping blocks of stored arrays."""
