@@ -181,7 +181,7 @@ def footprint_of(plan: Plan) -> Footprint:
 
     (source, *_), work = plan.sources, work_of(plan)
     found = cutting.footprint_of(work.task, source.chunks if not source.mapped else (1,), work.tuned)
-    assert found.total_bytes == plan.memory_bytes
+    assert sum(found.values()) == plan.memory_bytes
     return found
 
 

@@ -23,6 +23,7 @@ from halotile.graphs.kinds.sections import Cluster, parse_bytes
 from halotile.graphs.plans import make, stages
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
+from halotile.graphs.plans.resources.memory import DECODED, READ
 from halotile.graphs.runs.outputs.claim import claim
 from halotile.storage.stored_array import StoredArray
 from tests.support import (
@@ -188,7 +189,7 @@ def test_a_window_that_is_cut_at_the_picture_needs_no_more_than_the_picture(tmp_
     options = {"strength": 0.1, "iterations": 5000}
     plan = make_plan(job_of(source, tmp_path / "o.zarr", "tv", options, shard="auto", chunk="auto"))
     assert work_of(plan).task.tiling.depth[0] >= (5000, 5000)
-    assert footprint_of(plan).read_bytes == 700 * 900 * 4 * (1 + work_of(plan).task.overlap)
+    assert footprint_of(plan)[READ] == 700 * 900 * 4 * (1 + work_of(plan).task.overlap)
     assert plan.summary()["compute_redundancy"] == round(700 * 900 / (512 * 512), 4)
 
 
@@ -209,7 +210,7 @@ def test_an_input_of_one_compressed_piece_is_counted_and_noted(
     job = job_of(tmp_path / "a.tif", tmp_path / "o.zarr", "gaussian", {"sigma": 1}, shard=256)
     plan = make_plan(job)
     assert any("pieces of 2048 × 2048 pixels" in note for note in plan.notes) == noted
-    assert footprint_of(plan).decode_bytes == 2 * 2 * 2048 * (rows or 2048)
+    assert footprint_of(plan)[DECODED] == 2 * 2 * 2048 * (rows or 2048)
 
 
 def test_an_input_that_is_decoded_whole_is_counted_and_noted(tmp_path: Path) -> None:
@@ -219,9 +220,9 @@ def test_an_input_that_is_decoded_whole_is_counted_and_noted(tmp_path: Path) -> 
     job = job_of(tmp_path / "a.png", tmp_path / "o.zarr", "gaussian", {"sigma": 1}, shard=256)
     plan = make_plan(job)
     assert any("keeps the last one (8 MiB)" in note for note in plan.notes)
-    assert footprint_of(plan).decode_bytes == 2 * 2 * 2048**2
+    assert footprint_of(plan)[DECODED] == 2 * 2 * 2048**2
     masked = replace(job, input=replace(job.input, sides={"mask": str(tmp_path / "mask.png")}))
-    assert footprint_of(make_plan(masked)).decode_bytes == (2 * 2 + 1) * 2048**2
+    assert footprint_of(make_plan(masked))[DECODED] == (2 * 2 + 1) * 2048**2
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif"])

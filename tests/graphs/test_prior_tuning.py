@@ -19,7 +19,7 @@ from halotile.graphs.jobs.reconstruct.problem.prior import CutImage, denoising_o
 from halotile.graphs.kinds.sections import Cluster, Output, Run, Tile
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.plan import Plan
-from halotile.graphs.plans.resources.memory import MIB
+from halotile.graphs.plans.resources.memory import MIB, PROCESS, TILES
 from halotile.graphs.plans.trials.gpu_trials import NotTried
 from halotile.graphs.runs.driver import run as reconstruct
 from halotile.graphs.runs.outputs.claim import claim
@@ -57,7 +57,7 @@ def test_a_plan_takes_what_was_found(requested: list[Any], tmp_path: Path) -> No
     assert plan.summary()["device_memory_bytes"] == 5_000_000
     written = plan.documents.resolved["tile"]
     assert (written["size"], written["batch"], written["channels_last"]) == ([32, 48], 6, True)
-    assert work_of(plan).step_footprint().imports_bytes == 800 * 2**20, "as it was measured"
+    assert work_of(plan).step_footprint()[PROCESS] == 800 * 2**20, "as it was measured"
     assert (requested[0].tiles, requested[0].batch, requested[0].compare) == (((128, 128),), None, False)
 
 
@@ -298,5 +298,5 @@ def test_an_operator_of_the_whole_image_has_a_card_beside_it(requested: list[Any
         )
         for each in (plain, plan)
     ]
-    assert needed[1].imports_bytes - needed[0].imports_bytes == 100 * MIB
-    assert needed[0].tiles_bytes == 0 < needed[1].tiles_bytes
+    assert needed[1][PROCESS] - needed[0][PROCESS] == 100 * MIB
+    assert needed[0][TILES] == 0 < needed[1][TILES]

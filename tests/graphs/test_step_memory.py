@@ -17,10 +17,9 @@ from halotile.graphs.clusters.common import machine as gpu_detection
 from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.clusters.workers.environment import WORKER_ENVIRONMENT
 from halotile.graphs.jobs.reconstruct.job import Reconstruction
-from halotile.graphs.jobs.reconstruct.problem.memory import StepFootprint
 from halotile.graphs.plans.make import make_plan
 from halotile.graphs.plans.resources import devices
-from halotile.graphs.plans.resources.memory import gpu_bytes
+from halotile.graphs.plans.resources.memory import PROCESS, TILES, Footprint, gpu_bytes
 from tests.cases import all_of
 from tests.graphs.solving import kernel
 from tests.support import dncnn_weights, noisy_image, work_of, write_zarr
@@ -62,7 +61,7 @@ run = InlineIterations(
 )
 assert len(list(run.run(3 * work.form.per_pass, lambda *_: False))) == work.solver.traits.passes_before + 3
 needed = work.step_footprint()
-print(json.dumps([before, peak_memory_bytes(), needed.imports_bytes, needed.total_bytes]))
+print(json.dumps([before, peak_memory_bytes(), needed["the program itself"], sum(needed.values())]))
 """
 
 CASES: dict[str, dict[str, Any]] = {
@@ -152,14 +151,14 @@ def test_a_prior_on_a_card_takes_what_its_libraries_keep_and_no_tiles_here(
         footprint(job(tmp_path, CASES[case] if case else {}), device)
         for case, device in (("network", "cpu"), ("network", "cuda"), ("", "cuda"))
     )
-    assert gpu.imports_bytes == here.imports_bytes + gpu_bytes(None)
-    assert gpu.tiles_bytes < here.tiles_bytes
-    assert without.imports_bytes == here.imports_bytes, "nothing is computed there"
+    assert gpu[PROCESS] == here[PROCESS] + gpu_bytes(None)
+    assert gpu[TILES] < here[TILES]
+    assert without[PROCESS] == here[PROCESS], "nothing is computed there"
 
 
-def footprint(config: Path, device: str) -> StepFootprint:
+def footprint(config: Path, device: str) -> Footprint:
     """What is planned for a worker."""
     wanted = load_job(config, [f"run.device={device}"])
     assert isinstance(wanted, Reconstruction)
-    found: StepFootprint = work_of(make_plan(wanted)).step_footprint()
+    found: Footprint = work_of(make_plan(wanted)).step_footprint()
     return found

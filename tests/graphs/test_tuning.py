@@ -20,6 +20,7 @@ from halotile.graphs.clusters.common.machine import Gpus
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Run
 from halotile.graphs.plans.make import make_plan
+from halotile.graphs.plans.resources.memory import PROCESS
 from halotile.graphs.plans.trials import gpu_trials
 from halotile.graphs.plans.trials.gpu_trials import NotTried, tuned_for
 from halotile.graphs.runs.driver import run
@@ -52,7 +53,7 @@ def test_a_plan_takes_what_was_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     written = plan.documents.resolved["tile"]
     assert (written["size"], written["batch"], written["channels_last"]) == ([32, 48], 6, True)
     assert (work_of(plan).task.records, work_of(plan).task.channels_last) == (True, True)
-    assert footprint_of(plan).imports_bytes == 800 * 2**20, "as it was measured"
+    assert footprint_of(plan)[PROCESS] == 800 * 2**20, "as it was measured"
     assert requested[0].tiles == ((128, 128),), "no tile is larger than a block"
     assert requested[0].batch is None
 
@@ -190,7 +191,7 @@ def test_smaller_blocks_fit_by_the_larger_of_two_trials(
     monkeypatch.setattr(gpu_trials, "_in_a_process_of_its_own", again)
     plan = make_plan(replace(given, run=run, cluster=Cluster(kind="local")), refuse=False)
     assert len(told) == breaks
-    assert footprint_of(plan).imports_bytes == (2950 if breaks else 2955) * 2**20
+    assert footprint_of(plan)[PROCESS] == (2950 if breaks else 2955) * 2**20
     assert work_of(plan).task.tiling.tile == FOUND.tile
     assert not any("by rule" in note for note in plan.notes)
 

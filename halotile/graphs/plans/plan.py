@@ -15,7 +15,7 @@ from halotile.graphs.kinds.base import JobKind, JobOutput, Work
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Cluster, Job, NamedChoice, Run, parse_bytes
 from halotile.graphs.plans.identity import fingerprint
-from halotile.graphs.plans.resources.memory import check_share
+from halotile.graphs.plans.resources.memory import Need, check_share
 from halotile.graphs.plans.resources.worker_count import Requested, check_allocation
 from halotile.storage.arrays import Source
 from halotile.storage.disk.object_path import OutputPath, full_path
@@ -70,31 +70,6 @@ def _written(part: Any) -> Any:
     if isinstance(part, tuple | list):
         return [_written(item) for item in part]
     return part
-
-
-@dataclass(frozen=True)
-class Need:
-    """Memory that one worker holds at once in one kind of task.
-
-    Parameters
-    ----------
-    what : str
-        The task, such as ``one block of [512, 512]``.
-    total_bytes : int
-        The projected peak.
-    parts : str
-        The largest parts, as text.
-    remedy : str
-        Sentences with what to write instead.
-    remark : str
-        A further remark.
-    """
-
-    what: str
-    total_bytes: int
-    parts: str
-    remedy: str
-    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -285,8 +260,7 @@ class Plan:
         for need in resources.needs:
             if need.total_bytes > allowed:
                 raise MemoryRefused(
-                    f"run.memory_per_worker is {self.run.memory_per_worker}; {need.what} needs "
-                    f"{bytes_text(need.total_bytes)}, of which {need.parts}.{need.remark} {need.remedy}"
+                    f"run.memory_per_worker is {self.run.memory_per_worker}; {need.refusal()}"
                 )
         largest = resources.largest
         check_allocation(self.run, self.cluster)
@@ -294,7 +268,7 @@ class Plan:
             self.run.count,
             resources.machine_bytes,
             largest.total_bytes,
-            largest.parts,
+            largest.describe(),
             resources.smaller,
             largest.remark,
         )

@@ -14,8 +14,16 @@ from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Size, parse_bytes
 from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
 from halotile.graphs.plans.inputs import kept_bytes
-from halotile.graphs.plans.plan import Need
-from halotile.graphs.plans.resources.memory import MIB, Footprint, footprint, gpu_bytes
+from halotile.graphs.plans.resources.memory import (
+    DECODED,
+    MIB,
+    MODEL,
+    PROCESS,
+    Footprint,
+    Need,
+    footprint,
+    gpu_bytes,
+)
 from halotile.graphs.plans.resources.sizes import (
     BLOCKS_PER_WORKER,
     CHUNK,
@@ -76,7 +84,7 @@ def footprint_of(task: DenoiseTask, piece: tuple[int, ...], tuned: Tuned | None 
         gpu_bytes=None if task.device == "cpu" else gpu_bytes(tuned.host_bytes if tuned else None),
     )
     kept = kept_bytes(side for side in task.sides.values() if isinstance(side, StoredArray))
-    return replace(needed, decode_bytes=needed.decode_bytes + kept)
+    return needed | {DECODED: needed[DECODED] + kept}
 
 
 def tile_window(task: DenoiseTask) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -95,10 +103,9 @@ def need_of(task: DenoiseTask, needed: Footprint, allowed: int, machine: int | N
     """Return the memory that a worker holds during a block, with advice where it may use less."""
     return Need(
         f"one block of {list(task.grid.block)}",
-        needed.total_bytes,
-        needed.describe(),
-        _ways_to_fit(task, needed, allowed, machine),
-        _remark_on_depth(task),
+        needed,
+        remedy=_ways_to_fit(task, needed, allowed, machine),
+        remark=_remark_on_depth(task),
     )
 
 
@@ -106,12 +113,15 @@ def _ways_to_fit(task: DenoiseTask, needed: Footprint, allowed: int, machine: in
     """Return advice where a block needs more than a worker has: only settings that can help."""
     tile, window = tile_window(task)
     is_deep = math.prod(window) > 4 * math.prod(tile)
-    enough = needed.total_bytes
+    enough = sum(needed.values())
+    has_room = allowed > sum(
+        needed[part] for part in (PROCESS, MODEL, DECODED)
+    )  # which no smaller tile or block reduces
     ways = {
         f"write run.memory_per_worker: {-(-enough // MIB)}MiB": machine is None or enough <= machine,
-        f"write {SMALLER}": allowed > needed.fixed_bytes and not is_deep,
-        "choose a denoiser that looks less far": is_deep and allowed > needed.fixed_bytes,
-        "store the input in smaller chunks": enough - needed.decode_bytes <= allowed,
+        f"write {SMALLER}": has_room and not is_deep,
+        "choose a denoiser that looks less far": is_deep and has_room,
+        "store the input in smaller chunks": enough - needed[DECODED] <= allowed,
     }
     remedies = ", or ".join(way for way, helps in ways.items() if helps)
     text = remedies or "use a machine with more memory"
@@ -210,9 +220,9 @@ def choose_block(
             candidates = blocks_for(geometry, unit, job.run.count, earlier, on_gpu=on_gpu)
         sizes = itertools.product(candidate_tiles(geometry, job.tile.size, depth), candidates)
         tried = (with_sizes(block, size) for size, block in sizes)
-        chosen.append(_first_or_last(tried, lambda cut: cut[1].total_bytes <= allowed))
+        chosen.append(_first_or_last(tried, lambda cut: sum(cut[1].values()) <= allowed))
     # What does not fit is refused by Plan.check_fits.
-    fitting = [cut for cut in chosen if cut[1].total_bytes <= allowed] or chosen[:1]
+    fitting = [cut for cut in chosen if sum(cut[1].values()) <= allowed] or chosen[:1]
     frugal = (cut for cut in fitting if _redundancy(cut[0]) <= MOST_REDUNDANT)
     return next(frugal, min(fitting, key=lambda cut: _redundancy(cut[0])))
 

@@ -367,7 +367,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
 
     def fits(_: tuple[DenoiseTask, Footprint], chosen_tiles: ChosenTiles) -> bool:
         needed = sized.footprint_of(chosen_tiles.task, chosen_tiles.tuned)
-        return needed.total_bytes <= allowed_bytes(job.run, computing.machine_bytes)
+        return sum(needed.values()) <= allowed_bytes(job.run, computing.machine_bytes)
 
     is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
     (task, needed), chosen_tiles = chosen_with_tiles(choose, settle, fits, is_free=is_free)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.ptychography.job import Ptychography, StageOptions
 from halotile.graphs.jobs.ptychography.passes import PtychographyWork, SentRecipe
 from halotile.graphs.jobs.ptychography.photon_loss import mean_count
@@ -23,9 +23,9 @@ from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports
 from halotile.graphs.plans.identity import code_versions, fingerprint
 from halotile.graphs.plans.inputs import check_apart, check_decoding, check_paths
-from halotile.graphs.plans.plan import Need, Plan, Resources, documents_of
+from halotile.graphs.plans.plan import Plan, Resources, documents_of
 from halotile.graphs.plans.resources.devices import note_of_cluster
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB, PROCESS, Need
 from halotile.graphs.plans.stages import begin, compute_ranks_on, free_bytes, relate
 from halotile.storage.scans.lengths import shown_length
 from halotile.storage.scans.scan import open_scan
@@ -326,14 +326,15 @@ def _need(recipe: ScanRecipe) -> Need:
     kept = count
     if recipe.window:
         kept = min(count, recipe.slots * (2 * recipe.window + recipe.chunk))
-    total = _fixed_bytes(recipe) + kept * _pattern_bytes(recipe)
     objects = _object_bytes(recipe)
-    return Need(
-        f"an object of {recipe.shape[0]} × {recipe.shape[1]} and {counted(kept, 'pattern')} on each worker",
-        total,
-        f"{bytes_text(objects)} are the object with its gradient and moments, {bytes_text(kept * _pattern_bytes(recipe))} the patterns",
-        f"Write run.memory_per_worker: {-(-total // MIB)}MiB, or {SMALLER}.",
-    )
+    parts = {
+        PROCESS: IMPORTS_BYTES,
+        "the object with its gradient and moments": objects,
+        "the waves": _fixed_bytes(recipe) - IMPORTS_BYTES - objects,
+        "the patterns": kept * _pattern_bytes(recipe),
+    }
+    what = f"an object of {recipe.shape[0]} × {recipe.shape[1]} and {counted(kept, 'pattern')} on each worker"
+    return Need(what, parts, SMALLER)
 
 
 def _figures(job: Ptychography, recipe: ScanRecipe) -> dict[str, Any]:

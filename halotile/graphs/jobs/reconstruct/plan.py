@@ -38,7 +38,6 @@ from halotile.graphs.jobs.reconstruct.passes import ReconstructWork
 from halotile.graphs.jobs.reconstruct.paths import with_whole_paths
 from halotile.graphs.jobs.reconstruct.problem.forms import Form, check_per_pass, choose_form
 from halotile.graphs.jobs.reconstruct.problem.inversion import Inversion
-from halotile.graphs.jobs.reconstruct.problem.memory import StepFootprint
 from halotile.graphs.jobs.reconstruct.problem.prior import (
     CutImage,
     cut_for_prior,
@@ -60,9 +59,9 @@ from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
 from halotile.graphs.plans.notes import note_of_files, note_of_packing, notes_of_place
-from halotile.graphs.plans.plan import Need, Plan, Resources, documents_of
+from halotile.graphs.plans.plan import Plan, Resources, documents_of
 from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
-from halotile.graphs.plans.resources.memory import MIB
+from halotile.graphs.plans.resources.memory import DECODED, Need
 from halotile.graphs.plans.resources.sizes import Geometry, axes_like, block_unit, check_block, layout_like
 from halotile.graphs.plans.resources.worker_count import Requested, no_more_than
 from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
@@ -178,19 +177,14 @@ SMALLER = "a smaller tile.size, tile.block or output.shard"
 
 def needs_of(work: Inversion, kept: int) -> Iterator[Need]:
     """Yield the memory of a block, and of each operator that sees the whole image; ``kept`` bytes of inputs stay decoded."""
-
-    def need(what: str, footprint: StepFootprint, instead: str) -> Need:
-        total = footprint.total_bytes + kept
-        enough = f"Write run.memory_per_worker: {-(-total // MIB)}MiB, or {instead}."
-        return Need(what, total, footprint.describe(), enough)
-
-    yield need(f"one block of {list(work.grid.block)}", work.step_footprint(), SMALLER)
+    decoded = {DECODED: kept}
+    yield Need(f"one block of {list(work.grid.block)}", {**work.step_footprint(), **decoded}, SMALLER)
     for term, footprint in zip(work.form.whole, work.operator_footprints(), strict=True):
         number = next(n for n, other in enumerate(work.form.terms) if other is term)
         what = (
             f"operators[{number}] ({term.operator.name}) sees the whole image of {list(work.grid.shape)}, and"
         )
-        yield need(what, footprint, "an operator that looks a few pixels far")
+        yield Need(what, {**footprint, **decoded}, "an operator that looks a few pixels far")
 
 
 def plan_reconstruction(job: Reconstruction, request: PlanRequest) -> Plan:
@@ -391,7 +385,7 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
             return choose_tiles(job, task, sized.geometry, previous, probe=request.probe)
 
     def fits(cut: CutImage, tuned: Tuned | None) -> bool:
-        return sized.work_of(cut, tuned).step_footprint().total_bytes <= allowed
+        return sum(sized.work_of(cut, tuned).step_footprint().values()) <= allowed
 
     is_free = computing.on_gpu and job.tile.block == "auto" and previous is None
     cut, tiles = chosen_with_tiles(choose, settle, lambda cut, tiles: fits(cut, tiles.tuned), is_free=is_free)

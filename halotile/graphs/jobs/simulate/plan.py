@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import bytes_text
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.jobs.reconstruct.measurements.checks import check_kernels
 from halotile.graphs.jobs.reconstruct.measurements.operators import (
@@ -30,9 +29,9 @@ from halotile.graphs.plans.cutting import blocks_for, overlap_pays
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_whole, kept_bytes
 from halotile.graphs.plans.notes import note_of_packing
-from halotile.graphs.plans.plan import Need, Plan, Resources, documents_of
+from halotile.graphs.plans.plan import Plan, Resources, documents_of
 from halotile.graphs.plans.resources.devices import note_of_cluster
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, PROCESS, Need
 from halotile.graphs.plans.resources.sizes import (
     Geometry,
     axes_like,
@@ -104,9 +103,8 @@ class _Measurement:
         """Memory that one worker holds during a block of it."""
         return Need(
             f"one block of {list(self.output.grid.block)} of {self.output.path}",
-            self.needed_bytes,
-            f"{bytes_text(self.needed_bytes - IMPORTS_BYTES)} are the pixels",
-            f"Write run.memory_per_worker: {-(-self.needed_bytes // MIB)}MiB, or {SMALLER}.",
+            {PROCESS: IMPORTS_BYTES, "the pixels": self.needed_bytes - IMPORTS_BYTES},
+            SMALLER,
         )
 
 

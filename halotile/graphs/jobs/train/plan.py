@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ConfigError
-from halotile.graphs.amounts import bytes_text
 from halotile.graphs.clusters.workers.bounded_call import NoAnswer, call_bounded
 from halotile.graphs.iterations.rank_programs import ProgramFiles, ProgramWork
 from halotile.graphs.jobs.train.images import (
@@ -30,9 +29,9 @@ from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import describe_options, make_part
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
-from halotile.graphs.plans.plan import Need, Plan, Resources, documents_of
+from halotile.graphs.plans.plan import Plan, Resources, documents_of
 from halotile.graphs.plans.resources.devices import note_of_cluster
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, PROCESS, Need
 from halotile.graphs.plans.stages import Begun, Computing, begin, compute_ranks_on, free_bytes, relate
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
@@ -243,13 +242,16 @@ def _need(recipe: Recipe, sources: Sequence[Source], device: str) -> Need:
     weights = recipe.network.weight_bytes(recipe.channels)
     cells = recipe.batch * recipe.patches.cell_bytes
     decoded = kept_bytes(sources, MOST_SHARED) + kept_bytes(sources, 1)  # one more while it is decoded
-    total = IMPORTS_BYTES + activations + (8 + 2 * recipe.slots) * weights + cells + decoded
-    return Need(
-        f"a step with {recipe.batch // recipe.slots} patches of {recipe.patches.patch} × {recipe.patches.patch} on each worker",
-        total,
-        f"{bytes_text(activations)} are the activations",
-        f"Write run.memory_per_worker: {-(-total // MIB)}MiB, or {SMALLER}.",
-    )
+    parts = {
+        PROCESS: IMPORTS_BYTES,
+        "the activations": activations,
+        "the network with the moments of Adam": (8 + 2 * recipe.slots) * weights,
+        "the patches": cells,
+        "decoded pieces of the images": decoded,
+    }
+    edge = recipe.patches.patch
+    what = f"a step with {recipe.batch // recipe.slots} patches of {edge} × {edge} on each worker"
+    return Need(what, parts, SMALLER)
 
 
 def _figures(

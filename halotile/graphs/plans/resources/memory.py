@@ -6,8 +6,9 @@ A test compares it with measured peaks.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 
 from halotile.errors import MemoryRefused
@@ -101,39 +102,53 @@ def check_share(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Bytes that one worker holds while it processes one block, by purpose."""
+PROCESS, MODEL, TILES = "the program itself", "the model", "the tiles"
+READ, WRITTEN, DECODED = "the pixels read", "the pixels written", "one stored piece of the input"
+Footprint = Mapping[str, int]
+"""Bytes that one worker holds at once, by purpose."""
 
-    imports_bytes: int
-    weights_bytes: int
-    read_bytes: int
-    result_bytes: int
-    encode_bytes: int
-    tiles_bytes: int
-    decode_bytes: int
+
+@dataclass(frozen=True)
+class Need:
+    """Memory that one worker holds at once in one kind of task.
+
+    Parameters
+    ----------
+    what : str
+        The task, such as ``one block of [512, 512]``.
+    parts : Footprint
+        The projected peak, by purpose.
+    smaller : str
+        What to write instead, as the end of a sentence.
+    remedy : str
+        Sentences with what to write instead, where these are others.
+    remark : str
+        A further remark.
+    """
+
+    what: str
+    parts: Footprint
+    smaller: str = ""
+    remedy: str = ""
+    remark: str = ""
 
     @property
     def total_bytes(self) -> int:
         """The projected peak."""
-        return sum(getattr(self, field.name) for field in fields(self))
-
-    @property
-    def fixed_bytes(self) -> int:
-        """The part that no smaller tile or block reduces."""
-        return self.imports_bytes + self.weights_bytes + self.decode_bytes
+        return sum(self.parts.values())
 
     def describe(self) -> str:
         """Describe the largest parts, largest first."""
-        parts = {
-            "the program itself": self.imports_bytes,
-            "the model": self.weights_bytes,
-            "the tiles": self.tiles_bytes,
-            "the pixels read and written": self.read_bytes + self.result_bytes + self.encode_bytes,
-            "one stored piece of the input": self.decode_bytes,
-        }
-        largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-        return ", ".join(f"{bytes_text(count)} are {purpose}" for purpose, count in largest)
+        largest = sorted(self.parts.items(), key=lambda part: -part[1])[:3]
+        return ", ".join(f"{bytes_text(count)} are {purpose}" for purpose, count in largest if count)
+
+    def refusal(self) -> str:
+        """Return what is needed, its parts, and what to write instead."""
+        remedy = (
+            self.remedy
+            or f"Write run.memory_per_worker: {-(-self.total_bytes // MIB)}MiB, or {self.smaller}."
+        )
+        return f"{self.what} needs {bytes_text(self.total_bytes)}, of which {self.describe()}.{self.remark} {remedy}"
 
 
 def pinned(size: int) -> int:
@@ -167,7 +182,7 @@ def footprint(
     io_threads: int = 1,
     coarser: float = 0.0,
     gpu_bytes: int | None = None,
-) -> Footprint:
+) -> dict[str, int]:
     """Return the footprint of a block of this size.
 
     Parameters
@@ -198,29 +213,19 @@ def footprint(
         and pixels pass through pinned memory on their way there and back.
     """
     read, result = math.prod(window) * itemsize_in, math.prod(core_out) * itemsize_work
-    # The next window may begin in the space of a result, and the next result finds no room there: one more is
-    # counted.
-    results = result * (2 + overlap)
-    common = {
-        "weights_bytes": weights_bytes,
-        "decode_bytes": io_threads * 2 * math.prod(stored_piece) * itemsize_in,
-        "encode_bytes": int(
-            (io_threads * 2 * math.prod(shard) + coarser * math.prod(core_out)) * itemsize_out
-        ),
-    }
+    encode = int((io_threads * 2 * math.prod(shard) + coarser * math.prod(core_out)) * itemsize_out)
+    common = {MODEL: weights_bytes, DECODED: io_threads * 2 * math.prod(stored_piece) * itemsize_in}
     if gpu_bytes is not None:
-        return Footprint(
-            imports_bytes=IMPORTS_BYTES + gpu_bytes,
-            read_bytes=read * (1 + sides) + BUFFERS * pinned(read),
-            result_bytes=2 * result + BUFFERS * pinned(result),
-            tiles_bytes=0,
-            **common,
-        )
-    copies = 2 if overlap else 1
-    return Footprint(
-        imports_bytes=IMPORTS_BYTES,
-        read_bytes=read * (1 + sides) * copies,
-        result_bytes=results,
-        tiles_bytes=int(tile_window_pixels * batch * (bytes_per_pixel + 4 * (2 + sides))),
-        **common,
-    )
+        return common | {
+            PROCESS: IMPORTS_BYTES + gpu_bytes,
+            READ: read * (1 + sides) + BUFFERS * pinned(read),
+            WRITTEN: 2 * result + BUFFERS * pinned(result) + encode,
+            TILES: 0,
+        }
+    return common | {
+        PROCESS: IMPORTS_BYTES,
+        READ: read * (1 + sides) * (1 + overlap),
+        # The next window may begin in the space of a result, and the next result finds no room there: one more is counted.
+        WRITTEN: result * (2 + overlap) + encode,
+        TILES: int(tile_window_pixels * batch * (bytes_per_pixel + 4 * (2 + sides))),
+    }

@@ -12,12 +12,12 @@ from halotile.graphs.iterations.iterate import COPIES_TO_GO_BACK, Target
 from halotile.graphs.jobs.reconstruct.job import Bounds, Reconstruction
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
 from halotile.graphs.jobs.reconstruct.problem.memory import (
-    StepFootprint,
     footprint_of_operator,
     footprint_of_step,
 )
 from halotile.graphs.kinds.base import OutputArray
 from halotile.graphs.plans.cutting import overlap_pays
+from halotile.graphs.plans.resources.memory import Footprint
 from halotile.graphs.solvers._subsets import SubsetNorms, SubsetSolver
 from halotile.graphs.solvers.base import Problem, Solver
 from halotile.graphs.solvers.lanczos import Lanczos
@@ -163,7 +163,7 @@ class Inversion:
         """Files and folders of the solver's images."""
         return self.state_layout.inodes * (self.scratch_bytes // self.state_layout.size_bytes)
 
-    def step_footprint(self) -> StepFootprint:
+    def step_footprint(self) -> Footprint:
         """Return the memory of one worker during a block of a pass."""
         return footprint_of_step(
             self.grid,
@@ -176,7 +176,7 @@ class Inversion:
             measured=self.tuned.host_bytes if self.tuned else None,
         )
 
-    def operator_footprints(self) -> Iterator[StepFootprint]:
+    def operator_footprints(self) -> Iterator[Footprint]:
         """Yield the memory of one worker during each operator that sees the whole image."""
         step, denoised = self.step_footprint(), denoised_of(self.prior)
         on_gpu = denoised is not None and denoised.device != "cpu"

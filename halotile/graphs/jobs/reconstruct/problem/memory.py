@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
 
 import numpy as np
 
-from halotile.graphs.amounts import bytes_text
 from halotile.graphs.jobs.reconstruct.problem.forms import Form
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB, gpu_bytes, pinned
+from halotile.graphs.plans.resources.memory import (
+    IMPORTS_BYTES,
+    MIB,
+    MODEL,
+    PROCESS,
+    TILES,
+    Footprint,
+    gpu_bytes,
+    pinned,
+)
 from halotile.graphs.solvers.base import Solver, images_read
 from halotile.storage.grid import Grid
 from halotile.storage.sharded.output import Layout
@@ -29,32 +36,7 @@ COPIES = 3
 """Images and measurements at once that an operator is assumed to need where it does not declare this."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepFootprint:
-    """Bytes that one worker holds at once, by purpose."""
-
-    imports_bytes: int
-    model_bytes: int
-    vectors_bytes: int
-    operators_bytes: int
-    tiles_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """The projected peak."""
-        return sum(getattr(self, field.name) for field in fields(self))
-
-    def describe(self) -> str:
-        """Describe the largest parts, largest first."""
-        parts = {
-            "the program itself": self.imports_bytes,
-            "the denoiser's model": self.model_bytes,
-            "the denoiser's tiles": self.tiles_bytes,
-            "the solver's images": self.vectors_bytes,
-            "the operators": self.operators_bytes,
-        }
-        largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-        return ", ".join(f"{bytes_text(count)} are {purpose}" for purpose, count in largest)
+IMAGES, OPERATORS = "the solver's images", "the operators"
 
 
 def footprint_of_step(
@@ -67,7 +49,7 @@ def footprint_of_step(
     overlap: bool,
     io_threads: int = 1,
     measured: int | None = None,
-) -> StepFootprint:
+) -> Footprint:
     """Return the footprint of one block of an iteration.
 
     Parameters
@@ -98,32 +80,31 @@ def footprint_of_step(
     denoised = denoised_of(prior)
     model, tiles = _denoiser(denoised)
     on_gpu = denoised is not None and denoised.device != "cpu"
-    return StepFootprint(
-        imports_bytes=IMPORTS_BYTES + (gpu_bytes(measured) if on_gpu else 0),
-        model_bytes=model,
-        vectors_bytes=copies * (read * window + len(solver.vectors) * core)
+    return {
+        PROCESS: IMPORTS_BYTES + (gpu_bytes(measured) if on_gpu else 0),
+        MODEL: model,
+        IMAGES: copies * (read * window + len(solver.vectors) * core)
         + 2 * io_threads * shard
         + (IMAGES_OF_A_STEP + form.per_pass - 1) * step,
-        operators_bytes=IMAGES_OF_A_GRADIENT * window + (TRANSFORMS_BYTES if form.is_fft else 0),
+        OPERATORS: IMAGES_OF_A_GRADIENT * window + (TRANSFORMS_BYTES if form.is_fft else 0),
         # On a GPU the tiles are there, and the pixels pass through pinned memory on their way: two parts each way.
-        tiles_bytes=2 * BUFFERS * pinned(step) if on_gpu else tiles,
-    )
+        TILES: 2 * BUFFERS * pinned(step) if on_gpu else tiles,
+    }
 
 
 def footprint_of_operator(
-    term: Term, image: Shape, dtype: np.dtype[np.generic], step: StepFootprint, *, on_gpu: bool
-) -> StepFootprint:
+    term: Term, image: Shape, dtype: np.dtype[np.generic], step: Footprint, *, on_gpu: bool
+) -> Footprint:
     """Return the footprint of an operator that sees the whole image, plus the model that ``step`` keeps."""
     size = dtype.itemsize
     measured = math.prod(term.measurement.shape) * max(size, term.measurement.dtype.itemsize)
-    return StepFootprint(
-        imports_bytes=step.imports_bytes,
-        model_bytes=step.model_bytes,
-        vectors_bytes=3 * size * math.prod(image),  # the image, what this one adds, and the sum so far
-        operators_bytes=bytes_of_operator(term.operator, image, size, measured) + 2 * measured,
+    return {
+        **step,
+        IMAGES: 3 * size * math.prod(image),  # the image, what this one adds, and the sum so far
+        OPERATORS: bytes_of_operator(term.operator, image, size, measured) + 2 * measured,
         # The tiles on a CPU have been freed by then; pinned memory stays.
-        tiles_bytes=step.tiles_bytes if on_gpu else 0,
-    )
+        TILES: step[TILES] if on_gpu else 0,
+    }
 
 
 def bytes_of_operator(operator: Operator, image: Shape, size: int, measured: int) -> int:
