@@ -294,7 +294,7 @@ def test_a_plan_for_gpus_has_a_worker_on_each_and_is_another_job(
         make_plan(replace(job, cluster=Cluster(kind=kind))) for kind in ("local", "local-cuda")
     )
     assert on_cards.run.workers == 2
-    assert on_cards.resources.machine_bytes == plain.resources.machine_bytes is not None, (
+    assert on_cards.computing.machine_bytes == plain.computing.machine_bytes is not None, (
         "they share this machine's memory"
     )
     on_cpu, on_gpu = work_of(plain).task, work_of(on_cards).task

@@ -88,7 +88,7 @@ def test_a_thin_block_at_the_edge_tells_nothing_of_the_others(tmp_path: Path) ->
             {"sigma": 1},
             tile={"block": 256, "boundary": "reflect"},
         )
-        needed.append(make_plan(job).resources.needs)
+        needed.append(make_plan(job).needs)
     assert needed[0] == needed[1]
 
 

@@ -316,7 +316,7 @@ def test_a_reconstruction_writes_the_same_and_keeps_its_state_here(
     for output in (images / "x.zarr", Path("x.zarr")):
         Path("job.yaml").write_text(RECONSTRUCTION.format(output=output))
         plan = make_plan(load_job(Path("job.yaml")))
-        assert (plan.disk_bytes > plan.resources.scratch_bytes > 0) is isinstance(output, Path)
+        assert (plan.disk_bytes > plan.scratch_bytes > 0) is isinstance(output, Path)
         run(plan, cluster=store_cluster)
     local_files = {name: Path("x.zarr", name).read_bytes() for name in files_below(Path("x.zarr"))}
     assert contents(images / "x.zarr") == local_files

@@ -287,7 +287,7 @@ def test_disk_for_checkpoints_is_that_of_the_solvers(folder: Path) -> None:
     for solvers in (["adam"], ["lbfgs"], ["adam", "lbfgs"]):
         stages = [{"solver": solver, "epochs": 1} for solver in solvers]
         path = job(folder, stages=stages)
-        needed["+".join(solvers)] = halotile.plan(path).resources.scratch_bytes
+        needed["+".join(solvers)] = halotile.plan(path).scratch_bytes
     assert needed["lbfgs"] == 5 * needed["adam"]
     assert needed["adam+lbfgs"] > needed["lbfgs"]
 

@@ -228,7 +228,7 @@ def test_workers_that_would_share_a_gpu_are_one_or_refused(
     local, each = (Cluster(kind=kind) for kind in ("local", "local-cuda"))
     plan = make_plan(training(images, tmp_path, run=run, cluster=local))
     assert plan.run.workers == 1
-    assert plan.requested.why == "one for the GPU"
+    assert plan.computing.requested.why == "one for the GPU"
     with pytest.raises(ConfigError, match=r"workers is 2.*cannot share a GPU.*\{kind: local-cuda\}"):
         make_plan(training(images, tmp_path, run=replace(run, workers=2), cluster=local))
     assert make_plan(training(images, tmp_path, run=run, cluster=each)).run.workers == 2

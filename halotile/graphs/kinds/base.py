@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from halotile.graphs.kinds.sections import Job
-    from halotile.graphs.plans.plan import Plan
+    from halotile.graphs.plans.plan import Planned
+    from halotile.graphs.plans.stages import Begun
     from halotile.storage.disk.object_path import OutputPath
     from halotile.storage.grid import Grid
     from halotile.storage.run_directory.directory import RunDirectory
@@ -132,7 +133,7 @@ class JobKind:
     job : type
         The dataclass of the job. Its fields are the sections, lists and values of a job file.
     plan : str
-        ``module:function``; the function takes the job and a :class:`PlanRequest` and returns a :class:`Plan`.
+        ``module:function``; the function takes the job, what stands at its output and a :class:`PlanRequest`, and returns a :class:`Planned`.
     title : callable
         Returns a short description of a checked job.
     headline, rows : callable
@@ -180,11 +181,11 @@ class JobKind:
     steps: Steps | None = None
     revision: Revision | None = None
 
-    def make_plan(self, job: Any, request: PlanRequest) -> Plan:
+    def make_plan(self, job: Any, begun: Begun, request: PlanRequest) -> Planned:
         """Plan a job of this kind; imports its planner."""
         module, _, function = self.plan.partition(":")
-        plan: Plan = getattr(importlib.import_module(module), function)(job, request)
-        return plan
+        planned: Planned = getattr(importlib.import_module(module), function)(job, begun, request)
+        return planned
 
 
 @dataclass(frozen=True)

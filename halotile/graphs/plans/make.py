@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,7 +15,9 @@ from halotile.graphs.kinds.base import PlanRequest
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.patterns import takes_many
 from halotile.graphs.kinds.sections import Job
-from halotile.graphs.plans.plan import Plan
+from halotile.graphs.plans.plan import Plan, Planned, documents_of, existing_parent
+from halotile.graphs.plans.resources.devices import note_of_cluster
+from halotile.graphs.plans.stages import Begun, begin, relate
 from halotile.graphs.rules.check import check_job
 from halotile.graphs.waiting import Report, no_report
 from halotile.storage.disk.object_path import ObjectPath, lies_in
@@ -74,12 +78,32 @@ def make_plan(
             f"--same-input is not for job {job.kind}, which does not compute each block from its own place of one input. "
             "Leave it out, or start over with --fresh."
         )
-    plan = kind.make_plan(job, PlanRequest(fresh, same_input, probe, makes_folder, report))
+    request = PlanRequest(fresh, same_input, probe, makes_folder, report)
+    begun = begin(job, request)
+    plan = _finish(kind.make_plan(job, begun, request), begun, request)
     _check_apart(plan)
     _check_puts(plan)
     if refuse:
         plan.check_fits()
     return plan
+
+
+def _finish(planned: Planned, begun: Begun, request: PlanRequest) -> Plan:
+    """Add what all plans have."""
+    job, computing = planned.job, planned.computing
+    identity, earlier = relate(job, planned.identity, begun, request)
+    if earlier.differs and planned.discards_others:
+        earlier = replace(earlier, is_discarded=True)
+    notes = (
+        *planned.notes,
+        *(planned.notes_of_resumed() if earlier.resumes else ()),
+        *computing.ignored,
+        *note_of_cluster(job, computing.cluster, computing.device),
+    )
+    own = vars(planned) | {"identity": identity, "notes": notes}
+    documents = documents_of(job, computing.requested, planned.given, planned.decided)
+    free = shutil.disk_usage(existing_parent(begun.directory.path)).free
+    return Plan(**own, documents=documents, earlier=earlier, free_disk_bytes=free)
 
 
 def _check_apart(plan: Plan) -> None:

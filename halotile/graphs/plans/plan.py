@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from halotile.errors import DiskRefused, MemoryRefused
 from halotile.graphs.amounts import bytes_text
@@ -24,6 +24,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.sharded.layout import Layout
 from halotile.tasks.options import job_key
 
+J = TypeVar("J", bound=Job)
 PRIVATE = ("allow_import", "import_folder")
 """Keys that no file may set: a file must not allow itself to run code."""
 
@@ -73,40 +74,6 @@ def _written(part: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Resources:
-    """Resources of the machine that a run needs, and those that there are.
-
-    Parameters
-    ----------
-    needs : tuple of Need
-        Memory needs of each kind of task of a worker.
-    smaller : str
-        Advice by which a worker needs less, as the end of a sentence.
-    machine_bytes : int, optional
-        Memory that the workers share; None where they run on other machines.
-    free_disk_bytes : int
-        Free space on the file system of the output.
-    scratch_bytes, scratch_inodes : int
-        Size and files of scratch arrays, at most.
-    smaller_output : str
-        Advice by which the output becomes smaller, as the end of a sentence.
-    """
-
-    needs: tuple[Need, ...]
-    smaller: str
-    machine_bytes: int | None
-    free_disk_bytes: int
-    scratch_bytes: int = 0
-    scratch_inodes: int = 0
-    smaller_output: str = ""
-
-    @property
-    def largest(self) -> Need:
-        """The task that needs most memory."""
-        return max(self.needs, key=lambda need: need.total_bytes)
-
-
-@dataclass(frozen=True)
 class Documents:
     """A job as configurations: as it was asked for, and with every size decided."""
 
@@ -115,49 +82,120 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A job that can start.
+class Computing(Generic[J]):
+    """Workers and device of a job.
 
     Parameters
     ----------
     job : Job
         The job with its number of workers decided.
+    requested : Requested
+        Number of workers that was asked for.
+    cluster : Cluster
+        The cluster of the workers.
+    device, precision : str
+        Device and precision of the denoiser.
+    ignored : tuple of str
+        Notes on settings that have no effect.
+    machine_bytes : int, optional
+        Memory that the workers share; None where they run on other machines.
+    """
+
+    job: J
+    requested: Requested
+    cluster: Cluster
+    device: str
+    precision: str
+    ignored: tuple[str, ...]
+    machine_bytes: int | None
+
+    @property
+    def on_gpu(self) -> bool:
+        """True where GPUs compute."""
+        return self.device != "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What a kind of job decides of its plan; :func:`~halotile.graphs.plans.make.make_plan` adds what all plans have.
+
+    Parameters
+    ----------
+    computing : Computing
+        The job with its number of workers decided, and the cluster: that of the job, or a better one where the job leaves that open.
     work : Work
         Its outputs and passes.
-    cluster : Cluster
-        Cluster of the workers: that of the job, or a better one where the job leaves that open.
-    requested : Requested
-        Number of workers that the job asks for.
     sources : tuple of Source
         The arrays that workers read.
     files : tuple of Path
         Other files that the job reads.
     identity : mapping
         Everything that can change a bit of an output.
-    resources : Resources
-        Needed and available resources.
-    documents : Documents
-        The job as configurations.
+    needs : tuple of Need
+        Memory of a worker in each kind of task.
+    smaller : str
+        Advice by which a worker needs less, as the end of a sentence.
+    scratch_bytes, scratch_inodes : int
+        Size and files of scratch arrays, at most.
+    smaller_output : str
+        Advice by which the output becomes smaller, as the end of a sentence.
+    given, decided : mapping
+        Parts of the job that a job file writes differently, and those whose values were decided.
     figures : mapping
         Figures of the kind of job, by name.
     notes : tuple of str
         Sentences about trial results, or what the result will lack or cost.
-    earlier : Earlier
-        Relation to the run whose directory exists already.
+    notes_of_resumed : callable
+        Returns notes for a run that goes on with an earlier one.
+    discards_others : bool
+        An earlier run of another job is discarded.
     """
 
-    job: Job
+    computing: Computing[Any]
     work: Work
-    cluster: Cluster
-    requested: Requested
-    sources: tuple[Source, ...]
-    files: tuple[Path, ...]
     identity: dict[str, Any]
-    resources: Resources
-    documents: Documents
+    needs: tuple[Need, ...]
     figures: Mapping[str, Any]
-    notes: tuple[str, ...]
-    earlier: Earlier = field(default_factory=lambda: Earlier())
+    sources: tuple[Source, ...]
+    smaller: str
+    files: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+    scratch_bytes: int = 0
+    scratch_inodes: int = 0
+    smaller_output: str = ""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    decided: Mapping[str, Any] = field(default_factory=dict)
+    notes_of_resumed: Callable[[], Sequence[str]] = tuple
+    discards_others: bool = False
+
+    @property
+    def job(self) -> Any:
+        """The job with its number of workers decided."""
+        return self.computing.job
+
+    @property
+    def cluster(self) -> Cluster:
+        """Cluster of the workers."""
+        return self.computing.cluster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Planned):
+    """A job that can start.
+
+    Parameters
+    ----------
+    documents : Documents
+        The job as configurations.
+    earlier : Earlier
+        Relation to the run whose directory exists already.
+    free_disk_bytes : int
+        Free space on the file system of the output.
+    """
+
+    documents: Documents
+    earlier: Earlier
+    free_disk_bytes: int
 
     @cached_property
     def kind(self) -> JobKind:
@@ -204,7 +242,8 @@ class Plan:
     @property
     def run(self) -> Run:
         """The execution section of the job."""
-        return self.job.run
+        run: Run = self.job.run
+        return run
 
     @property
     def blocks(self) -> int:
@@ -220,18 +259,23 @@ class Plan:
     def disk_bytes(self) -> int:
         """Space on the disk that the run needs at most: for outputs that are not in a store, and scratch arrays."""
         outputs = sum(output.layout.size_bytes for output in self.outputs if isinstance(output.path, Path))
-        return outputs + self.resources.scratch_bytes
+        return outputs + self.scratch_bytes
 
     @property
     def inodes(self) -> int:
         """Number of files and folders on the disk, those of scratch arrays included."""
         outputs = sum(output.layout.inodes for output in self.outputs if isinstance(output.path, Path))
-        return outputs + self.resources.scratch_inodes
+        return outputs + self.scratch_inodes
+
+    @property
+    def largest_need(self) -> Need:
+        """Memory of the task that needs most."""
+        return max(self.needs, key=lambda need: need.total_bytes)
 
     @property
     def memory_bytes(self) -> int:
         """Memory that one worker needs at most."""
-        return self.resources.largest.total_bytes
+        return self.largest_need.total_bytes
 
     @cached_property
     def fingerprint(self) -> str:
@@ -256,35 +300,34 @@ class Plan:
         MemoryRefused, DiskRefused
             With the figures, and what to write instead.
         """
-        allowed, resources = parse_bytes(self.run.memory_per_worker), self.resources
-        for need in resources.needs:
+        allowed, largest = parse_bytes(self.run.memory_per_worker), self.largest_need
+        for need in self.needs:
             if need.total_bytes > allowed:
                 raise MemoryRefused(
                     f"run.memory_per_worker is {self.run.memory_per_worker}; {need.refusal()}"
                 )
-        largest = resources.largest
         check_allocation(self.run, self.cluster)
         check_share(
             self.run.count,
-            resources.machine_bytes,
+            self.computing.machine_bytes,
             largest.total_bytes,
             largest.describe(),
-            resources.smaller,
+            self.smaller,
             largest.remark,
         )
         if not self.resumes:  # what a resumed run has written is not counted twice
             self._check_disk()
 
     def _check_disk(self) -> None:
-        folder, scratch = existing_parent(self.run_directory), self.resources.scratch_bytes
+        folder, scratch = existing_parent(self.run_directory), self.scratch_bytes
         check_inodes(self.inodes, folder)
-        if self.disk_bytes <= self.resources.free_disk_bytes:
+        if self.disk_bytes <= self.free_disk_bytes:
             return
         besides = f" and scratch arrays {bytes_text(scratch)}" if scratch else ""
-        smaller = f", or {self.resources.smaller_output}" if self.resources.smaller_output else ""
+        smaller = f", or {self.smaller_output}" if self.smaller_output else ""
         raise DiskRefused(
             f"the output takes up to {bytes_text(self.output_bytes)}{besides}, and {folder} has "
-            f"{bytes_text(self.resources.free_disk_bytes)} free. Write {self.outputs[0].key} on a larger disk{smaller}."
+            f"{bytes_text(self.free_disk_bytes)} free. Write {self.outputs[0].key} on a larger disk{smaller}."
         )
 
     def summary(self) -> dict[str, Any]:
@@ -298,13 +341,13 @@ class Plan:
             "peak_memory_per_worker_bytes": self.memory_bytes,
             "memory_per_worker_bytes": parse_bytes(self.run.memory_per_worker),
             "output_bytes": self.output_bytes,
-            "scratch_bytes": self.resources.scratch_bytes,
-            "free_disk_bytes": self.resources.free_disk_bytes,
+            "scratch_bytes": self.scratch_bytes,
+            "free_disk_bytes": self.free_disk_bytes,
             "files": sum(output.layout.files for output in self.outputs),
             "inodes": self.inodes,
             "free_inodes": free_inodes(existing_parent(self.run_directory)),
             "workers": self.run.count,
-            "workers_from": self.requested.why,
+            "workers_from": self.computing.requested.why,
             "resumes": self.resumes,
             "fingerprint": self.fingerprint,
             "notes": list(self.notes),

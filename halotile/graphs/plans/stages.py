@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import AUTO
 from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of
 from halotile.graphs.kinds.base import PlanRequest
 from halotile.graphs.kinds.finder import kind_of
-from halotile.graphs.kinds.sections import Cluster, Job
+from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.choices import computed_by
 from halotile.graphs.plans.identity import as_stored, differences_of_runs, may_be_same
-from halotile.graphs.plans.plan import Earlier, existing_parent
+from halotile.graphs.plans.plan import Computing, Earlier, J
 from halotile.graphs.plans.resources.devices import check_device, cluster_for, device_of, is_here
 from halotile.graphs.plans.resources.memory import machine_bytes
-from halotile.graphs.plans.resources.worker_count import Requested, with_workers
+from halotile.graphs.plans.resources.worker_count import with_workers
 from halotile.storage.disk.object_path import OutputPath, full_path
 from halotile.storage.disk.place import check_dots, check_parents
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.tasks.denoisers.base import Denoiser
-
-J = TypeVar("J", bound=Job)
 
 
 @dataclass(frozen=True)
@@ -63,40 +60,6 @@ def begin(job: Job, request: PlanRequest) -> Begun:
     previous = None if request.fresh else directory.read_valid_plan()
     kind = (previous or {}).get("job", job.kind)
     return Begun(output, directory, previous) if kind == job.kind else Begun(output, directory, None, kind)
-
-
-@dataclass(frozen=True)
-class Computing(Generic[J]):
-    """Workers and device of a job.
-
-    Parameters
-    ----------
-    job : Job
-        The job with its number of workers decided.
-    requested : Requested
-        Number of workers that was asked for.
-    cluster : Cluster
-        The cluster of the workers.
-    device, precision : str
-        Device and precision of the denoiser.
-    ignored : tuple of str
-        Notes on settings that have no effect.
-    machine_bytes : int, optional
-        Memory that the workers share; None where they run on other machines.
-    """
-
-    job: J
-    requested: Requested
-    cluster: Cluster
-    device: str
-    precision: str
-    ignored: tuple[str, ...]
-    machine_bytes: int | None
-
-    @property
-    def on_gpu(self) -> bool:
-        """True where GPUs compute."""
-        return self.device != "cpu"
 
 
 def compute_on(job: J, denoiser: Denoiser | None, *, trains: bool = False) -> Computing[J]:
@@ -174,8 +137,3 @@ def relate(
             identity = identity | images_before
     differs = tuple(differences_of_runs(kind, begun.directory, before, identity))
     return identity, Earlier(not differs, differs, tuple(same_inputs), is_discarded=request.fresh)
-
-
-def free_bytes(output: OutputPath) -> int:
-    """Return the free space on the file system of an output, or where it is in a store, of its run directory."""
-    return shutil.disk_usage(existing_parent(RunDirectory.beside(output).path)).free

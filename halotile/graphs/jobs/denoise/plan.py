@@ -43,12 +43,12 @@ from halotile.graphs.plans.cutting import allowed_bytes, grid_of, overlap_pays, 
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths
 from halotile.graphs.plans.notes import note_of_files, notes_of, notes_of_place
-from halotile.graphs.plans.plan import Plan, Resources, documents_of
-from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
+from halotile.graphs.plans.plan import Computing, Planned
+from halotile.graphs.plans.resources.devices import io_threads_for
 from halotile.graphs.plans.resources.memory import Footprint
 from halotile.graphs.plans.resources.sizes import Geometry, block_unit
 from halotile.graphs.plans.resources.worker_count import Requested, no_more_than
-from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
+from halotile.graphs.plans.stages import Begun, compute_on
 from halotile.graphs.plans.trials.denoiser_trials import compared, compared_on_image, expect_trial, tried
 from halotile.graphs.plans.trials.gpu_trials import (
     ChosenTiles,
@@ -128,12 +128,12 @@ def decided_parts(task: DenoiseTask) -> dict[str, Any]:
     }
 
 
-def plan_denoising(job: Denoising, request: PlanRequest) -> Plan:
+def plan_denoising(job: Denoising, begun: Begun, request: PlanRequest) -> Planned:
     """Decide every size of a denoising job."""
-    opened = _open(job, request)
+    opened = _open(job, begun)
     sized = _size(opened, request)
     settled = _settle(sized, request)
-    return _identify(settled, request)
+    return _identify(settled)
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,7 @@ class _Opened:
         return {**noise, **self.sides}
 
 
-def _open(job: Denoising, request: PlanRequest) -> _Opened:
-    begun = begin(job, request)
+def _open(job: Denoising, begun: Begun) -> _Opened:
     given = job.denoiser
     denoiser: Denoiser = make_chosen(given, job) if isinstance(given, DenoiserChoice) else given
     expect_trial(denoiser)
@@ -378,35 +377,26 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
     return _Settled(sized, task, needed, tuned, note, halo)
 
 
-def _identify(settled: _Settled, request: PlanRequest) -> Plan:
+def _identify(settled: _Settled) -> Planned:
     sized, opened = settled.sized, settled.sized.opened
     job, begun = sized.job, opened.begun
-    identity, earlier = relate(job, _identity(settled), begun, request)
     task = as_it_went(settled.task, begun.previous)
     allowed, machine = parse_bytes(job.run.memory_per_worker), opened.computing.machine_bytes
     output = OutputArray(begun.output, task.writer.layout, task.grid, job.output.overwrite)
     is_named = isinstance(job.denoiser, DenoiserChoice)
-    given_parts = {} if is_named else {"denoiser": describe_denoiser(opened.given)}
-    decided = decided_parts(task) | {"noise": decided_noise(job.noise, opened.photons)}
-    return Plan(
-        job=job,
+    return Planned(
+        computing=replace(opened.computing, job=job, requested=sized.requested),
         work=DenoiseWork(output, task, settled.tuned),
-        cluster=opened.computing.cluster,
-        requested=sized.requested,
         sources=(opened.original, *opened.sides.values()),
         files=(*task.denoiser.files(), *map(Path, job.input.sides.values())),
-        identity=identity,
-        resources=Resources(
-            (need_of(task, settled.needed, allowed, machine),),
-            SMALLER,
-            machine,
-            free_bytes(begun.output),
-            smaller_output="a smaller output.dtype",
-        ),
-        documents=documents_of(job, sized.requested, given_parts, decided),
+        identity=_identity(settled),
+        needs=(need_of(task, settled.needed, allowed, machine),),
+        smaller=SMALLER,
+        smaller_output="a smaller output.dtype",
+        given={} if is_named else {"denoiser": describe_denoiser(opened.given)},
+        decided=decided_parts(task) | {"noise": decided_noise(job.noise, opened.photons)},
         figures=figures_of(job, task, settled.halo, settled.tuned),
         notes=_notes(settled),
-        earlier=earlier,
     )
 
 
@@ -429,8 +419,6 @@ def _notes(settled: _Settled) -> tuple[str, ...]:
         ),
         *opened.written.notes,
         *([opened.photons.note(opened.roles)] if opened.photons else []),
-        *opened.computing.ignored,
-        *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
         *note_of_files(task.writer.layout, sized.job.output, opened.roles),
         *notes_of_place(opened.begun.output, opened.begun.directory),
     )

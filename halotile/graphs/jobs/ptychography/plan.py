@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,11 @@ from halotile.graphs.kinds.base import OutputFile, PlanRequest
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import allow_imports
-from halotile.graphs.plans.identity import code_versions, fingerprint
+from halotile.graphs.plans.identity import as_stored, code_versions, fingerprint
 from halotile.graphs.plans.inputs import check_apart, check_decoding, check_paths
-from halotile.graphs.plans.plan import Plan, Resources, documents_of
-from halotile.graphs.plans.resources.devices import note_of_cluster
+from halotile.graphs.plans.plan import Planned
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB, PROCESS, Need
-from halotile.graphs.plans.stages import begin, compute_ranks_on, free_bytes, relate
+from halotile.graphs.plans.stages import Begun, compute_ranks_on
 from halotile.storage.scans.lengths import shown_length
 from halotile.storage.scans.scan import open_scan
 from halotile.storage.scans.start import StartValues
@@ -67,9 +67,8 @@ MOST_HELD = 100
 SMALLER = "a smaller batch, fewer modes, or a larger pixel (recon-cli convert --bin 2)"
 
 
-def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
+def plan_ptychography(job: Ptychography, begun: Begun, request: PlanRequest) -> Planned:
     """Decide the size of the object and the memory of the workers."""
-    begun = begin(job, request)
     computing = compute_ranks_on(job, job.slots)
     job = computing.job
     recipe = recipe_of(job)
@@ -93,35 +92,21 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
         Path(str(begun.output)), FileLayout(object_bytes + small + MIB), ONE_BLOCK, job.output.overwrite
     )
     sent = SentRecipe.of(recipe, job.input.start)
-    identity, earlier = relate(job, _identity(job, recipe, sent, computing.device), begun, request)
+    identity = as_stored(_identity(job, recipe, sent, computing.device))
     digest = fingerprint(identity, without=kind_of(job).revision)
-    return Plan(
-        job=job,
+    checkpoints = FILES + (FILES_OF_STAGE if len(recipe.stages) > 1 else 0)
+    return Planned(
+        computing=computing,
         work=PtychographyWork(sent.recipe, output, computing.device, sent.digests, digest, recipe.shape),
-        cluster=computing.cluster,
-        requested=computing.requested,
         sources=(patterns,),
-        files=(),
         identity=identity,
-        resources=Resources(
-            (_need(recipe),),
-            SMALLER,
-            computing.machine_bytes,
-            free_bytes(begun.output),
-            scratch_bytes=(FILES + (FILES_OF_STAGE if len(recipe.stages) > 1 else 0))
-            * (1 + _kept_objects(recipe))
-            * len(recipe.halves)
-            * (object_bytes + small),
-        ),
-        documents=documents_of(job, computing.requested, resolved={"window": recipe.window}),
+        needs=(_need(recipe),),
+        smaller=SMALLER,
+        scratch_bytes=checkpoints * (1 + _kept_objects(recipe)) * len(recipe.halves) * (object_bytes + small),
+        decided={"window": recipe.window},
         figures=_figures(job, recipe),
-        notes=(
-            *computing.ignored,
-            *note_of_cluster(job, computing.cluster, computing.device),
-            *(text for label, text in scan.remarks if label == "note"),
-            *(note_of_stages(begun, digest, identity) if earlier.resumes else ()),
-        ),
-        earlier=earlier,
+        notes=tuple(text for label, text in scan.remarks if label == "note"),
+        notes_of_resumed=partial(note_of_stages, begun, digest, identity),
     )
 
 

@@ -59,12 +59,12 @@ from halotile.graphs.plans.cutting import allowed_bytes, blocks_for
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
 from halotile.graphs.plans.notes import note_of_files, note_of_packing, notes_of_place
-from halotile.graphs.plans.plan import Plan, Resources, documents_of
-from halotile.graphs.plans.resources.devices import io_threads_for, note_of_cluster
+from halotile.graphs.plans.plan import Computing, Planned
+from halotile.graphs.plans.resources.devices import io_threads_for
 from halotile.graphs.plans.resources.memory import DECODED, Need
 from halotile.graphs.plans.resources.sizes import Geometry, axes_like, block_unit, check_block, layout_like
 from halotile.graphs.plans.resources.worker_count import Requested, no_more_than
-from halotile.graphs.plans.stages import Begun, Computing, begin, compute_on, free_bytes, relate
+from halotile.graphs.plans.stages import Begun, compute_on
 from halotile.graphs.plans.trials.denoiser_trials import compared, expect_trial
 from halotile.graphs.plans.trials.gpu_trials import (
     ChosenTiles,
@@ -187,12 +187,12 @@ def needs_of(work: Inversion, kept: int) -> Iterator[Need]:
         yield Need(what, {**footprint, **decoded}, "an operator that looks a few pixels far")
 
 
-def plan_reconstruction(job: Reconstruction, request: PlanRequest) -> Plan:
+def plan_reconstruction(job: Reconstruction, begun: Begun, request: PlanRequest) -> Planned:
     """Decide every size of a reconstruction."""
-    opened = _open(with_whole_paths(job), request)
+    opened = _open(with_whole_paths(job), begun, request)
     sized = _size(opened, request)
     settled = _settle(sized, request)
-    return _identify(settled, request)
+    return _identify(settled)
 
 
 @dataclass(frozen=True)
@@ -229,8 +229,7 @@ class _Opened:
         return (*self.data, *self.images.values(), *operator_sources)
 
 
-def _open(job: Reconstruction, request: PlanRequest) -> _Opened:
-    begun = begin(job, request)
+def _open(job: Reconstruction, begun: Begun, request: PlanRequest) -> _Opened:
     operators = make_operators(job.operators, job)
     check_made(operators)
     check_masks(operators)
@@ -397,29 +396,29 @@ def _settle(sized: _Sized, request: PlanRequest) -> _Settled:
     return _Settled(sized, sized.work_of(cut, tuned), note, halo)
 
 
-def _identify(settled: _Settled, request: PlanRequest) -> Plan:
+def _identify(settled: _Settled) -> Planned:
     sized, opened, work = settled.sized, settled.sized.opened, settled.work
     job, begun, denoiser = sized.job, opened.begun, opened.denoiser
-    identity, earlier = relate(job, _identity(settled), begun, request)
     begun_prior = work.prior.with_denoised(lambda denoised: as_it_went(denoised, begun.previous))
-    resumed = note_of(begun.directory, job.solver, sized.solver) if earlier.resumes else ()
-    return Plan(
-        job=job,
+    return Planned(
+        computing=replace(opened.computing, job=job, requested=sized.requested),
         work=replace(work, prior=begun_prior),
-        cluster=opened.computing.cluster,
-        requested=sized.requested,
         sources=opened.sources,
         files=(*files_of(job.operators), *(denoiser.files() if denoiser else ())),
-        identity=identity,
-        resources=_resources(settled),
-        documents=documents_of(job, sized.requested, given_parts(job), decided_parts(work)),
+        identity=_identity(settled),
+        needs=tuple(needs_of(work, kept_bytes(opened.sources))),
+        smaller=SMALLER,
+        scratch_bytes=work.scratch_bytes,
+        scratch_inodes=work.scratch_inodes,
+        given=given_parts(job),
+        decided=decided_parts(work),
         figures=figures_of(work),
-        notes=_notes(settled, (*sized.solver.notes(), *resumed)),
-        earlier=earlier,
+        notes=_notes(settled),
+        notes_of_resumed=partial(note_of, begun.directory, job.solver, sized.solver),
     )
 
 
-def _notes(settled: _Settled, further: tuple[str, ...]) -> tuple[str, ...]:
+def _notes(settled: _Settled) -> tuple[str, ...]:
     sized, opened, work = settled.sized, settled.sized.opened, settled.work
     twice = computed_twice(work.grid, sized.layout.shard, work.form, work.prior)
     return (
@@ -427,9 +426,7 @@ def _notes(settled: _Settled, further: tuple[str, ...]) -> tuple[str, ...]:
         *((settled.note,) if settled.note else ()),
         *opened.notes,
         *note_of_passes(work.form.per_pass, twice),
-        *further,
-        *opened.computing.ignored,
-        *note_of_cluster(sized.job, opened.computing.cluster, opened.computing.device),
+        *sized.solver.notes(),
         *note_of_files(work.output.layout, sized.job.output, sized.geometry.roles),
         *notes_of_place(opened.begun.output, opened.begun.directory),
     )
@@ -461,18 +458,6 @@ def _identity(settled: _Settled) -> dict[str, Any]:
         "block": list(settled.work.grid.block),
         "code": {**code_versions(), **sized.own_code},
     }
-
-
-def _resources(settled: _Settled) -> Resources:
-    work, opened = settled.work, settled.sized.opened
-    return Resources(
-        tuple(needs_of(work, kept_bytes(opened.sources))),
-        SMALLER,
-        opened.computing.machine_bytes,
-        free_bytes(opened.begun.output),
-        scratch_bytes=work.scratch_bytes,
-        scratch_inodes=work.scratch_inodes,
-    )
 
 
 def _check_image(source: Source, key: str, shape: tuple[int, ...]) -> None:

@@ -29,8 +29,7 @@ from halotile.graphs.plans.cutting import blocks_for, overlap_pays
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_whole, kept_bytes
 from halotile.graphs.plans.notes import note_of_packing
-from halotile.graphs.plans.plan import Plan, Resources, documents_of
-from halotile.graphs.plans.resources.devices import note_of_cluster
+from halotile.graphs.plans.plan import Planned
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, PROCESS, Need
 from halotile.graphs.plans.resources.sizes import (
     Geometry,
@@ -38,7 +37,7 @@ from halotile.graphs.plans.resources.sizes import (
     block_unit,
     layout_like,
 )
-from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
+from halotile.graphs.plans.stages import Begun, compute_on
 from halotile.storage.arrays import Source, open_source, planes_last
 from halotile.storage.disk.place import check_dots, check_parents
 from halotile.storage.grid import Grid
@@ -108,10 +107,10 @@ class _Measurement:
         )
 
 
-def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
+def plan_simulation(job: Simulation, begun: Begun, request: PlanRequest) -> Planned:
     """Decide every size of the measurements."""
     _check_places(job)
-    begun, computing = begin(job, request), compute_on(job, None)
+    computing = compute_on(job, None)
     job = computing.job
     reference = planes_last(open_source(job.reference))
     check_whole(reference.path)
@@ -122,36 +121,17 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
         _measurement(job, number, operator, reference, begun.previous)
         for number, operator in enumerate(operators)
     )
-    identity, earlier = relate(job, _identity(job, reference, measurements), begun, request)
-    if earlier.differs and job.output.overwrite:
-        earlier = replace(earlier, is_discarded=True)
-    return Plan(
-        job=job,
-        work=SimulateWork(
-            tuple((measurement.output, measurement.simulated) for measurement in measurements),
-            overlap_pays(job.run),
-        ),
-        cluster=computing.cluster,
-        requested=computing.requested,
+    work = SimulateWork(tuple((m.output, m.simulated) for m in measurements), overlap_pays(job.run))
+    whole_paths = [written(replace(choice, data=os.path.abspath(choice.data))) for choice in job.operators]
+    return Planned(
+        computing=computing,
+        work=work,
         sources=(reference, *(source for operator in operators for source in sources_in(operator))),
         files=tuple(files_of(job.operators)),
-        identity=identity,
-        resources=Resources(
-            tuple(measurement.need for measurement in measurements),
-            SMALLER,
-            computing.machine_bytes,
-            free_bytes(begun.output),
-        ),
-        documents=documents_of(
-            job,
-            computing.requested,
-            {
-                "operators": [
-                    written(replace(measurement, data=os.path.abspath(measurement.data)))
-                    for measurement in job.operators
-                ]
-            },
-        ),
+        identity=_identity(job, reference, measurements),
+        needs=tuple(measurement.need for measurement in measurements),
+        smaller=SMALLER,
+        given={"operators": whole_paths},
         figures={
             "reference": job.reference,
             "shape": list(reference.shape),
@@ -162,11 +142,10 @@ def plan_simulation(job: Simulation, request: PlanRequest) -> Plan:
                 for measurement in measurements
             ],
         },
-        notes=(
-            *note_of_packing(reference, "simulated", "The measurements are in them too, and name no packing"),
-            *note_of_cluster(job, computing.cluster, computing.device),
+        notes=tuple(
+            note_of_packing(reference, "simulated", "The measurements are in them too, and name no packing")
         ),
-        earlier=earlier,
+        discards_others=job.output.overwrite,
     )
 
 

@@ -29,10 +29,9 @@ from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.choices import describe_options, make_part
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_decoding, check_paths, kept_bytes
-from halotile.graphs.plans.plan import Plan, Resources, documents_of
-from halotile.graphs.plans.resources.devices import note_of_cluster
+from halotile.graphs.plans.plan import Computing, Planned
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, PROCESS, Need
-from halotile.graphs.plans.stages import Begun, Computing, begin, compute_ranks_on, free_bytes, relate
+from halotile.graphs.plans.stages import Begun, compute_ranks_on
 from halotile.graphs.waiting import report_if_slow
 from halotile.storage.arrays import Source
 from halotile.storage.sharded.output import FileLayout
@@ -109,9 +108,8 @@ class _Length:
     seconds_per_step: float | None = None
 
 
-def plan_training(job: Training, request: PlanRequest) -> Plan:
+def plan_training(job: Training, begun: Begun, request: PlanRequest) -> Planned:
     """Decide the length of a training and the memory of its workers."""
-    begun = begin(job, request)
     computing = compute_ranks_on(job, job.slots)
     job = computing.job
     network = _network(job)
@@ -136,36 +134,21 @@ def plan_training(job: Training, request: PlanRequest) -> Plan:
         max(1, length.steps // ROWS),
         job.mode,
     )
-    identity = _identity(job, network, (first, second), length, computing.device)
-    identity, earlier = relate(job, identity, begun, request)
-    need = _need(recipe, (*first, *second), computing.device)
-    return Plan(
-        job=job,
+    return Planned(
+        computing=computing,
         work=TrainWork(recipe, output, computing.device),
-        cluster=computing.cluster,
-        requested=computing.requested,
         sources=(*first, *second),
-        files=(),
-        identity=identity,
-        resources=Resources(
-            (need,),
-            SMALLER,
-            computing.machine_bytes,
-            free_bytes(begun.output),
-            scratch_bytes=CHECKPOINTS * 3 * output.layout.size_bytes,
-        ),
-        documents=documents_of(
-            job, computing.requested, resolved={"steps": length.steps, "epochs": None, "minutes": None}
-        ),
+        identity=_identity(job, network, (first, second), length, computing.device),
+        needs=(_need(recipe, (*first, *second), computing.device),),
+        smaller=SMALLER,
+        scratch_bytes=CHECKPOINTS * 3 * output.layout.size_bytes,
+        decided={"steps": length.steps, "epochs": None, "minutes": None},
         figures=_figures(job, network, first, patches, length, computing),
         notes=(
-            *computing.ignored,
-            *note_of_cluster(job, computing.cluster, computing.device),
             *first[0].remarks,
             *notes_of_pairs(patches.images, first, second),
             *notes_of_images(patches, first),
         ),
-        earlier=earlier,
     )
 
 

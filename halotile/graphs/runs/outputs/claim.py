@@ -286,7 +286,7 @@ def kept_of(plan: Plan) -> dict[str, Any]:
             }
             for output in plan.outputs
         ],
-        "scratch": plan.resources.scratch_bytes > 0,
+        "scratch": plan.scratch_bytes > 0,
         "summary": plan.summary(),
     }
 
