@@ -26,7 +26,7 @@ QUEUE = {
     "slots": str(SLOTS),
     "shell": "/bin/csh",  # as it is where nobody changed it: scripts have to name their own
     "load_thresholds": "NONE",
-    "pe_list": "NONE",
+    "pe_list": "smp",
 }
 EAGER = {"schedule_interval": "0:0:1", "flush_submit_sec": "1", "flush_finish_sec": "1"}
 
@@ -169,6 +169,7 @@ def _start(engine: GridEngine) -> None:
     engine.call("sge_execd")
     (folder / "scheduling").write_text(_changed(engine.call("qconf", "-ssconf"), EAGER))
     engine.call("qconf", "-Msconf", "scheduling")
+    engine.call("qconf", "-Ap", str(RESOURCES / "util/resources/pe/smp"))
     queue = _changed(engine.call("qconf", "-sq"), QUEUE | {"hostlist": host})
     (folder / "queue").write_text(f"{queue}\n")
     engine.call("qconf", "-Aq", "queue")

@@ -112,6 +112,18 @@ def test_other_kinds_of_clusters_are_refused(kind: str, job: HpcJob) -> None:
     assert f"cluster.kind is {kind}, and submit is for Slurm, PBS, SGE and LSF" in refused
 
 
+@pytest.mark.parametrize(
+    "command", [SUBMIT, (*SUBMIT, "--dry-run"), ("run", *SUBMIT[1:], "--dry-run")], ids=" ".join
+)
+def test_cores_of_sge_without_a_parallel_environment_are_refused(
+    command: tuple[str, ...], job: HpcJob
+) -> None:
+    cores = ("--set", "cluster.kind=sge", "--set", "cluster.cores=4")
+    refused = job.call(*command, *cores, code=exits.USAGE)
+    assert "cluster.cores is 4, and SGE gives a job several cores by a parallel environment" in refused
+    assert not job.run_directory.exists()
+
+
 @pytest.mark.cluster
 def test_a_driver_whose_time_is_up_submits_itself_again(job: HpcJob) -> None:
     job.set_pace(1)
@@ -152,7 +164,7 @@ def test_a_real_grid_engine_starts_workers_and_a_driver_that_submits_itself_agai
     module = [f"export {name}={shlex.quote(value)}" for name, value in grid_engine.settings.items()]
     job = HpcJob.create(
         tmp_path / "job", dict(os.environ) | grid_engine.settings, kind="sge", interface="lo",
-        walltime="60", prologue=[*module, f"export PYTHONPATH={REPOSITORY}"],
+        walltime="60", cores=2, directives=["-pe smp 2"], prologue=[*module, f"export PYTHONPATH={REPOSITORY}"],
     )  # fmt: skip
     job.call("run", "job.yaml", "--allow-import")
     assert len({process for _, process, *_ in job.log()}) == 2
@@ -162,6 +174,7 @@ def test_a_real_grid_engine_starts_workers_and_a_driver_that_submits_itself_agai
     job.set_pace(1)
     number = job.json_of(*SUBMIT, "--fresh")["job"]
     assert grid_engine.jobs() == [number]
+    assert "parallel environment" not in grid_engine.call("qstat", "-j", number)
     wait_for(lambda: len(job.log()) > 4)
     os.kill(json.loads((job.run_directory / "status.json").read_text())["pid"], signal.SIGUSR1)
     wait_for(lambda: number_of(job) != number)

@@ -163,6 +163,39 @@ def test_the_script_of_a_driver(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert text == (SCRIPTS / f"driver-{name}.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        (["-pe smp 4"], []),
+        (["  -pe mpi 2-4 ", "-R y"], ["-R y"]),
+        (["-l h_vmem=6G -pe smp 4 -R y"], ["-l h_vmem=6G -R y"]),
+        (["-pe smp 4 -P my-pe"], ["-P my-pe"]),
+    ],
+)
+@pytest.mark.parametrize("where", ["job", "configuration", "options"])
+def test_a_driver_takes_one_slot_of_a_grid_engine(where: str, written: list[str], kept: list[str]) -> None:
+    import dask
+
+    job = Denoising(
+        input=Input(path="in.zarr"),
+        output=Output(path="/scratch/ada/scan.zarr"),
+        denoiser=DenoiserChoice(name="tv"),
+        cluster=Cluster(
+            kind="sge",
+            cores=4,
+            directives=tuple(written) if where == "job" else (),
+            options={"job_extra_directives": written} if where == "options" else {},
+        ),
+    )
+    configured = written if where == "configuration" else []
+    with dask.config.set({"jobqueue.sge.job-extra-directives": configured}):
+        text = script_of_run(sge.SYSTEM, job, Path("/scratch/ada/scan.zarr.run"), 0o022)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "-pe " not in text.replace("my-pe", "")
+    assert "#$" not in lines
+    assert [line for line in kept if f"#$ {line}" not in lines] == []
+
+
 @pytest.mark.parametrize(("name", "walltime"), [("pbs", "4"), ("lsf", None)])
 def test_a_driver_needs_time_before_it_drains(name: str, walltime: str | None) -> None:
     import dask
@@ -201,6 +234,8 @@ def test_sge_gives_cores_by_a_name_that_only_the_site_knows() -> None:
         script_of(sge.SYSTEM, Cluster(interface="lo", cores=4))
     text = script_of(sge.SYSTEM, Cluster(interface="lo", cores=4, directives=("-pe mpi 4",)))
     assert "#$ -pe mpi 4\n" in text
+    own = "-l h_vmem=6G -pe mpi 4"
+    assert f"#$ {own}\n" in script_of(sge.SYSTEM, Cluster(interface="lo", cores=4, directives=(own,)))
     assert "#$ -l mem_free=4608M\n" in text
 
 
