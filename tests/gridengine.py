@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -142,6 +143,8 @@ def _lay_out(engine: GridEngine) -> None:
     for name, path in (("complexes", "centry"), ("usersets", "usersets")):
         engine.call("spooldefaults", name, str(RESOURCES / "util/resources" / path))
     engine.call("spooldefaults", "managers", "root")
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in engine.settings.items()]
+    (folder / "default/common/settings.sh").write_text("".join(lines))
 
 
 def _changed(text: str, values: Mapping[str, object]) -> str:

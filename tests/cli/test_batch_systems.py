@@ -19,7 +19,7 @@ from halotile.graphs.clusters import sge
 from halotile.graphs.submission.queues import queue_of
 from tests.faults import REPOSITORY
 from tests.gridengine import GridEngine
-from tests.hpc import BLOCKS, HpcJob, wait_for
+from tests.hpc import BLOCKS, HpcJob, pretended_pbs, wait_for
 
 SLEEPY = '''
 import time
@@ -59,38 +59,12 @@ def test_a_function_is_tried_for_a_few_seconds_alone_where_it_is_submitted(
     assert "#SBATCH --ntasks=3\n" in shown["script"]
 
 
-COMMANDS = {
-    "qsub": """
-        exec 9> {folder}/lock; flock 9
-        number=$(( $(ls {folder} | grep -c 'pid$') + 1 ))
-        cp "$1" {folder}/$number.sh
-        pwd > {folder}/$number.cwd
-        (sleep 1; cd /; exec 9>&-; PBS_JOBID=$number.fake exec setsid --fork bash -c 'echo $$ > {folder}/'$number'.pid; exec bash {folder}/'$number'.sh') > {folder}/$number.out 2>&1 &
-        touch {folder}/$number.pid
-        echo $number.fake
-    """,
-    "qstat": """
-        for each in "$@"; do
-            number=${{each%.fake}}; pid=$(cat {folder}/$number.pid)
-            if [ -z "$pid" ] || kill -0 $pid 2> /dev/null; then echo "$number.fake  halotile"; else echo "qstat: Unknown Job Id" >&2; code=153; fi
-        done
-        exit $code
-    """,
-    "qdel": "kill -KILL -$(cat {folder}/${{1%.fake}}.pid)",
-}
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> HpcJob:
     """A job whose PBS is three commands that start scripts on this machine."""
-    folder = tmp_path / "pbs"
-    folder.mkdir()
-    (tmp_path / "bin").mkdir()
-    for name, lines in COMMANDS.items():
-        (tmp_path / "bin" / name).write_text("#!/bin/bash\n" + lines.format(folder=folder))
-        (tmp_path / "bin" / name).chmod(0o755)
-    environment = dict(os.environ) | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    return HpcJob.create(tmp_path / "job", environment, kind="pbs", interface="lo", walltime="60")
+    return HpcJob.create(
+        tmp_path / "job", pretended_pbs(tmp_path / "pbs"), kind="pbs", interface="lo", walltime="60"
+    )
 
 
 def status(job: HpcJob) -> dict[str, Any]:
