@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from halotile.graphs.clusters.connection.credentials import Credentials
 from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.batch_jobs import job_script, logs_of
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.launches.queue_answers import JobRows
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run
 from halotile.graphs.submission.queues import queue_of
@@ -80,6 +82,31 @@ def test_jobs_are_submitted_with_the_command_of_dask_jobqueue(name: str) -> None
     dask_jobqueue = pytest.importorskip("dask_jobqueue", reason="the extra hpc is not installed")
     system = SYSTEMS[name]
     assert getattr(dask_jobqueue, system.cluster).job_cls.submit_command == system.submits
+
+
+USERS_COMMANDS = {
+    "slurm": "sbatch scancel squeue sinfo",
+    "pbs": "qsub qdel qstat",
+    "sge": "qsub qdel qstat qconf",
+    "lsf": "bsub bkill bjobs bqueues",
+    "oar": "oarsub oardel oarstat oarnodes",
+    "htcondor": "condor_submit condor_rm condor_q condor_status",
+}
+"""Commands of each system that its users may call, from its manual pages."""
+LISTED = {"oar": "nodes", "htcondor": "machines"}
+"""OAR shows its queues to administrators alone, and HTCondor has none."""
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_system_is_called_and_named_with_commands_that_it_has(name: str) -> None:
+    system = SYSTEMS[name]
+    named = re.fullmatch(r"`(.*)` lists its (\w+)", system.lists)
+    assert named
+    asked = system.states.command if isinstance(system.states, JobRows) else "squeue"
+    cancelled = system.cluster_class().job_cls.cancel_command
+    called = [line.split()[0] for line in (system.submits, cancelled, asked, named[1])]
+    assert set(called) <= set(USERS_COMMANDS[name].split())
+    assert named[2] == LISTED.get(name, "queues")
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -49,7 +49,7 @@ SYSTEM = BatchSystem(
         "qstat -j {}", r"^job_number:\s+{}$", r"[\s\S]*?^error reason\s+\d+:\s*(.*)$", "Eqw ({})", ","
     ),
     gpus=lambda choice, _: {"directives": [f"-l gpu={choice.gpus}"]},
-    lists="qconf -sql",
+    lists="`qconf -sql` lists its queues",
     walltime=clock,
     driver=(),
     account="project",

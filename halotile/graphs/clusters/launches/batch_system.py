@@ -38,7 +38,7 @@ class BatchSystem:
     gpus : callable
         The request for GPUs, from the cluster section and the memory of a job: arguments of the class, and ``directives``.
     lists : str
-        The command that lists its queues.
+        The command that lists its queues, or else its machines, in words.
     account : str
         dask-jobqueue's argument for the account.
     walltime : callable
