@@ -128,7 +128,7 @@ class Ptychography(Job):
     window: int | Auto = "auto"
     """Patterns that a slot draws from at a time, where not all of them fit into memory; auto: all, or else as many as fit; 0: all."""
     held_out: float | Auto = "auto"
-    """Share of the pixels of each pattern that take no part in the fit. Each stage ends with the state of the epoch in which their loss was least, so that the noise of few counts is not fitted. auto: 0.05 below 0.5 counts a pixel, else 0; 0: a stage ends with its last epoch."""
+    """Share of the pixels of each pattern that take no part in the fit. Each stage ends with the state of the epoch that had the lowest loss on them, so that the noise of few counts is not fitted. auto: 0.05 below 0.5 counts a pixel, else 0; 0: a stage ends with its last epoch."""
     seed: int = 0
     """The order of the patterns follows from it."""
 
