@@ -237,7 +237,7 @@ def test_more_ranks_than_workers_are_refused(four: DistributedContext) -> None:
         (lambda group: group.mesh({"data": 3}), r"lengths multiply to 3, and the number of ranks is 1\."),
         (
             lambda group: group.mesh({"data": 2, "space": -1}),
-            r"'space': -1}: its other lengths .* to 2, .* ranks, 1\.",
+            r"'space': -1}: its other lengths multiply to 2, .* ranks is 1\.",
         ),
         (
             lambda group: group.mesh({"a": -1, "b": 1, "c": -1}),

@@ -195,10 +195,9 @@ def _comparison(axes: Any, result: ScanResult, n: int) -> None:
             bar = axes.inset_axes((left / across, -0.28, width / across, 0.07))
             ticks = None if n == 1 else (1 - MOST_NOISE, 0, MOST_NOISE - 1)
             axes.figure.colorbar(drawn, cax=bar, orientation="horizontal", label=label, ticks=ticks)
-    axes.set(xlim=(0, 2 * pitch + columns), yticks=[])
+    axes.set(xlim=(0, 2 * pitch + columns), yticks=[], frame_on=False)
     axes.set_xticks(pitch * np.arange(3) + columns / 2, ("measured", "simulated", "difference"))
     axes.tick_params(length=0)
-    axes.set_frame_on(False)
 
 
 def _rings(axes: Any, result: ScanResult) -> None:

@@ -301,10 +301,8 @@ class TorchGroup:
             problem = f"{left_open} of its lengths are -1, and only one may be"
         elif not sizes or min(given, default=1) < 1:
             problem = "it needs axes with lengths of at least 1, or one of -1"
-        elif left_open and self.world_size % ranks:
-            problem = f"its other lengths multiply to {ranks}, which does not divide the number of ranks, {self.world_size}"
-        elif not left_open and ranks != self.world_size:
-            problem = f"its lengths multiply to {ranks}, and the number of ranks is {self.world_size}"
+        elif self.world_size % ranks if left_open else ranks != self.world_size:
+            problem = f"its {'other ' * left_open}lengths multiply to {ranks}, and the number of ranks is {self.world_size}"
         if problem:
             raise ConfigError(
                 f"mesh is {dict(sizes)}: {problem}. Write lengths whose product is the number of ranks; one may be -1."
