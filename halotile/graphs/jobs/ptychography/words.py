@@ -19,6 +19,7 @@ FAR_ABOVE = 2
 HELD_OUT = (
     "{:.0%} of the pixels of each pattern are held out: their loss decides which epoch of a stage is kept"
 )
+MORE_EPOCHS = "the loss on the held-out pixels still falls: more epochs may give a better object"
 LOST = 5e-3
 """Share of the light of a mode that was not found."""
 BELOW = 0.95
@@ -130,7 +131,11 @@ def result_rows(
                 ("warning", f"the loss is {last['loss'] / noise:.2g} times that of photons alone: {CAUSES}")
             )
         if "kept" in last:
-            rows.append(("kept", f"epoch {last['kept']:,.0f}, which had the lowest loss on the held-out pixels"))
+            rows.append(
+                ("kept", f"epoch {last['kept']:,.0f}, which had the lowest loss on the held-out pixels")
+            )
+            if last["kept"] == last.get("iteration"):
+                rows.append(("note", MORE_EPOCHS))
         elif noise and last["loss"] < BELOW * (1 - free) * noise:
             below = f"the loss is {100 * (1 - last['loss'] / noise):.0f} % below that of photons alone: the object follows noise"
             rows.append(("warning", f"{below}. Write held_out: 0.05"))
