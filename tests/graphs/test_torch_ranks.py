@@ -235,9 +235,17 @@ def test_more_ranks_than_workers_are_refused(four: DistributedContext) -> None:
     ("call", "message"),
     [
         (lambda group: group.all_reduce(torch.ones(1), "average"), r"op is 'average'.*sum, mean"),
-        (lambda group: group.mesh({"data": 3}), r"holds 3 ranks, and there are 1"),
-        (lambda group: group.mesh({"data": 2, "space": -1}), r"and there are 1\."),
-        (lambda group: group.mesh({"data": -1, "space": -1}), r"one may be -1"),
+        (lambda group: group.mesh({"data": 3}), r"lengths multiply to 3, and the number of ranks is 1\."),
+        (
+            lambda group: group.mesh({"data": 2, "space": -1}),
+            r"'space': -1}: its other lengths multiply to 2, .* ranks is 1\.",
+        ),
+        (
+            lambda group: group.mesh({"a": -1, "b": 1, "c": -1}),
+            r"2 of its lengths are -1, and only one may be\.",
+        ),
+        (lambda group: group.mesh({"data": 0, "space": -1}), r"lengths of at least 1, or one of -1\."),
+        (lambda group: group.mesh({}), r"lengths of at least 1"),
         (lambda group: group.broadcast(torch.ones(1), 1), r"source is 1.*0 to 0"),
         (lambda group: group.sum_slots({1: torch.ones(1)}, 2), r"slots \[1\] of 2.*\[0, 1\]"),
     ],

@@ -27,6 +27,11 @@ from halotile.storage.sharded.output_disk import OutputDisk, disk_of
 from halotile.storage.stored_array import read_error
 
 REPLACE = "Move it away, or run with --fresh and output.overwrite: true to replace it."
+OF_IMAGE = (
+    "write the image again, or let `recon-cli verify --repair` compute the output of a run anew. If another program left out pixels "
+    f'of the fill value, move its .run folder away and remove "{COMPLETE}" from "halotile" in the zarr.json.'
+)
+"""Remedy for an image that lost shards."""
 _IDENTIFYING_KEYS = ("node_type", "shape", "data_type", "chunk_grid", "codecs")
 """Keys that differ in the metadata of another array. Any other difference is damage."""
 
@@ -139,8 +144,10 @@ def remove_added_levels(place: str | OutputPath, layout: AnyLayout, disk: Output
     return len(names)
 
 
-def stored_digest(path: str | OutputPath) -> bytes:
+def stored_digest(path: str | OutputPath, remedy: str = OF_IMAGE) -> bytes:
     """Digest of all shards of a finished output, of which only the ends are read; empty if halotile did not lay it out.
+
+    A lost shard is refused with a remedy, by default that of an image.
 
     Raises
     ------
@@ -156,9 +163,7 @@ def stored_digest(path: str | OutputPath) -> bytes:
     problems, digest = inspect_block(path, layout, Region.whole(layout.shape), thorough=None)
     if problems:
         raise DamagedData(
-            f"{problems[0]}; {len(problems):,} of the {layout.files:,} shards of {path} cannot be read. Restore them from a copy, convert "
-            f"the scan again, or let `recon-cli verify --repair` compute the output of a run anew. If another program left out "
-            f'pixels of the fill value, move its .run folder away and remove "{COMPLETE}" from "halotile" in the zarr.json.'
+            f"{problems[0]}; {len(problems):,} of the {layout.files:,} shards of {path} cannot be read. Restore them from a copy, {remedy}"
         )
     return digest
 
