@@ -285,7 +285,7 @@ def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> lis
         sum(getattr(one, name) for one in outcomes) for name in ("done", "total", "resumed")
     )
     failed = [(name, first_line(str(error))) for name, error in list(ended.failed.items())[:MOST_ROWS]]
-    structured = [path for path, one in ended.outcomes.items() if one.inspection.warnings]
+    doubtful = [path for path, one in ended.outcomes.items() if one.inspection.warnings]
     rows = [
         ("images", f"{len(outcomes):,} of {len(outcomes) + len(ended.failed):,}"),
         *(("failed", f"{_name(path)}: {reason.removeprefix(f'{path}: ')}") for path, reason in failed),
@@ -308,14 +308,9 @@ def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> lis
         for label, text in one.inspection.rows
     ]
     rows += [(label if n == 0 else "", text) for n, (label, text) in enumerate(found)]
-    if structured:
-        names = ", ".join(map(_name, structured[:MOST_ROWS]))
-        rows.append(
-            (
-                "residual",
-                f"holds structure in {counted(len(structured), 'image')}, denoised too much perhaps: {names}",
-            )
-        )
+    if doubtful:
+        names = ", ".join(map(_name, doubtful[:MOST_ROWS]))
+        rows.append(("warnings", f"above, for {counted(len(doubtful), 'image')}: {names}"))
     return rows + [row for one in list(outcomes)[:1] for row in look_rows(one.output)]
 
 

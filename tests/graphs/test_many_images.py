@@ -230,7 +230,7 @@ def test_every_image_that_was_denoised_too_much_is_named(config: Path, starts: l
     )
     assert [" of the noise level" in line for line in out.splitlines() if ".npy: " in line] == [True, True]
     assert f"look at it   recon-cli preview {config.parent}/clean/a.zarr a.png" in out
-    assert "holds structure in 2 images, denoised too much perhaps: a.npy, b.c.npy" in out
+    assert "above, for 2 images: a.npy, b.c.npy" in out
     code, out, told = command("run", config, *words, "--set", "output.overwrite=true", "--quiet", "--json")
     assert (code, len(json.loads(out)["images"])) == (exits.OK, 2)
     assert told.splitlines() == warnings
