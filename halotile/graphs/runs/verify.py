@@ -25,8 +25,8 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.names import output_path
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.object_claim import ObjectClaim, elsewhere
-from halotile.storage.sharded.output import AnyLayout, FileLayout, create_output, open_output
-from halotile.storage.sharded.ownership import added_levels, metadata_problems, restore_metadata
+from halotile.storage.sharded.output import ABSENT, AnyLayout, FileLayout, create_output, open_output
+from halotile.storage.sharded.ownership import added_levels, marked_files, metadata_problems, restore_metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ class Verdict:
     """True where a repair of blocks has to iterate again from the start."""
     unchecked_levels: int = 0
     """Levels that were added to the image, which no journal knows."""
+    marked: Sequence[str] = ()
+    """Metadata files that say of an array that no chunk may be missing."""
 
     @property
     def sound(self) -> bool:
@@ -102,7 +104,10 @@ def verify(
                 f"Leave out --repair to check it.{elsewhere(path)}"
             )
         layout = open_output(path)
+        marked = marked_files(path, layout)
         damaged = dict(damaged_blocks(path, layout, layout.grid))
+        if not marked:
+            damaged = {n: lines for n, lines in damaged.items() if not lines[-1].endswith(ABSENT)}
         return Verdict(
             len(layout.grid),
             len(layout.grid),
@@ -110,6 +115,7 @@ def verify(
             0,
             repairable=False,
             unchecked_levels=added_levels(path, layout),
+            marked=marked,
         )
     if isinstance(path, ObjectPath):
         ObjectClaim(path, directory).check(may_replace=False)
@@ -127,6 +133,7 @@ def verify(
             undone,
             iterates=iterates,
             unchecked_levels=sum(added_levels(state.path, state.layout) for state in written),
+            marked=[file for state in written for file in marked_files(state.path, state.layout)],
         )
     _repair(path, stored, written, job, observer)
     after = _outputs(directory, stored, look_at=[state.damaged for state in written])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from halotile.errors import DamagedData, InputError, OutputRefused
@@ -99,6 +99,17 @@ def mark_complete(root: str | OutputPath, layout: AnyLayout) -> None:
         disk_of(root).write_file(file, [json.dumps(document, indent=2).encode()])
 
 
+def marked_files(root: str | OutputPath, layout: AnyLayout) -> list[str]:
+    """Return the metadata files of the arrays of an output that :func:`mark_complete` marked."""
+    arrays = () if isinstance(layout, FileLayout) else layout.arrays
+    files = ((array.path(path_of(root)) / ZARR_JSON, array.shape) for array in arrays)
+    return [
+        str(file)
+        for file, shape in files
+        if is_complete((_read_document(file) or {}).get("attributes"), shape)
+    ]
+
+
 def is_marked(root: str | OutputPath) -> bool:
     """Return True for an image, or a level of one, that :func:`mark_complete` marked."""
     documents = (_read_document(path_of(root) / name / ZARR_JSON) or {} for name in ("", FINEST))
@@ -157,10 +168,15 @@ def stored_digest(path: str | OutputPath) -> bytes:
     if problems:
         raise DamagedData(
             f"{problems[0]}; {len(problems):,} of the {layout.files:,} shards of {path} cannot be read. Restore them from a copy, convert "
-            f"the scan again, or let `recon-cli verify --repair` compute the output of a run anew. If another program left out "
-            f'pixels of the fill value, move its .run folder away and remove "{COMPLETE}" from "halotile" in the zarr.json.'
+            f"the scan again, or let `recon-cli verify --repair` compute the output of a run anew. If another program wrote "
+            f"pixels of the fill value, move its .run folder away and {unmark_advice(marked_files(path, layout))}."
         )
     return digest
+
+
+def unmark_advice(files: Iterable[str]) -> str:
+    """Say how to make missing chunks of these arrays pixels of the fill value."""
+    return f'remove "{COMPLETE}" from "halotile" in the attributes of {" and ".join(files)}'
 
 
 def find_foreign_entry(root: str | OutputPath, layout: AnyLayout) -> str:
