@@ -120,19 +120,22 @@ def go(
 def status(job: Job, *, follow: bool, as_json: bool) -> None:
     """Show how the run of each image stands."""
     stand = _followed(job, quiet=as_json) if follow else _stand(job)
-    faults = _faults(job, stand)
-    states = {
-        path: one.state if one else "cannot be read" if faults[path] else "not begun"
-        for path, one in stand.items()
+    recorded = (RunDirectory.beside(full_path(job.place)).read_status() or {}).get("failed_images", {})
+    faults = {path: recorded.get(path) or fault for path, fault in _faults(job, stand).items()}
+    states = {path: "cannot be read" if fault else "not begun" for path, fault in faults.items()}
+    states |= dict.fromkeys(recorded.keys() & faults, "failed") | {
+        path: one.state for path, one in stand.items() if one
     }
+    reasons = {path: first_line(one.reason) for path, one in stand.items() if one and one.reason} | faults
     if as_json:
         unbegun = {path: {"state": states[path], "reason": fault} for path, fault in faults.items()}
         print_json({"images": {path: one.to_json() if one else unbegun[path] for path, one in stand.items()}})
         return
     counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
     rows = [("images", ", ".join(f"{count:,} {state}" for state, count in counts.items()))]
-    others = [path for path, state in states.items() if state != "finished"][:MOST_ROWS]
-    rows += [(_done(stand[path]), f"{_name(path)}: {faults.get(path) or states[path]}") for path in others]
+    for path in [path for path in stand if states[path] != "finished"][:MOST_ROWS]:
+        said = ": ".join(filter(None, (_name(path), states[path], reasons.get(path))))
+        rows.append((_done(stand[path]), said))
     print_rows(f"{counts.get('finished', 0):,} of {counted(len(stand), 'image')} finished", rows)
 
 
