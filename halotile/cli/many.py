@@ -123,9 +123,8 @@ def status(job: Job, *, follow: bool, as_json: bool) -> None:
     recorded = (RunDirectory.beside(full_path(job.place)).read_status() or {}).get("failed_images", {})
     faults = {path: recorded.get(path) or fault for path, fault in _faults(job, stand).items()}
     states = {path: "cannot be read" if fault else "not begun" for path, fault in faults.items()}
-    states |= dict.fromkeys(recorded.keys() & faults, "failed") | {
-        path: one.state for path, one in stand.items() if one
-    }
+    states |= dict.fromkeys(recorded.keys() & faults, "failed")
+    states |= {path: one.state for path, one in stand.items() if one}
     reasons = {path: first_line(one.reason) for path, one in stand.items() if one and one.reason} | faults
     if as_json:
         unbegun = {path: {"state": states[path], "reason": fault} for path, fault in faults.items()}

@@ -262,7 +262,8 @@ def test_status_says_which_images_failed_and_names_twenty(config: Path) -> None:
         run_many(ManyPlans(plans, failed), directory=directory)
     status = directory.read_status()
     assert status is not None
-    assert status["reason"].endswith("more18.npy, and 4 more")
+    assert status["reason"].startswith("24 images: ")
+    assert status["reason"].endswith("more18.npy")
     assert list(status["failed_images"]) == list(failed)[:20]
     code, out, _ = command("status", config)
     assert (code, "4 not begun, 20 failed, 1 cannot be read" in out) == (exits.OK, True)

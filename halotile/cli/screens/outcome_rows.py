@@ -22,7 +22,6 @@ from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import EXAMPLES, run_path
 from halotile.storage.sharded.output import ABSENT
-from halotile.storage.sharded.ownership import unmark_advice
 
 if TYPE_CHECKING:
     from halotile.graphs.runs.outcome import Outcome
@@ -204,7 +203,7 @@ def verdict_lines(output: OutputPath, verdict: Verdict) -> list[str]:
             f"and their entries in {output}/zarr.json"
         )
     if not verdict.repairable:
-        absent = "" if verdict.marked else "; where a chunk is missing, its pixels have the fill value"
+        absent = "" if verdict.unmark else "; where a chunk is missing, its pixels have the fill value"
         lines.append(
             f"no run directory {run_path(output)}: checked against its checksums only, not whether each shard is in its place{absent}"
         )
@@ -225,8 +224,7 @@ def remedy(output: OutputPath, verdict: Verdict, *, at_work: bool, imports: str 
     imports : str
         Option that ends a command for a job that imports code.
     """
-    is_absent = any(problem.endswith(ABSENT) for problem in verdict.problems)
-    unmark = unmark_advice(verdict.marked) if is_absent and verdict.marked else ""
+    unmark = verdict.unmark if any(problem.endswith(ABSENT) for problem in verdict.problems) else ""
     if not verdict.sound and not verdict.repairable:
         edited = unmark and f" If another program wrote pixels of the fill value, {unmark}."
         return (

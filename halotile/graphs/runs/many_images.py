@@ -149,12 +149,12 @@ def run_many(
             except HalotileError as error:
                 failed[path] = error
             together.end()
-    named = dict(list(failed.items())[:MOST_NAMED])
-    unnamed = [f"and {len(failed) - MOST_NAMED:,} more"] if len(failed) > MOST_NAMED else []
     together.failed = {
-        path: first_line(str(error).removeprefix(f"{path}: ")) for path, error in named.items()
+        path: first_line(str(error).removeprefix(f"{path}: "))
+        for path, error in list(failed.items())[:MOST_NAMED]
     }
-    together.record("failed" if failed else "finished", ", ".join([*named, *unnamed]))
+    named = f"{counted(len(failed), 'image')}: {', '.join(together.failed)}" if failed else ""
+    together.record("failed" if failed else "finished", named)
     return ManyOutcomes(outcomes, failed)
 
 

@@ -129,7 +129,7 @@ def describe_bad_blocks(plan: Plan, grid: Grid, bad: tuple[BadBlock, ...]) -> st
     refused = all(b.kind == "input" for b in bad)
     retries = plan.run.retries
     its = "its" if len(bad) == 1 else "their"
-    why = f"for {its} input" if refused else f"after {retries} {'retry' if retries == 1 else 'retries'}"
+    why = f"for {its} input" if refused else f"after {counted(retries, 'retry')}"
     rest_text = "; the others are done" if len(bad) < len(grid) else ""
     return "\n".join(
         [

@@ -26,7 +26,12 @@ from halotile.storage.run_directory.names import output_path
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.object_claim import ObjectClaim, elsewhere
 from halotile.storage.sharded.output import ABSENT, AnyLayout, FileLayout, create_output, open_output
-from halotile.storage.sharded.ownership import added_levels, marked_files, metadata_problems, restore_metadata
+from halotile.storage.sharded.ownership import (
+    added_levels,
+    metadata_problems,
+    restore_metadata,
+    unmark_advice,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,8 @@ class Verdict:
     """True where a repair of blocks has to iterate again from the start."""
     unchecked_levels: int = 0
     """Levels that were added to the image, which no journal knows."""
-    marked: Sequence[str] = ()
-    """Metadata files that say of an array that no chunk may be missing."""
+    unmark: str = ""
+    """Words on how to make missing chunks pixels of the fill value, where metadata say that none may be missing."""
 
     @property
     def sound(self) -> bool:
@@ -104,9 +109,9 @@ def verify(
                 f"Leave out --repair to check it.{elsewhere(path)}"
             )
         layout = open_output(path)
-        marked = marked_files(path, layout)
+        unmark = unmark_advice(path, layout)
         damaged = dict(damaged_blocks(path, layout, layout.grid))
-        if not marked:
+        if not unmark:
             damaged = {n: lines for n, lines in damaged.items() if not lines[-1].endswith(ABSENT)}
         return Verdict(
             len(layout.grid),
@@ -115,7 +120,7 @@ def verify(
             0,
             repairable=False,
             unchecked_levels=added_levels(path, layout),
-            marked=marked,
+            unmark=unmark,
         )
     if isinstance(path, ObjectPath):
         ObjectClaim(path, directory).check(may_replace=False)
@@ -133,7 +138,7 @@ def verify(
             undone,
             iterates=iterates,
             unchecked_levels=sum(added_levels(state.path, state.layout) for state in written),
-            marked=[file for state in written for file in marked_files(state.path, state.layout)],
+            unmark=" and ".join(filter(None, (unmark_advice(state.path, state.layout) for state in written))),
         )
     _repair(path, stored, written, job, observer)
     after = _outputs(directory, stored, look_at=[state.damaged for state in written])

@@ -22,17 +22,7 @@ from halotile.storage.scans.formats import opened_scan
 from halotile.storage.scans.framing import Framing, ShiftedPatterns, framed, shifted_scan
 from halotile.storage.scans.hdf5 import reading
 from halotile.storage.scans.known import KnownValues
-from halotile.storage.scans.scan import (
-    MARK,
-    MAXIMUM,
-    MEAN,
-    OPTIONAL,
-    PATTERNS,
-    SHARDS,
-    VERSION,
-    Scan,
-    is_scan,
-)
+from halotile.storage.scans.scan import MARK, MAXIMUM, MEAN, OPTIONAL, PATTERNS, SHARDS, VERSION, Scan
 from halotile.storage.sharded.output import Layout, ShardWriter, create_metadata
 from halotile.storage.sharded.ownership import stored_digest
 
@@ -337,11 +327,6 @@ def convert_scan(
     OutputRefused
         When something is at the path.
     """
-    if is_scan(source) and known.patterns is None:
-        raise InputError(
-            f"{source} is a scan of halotile already: there is nothing to convert. `recon-cli plan` and `run` take it as the input.path of a "
-            f"`job: ptychography`; `recon-cli info {source}` shows a configuration. To crop or bin it, convert its original file with these options."
-        )
     with opened_scan(source, known) as found:
         if not (known.good or known.bad) and found.scan.mask is not None:
             _check_mask(found.scan.mask, source)

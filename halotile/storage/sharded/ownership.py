@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from halotile.errors import DamagedData, InputError, OutputRefused
@@ -99,15 +99,13 @@ def mark_complete(root: str | OutputPath, layout: AnyLayout) -> None:
         disk_of(root).write_file(file, [json.dumps(document, indent=2).encode()])
 
 
-def marked_files(root: str | OutputPath, layout: AnyLayout) -> list[str]:
-    """Return the metadata files of the arrays of an output that :func:`mark_complete` marked."""
+def unmark_advice(root: str | OutputPath, layout: AnyLayout) -> str:
+    """Say how to make missing chunks pixels of the fill value, as words; empty where :func:`mark_complete` marked no array."""
     arrays = () if isinstance(layout, FileLayout) else layout.arrays
-    files = ((array.path(path_of(root)) / ZARR_JSON, array.shape) for array in arrays)
-    return [
-        str(file)
-        for file, shape in files
-        if is_complete((_read_document(file) or {}).get("attributes"), shape)
-    ]
+    files = {array.path(path_of(root)) / ZARR_JSON: array.shape for array in arrays}
+    read = {file: (_read_document(file) or {}).get("attributes") for file in files}
+    marked = " and ".join(str(file) for file in files if is_complete(read[file], files[file]))
+    return marked and f'remove "{COMPLETE}" from "halotile" in the attributes of {marked}'
 
 
 def is_marked(root: str | OutputPath) -> bool:
@@ -169,14 +167,9 @@ def stored_digest(path: str | OutputPath) -> bytes:
         raise DamagedData(
             f"{problems[0]}; {len(problems):,} of the {layout.files:,} shards of {path} cannot be read. Restore them from a copy, convert "
             f"the scan again, or let `recon-cli verify --repair` compute the output of a run anew. If another program wrote "
-            f"pixels of the fill value, move its .run folder away and {unmark_advice(marked_files(path, layout))}."
+            f"pixels of the fill value, move its .run folder away and {unmark_advice(path, layout)}."
         )
     return digest
-
-
-def unmark_advice(files: Iterable[str]) -> str:
-    """Say how to make missing chunks of these arrays pixels of the fill value."""
-    return f'remove "{COMPLETE}" from "halotile" in the attributes of {" and ".join(files)}'
 
 
 def find_foreign_entry(root: str | OutputPath, layout: AnyLayout) -> str:
