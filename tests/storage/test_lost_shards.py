@@ -83,6 +83,32 @@ def test_a_zip_of_it_misses_no_shard_either(tmp_path: Path) -> None:
         source[:, :]
 
 
+@pytest.mark.parametrize("kind", ["zip", "zip of an OME-Zarr", "in a group", "with attributes", "as chunks"])
+def test_any_copy_that_lacks_a_shard_is_refused_before_a_job_begins(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / ("group.zarr/image" if kind == "in a group" else "a.zarr")
+    if kind == "in a group":
+        zarr.create_group(tmp_path / "group.zarr")
+    written(folder, ome="OME" in kind)
+    array = folder / "1" if "OME" in kind else folder
+    if kind == "with attributes":
+        zarr.open_array(folder).attrs["stain"] = "H&E"
+    if kind == "as chunks":
+        array = folder = tmp_path / "chunks.zarr"
+        attributes = zarr.open_array(tmp_path / "a.zarr").attrs.asdict()
+        zarr.create_array(folder, data=PIXELS, chunks=(32, 32), attributes=attributes)
+
+    def copied() -> str:
+        if "zip" in kind:
+            return shutil.make_archive(str(tmp_path / "zipped.zarr"), "zip", folder)
+        return str(folder.parent if kind == "in a group" else folder)
+
+    check_whole(copied())
+    (array / "c/0/1").unlink()
+    place = rf"{copied()}.*c/0/1: it is missing, although .* of {copied()}.*zarr\.json\. Otherwise restore"
+    with pytest.raises(DamagedData, match=place):
+        check_whole(copied())
+
+
 def test_an_object_that_is_lost_is_an_error(tmp_path: Path, object_store: ObjectServer) -> None:
     place = path_of(f"s3://{BUCKET}/{tmp_path.name}/a.zarr")
     assert isinstance(place, ObjectPath)

@@ -81,7 +81,7 @@ def plan_ptychography(job: Ptychography, request: PlanRequest) -> Plan:
     count, pattern = len(scan.positions), recipe.pattern
     if count < job.run.count:
         raise ConfigError(
-            f"the scan has {counted(count, 'pattern')}, too few for {job.run.count} workers. Write run.workers: 1."
+            f"the scan has {counted(count, 'pattern')}, too few for {counted(job.run.count, 'worker')}. Write run.workers: 1."
         )
     object_bytes = COMPLEX * math.prod(recipe.shape)
     modes = model.modes + model.variations
