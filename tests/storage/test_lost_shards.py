@@ -66,7 +66,9 @@ def test_a_copy_is_refused_before_a_job_begins(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "a.zarr", tmp_path / "b.zarr")
     check_whole(str(tmp_path / "b.zarr/0"))
     (tmp_path / "b.zarr/1/c/1/1").unlink()
-    with pytest.raises(DamagedData, match=r"b\.zarr/1/c/1/1: the shard is missing; 1 of the 8 shards") as lost:
+    with pytest.raises(
+        DamagedData, match=r"b\.zarr/1/c/1/1: the shard is missing; 1 of the 8 shards"
+    ) as lost:
         check_whole(str(tmp_path / "b.zarr"))
     assert "Restore them from a copy, write the image again, or let" in str(lost.value)
     assert "scan" not in str(lost.value)

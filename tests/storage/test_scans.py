@@ -434,7 +434,9 @@ def test_a_scan_that_lost_patterns_is_refused(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(DamagedData, match=rf"{first}: .*; 1 of the 5 shards"):
         open_scan(str(paths[0]))
     first.unlink()
-    with pytest.raises(DamagedData, match=rf"{first}: the shard is missing; 1 of the 5 .* or convert the scan again\.$"):
+    with pytest.raises(
+        DamagedData, match=rf"{first}: the shard is missing; 1 of the 5 .* or convert the scan again\.$"
+    ):
         open_summary(str(paths[0]))
 
 
