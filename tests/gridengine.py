@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -26,7 +27,7 @@ QUEUE = {
     "slots": str(SLOTS),
     "shell": "/bin/csh",  # as it is where nobody changed it: scripts have to name their own
     "load_thresholds": "NONE",
-    "pe_list": "NONE",
+    "pe_list": "smp",
 }
 EAGER = {"schedule_interval": "0:0:1", "flush_submit_sec": "1", "flush_finish_sec": "1"}
 
@@ -142,6 +143,8 @@ def _lay_out(engine: GridEngine) -> None:
     for name, path in (("complexes", "centry"), ("usersets", "usersets")):
         engine.call("spooldefaults", name, str(RESOURCES / "util/resources" / path))
     engine.call("spooldefaults", "managers", "root")
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in engine.settings.items()]
+    (folder / "default/common/settings.sh").write_text("".join(lines))
 
 
 def _changed(text: str, values: Mapping[str, object]) -> str:
@@ -169,6 +172,7 @@ def _start(engine: GridEngine) -> None:
     engine.call("sge_execd")
     (folder / "scheduling").write_text(_changed(engine.call("qconf", "-ssconf"), EAGER))
     engine.call("qconf", "-Msconf", "scheduling")
+    engine.call("qconf", "-Ap", str(RESOURCES / "util/resources/pe/smp"))
     queue = _changed(engine.call("qconf", "-sq"), QUEUE | {"hostlist": host})
     (folder / "queue").write_text(f"{queue}\n")
     engine.call("qconf", "-Aq", "queue")

@@ -44,6 +44,37 @@ def noted(pixels, folder):
 '''
 
 
+_PBS = {
+    "qsub": """
+        exec 9> {folder}/lock; flock 9
+        number=$(( $(ls {folder} | grep -c 'pid$') + 1 ))
+        cp "$1" {folder}/$number.sh
+        pwd > {folder}/$number.cwd
+        (sleep 1; cd /; exec 9>&-; PBS_JOBID=$number.fake exec setsid --fork bash -c 'echo $$ > {folder}/'$number'.pid; exec bash {folder}/'$number'.sh') > {folder}/$number.out 2>&1 &
+        touch {folder}/$number.pid
+        echo $number.fake
+    """,
+    "qstat": """
+        for each in "$@"; do
+            number=${{each%.fake}}; pid=$(cat {folder}/$number.pid)
+            if [ -z "$pid" ] || kill -0 $pid 2> /dev/null; then echo "$number.fake  halotile"; else echo "qstat: Unknown Job Id" >&2; code=153; fi
+        done
+        exit $code
+    """,
+    "qdel": "kill -KILL -$(cat {folder}/${{1%.fake}}.pid)",
+}
+"""Commands of a PBS that starts scripts on this machine."""
+
+
+def pretended_pbs(folder: Path) -> dict[str, str]:
+    """Make a PBS of three commands in a folder, and return the environment that has them."""
+    (folder / "bin").mkdir(parents=True)
+    for name, lines in _PBS.items():
+        (folder / "bin" / name).write_text("#!/bin/bash\n" + lines.format(folder=folder))
+        (folder / "bin" / name).chmod(0o755)
+    return dict(os.environ) | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+
+
 @dataclass(frozen=True)
 class HpcJob:
     """A job in a folder of its own.

@@ -120,19 +120,21 @@ def go(
 def status(job: Job, *, follow: bool, as_json: bool) -> None:
     """Show how the run of each image stands."""
     stand = _followed(job, quiet=as_json) if follow else _stand(job)
-    faults = _faults(job, stand)
-    states = {
-        path: one.state if one else "cannot be read" if faults[path] else "not begun"
-        for path, one in stand.items()
-    }
+    recorded = (RunDirectory.beside(full_path(job.place)).read_status() or {}).get("failed_images", {})
+    faults = {path: recorded.get(path) or fault for path, fault in _faults(job, stand).items()}
+    states = {path: "cannot be read" if fault else "not begun" for path, fault in faults.items()}
+    states |= dict.fromkeys(recorded.keys() & faults, "failed")
+    states |= {path: one.state for path, one in stand.items() if one}
+    reasons = {path: first_line(one.reason) for path, one in stand.items() if one and one.reason} | faults
     if as_json:
         unbegun = {path: {"state": states[path], "reason": fault} for path, fault in faults.items()}
         print_json({"images": {path: one.to_json() if one else unbegun[path] for path, one in stand.items()}})
         return
     counts = {state: list(states.values()).count(state) for state in dict.fromkeys(states.values())}
     rows = [("images", ", ".join(f"{count:,} {state}" for state, count in counts.items()))]
-    others = [path for path, state in states.items() if state != "finished"][:MOST_ROWS]
-    rows += [(_done(stand[path]), f"{_name(path)}: {faults.get(path) or states[path]}") for path in others]
+    for path in [path for path in stand if states[path] != "finished"][:MOST_ROWS]:
+        said = ": ".join(filter(None, (_name(path), states[path], reasons.get(path))))
+        rows.append((_done(stand[path]), said))
     print_rows(f"{counts.get('finished', 0):,} of {counted(len(stand), 'image')} finished", rows)
 
 
@@ -285,7 +287,7 @@ def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> lis
         sum(getattr(one, name) for one in outcomes) for name in ("done", "total", "resumed")
     )
     failed = [(name, first_line(str(error))) for name, error in list(ended.failed.items())[:MOST_ROWS]]
-    structured = [path for path, one in ended.outcomes.items() if one.inspection.warnings]
+    doubtful = [path for path, one in ended.outcomes.items() if one.inspection.warnings]
     rows = [
         ("images", f"{len(outcomes):,} of {len(outcomes) + len(ended.failed):,}"),
         *(("failed", f"{_name(path)}: {reason.removeprefix(f'{path}: ')}") for path, reason in failed),
@@ -308,14 +310,9 @@ def _rows(ended: ManyOutcomes, plan_seconds: float, total_seconds: float) -> lis
         for label, text in one.inspection.rows
     ]
     rows += [(label if n == 0 else "", text) for n, (label, text) in enumerate(found)]
-    if structured:
-        names = ", ".join(map(_name, structured[:MOST_ROWS]))
-        rows.append(
-            (
-                "residual",
-                f"holds structure in {counted(len(structured), 'image')}, denoised too much perhaps: {names}",
-            )
-        )
+    if doubtful:
+        names = ", ".join(map(_name, doubtful[:MOST_ROWS]))
+        rows.append(("warnings", f"above, for {counted(len(doubtful), 'image')}: {names}"))
     return rows + [row for one in list(outcomes)[:1] for row in look_rows(one.output)]
 
 

@@ -41,10 +41,11 @@ def counted(count: int, word: str) -> str:
 
     Examples
     --------
-    >>> counted(1, "block"), counted(12345, "block")
-    ('1 block', '12,345 blocks')
+    >>> counted(1, "block"), counted(12345, "block"), counted(2, "retry")
+    ('1 block', '12,345 blocks', '2 retries')
     """
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
+    plural = f"{word.removesuffix('y')}ies" if word.endswith("ry") else f"{word}s"
+    return f"{count:,} {word if count == 1 else plural}"
 
 
 TRACEBACK = "Traceback (most recent call last):"

@@ -16,6 +16,7 @@ import numpy as np
 from dask.base import normalize_token
 
 from halotile.errors import ConfigError
+from halotile.graphs.amounts import counted
 from halotile.storage.grid import Depth, Region
 from halotile.storage.rim import Pixels, Readable, Rim, read_window
 
@@ -41,7 +42,7 @@ def for_each_array(value: Any, name: str, ndims: list[int]) -> list[list[Any]]:
         value = [value] * len(ndims)
     if len(value) != len(ndims):
         raise ConfigError(
-            f"{name} is a list of {len(value)} entries for {len(ndims)} arrays. Write an entry for each array, "
+            f"{name} is a list of {counted(len(value), 'entry')} for {counted(len(ndims), 'array')}. Write an entry for each array, "
             f"or a tuple for different axes."
         )
     return [_for_each_axis(entry, name, ndim, max(ndims)) for entry, ndim in zip(value, ndims, strict=True)]
@@ -240,7 +241,7 @@ def chunks_of(store: Readable, block: Any, max_ndim: int) -> Chunks:
     elif isinstance(block, tuple | list):
         if len(block) != max_ndim:
             raise ConfigError(
-                f"block is {block!r}: it has {len(block)} entries for {max_ndim} axes. Write one for each axis."
+                f"block is {block!r}: it has {counted(len(block), 'entry')} for {max_ndim} axes. Write one for each axis."
             )
         block = tuple(block)[max_ndim - len(store.shape) :]
     sizes = block if isinstance(block, tuple) else (block,)

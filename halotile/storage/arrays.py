@@ -185,4 +185,5 @@ def _describe(path: Path) -> str:
     if stores:
         shown = ", ".join(stores[:5])
         return f"a directory without Zarr metadata of its own (inside it: {shown}; name one of these)"
-    return f"a directory of {len(entries)} entries without Zarr metadata" if entries else "an empty directory"
+    count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
+    return f"a directory of {count} without Zarr metadata" if entries else "an empty directory"

@@ -112,7 +112,7 @@ def _checked(requested: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     axes = tuple(requested.lower())
     if len(axes) != len(shape):
         raise InputError(
-            f"axes is {requested!r}, {len(axes)} letters, but the array has {len(shape)} axes: its shape is {shape}. "
+            f"axes is {requested!r}, of length {len(axes)}, but the array has {len(shape)} axes: its shape is {shape}. "
             f"Write one letter for each, such as {_EXAMPLES.get(len(shape), 'tczyx')!r}."
         )
     if len(set(axes)) != len(axes) or not all(letter in string.ascii_lowercase for letter in axes):

@@ -105,6 +105,10 @@ class Receipt:
     pixels: int = 0
     holes: int = 0
     """Pixels that were left as they are, because they hold no measurement or a mask keeps them."""
+    not_finite: int = 0
+    """NaN and infinities that were taken for measurements."""
+    spoiled: int = 0
+    """NaN and infinities of the results of blocks that read such."""
     read_bytes: int = 0
     written_bytes: int = 0
     read_seconds: float = 0.0

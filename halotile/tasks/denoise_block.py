@@ -144,6 +144,8 @@ class ReadBlock:
     staged: StagedBlock
     size: int
     holed: tuple[Pixels, Valid] | None
+    not_finite: int | None
+    """NaN and infinities of the core that are taken for measurements; None where the window has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ class CoreImage:
 
     computed: QueuedCore
     holed: tuple[Pixels, Valid] | None
+    not_finite: int | None
 
 
 class DenoiseStages:
@@ -205,7 +208,11 @@ class DenoiseStages:
                 arranged["valid"] = valid.astype(np.uint8)
         with unless_lost(self.tiles.device):
             staged = self.tiles.stage(given, arranged)
-        return ReadBlock(staged, size, None if valid is None else (original, valid))
+        not_finite = None
+        if not (task.holes and task.holes.nan) and not all_finite(pixels):
+            core = block.core.relative_to(task.rim.reach(block.window, task.grid.shape))
+            not_finite = int(np.count_nonzero(~np.isfinite(pixels[core.slices])))
+        return ReadBlock(staged, size, None if valid is None else (original, valid), not_finite)
 
     def _valid(self, pixels: Pixels, mask: Pixels | None) -> Valid | None:
         """The pixels of a block that were measured and are not masked; None where all are."""
@@ -233,7 +240,7 @@ class DenoiseStages:
             )
         receipt.pixels += block.core.size
         receipt.read_bytes += what_was_read.size
-        return CoreImage(computed, what_was_read.holed)
+        return CoreImage(computed, what_was_read.holed, what_was_read.not_finite)
 
     def write(self, block: Block, result: CoreImage, receipt: Receipt) -> None:
         """Write the core."""
@@ -252,6 +259,9 @@ class DenoiseStages:
             inner: tuple[Any, ...] = (..., *roles.spatial_part(block.core).relative_to(reach).slices)
             receipt.holes += self._restore_holes(pixels, original[inner], valid[inner])
         region = roles.output_region(block.core, task.tiling.scale, task.channels_out)
+        if result.not_finite is not None:
+            receipt.not_finite += result.not_finite
+            receipt.spoiled += int(np.count_nonzero(~np.isfinite(pixels)))
         receipt.enter(block.number, [task.writer.write(region, roles.restore(pixels))])
 
     def _restore_holes(self, result: Pixels, original: Pixels, valid: Valid) -> int:

@@ -19,7 +19,7 @@ from halotile.graphs.clusters import sge
 from halotile.graphs.submission.queues import queue_of
 from tests.faults import REPOSITORY
 from tests.gridengine import GridEngine
-from tests.hpc import BLOCKS, HpcJob, wait_for
+from tests.hpc import BLOCKS, HpcJob, pretended_pbs, wait_for
 
 SLEEPY = '''
 import time
@@ -59,38 +59,12 @@ def test_a_function_is_tried_for_a_few_seconds_alone_where_it_is_submitted(
     assert "#SBATCH --ntasks=3\n" in shown["script"]
 
 
-COMMANDS = {
-    "qsub": """
-        exec 9> {folder}/lock; flock 9
-        number=$(( $(ls {folder} | grep -c 'pid$') + 1 ))
-        cp "$1" {folder}/$number.sh
-        pwd > {folder}/$number.cwd
-        (sleep 1; cd /; exec 9>&-; PBS_JOBID=$number.fake exec setsid --fork bash -c 'echo $$ > {folder}/'$number'.pid; exec bash {folder}/'$number'.sh') > {folder}/$number.out 2>&1 &
-        touch {folder}/$number.pid
-        echo $number.fake
-    """,
-    "qstat": """
-        for each in "$@"; do
-            number=${{each%.fake}}; pid=$(cat {folder}/$number.pid)
-            if [ -z "$pid" ] || kill -0 $pid 2> /dev/null; then echo "$number.fake  halotile"; else echo "qstat: Unknown Job Id" >&2; code=153; fi
-        done
-        exit $code
-    """,
-    "qdel": "kill -KILL -$(cat {folder}/${{1%.fake}}.pid)",
-}
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> HpcJob:
     """A job whose PBS is three commands that start scripts on this machine."""
-    folder = tmp_path / "pbs"
-    folder.mkdir()
-    (tmp_path / "bin").mkdir()
-    for name, lines in COMMANDS.items():
-        (tmp_path / "bin" / name).write_text("#!/bin/bash\n" + lines.format(folder=folder))
-        (tmp_path / "bin" / name).chmod(0o755)
-    environment = dict(os.environ) | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-    return HpcJob.create(tmp_path / "job", environment, kind="pbs", interface="lo", walltime="60")
+    return HpcJob.create(
+        tmp_path / "job", pretended_pbs(tmp_path / "pbs"), kind="pbs", interface="lo", walltime="60"
+    )
 
 
 def status(job: HpcJob) -> dict[str, Any]:
@@ -110,6 +84,18 @@ SUBMIT = ("submit", "job.yaml", "--allow-import")
 def test_other_kinds_of_clusters_are_refused(kind: str, job: HpcJob) -> None:
     refused = job.call(*SUBMIT, "--set", f"cluster.kind={kind}", code=exits.USAGE)
     assert f"cluster.kind is {kind}, and submit is for Slurm, PBS, SGE and LSF" in refused
+
+
+@pytest.mark.parametrize(
+    "command", [SUBMIT, (*SUBMIT, "--dry-run"), ("run", *SUBMIT[1:], "--dry-run")], ids=" ".join
+)
+def test_cores_of_sge_without_a_parallel_environment_are_refused(
+    command: tuple[str, ...], job: HpcJob
+) -> None:
+    cores = ("--set", "cluster.kind=sge", "--set", "cluster.cores=4")
+    refused = job.call(*command, *cores, code=exits.USAGE)
+    assert "cluster.cores is 4, and SGE gives a job several cores by a parallel environment" in refused
+    assert not job.run_directory.exists()
 
 
 @pytest.mark.cluster
@@ -152,7 +138,7 @@ def test_a_real_grid_engine_starts_workers_and_a_driver_that_submits_itself_agai
     module = [f"export {name}={shlex.quote(value)}" for name, value in grid_engine.settings.items()]
     job = HpcJob.create(
         tmp_path / "job", dict(os.environ) | grid_engine.settings, kind="sge", interface="lo",
-        walltime="60", prologue=[*module, f"export PYTHONPATH={REPOSITORY}"],
+        walltime="60", cores=2, directives=["-pe smp 2"], prologue=[*module, f"export PYTHONPATH={REPOSITORY}"],
     )  # fmt: skip
     job.call("run", "job.yaml", "--allow-import")
     assert len({process for _, process, *_ in job.log()}) == 2
@@ -162,6 +148,7 @@ def test_a_real_grid_engine_starts_workers_and_a_driver_that_submits_itself_agai
     job.set_pace(1)
     number = job.json_of(*SUBMIT, "--fresh")["job"]
     assert grid_engine.jobs() == [number]
+    assert "parallel environment" not in grid_engine.call("qstat", "-j", number)
     wait_for(lambda: len(job.log()) > 4)
     os.kill(json.loads((job.run_directory / "status.json").read_text())["pid"], signal.SIGUSR1)
     wait_for(lambda: number_of(job) != number)

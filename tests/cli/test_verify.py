@@ -7,16 +7,22 @@ import socket
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import zarr
 
 from halotile.cli.main import app
+from halotile.cli.screens.outcome_rows import remedy
 from halotile.graphs.runs.verify import Verdict
+from halotile.graphs.runs.verify import verify as verify_output
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.number_ranges import RangeSet
 from tests.cli.engine import RUNNER, save_job
+from tests.faults import flip_bit
+from tests.storage.test_lost_shards import written
 
 
 def find(monkeypatch: pytest.MonkeyPatch, verdict: Verdict) -> None:
@@ -55,13 +61,20 @@ def test_verify_says_where_a_repair_has_to_iterate_again(
 ) -> None:
     find(monkeypatch, Verdict(4, 4, ("block 2: cut",), 0, iterates=True))
     said = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")]).stderr
-    assert said.endswith("--repair` does all passes again, from the start, and writes the damaged blocks.\n")
+    assert (
+        "--repair` does all passes again, from the start, and writes the damaged blocks, and discards edits."
+        in said
+    )
 
 
 @pytest.mark.parametrize(
     ("problems", "undone", "words"),
     [
-        (("block 2: cut",), 0, "--repair` does the damaged blocks again."),
+        (
+            ("block 2: cut",),
+            0,
+            "--repair` does the damaged blocks again, and discards edits. To keep edits, ",
+        ),
         (("metadata: zarr.json is missing",), 0, "--repair` restores the metadata."),
         (
             ("metadata: zarr.json is missing",),
@@ -71,7 +84,8 @@ def test_verify_says_where_a_repair_has_to_iterate_again(
         (
             ("metadata: zarr.json is missing", "block 2: cut"),
             1,
-            "--repair` restores the metadata, does the damaged blocks again and does the 1 block that is not done.",
+            "--repair` restores the metadata, does the damaged blocks again and does the 1 block that is not done, "
+            "and discards edits. To keep edits, ",
         ),
     ],
 )
@@ -85,9 +99,41 @@ def test_verify_says_what_a_repair_would_do(
     find(monkeypatch, Verdict(9, 9 - undone, problems, 0, RangeSet(range(undone))))
     result = RUNNER.invoke(app, ["verify", str(tmp_path / "clean.zarr")])
     assert result.exit_code == 4
-    assert result.stderr.endswith(
-        f"clean.zarr is damaged. `recon-cli verify {tmp_path / 'clean.zarr'} {words}\n"
+    output = tmp_path / "clean.zarr"
+    edited, keep = (
+        (", or was edited after the run", f"move {output}.run away.") if "edits" in words else ("", "")
     )
+    assert result.stderr.endswith(f"{output} is damaged{edited}. `recon-cli verify {output} {words}{keep}\n")
+
+
+@pytest.mark.parametrize("ome", [False, True])
+def test_an_edited_output_is_kept_by_following_the_advice(tmp_path: Path, ome: bool) -> None:
+    output = tmp_path / "clean.zarr"
+    layout = written(output, ome=ome)
+    file = output / ("0/zarr.json" if ome else "zarr.json")
+    array = zarr.open_array(file.parent)
+    array[:16, :16] = array[:32, 32:] = 0  # zarr leaves out a chunk, and a shard
+    lost = verify_output(output)
+    assert [line.split(": ", 2)[2] for line in lost.problems] == [
+        "chunk (0, 0) is not in the file",
+        "the shard is missing",
+    ]
+    with_run = remedy(output, replace(lost, repairable=True), at_work=False)
+    unmark = f'remove "complete" from "halotile" in the attributes of {file}'
+    assert f"discards edits. To keep edits, move {output}.run away, and {unmark}" in with_run
+    result = RUNNER.invoke(app, ["verify", str(output)])
+    assert result.exit_code == 4
+    assert f"If another program wrote pixels of the fill value, {unmark}" in result.stderr
+    for number in range(len(layout.arrays)):
+        marked = output / str(number) / "zarr.json" if ome else file
+        document = json.loads(marked.read_text())
+        del document["attributes"]["halotile"]["complete"]
+        marked.write_text(json.dumps(document))
+    result = RUNNER.invoke(app, ["verify", str(output)])
+    assert result.exit_code == 0
+    assert result.stdout.endswith("; where a chunk is missing, its pixels have the fill value\n")
+    flip_bit(output / ("0/c/1/1" if ome else "c/1/1"))
+    assert RUNNER.invoke(app, ["verify", str(output)]).exit_code == 4
 
 
 def test_advice_allows_imports_where_the_job_needs_them(
@@ -124,7 +170,8 @@ def test_verify_without_a_run_directory_says_that_places_are_not_checked(
         find(monkeypatch, verdict)
         assert RUNNER.invoke(app, ["verify", str(output)]).stdout.splitlines() == [
             said,
-            f"no run directory {output}.run: checked against its checksums only, not whether each shard is in its place",
+            f"no run directory {output}.run: checked against its checksums only, not whether each shard is in its place; "
+            "where a chunk is missing, its pixels have the fill value",
         ]
         as_json = RUNNER.invoke(app, ["verify", str(output), "--json"])
         assert json.loads(as_json.stdout)["checked_against"] == "checksums"
@@ -154,7 +201,10 @@ def test_verify_of_a_run_at_work_says_to_wait(
         find(monkeypatch, Verdict(4, 3, ("block 0: cut",), 0, RangeSet([2])))
         result = RUNNER.invoke(app, ["verify", str(output)])
         assert result.exit_code == 4
-        assert "is damaged. A run is still writing it: when that is over, `recon-cli verify" in result.stderr
+        assert (
+            "is damaged, or was edited after the run. A run is still writing it: when that is over, `recon-cli"
+            in result.stderr
+        )
     directory.write_status({"state": "stopped"})
     find(monkeypatch, Verdict(4, 3, (), 0, RangeSet([2])))
     result = RUNNER.invoke(app, ["verify", str(output)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from halotile.graphs.clusters.common.security import Credentials
 from halotile.graphs.clusters.launches.base import LaunchState
 from halotile.graphs.clusters.launches.batch_jobs import job_script, logs_of
 from halotile.graphs.clusters.launches.batch_system import BatchSystem
+from halotile.graphs.clusters.launches.queue_answers import JobRows
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run
 from halotile.graphs.submission.queues import queue_of
@@ -80,6 +82,31 @@ def test_jobs_are_submitted_with_the_command_of_dask_jobqueue(name: str) -> None
     dask_jobqueue = pytest.importorskip("dask_jobqueue", reason="the extra hpc is not installed")
     system = SYSTEMS[name]
     assert getattr(dask_jobqueue, system.cluster).job_cls.submit_command == system.submits
+
+
+USERS_COMMANDS = {
+    "slurm": "sbatch scancel squeue sinfo",
+    "pbs": "qsub qdel qstat",
+    "sge": "qsub qdel qstat qconf",
+    "lsf": "bsub bkill bjobs bqueues",
+    "oar": "oarsub oardel oarstat oarnodes",
+    "htcondor": "condor_submit condor_rm condor_q condor_status",
+}
+"""Commands of each system that its users may call, from its manual pages."""
+LISTED = {"oar": "nodes", "htcondor": "machines"}
+"""OAR shows its queues to administrators alone, and HTCondor has none."""
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_system_is_called_and_named_with_commands_that_it_has(name: str) -> None:
+    system = SYSTEMS[name]
+    named = re.fullmatch(r"`(.*)` lists its (\w+)", system.lists)
+    assert named
+    asked = system.states.command if isinstance(system.states, JobRows) else "squeue"
+    cancelled = system.cluster_class().job_cls.cancel_command
+    called = [line.split()[0] for line in (system.submits, cancelled, asked, named[1])]
+    assert set(called) <= set(USERS_COMMANDS[name].split())
+    assert named[2] == LISTED.get(name, "queues")
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -163,6 +190,39 @@ def test_the_script_of_a_driver(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert text == (SCRIPTS / f"driver-{name}.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        (["-pe smp 4"], []),
+        (["  -pe mpi 2-4 ", "-R y"], ["-R y"]),
+        (["-l h_vmem=6G -pe smp 4 -R y"], ["-l h_vmem=6G -R y"]),
+        (["-pe smp 4 -P my-pe"], ["-P my-pe"]),
+    ],
+)
+@pytest.mark.parametrize("where", ["job", "configuration", "options"])
+def test_a_driver_takes_one_slot_of_a_grid_engine(where: str, written: list[str], kept: list[str]) -> None:
+    import dask
+
+    job = Denoising(
+        input=Input(path="in.zarr"),
+        output=Output(path="/scratch/ada/scan.zarr"),
+        denoiser=DenoiserChoice(name="tv"),
+        cluster=Cluster(
+            kind="sge",
+            cores=4,
+            directives=tuple(written) if where == "job" else (),
+            options={"job_extra_directives": written} if where == "options" else {},
+        ),
+    )
+    configured = written if where == "configuration" else []
+    with dask.config.set({"jobqueue.sge.job-extra-directives": configured}):
+        text = script_of_run(sge.SYSTEM, job, Path("/scratch/ada/scan.zarr.run"), 0o022)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "-pe " not in text.replace("my-pe", "")
+    assert "#$" not in lines
+    assert [line for line in kept if f"#$ {line}" not in lines] == []
+
+
 @pytest.mark.parametrize(("name", "walltime"), [("pbs", "4"), ("lsf", None)])
 def test_a_driver_needs_time_before_it_drains(name: str, walltime: str | None) -> None:
     import dask
@@ -201,6 +261,8 @@ def test_sge_gives_cores_by_a_name_that_only_the_site_knows() -> None:
         script_of(sge.SYSTEM, Cluster(interface="lo", cores=4))
     text = script_of(sge.SYSTEM, Cluster(interface="lo", cores=4, directives=("-pe mpi 4",)))
     assert "#$ -pe mpi 4\n" in text
+    own = "-l h_vmem=6G -pe mpi 4"
+    assert f"#$ {own}\n" in script_of(sge.SYSTEM, Cluster(interface="lo", cores=4, directives=(own,)))
     assert "#$ -l mem_free=4608M\n" in text
 
 

@@ -104,6 +104,13 @@ def test_what_a_warning_says_makes_no_object_worse(counts: float) -> None:
     assert not warns or found(counts, lr=0.02, held_out=0.05)[0] < 1.05 * before
 
 
+@pytest.mark.parametrize(("kept", "advises"), [(170, True), (169, False)])
+def test_more_epochs_are_advised_where_the_last_one_is_kept(kept: int, advises: bool) -> None:
+    last = {"iteration": 170, "loss": 0.2, "kept": kept, "loss_of_kept": 0.2}
+    words = [text for label, text in result_rows(last, Path()) if label == "note"]
+    assert any("more epochs may give a better object" in text for text in words) is advises
+
+
 def planned(folder: Path, photons: float | None, **parts: Any) -> str:
     """The plan for a scan of so many photons a pattern."""
     simulated = SimulatedScan(raster=(4, 4), pattern=32, step=3.0, photons=photons)
@@ -119,7 +126,7 @@ def planned(folder: Path, photons: float | None, **parts: Any) -> str:
     ("photons", "loss", "rate", "holds_out"),
     [
         (100, "amplitude_mse", "0.01", True),
-        (100, "poisson_nll", "0.005", True),
+        (100, "poisson_nll", "0.02", True),
         (1e5, "amplitude_mse", "0.02", False),
         (1e5, "poisson_nll", "0.005", False),
         (None, "amplitude_mse", "0.02", False),
@@ -131,3 +138,8 @@ def test_the_rate_and_the_pixels_held_out_follow_from_loss_and_counts(
     said = planned(tmp_path, photons, model={"loss": loss})
     assert f"150 epochs of adam, lr {rate}," in said
     assert ("5% of the pixels of each pattern are held out" in said) is holds_out
+
+
+def test_the_likelihood_of_few_counts_takes_small_steps_where_no_pixel_is_held_out(tmp_path: Path) -> None:
+    said = planned(tmp_path, 100, model={"loss": "poisson_nll"}, held_out=0)
+    assert "150 epochs of adam, lr 0.005," in said

@@ -230,7 +230,7 @@ def test_every_image_that_was_denoised_too_much_is_named(config: Path, starts: l
     )
     assert [" of the noise level" in line for line in out.splitlines() if ".npy: " in line] == [True, True]
     assert f"look at it   recon-cli preview {config.parent}/clean/a.zarr a.png" in out
-    assert "holds structure in 2 images, denoised too much perhaps: a.npy, b.c.npy" in out
+    assert "above, for 2 images: a.npy, b.c.npy" in out
     code, out, told = command("run", config, *words, "--set", "output.overwrite=true", "--quiet", "--json")
     assert (code, len(json.loads(out)["images"])) == (exits.OK, 2)
     assert told.splitlines() == warnings
@@ -239,7 +239,38 @@ def test_every_image_that_was_denoised_too_much_is_named(config: Path, starts: l
 def test_status_says_which_image_cannot_be_read(config: Path) -> None:
     code, out, _ = command("status", config)
     assert (code, "2 not begun, 1 cannot be read" in out) == (exits.OK, True)
-    assert "none.npy: a file that begins with" in out
+    assert "none.npy: cannot be read: a file that begins with" in out
+
+
+def test_status_says_which_images_failed_and_names_twenty(config: Path) -> None:
+    from halotile.errors import MemoryRefused
+    from halotile.graphs.runs.many_images import ManyPlans
+    from halotile.storage.run_directory.directory import RunDirectory
+
+    for number in range(22):
+        shutil.copyfile(config.parent / "scans/a.npy", config.parent / f"scans/more{number:02}.npy")
+        shutil.copyfile(config.parent / "masks/a.npy", config.parent / f"masks/more{number:02}.npy")
+    jobs = jobs_of(load_denoising(config))
+    plans = {path: make_plan(job) for path, job in jobs.items() if path.endswith("/a.npy")}
+    failed = {
+        path: MemoryRefused(f"{path}: too large.\nWrite more.") for path in jobs if "/a.npy" not in path
+    }
+    directory = RunDirectory(config.parent / "clean/{stem}.zarr.run")
+    directory.create()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("halotile.graphs.runs.many_images.run", lambda *_, **__: None)
+        run_many(ManyPlans(plans, failed), directory=directory)
+    status = directory.read_status()
+    assert status is not None
+    assert status["reason"].startswith("24 images: ")
+    assert status["reason"].endswith("more18.npy")
+    assert list(status["failed_images"]) == list(failed)[:20]
+    code, out, _ = command("status", config)
+    assert (code, "4 not begun, 20 failed, 1 cannot be read" in out) == (exits.OK, True)
+    assert " more03.npy: failed: too large.\n" in out
+    as_json = json.loads(command("status", config, "--json")[1])["images"]
+    path = next(path for path in failed if "more03" in path)
+    assert as_json[path] == {"state": "failed", "reason": "too large."}
 
 
 def test_status_says_which_pixels_are_damaged(config: Path) -> None:
@@ -251,7 +282,7 @@ def test_status_says_which_pixels_are_damaged(config: Path) -> None:
     config.write_text(CONFIG.replace("scans/*.npy", "scans/*"))
     code, out, _ = command("status", config)
     assert (code, "2 not begun, 2 cannot be read" in out) == (exits.OK, True)
-    assert "p.png: the pixels from" in out
+    assert "p.png: cannot be read: the pixels from" in out
 
 
 def test_brackets_in_the_name_of_a_folder_are_no_pattern(config: Path) -> None:

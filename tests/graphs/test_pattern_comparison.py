@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,20 @@ def test_a_result_has_the_patterns_that_tell_most(folder: Path, monkeypatch: pyt
     sheet = CliRunner().invoke(app, ["export", str(folder / "result.cxi"), str(folder / "sheet.png")])
     assert sheet.exit_code == 0, sheet.output
     assert drawn[2].startswith("pattern 27, largest loss: ")
+
+
+def test_compared_patterns_stand_apart_with_their_names_and_scales(folder: Path) -> None:
+    path = str(job(folder))
+    done = CliRunner().invoke(app, ["run", path, "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    scan_sheet._comparison(axes, read_result(str(folder / "result.cxi")), 0)
+    edges = [image.get_extent()[:2] for image in axes.images]
+    assert all(right < left for (_, right), (left, _) in itertools.pairwise(edges))
+    names = {label.get_text(): label.get_position()[0] for label in axes.get_xticklabels()}
+    assert list(names) == ["measured", "simulated", "difference"]
+    assert list(names.values()) == [sum(both) / 2 for both in edges]
+    assert [bar.get_xlabel() for bar in axes.child_axes] == ["root of counts", "photon noise"]
 
 
 @pytest.mark.parametrize(

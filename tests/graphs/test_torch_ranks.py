@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -234,9 +235,17 @@ def test_more_ranks_than_workers_are_refused(four: DistributedContext) -> None:
     ("call", "message"),
     [
         (lambda group: group.all_reduce(torch.ones(1), "average"), r"op is 'average'.*sum, mean"),
-        (lambda group: group.mesh({"data": 3}), r"holds 3 ranks, and there are 1"),
-        (lambda group: group.mesh({"data": 2, "space": -1}), r"and there are 1\."),
-        (lambda group: group.mesh({"data": -1, "space": -1}), r"one may be -1"),
+        (lambda group: group.mesh({"data": 3}), r"lengths multiply to 3, and the number of ranks is 1\."),
+        (
+            lambda group: group.mesh({"data": 2, "space": -1}),
+            r"'space': -1}: its other lengths multiply to 2, .* ranks is 1\.",
+        ),
+        (
+            lambda group: group.mesh({"a": -1, "b": 1, "c": -1}),
+            r"2 of its lengths are -1, and only one may be\.",
+        ),
+        (lambda group: group.mesh({"data": 0, "space": -1}), r"lengths of at least 1, or one of -1\."),
+        (lambda group: group.mesh({}), r"lengths of at least 1"),
         (lambda group: group.broadcast(torch.ones(1), 1), r"source is 1.*0 to 0"),
         (lambda group: group.sum_slots({1: torch.ones(1)}, 2), r"slots \[1\] of 2.*\[0, 1\]"),
     ],
@@ -281,6 +290,56 @@ def test_a_script_that_fails_says_why_even_where_its_group_would_abort_it(
     with pytest.raises(RankFailed, match=re.escape(said)):
         script.run_script(str(failing), (), opening.Rendezvous(rank=0, world_size=1), lines.append)
     assert ("OSError: no disk" in lines) == ("no disk" in end)
+
+
+COPIES = {
+    "torchrun": {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"},
+    "srun": {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "1",
+        "SLURM_STEP_NUM_TASKS": "3",
+        "SLURM_PROCID": "1",
+    },
+}
+
+
+@pytest.mark.parametrize("launcher", COPIES)
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("--torch train.py", "--workers 3 --torch train.py"),
+        ("train.py --torch --memory 1GiB", "--workers 3 train.py --torch --memory 1GiB"),
+        ("--torch --workers=4 train.py -- --epochs 3", "--torch --workers=4 train.py -- --epochs 3"),
+        ("--torch 'my train.py' -- --workers 7", "--workers 3 --torch 'my train.py' -- --workers 7"),
+    ],
+)
+def test_copies_of_exec_are_refused_with_the_command_that_works(
+    launcher: str, words: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in COPIES[launcher].items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["/bin/recon-cli", "exec", *shlex.split(words)])
+    with pytest.raises(ConfigError) as refused:
+        torch_script.execute_torch("train.py", (), Order(workers=1, memory_bytes=2**30))
+    assert str(refused.value) == (
+        "this is copy 1 of 3 of the command, and exec --torch starts the ranks itself. Start it once, without torchrun, srun or "
+        f"mpirun: `recon-cli exec {command}`."
+    )
+
+
+@pytest.mark.thorough
+def test_the_command_that_exec_names_under_torchrun_works(tmp_path: Path) -> None:
+    (tmp_path / "my train.py").write_text(TRAIN)
+    recon_cli = str(Path(sys.executable).with_name("recon-cli"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words = ["exec", "--torch", "my train.py", "--memory", "1GiB", "--no-dashboard", "--", "x", "-"]
+    how: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 180}
+    refused = subprocess.run([*torchrun, recon_cli, *words], check=False, **how)
+    named = re.search(r"^error: .*`recon-cli (.*)`\.$", refused.stderr, re.MULTILINE)
+    assert named, refused.stderr
+    done = subprocess.run([recon_cli, *shlex.split(named[1])], check=True, **how)
+    lines = [line[:13] for line in done.stdout.splitlines() if " weight " in line]
+    assert sorted(lines) == ["[0] weight x ", "[1] weight x "]
 
 
 def test_a_script_has_the_variables_of_torchrun(tmp_path: Path) -> None:
@@ -356,16 +415,6 @@ def test_attempts_are_of_ranks(words: list[str], tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["exec", str(tmp_path / "s.py"), *words])
     assert done.exit_code == 2
     assert "Write 0 or more, with --torch." in done.stderr
-
-
-SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "2"}
-
-
-def test_copies_of_a_command_start_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, word in {**SLURM, "SLURM_PROCID": "1"}.items():
-        monkeypatch.setenv(name, word)
-    with pytest.raises(ConfigError, match=r"copy 1 of 2 of the command.* Write it once, without srun"):
-        torch_script.execute_torch("train.py", (), Order(workers=2, memory_bytes=1))
 
 
 @pytest.mark.thorough

@@ -1,9 +1,9 @@
 """Every fenced block of the documentation runs as it is written.
 
-A comment above a fence configures it: ``<!-- example: NAME needs FILE ...; cluster -->``, or ``slurm`` for ``cluster``. Blocks of one NAME
-run in order in one folder, in which the files they need are made first. YAML and Python blocks are saved under the name in
-their first line (``# job.yaml``); YAML is validated (unless a later block simulates its data, or it is no job), Python is run. Of a console block the
-lines that begin with ``$`` are run. ``make`` and ``pip`` cannot run inside a test: their targets and extras are looked up instead.
+A comment above a fence configures it: ``<!-- example: NAME needs FILE ...; cluster -->``, or for ``cluster`` the batch system of the example:
+``slurm`` and ``sge`` are real ones, ``pbs`` is commands that stand in for it. Blocks of one NAME run in order in one folder, in which the
+files they need are made first. YAML and Python blocks are saved under the name in their first line (``# job.yaml``); YAML is validated (unless a
+later block simulates its data, or it is no job), Python is run. Of a console block the lines that begin with ``$`` are run. ``make`` and ``pip`` cannot run inside a test: their targets and extras are looked up instead.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ import zarr
 import halotile
 from halotile import registry
 from halotile.cli import exits
-from tests.slurm import Slurm
+from tests.hpc import pretended_pbs
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
 PAGES = ("README.md", "CONTRIBUTING.md", *DOCS, "examples/tiff/README.md")
 LONGEST = {"README.md": 180}
 SITE = {"queue: gpu ": "queue: debug ", "account: phys123": "account: root", "ib0": "lo"}
-"""Names of a site in the pages, and those of the Slurm that tests start."""
+"""Names of a site in the pages, and those of the batch systems that tests start."""
 THOROUGH = {
     *("python-run", "tiff-example"),  # the job of first-run and tiff-walk
     *("on-a-cluster", "hpc-alloc", "hpc-ranks", "hpc-jobs", "torch-slurm"),  # Slurm, as in hpc
+    "submit-sge",  # Grid Engine, as in submit-pbs
     *("hpc-exec", "torch-exec"),  # tests/cli/test_clusters.py and tests/graphs/test_torch_ranks.py do so
     *("distribute-parameters", "distribute-subsets"),  # contexts, as in distribute-quick-start
     *("torch-fft", "torch-fit", "torch-spatial"),  # ranks, as in torch-function
@@ -51,7 +52,7 @@ THOROUGH = {
 }
 """Examples that repeat what others show. None of them is the first of a page of docs/."""
 FENCE = re.compile(
-    r"(?:<!-- example: (?P<name>[\w-]+)(?: needs (?P<needs>[^;]*?))?(?:; (?P<mark>cluster|slurm))? -->\n)?"
+    r"(?:<!-- example: (?P<name>[\w-]+)(?: needs (?P<needs>[^;]*?))?(?:; (?P<site>cluster|slurm|sge|pbs))? -->\n)?"
     r"```(?P<kind>\w*)\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -63,6 +64,7 @@ class Example:
 
     needs: list[str] = field(default_factory=list)
     marks: set[str] = field(default_factory=set)
+    site: str = ""
     blocks: list[tuple[str, str]] = field(default_factory=list)
 
     def simulated(self) -> set[str]:
@@ -85,7 +87,8 @@ def examples() -> dict[str, Example]:
         loose = f"{page}-{match.start()}"
         example = found.setdefault(match["name"] or loose, Example())
         example.needs += (match["needs"] or "").split()
-        example.marks |= {match["mark"], "cluster"} if match["mark"] else set()
+        example.site = match["site"] or example.site
+        example.marks |= {"cluster", example.site} & {"cluster", "slurm"} if example.site else set()
         example.blocks.append((match["kind"], match["body"]))
     return found
 
@@ -105,13 +108,18 @@ def cases() -> list[object]:
 def test_an_example_runs_as_it_is_written(
     example: Example, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    slurm: Slurm | None = request.getfixturevalue("slurm") if "slurm" in example.marks else None
-    environment = slurm.environment if slurm else dict(os.environ)
+    environment = dict(os.environ)
+    if example.site == "slurm":
+        environment = request.getfixturevalue("slurm").environment
+    elif example.site == "sge":
+        environment |= request.getfixturevalue("grid_engine").settings
+    elif example.site == "pbs":
+        environment = pretended_pbs(tmp_path / "pbs")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for name in example.needs:
         make_file(name, tmp_path)
     for kind, body in example.blocks:
-        for word, ours in SITE.items() if slurm else ():
+        for word, ours in SITE.items() if example.site else ():
             body = body.replace(word, ours)
         run_block(kind, body, tmp_path, environment, without_data=example.simulated())
 

@@ -66,8 +66,12 @@ def test_a_copy_is_refused_before_a_job_begins(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "a.zarr", tmp_path / "b.zarr")
     check_whole(str(tmp_path / "b.zarr/0"))
     (tmp_path / "b.zarr/1/c/1/1").unlink()
-    with pytest.raises(DamagedData, match=r"b\.zarr/1/c/1/1: the shard is missing; 1 of the 8 shards"):
+    with pytest.raises(
+        DamagedData, match=r"b\.zarr/1/c/1/1: the shard is missing; 1 of the 8 shards"
+    ) as lost:
         check_whole(str(tmp_path / "b.zarr"))
+    assert "Restore them from a copy, write the image again, or let" in str(lost.value)
+    assert "scan" not in str(lost.value)
 
 
 def test_a_zip_of_it_misses_no_shard_either(tmp_path: Path) -> None:
@@ -79,6 +83,32 @@ def test_a_zip_of_it_misses_no_shard_either(tmp_path: Path) -> None:
     source = open_source(shutil.make_archive(str(tmp_path / "b"), "zip", tmp_path / "a.zarr"))
     with pytest.raises(DamagedData, match=WORDS):
         source[:, :]
+
+
+@pytest.mark.parametrize("kind", ["zip", "zip of an OME-Zarr", "in a group", "with attributes", "as chunks"])
+def test_any_copy_that_lacks_a_shard_is_refused_before_a_job_begins(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / ("group.zarr/image" if kind == "in a group" else "a.zarr")
+    if kind == "in a group":
+        zarr.create_group(tmp_path / "group.zarr")
+    written(folder, ome="OME" in kind)
+    array = folder / "1" if "OME" in kind else folder
+    if kind == "with attributes":
+        zarr.open_array(folder).attrs["stain"] = "H&E"
+    if kind == "as chunks":
+        array = folder = tmp_path / "chunks.zarr"
+        attributes = zarr.open_array(tmp_path / "a.zarr").attrs.asdict()
+        zarr.create_array(folder, data=PIXELS, chunks=(32, 32), attributes=attributes)
+
+    def copied() -> str:
+        if "zip" in kind:
+            return shutil.make_archive(str(tmp_path / "zipped.zarr"), "zip", folder)
+        return str(folder.parent if kind == "in a group" else folder)
+
+    check_whole(copied())
+    (array / "c/0/1").unlink()
+    place = rf"{copied()}.*c/0/1: it is missing, although .* of {copied()}.*zarr\.json\. Otherwise restore"
+    with pytest.raises(DamagedData, match=place):
+        check_whole(copied())
 
 
 def test_an_object_that_is_lost_is_an_error(tmp_path: Path, object_store: ObjectServer) -> None:

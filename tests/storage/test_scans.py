@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from halotile.cli.exits import exit_code
 from halotile.cli.main import app
 from halotile.errors import ConfigError, DamagedData, InputError, OutputRefused
 from halotile.storage.scans import convert
@@ -433,7 +434,9 @@ def test_a_scan_that_lost_patterns_is_refused(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(DamagedData, match=rf"{first}: .*; 1 of the 5 shards"):
         open_scan(str(paths[0]))
     first.unlink()
-    with pytest.raises(DamagedData, match=rf"{first}: the shard is missing; 1 of the 5 "):
+    with pytest.raises(
+        DamagedData, match=rf"{first}: the shard is missing; 1 of the 5 .* or convert the scan again\.$"
+    ):
         open_summary(str(paths[0]))
 
 
@@ -464,3 +467,21 @@ def test_numbers_in_a_file_that_is_missing_are_refused(tmp_path: Path) -> None:
 
         with pytest.raises(InputError, match=rf"{name} is in another file, gone\.h5, which cannot be opened"):
             convert_scan(write_cxi(tmp_path / "scan.cxi", link), str(tmp_path / "scan.zarr"))
+
+
+def test_a_scan_that_is_converted_already_is_refused_with_what_takes_it(tmp_path: Path) -> None:
+    scan = str(tmp_path / "scan.zarr")
+    convert_scan(write_cxi(tmp_path / "scan.cxi"), scan)
+    for options in ([], ["--crop", "8"]):
+        done = CliRunner().invoke(app, ["convert", scan, str(tmp_path / "again.zarr"), *options])
+        assert done.exit_code == exit_code(InputError())
+        assert (
+            f"{scan} is a scan of halotile already: there is nothing to convert. `recon-cli plan`"
+            in done.stderr
+        )
+        assert "convert its original file with these options" in done.stderr
+    known = KnownValues(
+        patterns="patterns", positions="positions", wavelength=1e-10, distance=2.0, pixel=(5e-5, 3e-5)
+    )
+    convert_scan(scan, str(tmp_path / "named.zarr"), Framing(crop=8), known)
+    assert open_scan(str(tmp_path / "named.zarr"))[1].shape == (COUNT, 8, 8)

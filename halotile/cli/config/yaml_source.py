@@ -9,6 +9,7 @@ from typing import Any
 
 from halotile.cli.config.problems import ConfigProblem, KeyPath
 from halotile.errors import ConfigError
+from halotile.graphs.amounts import counted
 from halotile.graphs.words import dotted
 
 MAX_BYTES = 1_000_000
@@ -90,10 +91,9 @@ def _entries(branch: Any, parent: KeyPath, number: int, place: str) -> list[Any]
             f"Set {dotted(parent)} itself."
         )
     if number >= len(branch):
-        count = f"{len(branch)} entries" if len(branch) != 1 else "1 entry"
         last = f", the last of them {dotted((*parent, len(branch) - 1))}" if branch else ""
         raise ConfigError(
-            f"{place}: {dotted(parent)} has {count}{last}: there is no entry {number}. Set {dotted(parent)} itself to add one."
+            f"{place}: {dotted(parent)} has {counted(len(branch), 'entry')}{last}: there is no entry {number}. Set {dotted(parent)} itself to add one."
         )
     return list(branch)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from halotile.errors import ClusterFailed, DamagedData
+from halotile.graphs.amounts import counted
 from halotile.storage.run_directory.batch_files import TIME_IS_UP, BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
 
@@ -51,7 +52,7 @@ class BatchJob:
         state = self.state or (
             "over" if self.known else "unknown: the batch system does not answer from this machine"
         )
-        return f"job {self.number or '?'}: {state}, {self.attempts} {'attempt' if self.attempts == 1 else 'attempts'} so far"
+        return f"job {self.number or '?'}: {state}, {counted(self.attempts, 'attempt')} so far"
 
     def to_json(self) -> dict[str, Any]:
         """Return the batch job for programs."""

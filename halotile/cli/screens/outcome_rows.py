@@ -21,6 +21,7 @@ from halotile.graphs.watching.progress import describe_figures
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import EXAMPLES, run_path
+from halotile.storage.sharded.output import ABSENT
 
 if TYPE_CHECKING:
     from halotile.graphs.runs.outcome import Outcome
@@ -199,11 +200,12 @@ def verdict_lines(output: OutputPath, verdict: Verdict) -> list[str]:
     if verdict.unchecked_levels:
         lines.append(
             f"not checked: {counted(verdict.unchecked_levels, 'level')} that `recon-cli levels` added. To make them anew, remove their folders "
-            "and their entries in zarr.json"
+            f"and their entries in {output}/zarr.json"
         )
     if not verdict.repairable:
+        absent = "" if verdict.unmark else "; where a chunk is missing, its pixels have the fill value"
         lines.append(
-            f"no run directory {run_path(output)}: checked against its checksums only, not whether each shard is in its place"
+            f"no run directory {run_path(output)}: checked against its checksums only, not whether each shard is in its place{absent}"
         )
     return lines
 
@@ -222,14 +224,20 @@ def remedy(output: OutputPath, verdict: Verdict, *, at_work: bool, imports: str 
     imports : str
         Option that ends a command for a job that imports code.
     """
+    unmark = verdict.unmark if any(problem.endswith(ABSENT) for problem in verdict.problems) else ""
     if not verdict.sound and not verdict.repairable:
+        edited = unmark and f" If another program wrote pixels of the fill value, {unmark}."
         return (
             f"damaged, and has no run directory {run_path(output)} to repair it from. Copy that there, or run "
-            "its configuration again with output.overwrite: true."
+            f"its configuration again with output.overwrite: true.{edited}"
         )
     if not verdict.sound:
         wait = "A run is still writing it: when that is over, " if at_work else ""
-        return f"damaged. {wait}`recon-cli verify {_quoted(output)} --repair{imports}` {_repairs(verdict)}."
+        repair = f"{wait}`recon-cli verify {_quoted(output)} --repair{imports}` {_repairs(verdict)}"
+        if all(problem.startswith("metadata: ") for problem in verdict.problems):
+            return f"damaged. {repair}."
+        keep = f"move {run_path(output)} away{unmark and f', and {unmark}'}"
+        return f"damaged, or was edited after the run. {repair}, and discards edits. To keep edits, {keep}."
     if not verdict.undone:
         return ""
     if at_work:

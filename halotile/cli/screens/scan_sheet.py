@@ -182,13 +182,22 @@ def _comparison(axes: Any, result: ScanResult, n: int) -> None:
     )
     rows, columns = measured.shape
     most = np.nanpercentile(measured, 99.5) or 1.0
+    pitch = columns + max(1, columns // 16)  # with a gap between the images
     # The root of a count of photons has a standard deviation of about 1/2.
     for n, image in enumerate((measured, simulated, 2 * (measured - simulated))):
         low, high, colours = (-MOST_NOISE, MOST_NOISE, "RdBu") if n == 2 else (0, most, "viridis")
-        extent = (n * columns, (n + 1) * columns, rows, 0)
+        extent = (n * pitch, n * pitch + columns, rows, 0)
         drawn = axes.imshow(image, cmap=_with_red(colours), vmin=low, vmax=high, extent=extent)
-    axes.set(xlim=(0, 3 * columns), xticks=[], yticks=[], xlabel="roots: measured, simulated, difference")
-    axes.figure.colorbar(drawn, ax=axes, location="bottom", shrink=0.6, label="units of the photon noise")
+        if n:
+            # Below the two patterns, whose scale is one, and below their difference.
+            left, label = (0, "root of counts") if n == 1 else (2 * pitch, "photon noise")
+            across, width = 2 * pitch + columns, n % 2 * pitch + columns
+            bar = axes.inset_axes((left / across, -0.28, width / across, 0.07))
+            ticks = None if n == 1 else (1 - MOST_NOISE, 0, MOST_NOISE - 1)
+            axes.figure.colorbar(drawn, cax=bar, orientation="horizontal", label=label, ticks=ticks)
+    axes.set(xlim=(0, 2 * pitch + columns), yticks=[], frame_on=False)
+    axes.set_xticks(pitch * np.arange(3) + columns / 2, ("measured", "simulated", "difference"))
+    axes.tick_params(length=0)
 
 
 def _rings(axes: Any, result: ScanResult) -> None:

@@ -18,7 +18,7 @@ SYSTEM = BatchSystem(
     # One on hold waits for a person.
     states=JobRows("condor_q {} -af:j JobStatus HoldReason", r"^{}(?:\.\d+)?\s+", "5 (.*)", "held ({})"),
     gpus=lambda choice, _: {"directives": [f"request_gpus = {choice.gpus}"]},
-    lists="condor_status",
+    lists="`condor_status` lists its machines",
     directives=lambda lines: dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines),
     prologue=lambda line: line.replace("$(", "$(DOLLAR)("),  # HTCondor would expand it as a macro of its own
     usual={"disk": "2GiB"},

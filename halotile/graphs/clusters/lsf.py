@@ -26,7 +26,7 @@ SYSTEM = BatchSystem(
     submits="bsub",
     states=JobRows("bjobs -noheader -o 'jobid stat' {}", r"^{}\s+", "(DONE|EXIT|ZOMBI)"),
     gpus=lambda choice, _: {"directives": [f'-gpu "num={choice.gpus}"']},
-    lists="bqueues",
+    lists="`bqueues` lists its queues",
     account="project",
     walltime=lambda text: str(-(-seconds_of(text) // 60)),
     driver=("-o %J.out",),

@@ -29,7 +29,7 @@ SYSTEM = BatchSystem(
     submits="oarsub",
     states=JobRows("oarstat --state --job {}", r"^\s*{}\s*:\s*", "(Terminated|Error)", between=" --job "),
     gpus=gpus,
-    lists="oarnodes",
+    lists="`oarnodes` lists its nodes",
     walltime=clock,
     account="project",
     requests=requests,

@@ -25,7 +25,7 @@ SYSTEM = BatchSystem(
     # Torque keeps the rows of jobs that are over for a while.
     states=JobRows("qstat {}", r"^{}\b", r".*\s([CFX])\s+\S+\s*$", "over ({})"),
     gpus=gpus,
-    lists="qstat -Q",
+    lists="`qstat -Q` lists its queues",
     walltime=clock,
     driver=(),
 )

@@ -14,7 +14,7 @@ from halotile.graphs.clusters.launches.walltime import clock
 from halotile.graphs.kinds import sections
 
 _SHELL = re.compile(r"^\s*-S\s")
-_PARALLEL = re.compile(r"^\s*-pe\s")
+_PARALLEL = re.compile(r"(^|[ \t])-pe[ \t]+\S+[ \t]+\S+")
 _MEMORY = re.compile(r"\b(h_|s_)?(vmem|rss|data)\b|mem_free|virtual_free|\bmem\b")
 
 
@@ -27,7 +27,7 @@ def requests(choice: sections.Cluster, memory_bytes: int, _: Path) -> Mapping[st
         For cores, whose name only the site knows.
     """
     directives = SYSTEM.directives_of(choice)
-    if choice.cores > 1 and not any(map(_PARALLEL.match, directives)):
+    if choice.cores > 1 and not any(map(_PARALLEL.search, directives)):
         raise ConfigError(
             f"cluster.cores is {choice.cores}, and SGE gives a job several cores by a parallel environment, whose name differs from "
             f'site to site (`qconf -spl` lists them). Write directives: ["-pe smp {choice.cores}"], say, or cores: 1.'
@@ -49,11 +49,12 @@ SYSTEM = BatchSystem(
         "qstat -j {}", r"^job_number:\s+{}$", r"[\s\S]*?^error reason\s+\d+:\s*(.*)$", "Eqw ({})", ","
     ),
     gpus=lambda choice, _: {"directives": [f"-l gpu={choice.gpus}"]},
-    lists="qconf -sql",
+    lists="`qconf -sql` lists its queues",
     walltime=clock,
     driver=(),
     account="project",
     requests=requests,
+    of_workers=_PARALLEL.pattern,
 )
 check = SYSTEM.check
 start = SYSTEM.start

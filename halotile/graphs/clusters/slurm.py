@@ -39,7 +39,7 @@ SYSTEM = BatchSystem(
     submits="sbatch",
     states=states,
     gpus=lambda choice, _: {"directives": [f"--gres=gpu:{choice.gpus}"]},
-    lists="sinfo",
+    lists="`sinfo` lists its queues",
     driver=(),
 )
 check = SYSTEM.check

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from halotile.errors import DamagedData, InputError, MemoryRefused, OutputRefused, ResumeRefused
 from halotile.graphs.amounts import bytes_text, counted
@@ -15,6 +16,7 @@ from halotile.storage.disk.object_path import ObjectPath, OutputPath, path_of
 from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.object_claim import check_finished
+from halotile.storage.sharded.local_reader import lost_by_name
 from halotile.storage.sharded.ownership import is_marked, stored_digest
 from halotile.storage.stored_array import StoredArray
 
@@ -62,6 +64,8 @@ def check_whole(path: str) -> None:
                     f"`recon-cli resume {shlex.quote(str(output))}` finishes it; move {directory.path} away to read it as it is."
                 )
         stored_digest(output)
+    if isinstance(place := path_of(path), Path) and (lost := lost_by_name(place)):
+        raise DamagedData(f"{lost}. Otherwise restore the file from a copy.")
 
 
 def kept_bytes(sources: Iterable[Source | StoredArray], most: int | None = None) -> int:

@@ -131,7 +131,7 @@ def _disk(figures: Figures) -> str:
     text = f"up to {bytes_text(figures['output_bytes'])} of output"
     if "files" in figures:
         text += f" in {counted(figures['files'], 'file')}"
-        text += f" ({figures['inodes']:,} inodes)" if figures["inodes"] else ""
+        text += f" ({counted(figures['inodes'], 'inode')})" if figures["inodes"] else ""
     scratch = figures["scratch_bytes"]
     text += f" and {bytes_text(scratch)} of scratch" if scratch else ", no scratch"
     return f"{text}; {bytes_text(figures['free_disk_bytes'])} free"

@@ -22,7 +22,7 @@ from halotile.graphs.kinds.base import (
 )
 from halotile.graphs.plans.plan import Plan
 from halotile.graphs.runs.context import RunContext
-from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of
+from halotile.graphs.runs.outcome import Outcome, describe_full_disk, ended_by, failure_of, spread_warning
 from halotile.graphs.runs.outputs.claim import claim
 from halotile.graphs.runs.passes.block_pass import BlockPass
 from halotile.graphs.runs.passes.ranks_pass import GatherPass, RanksPass
@@ -259,6 +259,8 @@ class _Driver:
         except Exception as error:
             self.status.event("not inspected", error=f"{type(error).__name__}: {error}")
             return Inspection()
+        spread = spread_warning(self.status.not_finite, self.status.spoiled)
+        inspection = replace(inspection, warnings=[*inspection.warnings, *spread])
         self.status.event("inspected", **inspection.figures)
         for warning in inspection.warnings:
             self.status.report(f"warning: {warning}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from halotile.errors import ClusterFailed, DiskRefused, HalotileError, Stalled, Stopped
-from halotile.graphs.amounts import bytes_text, counted
+from halotile.graphs.amounts import bytes_text, counted, first_line
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.plan import Plan, check_inodes, existing_parent
 from halotile.graphs.runs.driver import run
@@ -26,6 +26,8 @@ from halotile.storage.run_directory.directory import RunDirectory
 from halotile.storage.run_directory.names import output_path
 from halotile.storage.stored_array import closing_files
 
+MOST_NAMED = 20
+"""Images that failed, at most, which a status names."""
 _OF_ALL = (DiskRefused, ClusterFailed, Stalled, Stopped)
 """Errors that the next image would meet as well."""
 
@@ -147,7 +149,12 @@ def run_many(
             except HalotileError as error:
                 failed[path] = error
             together.end()
-    together.record("failed" if failed else "finished", ", ".join(failed))
+    together.failed = {
+        path: first_line(str(error).removeprefix(f"{path}: "))
+        for path, error in list(failed.items())[:MOST_NAMED]
+    }
+    named = f"{counted(len(failed), 'image')}: {', '.join(together.failed)}" if failed else ""
+    together.record("failed" if failed else "finished", named)
     return ManyOutcomes(outcomes, failed)
 
 
@@ -160,6 +167,7 @@ class _Together:
         self.observer = observer
         self.directory = self.of_image = directory
         self.written = 0.0
+        self.failed: Mapping[str, str] = {}
         phases = [phase for plan in plans.values() for phase in plan.work.passes]
         self.total = sum(len(phase.grid) * phase.times for phase in phases)
         self.pixels = sum(math.prod(phase.grid.shape) * phase.times for phase in phases)
@@ -190,7 +198,9 @@ class _Together:
         status = status_of(self.now, state, reason, output=str(output_path(self.directory.path)))
         with suppress(OSError):  # the journals count
             self.directory.write_status(
-                status | {key: theirs[key] for key in ("dashboard", "retired") if key in theirs}
+                status
+                | {"failed_images": self.failed}
+                | {key: theirs[key] for key in ("dashboard", "retired") if key in theirs}
             )
 
     def __call__(self, progress: Progress) -> None:

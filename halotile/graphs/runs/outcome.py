@@ -75,6 +75,22 @@ class Outcome:
         )
 
 
+def spread_warning(read: int, written: int) -> list[str]:
+    """Warn where blocks have more pixels without a value than their input.
+
+    Examples
+    --------
+    >>> spread_warning(1, 25)[0].partition(", ")[0], spread_warning(3, 3)
+    ('the blocks of this run have 25 pixels of NaN or infinity where their input has 1', [])
+    """
+    if written <= read:
+        return []
+    return [
+        f"the blocks of this run have {counted(written, 'pixel')} of NaN or infinity where their input has {read:,}, because input.nodata: none "
+        "takes them for measurements. Leave nodata out, or write nodata: nan: then they stay as they are, and spoil no other pixel"
+    ]
+
+
 def ended_by(error: BaseException) -> str:
     """Describe the error that ended a run, by its message or, where it has none, by its name."""
     return str(error) or (
@@ -113,7 +129,7 @@ def describe_bad_blocks(plan: Plan, grid: Grid, bad: tuple[BadBlock, ...]) -> st
     refused = all(b.kind == "input" for b in bad)
     retries = plan.run.retries
     its = "its" if len(bad) == 1 else "their"
-    why = f"for {its} input" if refused else f"after {retries} {'retry' if retries == 1 else 'retries'}"
+    why = f"for {its} input" if refused else f"after {counted(retries, 'retry')}"
     rest_text = "; the others are done" if len(bad) < len(grid) else ""
     return "\n".join(
         [

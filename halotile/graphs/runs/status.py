@@ -117,6 +117,8 @@ class Status:
         """True once a pass began."""
         self._retried = 0
         self._pixels = self._holes = 0
+        self.not_finite = self.spoiled = 0
+        """As of :class:`~halotile.tasks.block.Receipt`."""
         self._read_bytes = 0
         self._written_bytes = 0
         self._peak_memory_bytes = 0
@@ -177,6 +179,8 @@ class Status:
         """Add a receipt to the sums."""
         self._pixels += receipt.pixels
         self._holes += receipt.holes
+        self.not_finite += receipt.not_finite
+        self.spoiled += receipt.spoiled
         self._read_bytes += receipt.read_bytes
         self._written_bytes += receipt.written_bytes
         self._device_peak_bytes = max(self._device_peak_bytes, receipt.device_peak_bytes)

@@ -25,8 +25,13 @@ from halotile.storage.run_directory.journal import Journal
 from halotile.storage.run_directory.names import output_path
 from halotile.storage.run_directory.number_ranges import RangeSet
 from halotile.storage.run_directory.object_claim import ObjectClaim, elsewhere
-from halotile.storage.sharded.output import AnyLayout, FileLayout, create_output, open_output
-from halotile.storage.sharded.ownership import added_levels, metadata_problems, restore_metadata
+from halotile.storage.sharded.output import ABSENT, AnyLayout, FileLayout, create_output, open_output
+from halotile.storage.sharded.ownership import (
+    added_levels,
+    metadata_problems,
+    restore_metadata,
+    unmark_advice,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class Verdict:
     """True where a repair of blocks has to iterate again from the start."""
     unchecked_levels: int = 0
     """Levels that were added to the image, which no journal knows."""
+    unmark: str = ""
+    """Words on how to make missing chunks pixels of the fill value, where metadata say that none may be missing."""
 
     @property
     def sound(self) -> bool:
@@ -102,7 +109,10 @@ def verify(
                 f"Leave out --repair to check it.{elsewhere(path)}"
             )
         layout = open_output(path)
+        unmark = unmark_advice(path, layout)
         damaged = dict(damaged_blocks(path, layout, layout.grid))
+        if not unmark:
+            damaged = {n: lines for n, lines in damaged.items() if not lines[-1].endswith(ABSENT)}
         return Verdict(
             len(layout.grid),
             len(layout.grid),
@@ -110,6 +120,7 @@ def verify(
             0,
             repairable=False,
             unchecked_levels=added_levels(path, layout),
+            unmark=unmark,
         )
     if isinstance(path, ObjectPath):
         ObjectClaim(path, directory).check(may_replace=False)
@@ -127,6 +138,7 @@ def verify(
             undone,
             iterates=iterates,
             unchecked_levels=sum(added_levels(state.path, state.layout) for state in written),
+            unmark=" and ".join(filter(None, (unmark_advice(state.path, state.layout) for state in written))),
         )
     _repair(path, stored, written, job, observer)
     after = _outputs(directory, stored, look_at=[state.damaged for state in written])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -13,12 +14,12 @@ from typing import Any
 
 from distributed import get_worker
 
-from halotile.errors import ConfigError, RankFailed
+from halotile.errors import RankFailed
 from halotile.graphs.amounts import first_line
 from halotile.graphs.child_process import run_child
 from halotile.graphs.clusters.base import ADDRESS, Order, RunningCluster, Start
 from halotile.graphs.clusters.common.answers import await_workers
-from halotile.graphs.clusters.common.cluster_kind import cluster_kind_of, is_other_copy
+from halotile.graphs.clusters.common.cluster_kind import check_one_script, cluster_kind_of, is_other_copy
 from halotile.graphs.clusters.common.security import credentials, owned_folder, private_base
 from halotile.graphs.runs.passes.torch_ranks import RETURN_SECONDS, TorchProgram, is_final
 from halotile.registry import find
@@ -115,10 +116,7 @@ def execute_torch(
         When no cluster can be started.
     """
     kind = cluster_kind_of(order.choice)
-    if kind.traits.of_copies:
-        raise ConfigError(
-            f"{kind.why}, and exec --torch starts the ranks itself. Write it once, without srun, mpirun or torchrun."
-        )
+    check_one_script(kind, "exec --torch starts the ranks itself", words=sys.argv[2:])
     start: Start = find("clusters", kind.name).start
     # Workers on other machines see the home; on one machine a file system without locks is spared.
     base = Path(gettempdir()) if kind.traits.is_here else private_base()

@@ -64,6 +64,8 @@ def driver_script(system: BatchSystem, job: Job, run: Path, umask: int) -> str:
     with refusals_described(system, choice):
         arguments = job_arguments(system, order, run) | {"log_directory": None}
         header = system.cluster_class().job_cls("", name=NAME, **arguments).job_header
+    # And without the lines that held nothing else.
+    header = re.sub(r"(?m)^#\S+[ \t]*$\n?", "", re.sub(system.of_workers, "", header)).rstrip()
     seconds = walltime_seconds(system, choice)
     drain_at = f"$(( $(date +%s) + {seconds - NOTICE_SECONDS} ))" if seconds else ""
     head = [

@@ -16,7 +16,7 @@ from halotile.storage.scans.hdf5 import reading
 from halotile.storage.scans.known import KnownValues
 from halotile.storage.scans.named import container_of, read_named, small_array
 from halotile.storage.scans.ptyd import center_of, is_ptyd, read_ptyd
-from halotile.storage.scans.scan import Scan
+from halotile.storage.scans.scan import Scan, is_scan
 
 PROBES = (f"{SOURCE}/illumination", f"{SOURCE}/probe")
 """Usual names of a probe in CXI files."""
@@ -58,6 +58,11 @@ def opened_scan(path: str, known: KnownValues = KnownValues()) -> Iterator[Found
     MissingPackage
         When h5py is needed and not installed.
     """
+    if is_scan(path) and known.patterns is None:
+        raise InputError(
+            f"{path} is a scan of halotile already: there is nothing to convert. `recon-cli plan` and `run` take it as the input.path of a "
+            f"`job: ptychography`; `recon-cli info {path}` shows a configuration. To crop or bin it, convert its original file with these options."
+        )
     with container_of(path) as container:
         with reading(path):
             has_names = hasattr(container, "keys") and known.patterns is None

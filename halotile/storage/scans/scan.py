@@ -202,6 +202,7 @@ def open_scan(path: str) -> tuple[Scan, Source]:
     folder = f"{path.rstrip('/')}/{PATTERNS}"
     patterns = open_source(folder)
     scan.check(patterns.shape, path)
-    if (digest := stored_digest(folder).hex()) != attributes.get(SHARDS, digest):
+    digest = stored_digest(folder, "or convert the scan again.").hex()
+    if digest != attributes.get(SHARDS, digest):
         raise DamagedData(f"{folder} has files of another scan or another conversion. Convert it again.")
     return scan, patterns

@@ -21,7 +21,9 @@ import json
 import math
 import mmap
 import os
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -224,6 +226,23 @@ def lost_chunk(document: object, fill: Any) -> DamagedData:
         f"it is missing, although the run wrote every chunk. If another program dropped it because all its pixels are {fill}, remove "
         f'"{COMPLETE}" from "halotile" in the attributes of {document}'
     )
+
+
+def lost_by_name(path: Path) -> str:
+    """Describe the first chunk file that a complete array of a Zarr on a disk or in a zip lacks; empty where each is listed."""
+    root = zipfile.Path(path) if path.is_file() and zipfile.is_zipfile(path) else path
+    for folder in (root, *root.iterdir()) if root.is_dir() else ():
+        with suppress(AttributeError, KeyError, OSError, TypeError, ValueError):  # no array, or an odd one
+            document = json.loads((folder / "zarr.json").read_text("utf-8"))
+            shape, keys = document["shape"], document["chunk_key_encoding"]
+            key = _key_of(keys["name"], keys["configuration"]["separator"])
+            edges = document["chunk_grid"]["configuration"]["chunk_shape"]
+            counts = [-(-n // edge) for n, edge in zip(shape, edges, strict=True)]
+            indices = np.ndindex(*counts) if key and is_complete(document["attributes"], shape) else ()
+            for file in (folder / key(index) for index in indices if key):
+                if not file.exists():
+                    return f"{file}: {lost_chunk(folder / 'zarr.json', document['fill_value'])}"
+    return ""
 
 
 def _state_of(file: Path) -> tuple[int, ...]:

@@ -115,6 +115,8 @@ __all__ = [
 
 open_output = read_layout
 AnyLayout = Layout | FileLayout
+ABSENT = ("the shard is missing", "is not in the file")
+"""Ends of the problems of shards and chunks that zarr leaves out where all their pixels have the fill value."""
 HALVED_ROWS = 256
 """Edge of the parts of a level that are averaged at once: they and the pixels that they cover stay in the cache."""
 FOREIGN_FILE = "not what the run wrote there"
@@ -440,7 +442,7 @@ def _inspect_shard(
                 return problems, b""
             return inspect_index(content, size, lambda n, offset: content[offset : offset + n], form, shape)
     except GONE:
-        return ["the shard is missing"], b""
+        return [ABSENT[0]], b""
     except IsADirectoryError:
         return ["there is a directory in place of the shard"], b""
     except OSError as error:

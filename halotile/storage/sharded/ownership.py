@@ -99,6 +99,15 @@ def mark_complete(root: str | OutputPath, layout: AnyLayout) -> None:
         disk_of(root).write_file(file, [json.dumps(document, indent=2).encode()])
 
 
+def unmark_advice(root: str | OutputPath, layout: AnyLayout) -> str:
+    """Say how to make missing chunks pixels of the fill value, as words; empty where :func:`mark_complete` marked no array."""
+    arrays = () if isinstance(layout, FileLayout) else layout.arrays
+    files = {array.path(path_of(root)) / ZARR_JSON: array.shape for array in arrays}
+    read = {file: (_read_document(file) or {}).get("attributes") for file in files}
+    marked = " and ".join(str(file) for file in files if is_complete(read[file], files[file]))
+    return marked and f'remove "{COMPLETE}" from "halotile" in the attributes of {marked}'
+
+
 def is_marked(root: str | OutputPath) -> bool:
     """Return True for an image, or a level of one, that :func:`mark_complete` marked."""
     documents = (_read_document(path_of(root) / name / ZARR_JSON) or {} for name in ("", FINEST))
@@ -139,8 +148,10 @@ def remove_added_levels(place: str | OutputPath, layout: AnyLayout, disk: Output
     return len(names)
 
 
-def stored_digest(path: str | OutputPath) -> bytes:
+def stored_digest(path: str | OutputPath, remedy: str = "") -> bytes:
     """Digest of all shards of a finished output, of which only the ends are read; empty if halotile did not lay it out.
+
+    A lost shard is refused with a remedy, by default that of an image.
 
     Raises
     ------
@@ -155,10 +166,12 @@ def stored_digest(path: str | OutputPath) -> bytes:
         return b""
     problems, digest = inspect_block(path, layout, Region.whole(layout.shape), thorough=None)
     if problems:
+        remedy = remedy or (
+            "write the image again, or let `recon-cli verify --repair` compute the output of a run anew. If another program left out "
+            f"pixels of the fill value, move its .run folder away and {unmark_advice(path, layout)}."
+        )
         raise DamagedData(
-            f"{problems[0]}; {len(problems):,} of the {layout.files:,} shards of {path} cannot be read. Restore them from a copy, convert "
-            f"the scan again, or let `recon-cli verify --repair` compute the output of a run anew. If another program left out "
-            f'pixels of the fill value, move its .run folder away and remove "{COMPLETE}" from "halotile" in the zarr.json.'
+            f"{problems[0]}; {len(problems):,} of the {layout.files:,} shards of {path} cannot be read. Restore them from a copy, {remedy}"
         )
     return digest
 

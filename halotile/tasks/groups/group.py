@@ -294,14 +294,20 @@ class TorchGroup:
         >>> {name: group.world_size for name, group in TorchGroup().mesh({"data": 1, "space": 1}).items()}
         {'data': 1, 'space': 1}
         """
-        rest = self.world_size // max(1, math.prod(length for length in sizes.values() if length != -1))
-        if [*sizes.values()].count(-1) == 1:
-            sizes = {name: rest if length == -1 else length for name, length in sizes.items()}
-        if math.prod(sizes.values()) != self.world_size or min(sizes.values(), default=0) < 1:
+        given = [length for length in sizes.values() if length != -1]
+        ranks, left_open = math.prod(given), len(sizes) - len(given)
+        problem = ""
+        if left_open > 1:
+            problem = f"{left_open} of its lengths are -1, and only one may be"
+        elif not sizes or min(given, default=1) < 1:
+            problem = "it needs axes with lengths of at least 1, or one of -1"
+        elif self.world_size % ranks if left_open else ranks != self.world_size:
+            problem = f"its {'other ' * left_open}lengths multiply to {ranks}, and the number of ranks is {self.world_size}"
+        if problem:
             raise ConfigError(
-                f"mesh is {dict(sizes)}, which holds {math.prod(sizes.values())} ranks, and there are {self.world_size}. "
-                "Write axes whose product is the number of ranks; one may be -1."
+                f"mesh is {dict(sizes)}: {problem}. Write lengths whose product is the number of ranks; one may be -1."
             )
+        sizes = {name: self.world_size // ranks if length == -1 else length for name, length in sizes.items()}
         groups, stride = {}, self.world_size
         for name, length in sizes.items():
             stride //= length

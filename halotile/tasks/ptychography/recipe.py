@@ -58,7 +58,7 @@ class PatternSolverTraits:
     rate : float
         Usual learning rate; 0: it depends on the scale of the loss.
     of_few, of_likelihood : float, optional
-        The usual ones where single photons make the gradients: of few counts, and of the likelihood of counts.
+        The usual ones where single photons make the gradients: of few counts, and of the likelihood of counts unless pixels of few counts are held out.
     batch : int
         Usual patterns of a step; 0: all.
     objects : int

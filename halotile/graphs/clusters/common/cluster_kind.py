@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
+from itertools import takewhile
 
 from halotile import registry
 from halotile.errors import ConfigError
@@ -82,20 +84,24 @@ def check_startable(choice: Cluster) -> None:
         check(choice)
 
 
-def check_one_script(kind: ChosenCluster) -> None:
-    """Refuse copies of a script: each of them would be a driver.
+def check_one_script(
+    kind: ChosenCluster, reason: str = "a script is its own driver", *, words: Sequence[str] = ()
+) -> None:
+    """Refuse copies of a script, or of ``recon-cli exec`` with these words: each of them would be a driver.
 
     Raises
     ------
     ConfigError
-        Where this is one of several copies.
+        Where this is one of several copies, with the command that starts as many workers.
     """
     if kind.traits.of_copies:
         copy, (script, *arguments) = copy_of(), sys.argv
-        words = shlex.join([script, *(["--", *arguments] if arguments else [])])
+        words = words or [script, *(["--", *arguments] if arguments else [])]
+        if not any(word.startswith("--workers") for word in takewhile("--".__ne__, words)):
+            words = ["--workers", str(copy.size if copy else 1), *words]
         raise ConfigError(
-            f"{kind.why}, and a script is its own driver. Start it once, without torchrun, srun or mpirun: "
-            f"`recon-cli exec --workers {copy.size if copy else 1} {words}`."
+            f"{kind.why}, and {reason}. Start it once, without torchrun, srun or mpirun: "
+            f"`{shlex.join(['recon-cli', 'exec', *words])}`."
         )
 
 

@@ -210,7 +210,7 @@ def reporting_class(job_class: type, logs: Path, system: BatchSystem) -> type:
                 await super().start()
             except (RuntimeError, ValueError, OSError) as error:
                 reason = describe_refusal(self.submit_command, error)
-                self.refusal = f"{system.title} refuses the job: {reason} `{system.lists}` lists its queues"
+                self.refusal = f"{system.title} refuses the job: {reason} {system.lists}"
                 self.status = Status.running  # Dask waits for it, and the supervisor ends it
 
         @contextmanager

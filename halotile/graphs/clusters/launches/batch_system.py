@@ -38,7 +38,7 @@ class BatchSystem:
     gpus : callable
         The request for GPUs, from the cluster section and the memory of a job: arguments of the class, and ``directives``.
     lists : str
-        The command that lists its queues.
+        The command that lists its queues, or else its machines, in words.
     account : str
         dask-jobqueue's argument for the account.
     walltime : callable
@@ -53,6 +53,8 @@ class BatchSystem:
         Further directives of a job that holds the driver of a submitted run; None where it cannot.
     requests : callable
         Requests that the class leaves out, from the same as ``gpus`` and the folder of logs: likewise arguments, and ``directives``.
+    of_workers : str
+        Pattern for options in directives that apply to the jobs of workers, and not to that of the driver.
     """
 
     title: str
@@ -69,6 +71,7 @@ class BatchSystem:
     usual: Mapping[str, Any] = field(default_factory=dict)
     driver: Sequence[str] | None = None
     requests: Callable[[sections.Cluster, int, Path], Mapping[str, Any]] = lambda *_: {}
+    of_workers: str = "(?!)"
 
     def start(self, order: Order) -> AbstractContextManager[RunningCluster]:
         """Submit a job for each worker; they are removed with the context."""

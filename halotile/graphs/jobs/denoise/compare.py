@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halotile.errors import ConfigError, HalotileError, InputError, InputUnreadable, TaskFailed
-from halotile.graphs.amounts import first_line
+from halotile.graphs.amounts import counted, first_line
 from halotile.graphs.jobs.denoise.job import Denoising
 from halotile.graphs.jobs.denoise.passes import DenoiseWork
 from halotile.graphs.kinds.sections import Cluster, Job
@@ -88,7 +88,7 @@ def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int], region
         parts = readable_parts(image_of(source, task), candidates)
         if not parts:
             raise InputUnreadable(
-                f"{source.path}: none of {len(candidates)} places can be read. Write a region."
+                f"{source.path}: none of {counted(len(candidates), 'place')} can be read. Write a region."
             )
         best = max(parts, key=lambda part: _structure(part[1], source.axes))[0]
     return dict(zip(source.axes, zip(best.start, best.stop, strict=True), strict=True))
@@ -279,7 +279,7 @@ def _none_left(failed: Mapping[Setting, HalotileError]) -> HalotileError:
     if len({str(error) for error in failed.values()}) == 1:
         return next(iter(failed.values()))
     lines = "\n".join(f"{' '.join(setting)}: {error}" for setting, error in failed.items())
-    return ConfigError(f"none of {len(failed)} settings can be used.\n{lines}")
+    return ConfigError(f"none of {counted(len(failed), 'setting')} can be used.\n{lines}")
 
 
 def _planned(job: Job, report: Report) -> Plan:

@@ -84,7 +84,7 @@ class StageOptions:
     epochs: int
     """Number of times that each pattern is used."""
     lr: float | Auto = "auto"
-    """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels. auto: 0.02, for few counts 0.01, for poisson_nll 0.005, of rpie 0.5, of lbfgs 0.1; sgd needs one."""
+    """Learning rate: of adam the change of a value of about 1 in a step, such as of the object, or of a position in pixels. auto: 0.02, for few counts 0.01, for poisson_nll 0.005 unless pixels of few counts are held out, of rpie 0.5, of lbfgs 0.1; sgd needs one."""
     batch: int | Auto = "auto"
     """Patterns of a step. auto: 20, of lbfgs all."""
     lr_factors: Mapping[str, float] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Ptychography(Job):
     window: int | Auto = "auto"
     """Patterns that a slot draws from at a time, where not all of them fit into memory; auto: all, or else as many as fit; 0: all."""
     held_out: float | Auto = "auto"
-    """Share of the pixels of each pattern that take no part in the fit. Each stage ends with the state of the epoch in which their loss was least, so that the noise of few counts is not fitted. auto: 0.05 below 0.5 counts a pixel, else 0; 0: a stage ends with its last epoch."""
+    """Share of the pixels of each pattern that take no part in the fit. Each stage ends with the state of the epoch that had the lowest loss on them, so that the noise of few counts is not fitted. auto: 0.05 below 0.5 counts a pixel, else 0; 0: a stage ends with its last epoch."""
     seed: int = 0
     """The order of the patterns follows from it."""
 

@@ -80,7 +80,7 @@ def plan_ptychography(job: Ptychography, begun: Begun, request: PlanRequest) -> 
     count, pattern = len(scan.positions), recipe.pattern
     if count < job.run.count:
         raise ConfigError(
-            f"the scan has {counted(count, 'pattern')}, too few for {job.run.count} workers. Write run.workers: 1."
+            f"the scan has {counted(count, 'pattern')}, too few for {counted(job.run.count, 'worker')}. Write run.workers: 1."
         )
     object_bytes = COMPLEX * math.prod(recipe.shape)
     modes = model.modes + model.variations
@@ -253,8 +253,11 @@ def stage_of(options: StageOptions, recipe: ScanRecipe, *, holds: bool) -> Solve
     """Return a stage of a reconstruction as ranks take it; auto, one that ``holds`` positions does so at its beginning."""
     usual = SOLVER_TRAITS[options.solver]
     rate = usual.rate if options.lr == "auto" else options.lr
-    if options.lr == "auto" and (recipe.few_counts or recipe.loss == "poisson_nll"):
-        rate = (usual.of_likelihood if recipe.loss == "poisson_nll" else usual.of_few) or rate
+    if options.lr == "auto" and recipe.loss == "poisson_nll":
+        # Held-out pixels decide before the noise of few counts is fitted: steps may be as large as usual.
+        rate = rate if recipe.few_counts and recipe.held_out else usual.of_likelihood or rate
+    elif options.lr == "auto" and recipe.few_counts:
+        rate = usual.of_few or rate
     batch = (usual.batch or len(recipe.scan.positions)) if options.batch == "auto" else options.batch
     held = options.hold_positions
     if held == "auto":

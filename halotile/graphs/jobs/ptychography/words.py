@@ -19,6 +19,7 @@ FAR_ABOVE = 2
 HELD_OUT = (
     "{:.0%} of the pixels of each pattern are held out: their loss decides which epoch of a stage is kept"
 )
+MORE_EPOCHS = "the loss on the held-out pixels still falls: more epochs may give a better object"
 LOST = 5e-3
 """Share of the light of a mode that was not found."""
 BELOW = 0.95
@@ -114,7 +115,7 @@ def result_rows(
     >>> result_rows({"loss": 0.17}, Path("scan.png"), "amplitude_mse", 0.2, 0.04)[1][1][:70]
     'the loss is 15 % below that of photons alone: the object follows noise'
     >>> result_rows({"loss": 0.17, "kept": 9, "loss_of_kept": 0.19}, Path("scan.png"), "amplitude_mse", 0.2)[:2]
-    [('loss', '0.19; for these counts the noise of photons alone gives about 0.2'), ('kept', 'epoch 9, whose loss of the pixels held out was least')]
+    [('loss', '0.19; for these counts the noise of photons alone gives about 0.2'), ('kept', 'epoch 9, which had the lowest loss on the held-out pixels')]
     >>> result_rows({"loss": 0.25, "loss_of_halves": 0.8, "resolution": 2e-7}, Path("scan.png"))[1]
     ('warning', 'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs tell')
     >>> result_rows({"worst_patterns": [12345, 2], "worst_losses": [0.8, 0.5], "median_loss": 0.25}, Path("scan.png"))[0]
@@ -130,7 +131,11 @@ def result_rows(
                 ("warning", f"the loss is {last['loss'] / noise:.2g} times that of photons alone: {CAUSES}")
             )
         if "kept" in last:
-            rows.append(("kept", f"epoch {last['kept']:,.0f}, whose loss of the pixels held out was least"))
+            rows.append(
+                ("kept", f"epoch {last['kept']:,.0f}, which had the lowest loss on the held-out pixels")
+            )
+            if last["kept"] == last.get("iteration"):
+                rows.append(("note", MORE_EPOCHS))
         elif noise and last["loss"] < BELOW * (1 - free) * noise:
             below = f"the loss is {100 * (1 - last['loss'] / noise):.0f} % below that of photons alone: the object follows noise"
             rows.append(("warning", f"{below}. Write held_out: 0.05"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from halotile.graphs.amounts import counted
 from halotile.graphs.jobs.reconstruct.rules import CHECKS, OPERATOR_RULES
 from halotile.graphs.jobs.simulate.job import Simulation
 from halotile.graphs.kinds.base import Figures, JobKind, Row
@@ -12,8 +13,7 @@ from halotile.graphs.units import shape_text
 
 def title(job: Simulation) -> str:
     """Describe a job in a few words."""
-    count = len(job.operators)
-    return f"{count} measurement{'' if count == 1 else 's'} of {job.reference}"
+    return f"{counted(len(job.operators), 'measurement')} of {job.reference}"
 
 
 def headline(figures: Figures) -> str:

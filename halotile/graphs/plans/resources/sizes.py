@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from halotile.errors import ConfigError
+from halotile.graphs.amounts import counted
 from halotile.graphs.kinds.sections import Output, Size
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
 from halotile.storage.arrays import Source
@@ -70,7 +71,7 @@ class Geometry:
         edges = (size,) * len(spatial) if isinstance(size, int) else tuple(size)
         if len(edges) != len(spatial):
             raise ConfigError(
-                f"{field} is {list(edges)}: {len(edges)} numbers for the {len(spatial)} tiled axes "
+                f"{field} is {list(edges)}: {counted(len(edges), 'number')} for the {len(spatial)} tiled axes "
                 f"{''.join(self.roles.axes[i] for i in spatial)}. Write one number, or one for each."
             )
         full = list(other)

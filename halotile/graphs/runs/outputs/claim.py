@@ -249,7 +249,7 @@ def _is_journal_of(slot: OutputSlot) -> bool:
         return False
     if (journal.fingerprint, journal.total) != (slot.fingerprint, len(slot.output.grid)):
         raise ResumeRefused(
-            f"{directory.journal_path} has {len(journal.done)} blocks of another job, and {directory.plan_path.name}, "
+            f"{directory.journal_path} has {counted(len(journal.done), 'block')} of another job, and {directory.plan_path.name}, "
             f"which would tell what differs, is missing or damaged. `recon-cli resume {shlex.quote(str(directory.path))}` goes on with "
             f"the job that it was; run with {to_start_over(slot.plan)} to start over."
         )

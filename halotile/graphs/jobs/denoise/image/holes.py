@@ -68,12 +68,20 @@ def choose_holes(
     dtype, is_float = source.dtype, source.dtype.kind == "f"
     value = _value(job, original, dtype)
     has_nan = is_float and job.input.nodata != "none"
-    if value is None and not has_nan and mask is None:
+    is_plain = value is None and not has_nan and mask is None
+    if is_plain and (previous or not is_float or job.run.on_nan == "fail"):
         return Holed(None, ())
     known = previous["identity"].get("holes") if previous else None
     if known and (known["value"], known.get("nan", True)) == (value, has_nan):
         return _noted(Holes(**known), dtype, source.shape)
     counted = _counted(measured(source, value, None, spatial, len(source.shape)), mask, spatial)
+    if is_plain:
+        there = _number_text(counted.holes, source.shape)
+        note = (
+            f"pixels of NaN or infinity ({there}) are taken for measurements, as input.nodata: none says, and spoil the pixels around them. "
+            "To keep them as they are, leave nodata out, or write nodata: nan"
+        )
+        return Holed(None, (note,) if counted.holes else ())
     share = counted.holes if has_nan or value is not None else 0.0
     written = job.output.dtype
     if share and value is None and written != "auto" and np.dtype(written).kind != "f":
