@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
+from typer.core import TyperGroup
 
 from halotile.cli import exits
 from halotile.cli.arguments import Debug
@@ -19,8 +20,53 @@ P = ParamSpec("P")
 RESUMABLE = ("run", "resume", "simulate", "levels")
 """Commands that resume what was stopped when they are repeated."""
 
+COMMANDS = {
+    "Start": {
+        "info": "describe an image or a scan; write a job file for it",
+        "try": "compare settings on a crop, side by side",
+        "plan": "show sizes, memory, disk and halo of a run before it starts",
+        "run": "run a job; an interrupted one resumes",
+        "status": "show progress or outcome of a run",
+    },
+    "Results": {
+        "preview": "draw an image as a small PNG",
+        "export": "write an image as OME-TIFF, GeoTIFF or PNG",
+        "verify": "check every stored block, and repair damaged ones",
+        "levels": "add resolution levels to an OME-Zarr",
+    },
+    "Clusters": {
+        "submit": "run a job as a batch job that resubmits itself",
+        "logs": "show the output of a batch job and of its workers",
+        "cancel": "stop a run: its batch job or its driver",
+        "dashboard": "show the address of a run's dashboard",
+        "doctor": "check this machine and its batch system",
+        "exec": "run your own script with a cluster, or as torch ranks",
+    },
+    "More": {
+        "convert": "store a ptychographic scan as Zarr",
+        "simulate": "simulate the measurements of a reconstruction",
+        "resume": "resume a run from its directory alone",
+        "validate": "check a job file, without opening images",
+        "bench": "measure how a job scales with its workers",
+        "schema": "write the JSON Schema of job files, for editors",
+    },
+}
+"""Commands in the order of use, each with a few words."""
+
+
+class _InGroups(TyperGroup):
+    """Lists commands in groups."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the groups of commands."""
+        for title, commands in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()), col_max=12)
+
+
 app = typer.Typer(
     name="recon-cli",
+    cls=_InGroups,
     help="Denoise and reconstruct images bigger than memory: Zarr, OME-Zarr, TIFF and other formats in, Zarr out.",
     epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 done but for quarantined blocks (verify: "
     "but for blocks not done), 4 bad input data (verify: damaged), 5 refused for memory or disk, 75 stopped and resumable, 130 Ctrl-C.",

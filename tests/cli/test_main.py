@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from halotile import errors
+from halotile.cli.app import COMMANDS
 from halotile.cli.main import app
 from halotile.graphs.kinds.base import Inspection
 from tests.cases import thorough
@@ -353,6 +355,15 @@ def test_a_light_command_loads_nothing_heavy(config: Path, command: str) -> None
     code = LIGHT.format(words=[command, *paths.get(command, [])], heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_help_lists_every_command_once_in_its_group() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    grouped = [name for group in COMMANDS.values() for name in group]
+    assert sorted(grouped) == sorted(name for name, one in commands.items() if not one.hidden)
+    text = RUNNER.invoke(app, ["--help"]).stdout
+    assert re.findall(r"^(\w+):$", text, re.MULTILINE) == ["Options", *COMMANDS]
+    assert "  run     run a job; an interrupted one resumes\n" in text
 
 
 def test_plan_does_not_load_torch_for_a_built_in_denoiser(config: Path) -> None:

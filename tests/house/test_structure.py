@@ -64,6 +64,16 @@ def test_only_public_names_are_listed() -> None:
     assert dir(halotile) == sorted([*halotile.__all__, "__version__"])
 
 
+def test_the_architecture_page_says_where_to_begin_in_every_folder() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page.partition("| feature")[2].partition("\n\n")[0]
+    folders = {path.parent.relative_to(ROOT / "halotile").as_posix() for path in MODULES} - {"."}
+    rooms = {"graphs", "tasks", "storage"}
+    assert set(re.findall(r"`((?:cli|graphs|tasks|storage)[\w/]*)`", table)) == folders - rooms
+    files = re.findall(r"`((?:cli|graphs|tasks|storage)/[\w/]*\.py)`", page)
+    assert [name for name in files if not (ROOT / "halotile" / name).is_file()] == []
+
+
 def test_the_package_is_typed_and_has_a_version() -> None:
     assert (ROOT / "halotile/py.typed").exists()
     assert re.fullmatch(r"\d+\.\d+\.\d+", halotile.__version__)
