@@ -46,39 +46,17 @@ POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that is ready to be submitted.
+    """A run that is ready to be submitted."""
 
-    Parameters
-    ----------
-    figures : mapping
-        Its plan, for programs.
-    rows : sequence of tuple
-        Its plan, for people.
-    submission : Submission
-        The record of the submission that is stored.
-    script : str
-        The batch script.
-    run : RunDirectory
-        Directory of the run and its files.
-    """
-
-    figures: Mapping[str, Any]
-    rows: Sequence[Row]
-    submission: Submission
-    script: str
-    run: RunDirectory
+    figures: Mapping[str, Any]  # its plan, for programs
+    rows: Sequence[Row]  # its plan, for people
+    submission: Submission  # record of the submission that is stored
+    script: str  # batch script
+    run: RunDirectory  # directory of the run and its files
 
 
 def prepare(job: Job, *, fresh: bool, same_input: bool) -> Prepared:
-    """Plan a job as it will run inside its batch job; nothing is written.
-
-    Raises
-    ------
-    ConfigError
-        When its cluster is of a kind that cannot run inside a batch job.
-    HalotileError
-        When a run would be refused.
-    """
+    """Plan a job as it will run inside its batch job; nothing is written."""
     from halotile.graphs.clusters.launches.batch_system import SLURM
     from halotile.graphs.plans.plan import documents_of
     from halotile.graphs.plans.resources.worker_count import Requested, workers_of
@@ -225,13 +203,7 @@ def look_after(path: Path) -> int:
 
 
 def logs_of(directory: Path, lines: int, *, with_workers: bool) -> Iterator[tuple[str, str]]:
-    """Yield the ends of the logs, with the path of each.
-
-    Raises
-    ------
-    ConfigError
-        When there is no log.
-    """
+    """Yield the ends of the logs, with the path of each."""
     files = BatchFiles(RunDirectory(directory))
     paths = [files.log_path, *(sorted((directory / WORKERS).glob("*.*")) if with_workers else ())]
     logs = [path for path in paths if path.is_file() and path.stat().st_size]
@@ -268,15 +240,7 @@ def follow_log(directory: Path, lines: int) -> None:
 
 
 def cancel(directory: Path) -> str:
-    """End a run, and wait until it has ended.
-
-    Raises
-    ------
-    ConfigError
-        When the run is over, or its driver is on another machine.
-    ClusterFailed
-        When the batch system does not answer, or the job does not end.
-    """
+    """End a run, and wait until it has ended."""
     from halotile.graphs.clusters.launches.batch_system import SLURM
     from halotile.graphs.submission.queues import queue_of
 
@@ -305,13 +269,7 @@ def cancel(directory: Path) -> str:
 
 
 def dashboard_words(directory: Path) -> str:
-    """Return the address of the dashboard, with the command that makes it available on another computer.
-
-    Raises
-    ------
-    ConfigError
-        When the run has recorded no address.
-    """
+    """Return the address of the dashboard, with the command that makes it available on another computer."""
     from halotile.cli.status import read_status
 
     status = read_status(directory)

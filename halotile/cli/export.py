@@ -33,13 +33,7 @@ class ExportRequest:
 
 
 def draw_sheet(path: str, file: Path, *, overwrite: bool) -> None:
-    """Draw a ptychographic scan, or its result, as a PNG.
-
-    Raises
-    ------
-    OutputRefused
-        When something is at the path.
-    """
+    """Draw a ptychographic scan, or its result, as a PNG."""
     from halotile.cli.screens.scan_sheet import draw_result, draw_scan
     from halotile.storage.scans.export import read_result
     from halotile.storage.scans.scan import is_scan, open_scan, open_summary
@@ -52,15 +46,7 @@ def draw_sheet(path: str, file: Path, *, overwrite: bool) -> None:
 
 
 def export(request: ExportRequest, *, quiet: bool = False) -> str:
-    """Write the file; return a description of it in one line.
-
-    Raises
-    ------
-    ConfigError
-        When an option is not valid, or the image is of a kind that no such TIFF holds.
-    InputError
-        When the image cannot be read.
-    """
+    """Write the file; return a description of it in one line."""
     from halotile.graphs.plans.inputs import check_whole
     from halotile.storage.images.tiff_export import level_shapes, write_tiff
 

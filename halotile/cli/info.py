@@ -30,11 +30,6 @@ def describe(path: str, *, level: int = 0, dataset: str | None = None) -> dict[s
     """Return the metadata of an image, or of the first of several, as JSON values; no configuration where the pixels are complex.
 
     A folder stands for its images of the most frequent kind.
-
-    Raises
-    ------
-    InputError
-        When it cannot be read.
     """
     from halotile.storage.images.planes import known_channels
 

@@ -67,11 +67,6 @@ def go(
     """Run a job for each image; interrupted ones are resumed, and those that fail are named at the end.
 
     In a batch job, ``directory`` keeps the status of all images, and ``fresh`` is for images that were not begun ``since`` its submission.
-
-    Raises
-    ------
-    OutputInUse
-        In a batch job, once the other images are finished.
     """
     began = time.perf_counter()
     from halotile.cli.screens.outcome_rows import outcome_json

@@ -59,15 +59,7 @@ def option_text(name: str, *, is_call: bool) -> str:
 
 
 def preview(request: PreviewRequest, *, quiet: bool = False) -> str:
-    """Write the file; return a description of it in one line.
-
-    Raises
-    ------
-    ConfigError
-        When an option is not valid.
-    InputError
-        When the image cannot be read.
-    """
+    """Write the file; return a description of it in one line."""
     check(request)
     region = parse_region(request.region, request.option("region"))
     at = parse_plane(request.plane, request.option("plane"))

@@ -107,13 +107,7 @@ def _among_copies(job: Job) -> AbstractContextManager[None]:
 def simulate(
     job: Job, noise: NoiseChoice, *, overwrite: bool, fresh: bool, as_json: bool, quiet: bool
 ) -> None:
-    """Simulate the measurements of a job.
-
-    Raises
-    ------
-    ConfigError
-        When the job has no measurements.
-    """
+    """Simulate the measurements of a job."""
     from halotile.errors import ConfigError
     from halotile.graphs.clusters.common.cluster_kind import is_other_copy
     from halotile.graphs.jobs.reconstruct.job import Reconstruction

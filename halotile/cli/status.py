@@ -114,13 +114,7 @@ _EMPTY: dict[str, Any] = {
 
 
 def find_run(place: str | OutputPath) -> Path:
-    """Return the run directory that a path refers to: itself, or that of an output.
-
-    Raises
-    ------
-    ConfigError
-        When there has been no run.
-    """
+    """Return the run directory that a path refers to: itself, or that of an output."""
     path = path_of(place)
     here = [path] if isinstance(path, Path) else []
     for directory in (*here, RunDirectory.beside(full_path(path)).path):
@@ -143,11 +137,6 @@ def run_of(output: OutputPath) -> Path:
 def output_of(place: str | OutputPath) -> OutputPath:
     """Return the output that a path refers to: itself, or that of the run directory.
 
-    Raises
-    ------
-    ConfigError
-        For the run directory of an output in a store, where the working directory is another.
-
     Examples
     --------
     >>> str(output_of("here/clean.zarr.run"))
@@ -165,13 +154,7 @@ def output_of(place: str | OutputPath) -> OutputPath:
 
 
 def check_here(directory: Path, output: ObjectPath) -> None:
-    """Refuse the run directory of an output in a store where that is not looked for, which is in the working directory.
-
-    Raises
-    ------
-    ConfigError
-        With the folder to go to.
-    """
+    """Refuse the run directory of an output in a store where that is not looked for, which is in the working directory."""
     if os.path.realpath(RunDirectory.beside(output).path) != os.path.realpath(directory):
         folder = shlex.quote(os.path.dirname(os.path.realpath(directory)))
         raise ConfigError(
@@ -188,13 +171,7 @@ def imports_flag(directory: Path) -> str:
 
 
 def read_status(directory: Path) -> RunStatus:
-    """Return the current status of the run in a directory.
-
-    Raises
-    ------
-    ConfigError
-        When the directory holds no status that can be read.
-    """
+    """Return the current status of the run in a directory."""
     for _ in range(STALE_TRIES):
         try:
             return _read_status(directory)

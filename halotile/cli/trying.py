@@ -52,15 +52,7 @@ class TryRequest:
 
 
 def try_settings(request: TryRequest, report: Report = no_report) -> Comparison:
-    """Denoise a crop with every setting, and draw the sheet if there is one.
-
-    Raises
-    ------
-    ConfigError
-        When an option is not valid, or no setting can be used.
-    InputError
-        When the image cannot be read.
-    """
+    """Denoise a crop with every setting, and draw the sheet if there is one."""
     from halotile.graphs.jobs.denoise.compare import compare
     from halotile.storage.images.sheet import check_drawing
 
@@ -94,11 +86,6 @@ def _loader(request: TryRequest) -> Callable[[Setting], Job]:
 
 def settings_of(overrides: Sequence[str]) -> list[Setting]:
     """Return every combination of values that are listed for keys.
-
-    Raises
-    ------
-    ConfigError
-        When there are too many.
 
     Examples
     --------

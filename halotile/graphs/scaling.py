@@ -52,54 +52,34 @@ from halotile.tasks.groups.training.traffic import received_bytes
 
 @dataclass(frozen=True)
 class TimedRun:
-    """Figures of one trial.
+    """Figures of one trial."""
 
-    Parameters
-    ----------
-    workers : int
-        Number of workers.
-    start_seconds : float
-        Time until the first step, or a block for each worker, was done: processes, imports, model, and what comes before the steps.
-    seconds : tuple of float
-        Seconds for a unit, block or step, after that.
-    losses : tuple of (int, float)
-        Number and loss of each step, the first one included.
-    read_bytes, written_bytes : int, optional
-        Bytes that blocks read and wrote, in the whole trial; None where there are no blocks, and nothing is counted.
-    exchanged_bytes : int, optional
-        Bytes that workers received from one another: of results, and in the steps of trainings and ptychography; None where they are not counted.
-    peak_memory_bytes, device_peak_bytes : int
-        Peak of one worker, in its memory and on its GPU.
-    """
-
-    workers: int
+    workers: int  # number of workers
+    # time until the first step, or a block for each worker, was done: processes, imports, model, and what comes
+    # before the steps
     start_seconds: float
-    seconds: tuple[float, ...]
-    losses: tuple[tuple[int, float], ...]
+    seconds: tuple[float, ...]  # seconds for a unit, block or step, after that
+    losses: tuple[tuple[int, float], ...]  # number and loss of each step, the first one included
+    # read_bytes, written_bytes: bytes that blocks read and wrote, in the whole trial; None where there are no blocks,
+    # and nothing is counted
     read_bytes: int | None
     written_bytes: int | None
+    # bytes that workers received from one another: of results, and in the steps of trainings and ptychography; None
+    # where they are not counted
     exchanged_bytes: int | None
+    # peak_memory_bytes, device_peak_bytes: peak of one worker, in its memory and on its GPU
     peak_memory_bytes: int
     device_peak_bytes: int
 
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """All trials with one number of workers.
+    """All trials with one number of workers."""
 
-    Parameters
-    ----------
-    run : TimedRun
-        The trials as one: the median start, all seconds, the losses of the first, and otherwise the largest figures.
-    speed_up : float
-        Ratio of the median seconds with the fewest workers to those with these.
-    efficiency : float
-        Speed-up in relation to the number of workers.
-    """
-
+    # trials as one: the median start, all seconds, the losses of the first, and otherwise the largest figures
     run: TimedRun
-    speed_up: float
-    efficiency: float
+    speed_up: float  # ratio of the median seconds with the fewest workers to those with these
+    efficiency: float  # speed-up in relation to the number of workers
 
     @property
     def seconds(self) -> tuple[float, float, float]:
@@ -115,31 +95,16 @@ class ScalingRow:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The trials of a job.
+    """The trials of a job."""
 
-    Parameters
-    ----------
-    job : str
-        Kind of the job.
-    unit : str
-        Word for what is timed: block, iteration.
-    blocks, of_blocks : int, optional
-        Number of blocks that were measured, and of all blocks of a pass, in a job without steps.
-    trials : int
-        Trials with each number of workers.
-    runs : sequence of TimedRun
-        The trials, in the order of their numbers of workers.
-    notes : sequence of str
-        Sentences about the numbers of workers.
-    """
-
-    job: str
-    unit: str
+    job: str  # kind of the job
+    unit: str  # word for what is timed: block, iteration
+    # blocks, of_blocks: number of blocks that were measured, and of all blocks of a pass, in a job without steps
     blocks: int | None
     of_blocks: int | None
-    trials: int
-    runs: Sequence[TimedRun]
-    notes: Sequence[str] = ()
+    trials: int  # trials with each number of workers
+    runs: Sequence[TimedRun]  # trials, in the order of their numbers of workers
+    notes: Sequence[str] = ()  # sentences about the numbers of workers
 
     @property
     def rows(self) -> list[ScalingRow]:
@@ -203,17 +168,10 @@ class Enough(Exception):
 
 @dataclass
 class Portion:
-    """The blocks that are computed in each pass of a job without steps, the same in all trials.
+    """The blocks that are computed in each pass of a job without steps, the same in all trials."""
 
-    Parameters
-    ----------
-    most_workers : int
-        The largest number of workers.
-    blocks : int, optional
-        Number of blocks to measure; where it is not given, the pace of the first ones in the first trial decides.
-    """
-
-    most_workers: int
+    most_workers: int  # largest number of workers
+    # number of blocks to measure; where it is not given, the pace of the first ones in the first trial decides
     blocks: int | None = None
 
     def choose(self, seconds: float) -> None:
@@ -236,20 +194,11 @@ class ShortWork(Work):
     Passes of a job without steps are done in two parts: first a block for each worker, then those that are measured.
     Of a job with steps, which has been shortened, everything is done but the writing of its outputs: a step needs all of the
     one before.
-
-    Parameters
-    ----------
-    work : Work
-        The whole work.
-    steps : Steps, optional
-        Steps of the job.
-    portion : Portion
-        The blocks to do.
     """
 
-    work: Work
-    steps: Steps | None
-    portion: Portion
+    work: Work  # whole work
+    steps: Steps | None  # steps of the job
+    portion: Portion  # blocks to do
     began: float = field(default_factory=time.perf_counter)
     start_seconds: float = 0.0
     """Time until the first step, or the first blocks, were done."""
@@ -290,13 +239,7 @@ class ShortWork(Work):
         )
 
     def run(self, at: RunView) -> Generator[AnyPass, Sums, None]:
-        """Yield passes until enough is done.
-
-        Raises
-        ------
-        Enough
-            At the end.
-        """
+        """Yield passes until enough is done."""
         with closing(self.work.run(_ListeningView(at, self._take))) as passes:
             sums = None
             while (wanted := next_of(passes, sums)) is not None:
@@ -348,23 +291,13 @@ STEPS = 5
 
 @dataclass(frozen=True)
 class ScalingRequest:
-    """Options of the report.
+    """Options of the report."""
 
-    Parameters
-    ----------
-    counts : sequence of int
-        Numbers of workers; empty for powers of two up to that of the job.
-    trials : int
-        Trials with each of them.
-    blocks : int, optional
-        Blocks to measure in each trial of a job without steps; by default what takes about ten seconds.
-    steps : int, optional
-        Steps in each trial of a job with steps; by default :data:`STEPS`. The first is not measured.
-    """
-
-    counts: Sequence[int] = ()
-    trials: int = 3
+    counts: Sequence[int] = ()  # numbers of workers; empty for powers of two up to that of the job
+    trials: int = 3  # trials with each of them
+    # blocks to measure in each trial of a job without steps; by default what takes about ten seconds
     blocks: int | None = None
+    # steps in each trial of a job with steps; by default `STEPS`. The first is not measured
     steps: int | None = None
 
 
@@ -381,13 +314,6 @@ def measure(job: Job, request: ScalingRequest, report: Report = no_report) -> Sc
         The options.
     report : callable
         Takes a line about the plan, and one after each trial.
-
-    Raises
-    ------
-    ConfigError
-        When its workers cannot be counted, or there is nothing to compare.
-    Stopped
-        When a signal asked for it.
     """
     steps = kind_of(job).steps
     _check(request, steps)

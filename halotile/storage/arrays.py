@@ -135,13 +135,7 @@ def _format_of(text: str, dataset: str | None) -> tuple[Any, str, dict[str, str]
 
 
 def open_array(path: str | os.PathLike[str]) -> Readable:
-    """Open the array at ``path``; a Zarr or .npy need not hold an image: it may be complex or have a single axis.
-
-    Raises
-    ------
-    InputError
-        When nothing exists there, no format recognizes it, or it is not numeric.
-    """
+    """Open the array at ``path``; a Zarr or .npy need not hold an image: it may be complex or have a single axis."""
     try:
         return open_source(path)
     except (DamagedData, InputUnreadable):

@@ -46,11 +46,6 @@ def choose_axes(
     shape : tuple of int
         Shape of the array, in pixels.
 
-    Raises
-    ------
-    InputError
-        When the requested letters do not match the array, or the axes cannot be determined.
-
     Examples
     --------
     >>> choose_axes(None, ["time", "Y", "X"], (5, 64, 64))

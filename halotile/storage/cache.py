@@ -25,13 +25,7 @@ MOST_BYTES = 2**16
 
 
 def user_cache() -> Path:
-    """The folder of halotile in the user's cache, which may not exist yet.
-
-    Raises
-    ------
-    ConfigError
-        When neither the environment nor the system names a home directory.
-    """
+    """The folder of halotile in the user's cache, which may not exist yet."""
     cache = os.environ.get("XDG_CACHE_HOME")
     try:
         return Path(cache or Path.home() / ".cache") / "halotile"
@@ -79,13 +73,7 @@ def write_cached(key: str, value: Any) -> None:
 
 @contextmanager
 def _open_folder() -> Iterator[int]:
-    """Open the folder of the entries.
-
-    Raises
-    ------
-    OSError, ConfigError
-        When it cannot be opened, or another user could write to it.
-    """
+    """Open the folder of the entries."""
     path = user_cache() / "found"
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     with suppress(FileExistsError):

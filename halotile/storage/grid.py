@@ -109,21 +109,6 @@ class Block:
 class Grid:
     """An array divided into blocks.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Shape of the array, in pixels.
-    block : tuple of int
-        Core length along each axis. The last block along an axis is shorter when the array's length is no multiple of it.
-    depth : tuple of (int, int)
-        Halo width before and after, for each axis. It may exceed the block and the array.
-    align : tuple of int
-        Window starts (and stops inside the array) are multiples of this, as strided networks require.
-        1: no alignment.
-    least : tuple of int
-        Minimum window length (limited to the array with its halo): a convolution library may
-        round differently on very small inputs.
-
     Examples
     --------
     >>> grid = Grid((100, 100), (64, 64), ((8, 8), (8, 8)))
@@ -135,10 +120,15 @@ class Grid:
     Region(start=(56, 56), stop=(108, 108))
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # shape of the array, in pixels
+    # core length along each axis. The last block along an axis is shorter when the array's length is no multiple of
+    # it
     block: tuple[int, ...]
-    depth: Depth
+    depth: Depth  # halo width before and after, for each axis. It may exceed the block and the array
+    # window starts (and stops inside the array) are multiples of this, as strided networks require. 1: no alignment
     align: tuple[int, ...] = ()
+    # minimum window length (limited to the array with its halo): a convolution library may round differently on very
+    # small inputs
     least: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

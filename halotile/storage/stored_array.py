@@ -39,11 +39,6 @@ class StoredArray:
         Opens the file.
     **options
         Arguments of ``opener`` besides the path.
-
-    Raises
-    ------
-    InputError
-        When ``opener`` or its library fails; the message begins with the path.
     """
 
     def __init__(self, path: str, kind: str, opener: Opener, **options: Any) -> None:
@@ -68,13 +63,7 @@ class StoredArray:
         self.order = tuple(range(self.ndim))
 
     def with_sizes(self, sizes: Mapping[str, float | str]) -> Self:
-        """The same array with the user's pixel sizes of some axes, such as ``{"z": "0.3 um"}``.
-
-        Raises
-        ------
-        InputError
-            When the array has no such axis.
-        """
+        """The same array with the user's pixel sizes of some axes, such as ``{"z": "0.3 um"}``."""
         if missing := [axis for axis in sizes if axis not in self.axes]:
             raise InputError(
                 f"{self.path}: spacing is given along {', '.join(missing)}, and the axes are {''.join(self.axes)}. Write some of these."
@@ -115,17 +104,7 @@ class StoredArray:
         return array
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``, C-contiguous and in native byte order.
-
-        Raises
-        ------
-        InputError
-            When the region extends outside the array.
-        DamagedData
-            When the stored bytes cannot be decoded, or do not match their checksum.
-        InputUnreadable
-            When the system cannot read them.
-        """
+        """The pixels of ``region``, C-contiguous and in native byte order."""
         if not region.inside(Region.whole(self.shape)):
             raise InputError(
                 f"{self.path}: {region} reaches outside the array of shape {self.shape}. Clip it to the array."
@@ -142,13 +121,7 @@ class StoredArray:
         return np.ascontiguousarray(pixels, dtype=self.dtype)
 
     def __getitem__(self, index: Any) -> Pixels:
-        """The pixels at integers and slices of step 1, as in NumPy: ``source[0, :512, 256:512]``.
-
-        Raises
-        ------
-        IndexError
-            For any other index, one too many, or an integer outside the array.
-        """
+        """The pixels at integers and slices of step 1, as in NumPy: ``source[0, :512, 256:512]``."""
         entries = _expand_ellipsis(index, self.shape)
         ranges = [_bounds(entry, n) for entry, n in zip(entries, self.shape, strict=True)]
         pixels = self.read(Region(tuple(a for a, _ in ranges), tuple(b for _, b in ranges)))
@@ -202,13 +175,7 @@ class StoredArray:
         }
 
     def change(self) -> str:
-        """Describe the change of the file since it was opened; empty when there is none. Cheap, never reads pixels.
-
-        Raises
-        ------
-        InputUnreadable
-            When the system cannot read the file's state; another attempt may succeed.
-        """
+        """Describe the change of the file since it was opened; empty when there is none. Cheap, never reads pixels."""
         try:
             now = _open(self._opener, self.path, self._options).header
         except InputError as error:

@@ -81,13 +81,7 @@ class Checked:
         return self.source.dtype
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``.
-
-        Raises
-        ------
-        InputError
-            For a hole, and for a pixel that cannot be a count.
-        """
+        """The pixels of ``region``."""
         pixels: NDArray[Any] = np.asarray(self.source.read(region))
         if self.hole is not None and np.any(pixels == self.hole):
             raise InputError(

@@ -195,21 +195,13 @@ class BlockRunner:
 
     def run(
         self,
-        numbers: Iterable[int],
+        numbers: Iterable[int],  # blocks
+        # called before each block; once it returns False, no further block begins. The receipt lists the blocks that
+        # are done
         is_wanted: Callable[[], bool] = lambda: True,
-        limit_seconds: float | None = None,
+        limit_seconds: float | None = None,  # time after which no further block begins, except the first
     ) -> Receipt:
-        """Process these blocks. One that fails is reported; the others go on.
-
-        Parameters
-        ----------
-        numbers : iterable of int
-            The blocks.
-        is_wanted : callable
-            Called before each block; once it returns False, no further block begins. The receipt lists the blocks that are done.
-        limit_seconds : float, optional
-            Time after which no further block begins, except the first.
-        """
+        """Process these blocks. One that fails is reported; the others go on."""
         began = time.perf_counter()
         receipt = Receipt()
         blocks = (self.grid.block_at(number) for number in numbers)

@@ -40,24 +40,13 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Contributions:
-    """``sum_i w_i A_i^T slope_i(A_i x)``, ``sum_i w_i A_i^T A_i x`` or ``sum_i w_i A_i^T 1`` of operators of the kind ``whole``.
+    """``sum_i w_i A_i^T slope_i(A_i x)``, ``sum_i w_i A_i^T A_i x`` or ``sum_i w_i A_i^T 1`` of operators of the kind ``whole``."""
 
-    Parameters
-    ----------
-    image : Readable
-        ``x``: each task reads it whole.
-    terms : tuple of Term
-        All operators of the stack, which give each its number; those of another kind contribute nothing.
-    wants : str
-        ``gradient``, ``normal`` or ``sensitivity``.
-    chosen : tuple of int, optional
-        Numbers of the operators that contribute; None for all.
-    """
-
-    image: Readable
+    image: Readable  # `x`: each task reads it whole
+    # all operators of the stack, which give each its number; those of another kind contribute nothing
     terms: tuple[Term, ...]
-    wants: Wants
-    chosen: tuple[int, ...] | None = None
+    wants: Wants  # `gradient`, `normal` or `sensitivity`
+    chosen: tuple[int, ...] | None = None  # numbers of the operators that contribute; None for all
 
     @property
     def shape(self) -> Shape:
@@ -88,43 +77,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Adding:
-    """The tasks of workers that add contributions up; pickles to a few kilobytes.
-
-    Parameters
-    ----------
-    phase : str
-        Name of the contributions on the dashboard.
-    folder : str
-        Folder of the partial sums.
-    image : Readable
-        ``x``.
-    wants : str
-        ``gradient``, ``normal`` or ``sensitivity``.
-    writer : ShardWriter
-        Writer of the total.
-    import_folder : str, optional
-        Folder from which the user's own code is imported.
-    """
+    """The tasks of workers that add contributions up; pickles to a few kilobytes."""
 
     what: ClassVar[str] = "operator"
 
-    phase: str
-    folder: str
-    image: Readable
-    wants: Wants
-    writer: ShardWriter
-    import_folder: str | None = None
+    phase: str  # name of the contributions on the dashboard
+    folder: str  # folder of the partial sums
+    image: Readable  # `x`
+    wants: Wants  # `gradient`, `normal` or `sensitivity`
+    writer: ShardWriter  # writer of the total
+    import_folder: str | None = None  # folder from which the user's own code is imported
 
     def compute(self, group: Sequence[Contribution], after: Part | None = None) -> Part:
-        """Add a few contributions. ``after`` only has to be computed before; it is not used.
-
-        Raises
-        ------
-        TaskFailed
-            With the number of the operator that failed.
-        OSError
-            When the disk is full.
-        """
+        """Add a few contributions. ``after`` only has to be computed before; it is not used."""
         import_from(self.import_folder)
         image = InMemory(read_all(self.image))
         total: NDArray[Any] | None = None

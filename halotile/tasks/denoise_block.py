@@ -31,13 +31,7 @@ _LINES = {"y": "row", "x": "column"}
 
 
 def check_image(pixels: Pixels, source: Readable, window: Region, rim: Rim, axes: Sequence[str]) -> None:
-    """Refuse NaN and infinity in a window of the image.
-
-    Raises
-    ------
-    InputError
-        With the place of the first.
-    """
+    """Refuse NaN and infinity in a window of the image."""
     if not all_finite(pixels):
         where = describe(~np.isfinite(pixels), source, window, rim, axes)
         raise InputError(
@@ -58,11 +52,6 @@ def check_side(
 
     Where the image is mapped from ``values`` to 0..1, noise above 1 is refused as well: it is in the units of the
     stored pixels then.
-
-    Raises
-    ------
-    InputError
-        With the place of the first.
     """
     if name == "sigma" and values is not None and pixels.size and pixels.max() > 1:
         raise InputError(

@@ -40,42 +40,20 @@ def keep_on_gpus(parts: Collection[Denoised]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Denoised:
-    """``D(x)``, tile by tile.
+    """``D(x)``, tile by tile."""
 
-    Parameters
-    ----------
-    source : Readable
-        ``x``.
-    denoiser : Denoiser
-        ``D``, with one output pixel for each input pixel. Its model is built once in a process.
-    tiling : Tiling
-        The cut into tiles.
-    roles : Roles
-        Roles of the axes.
-    grid : Grid
-        The blocks with their halo: see :meth:`~halotile.storage.grid.Grid.window_of`.
-    rim : Rim
-        Boundary rules of the array edges.
-    device, precision : str
-        As ``run.device`` and ``run.precision`` of a job.
-    channels_last : bool
-        Whether the activations of a network are laid out channels last.
-    records : bool
-        Whether a GPU records the launches of a batch: see :class:`~halotile.tasks.devices.gpu.Gpu`.
-    seals : mapping of str to str
-        Digests of the files and the code that the denoiser must be built from: see :func:`~halotile.tasks.trials.provenance.seals_of`.
-    """
-
-    source: Readable
+    source: Readable  # `x`
+    # `D`, with one output pixel for each input pixel. Its model is built once in a process
     denoiser: Denoiser
-    tiling: Tiling
-    roles: Roles
-    grid: Grid
-    rim: Rim
-    device: str = "cpu"
+    tiling: Tiling  # cut into tiles
+    roles: Roles  # roles of the axes
+    grid: Grid  # blocks with their halo: see `window_of`
+    rim: Rim  # boundary rules of the array edges
+    device: str = "cpu"  # device, precision: as `run.device` and `run.precision` of a job
     precision: str = "float32"
-    channels_last: bool = False
-    records: bool = False
+    channels_last: bool = False  # whether the activations of a network are laid out channels last
+    records: bool = False  # whether a GPU records the launches of a batch: see `Gpu`
+    # digests of the files and the code that the denoiser must be built from: see `seals_of`
     seals: Mapping[str, str] = field(default_factory=dict)
 
     @property

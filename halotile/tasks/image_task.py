@@ -62,19 +62,6 @@ class Sum:
 class View:
     """The window that is read around a core, inside the image.
 
-    Parameters
-    ----------
-    halo : int
-        Depth of the denoiser that acts on the result of the operators, in pixels.
-    reach : int
-        Reach of the operators, in pixels.
-    times : int
-        Number of operators in turn: 2 for forward and adjoint.
-    cells : bool
-        Whether the operators compute whole cells of Fourier transforms.
-    repeats : int
-        Number of steps in turn, each on the result of the one before.
-
     Examples
     --------
     >>> View(halo=2, reach=3, times=2).span(100, 200, 205)
@@ -85,11 +72,11 @@ class View:
     (90, 205)
     """
 
-    halo: int = 0
-    reach: int = 0
-    times: int = 1
-    cells: bool = False
-    repeats: int = 1
+    halo: int = 0  # depth of the denoiser that acts on the result of the operators, in pixels
+    reach: int = 0  # reach of the operators, in pixels
+    times: int = 1  # number of operators in turn: 2 for forward and adjoint
+    cells: bool = False  # whether the operators compute whole cells of Fourier transforms
+    repeats: int = 1  # number of steps in turn, each on the result of the one before
 
     def span(self, start: int, stop: int, length: int) -> tuple[int, int]:
         """The span that is read for a span of an axis of this length."""
@@ -110,39 +97,18 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class ImageTask:
-    """Lazy images to compute and write, as a worker needs them for any block; pickles to a few kilobytes.
+    """Lazy images to compute and write, as a worker needs them for any block; pickles to a few kilobytes."""
 
-    Parameters
-    ----------
-    grid : Grid
-        The blocks.
-    images : tuple of (ShardWriter, Readable)
-        Writers with the images to compute, in this order.
-    sums : tuple of Sum
-        Sums to compute over images that were read or written.
-    stored : tuple of Shared
-        Stored images to read ahead.
-    view : View
-        The window around the core in which they are read ahead.
-    denoised : tuple of Denoised
-        All denoised images in ``images``.
-    overlap : bool
-        Whether the next read and the last write run during the computation.
-    by_shard : bool
-        Whether each shard is computed by itself: for images whose bits depend on the region that is read.
-    io_threads : int
-        Threads that read and write the chunks of a block in parallel.
-    """
-
-    grid: Grid
-    images: tuple[tuple[ShardWriter, Readable], ...]
-    sums: tuple[Sum, ...] = ()
-    stored: tuple[Shared, ...] = ()
-    view: View = View()
-    denoised: tuple[Denoised, ...] = ()
-    overlap: bool = False
+    grid: Grid  # blocks
+    images: tuple[tuple[ShardWriter, Readable], ...]  # writers with the images to compute, in this order
+    sums: tuple[Sum, ...] = ()  # sums to compute over images that were read or written
+    stored: tuple[Shared, ...] = ()  # stored images to read ahead
+    view: View = View()  # window around the core in which they are read ahead
+    denoised: tuple[Denoised, ...] = ()  # all denoised images in `images`
+    overlap: bool = False  # whether the next read and the last write run during the computation
+    # whether each shard is computed by itself: for images whose bits depend on the region that is read
     by_shard: bool = False
-    io_threads: int = 1
+    io_threads: int = 1  # threads that read and write the chunks of a block in parallel
 
     @property
     def batch(self) -> int:

@@ -174,11 +174,6 @@ def import_from(folder: str | None) -> None:
 def import_reference(reference: str) -> Any:
     """Import the object that ``package.module:name`` names. Runs the code of that module.
 
-    Raises
-    ------
-    ConfigError
-        When the module does not exist, fails to import, or has no such name.
-
     Examples
     --------
     >>> import_reference("math:floor")(2.5)

@@ -15,15 +15,6 @@ from halotile.storage.grid import Region
 class Roles:
     """The axes of an array and their roles.
 
-    Parameters
-    ----------
-    axes : tuple of str
-        One letter for each axis of the array.
-    spatial : tuple of int
-        Positions of the axes that are tiled.
-    channel : int or None
-        Position of the axis that the denoiser takes whole. None: every plane is denoised by itself.
-
     Examples
     --------
     >>> roles = Roles(("t", "y", "x", "c"), spatial=(1, 2), channel=3)
@@ -35,8 +26,9 @@ class Roles:
     (5, 30, 40, 3)
     """
 
-    axes: tuple[str, ...]
-    spatial: tuple[int, ...]
+    axes: tuple[str, ...]  # one letter for each axis of the array
+    spatial: tuple[int, ...]  # positions of the axes that are tiled
+    # position of the axis that the denoiser takes whole. None: every plane is denoised by itself
     channel: int | None
 
     @property

@@ -108,22 +108,13 @@ _scope: ContextVar[Scope | None] = ContextVar("scope", default=None)
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """An image with several readers: inside a :class:`Scope` each region is read once.
+    """An image with several readers: inside a :class:`Scope` each region is read once."""
 
-    Parameters
-    ----------
-    source : Readable
-        The image.
-    margin : int
-        Extra pixels read on each side of the last two axes: the operators of a stack read nearly the same
-        window one after the other, and a periodic one reads a slab on either side.
-    computed : bool
-        Whether the image is computed when it is read: then it does not count as read.
-    """
-
-    source: Readable
+    source: Readable  # image
+    # extra pixels read on each side of the last two axes: the operators of a stack read nearly the same window one
+    # after the other, and a periodic one reads a slab on either side
     margin: int = 0
-    computed: bool = False
+    computed: bool = False  # whether the image is computed when it is read: then it does not count as read
 
     @cached_property
     def shape(self) -> tuple[int, ...]:

@@ -26,24 +26,12 @@ def is_named(schema: Any) -> TypeGuard[type[NamedChoice]]:
 
 @dataclass(frozen=True)
 class JobKeys:
-    """The keys at the top of a file of some kind.
+    """The keys at the top of a file of some kind."""
 
-    Parameters
-    ----------
-    schema : type
-        The dataclass of the job.
-    sections : mapping of str to type
-        Its sections, each by its dataclass.
-    lists : mapping of str to type
-        Its lists, each by the dataclass of an entry.
-    values : type, optional
-        A dataclass of the keys outside all sections.
-    """
-
-    schema: type[Any]
-    sections: Mapping[str, type]
-    lists: Mapping[str, type] = field(default_factory=dict)
-    values: type | None = None
+    schema: type[Any]  # dataclass of the job
+    sections: Mapping[str, type]  # its sections, each by its dataclass
+    lists: Mapping[str, type] = field(default_factory=dict)  # its lists, each by the dataclass of an entry
+    values: type | None = None  # dataclass of the keys outside all sections
 
     @property
     def keys(self) -> list[str]:

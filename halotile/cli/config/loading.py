@@ -25,27 +25,13 @@ from halotile.graphs.kinds.sections import Cluster, Job
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """Options of a command that override the job file.
+    """Options of a command that override the job file."""
 
-    Parameters
-    ----------
-    workers : int, optional
-        Replaces ``run.workers``.
-    cluster : str, optional
-        Replaces ``cluster.kind``.
-    dashboard : bool
-        False switches ``cluster.dashboard`` off.
-    tls : bool
-        False switches ``cluster.tls`` off.
-    allow_import : bool
-        Allow the job to run the user's code.
-    """
-
-    workers: int | None = None
-    cluster: str | None = None
-    dashboard: bool = True
-    tls: bool = True
-    allow_import: bool = False
+    workers: int | None = None  # replaces `run.workers`
+    cluster: str | None = None  # replaces `cluster.kind`
+    dashboard: bool = True  # false switches `cluster.dashboard` off
+    tls: bool = True  # false switches `cluster.tls` off
+    allow_import: bool = False  # allow the job to run the user's code
 
     def over(self, document: Document) -> Document:
         """Return a document with these options applied."""
@@ -73,11 +59,6 @@ def read_config(path: Path, overrides: Iterable[str] = ()) -> Document:
         The YAML file.
     overrides : iterable of str
         Overrides such as ``tile.size=256`` or ``operators[0].noise_sigma=0.05``; values are YAML.
-
-    Raises
-    ------
-    ConfigError
-        When the file or an override cannot be read.
     """
     document, mistakes = _with_top(read_file(path)), []
     for override in overrides:
@@ -136,45 +117,20 @@ def is_config(path: Path) -> bool:
 
 
 def load_job(
-    path: Path,
-    overrides: Iterable[str] = (),
-    flags: Flags = NO_FLAGS,
+    path: Path,  # the YAML file
+    overrides: Iterable[str] = (),  # as for `read_config`
+    flags: Flags = NO_FLAGS,  # options of the command
     *,
-    makes_data: bool = False,
+    makes_data: bool = False,  # measurements will be written by the job: they need not exist
 ) -> Job:
-    """Read and check a configuration file.
-
-    Parameters
-    ----------
-    path : Path
-        The YAML file.
-    overrides : iterable of str
-        As for :func:`read_config`.
-    flags : Flags
-        Options of the command.
-    makes_data : bool
-        The measurements will be written by the job: they need not exist.
-
-    Raises
-    ------
-    ConfigError
-        With every problem of the file, one per line.
-    InputError
-        When the only problem is that the input does not exist.
-    """
+    """Read and check a configuration file."""
     document = flags.over(read_config(path, overrides))
     job = _finish(document, path.parent, str(path), flags, makes_data)
     return dataclasses.replace(job, import_folder=os.path.abspath(path.parent)) if flags.allow_import else job
 
 
 def load_saved_job(path: Path, flags: Flags = NO_FLAGS, *, has_begun: bool = False) -> Job:
-    """Read the job that a run directory keeps as JSON; one that has begun does not overwrite its own result.
-
-    Raises
-    ------
-    ConfigError
-        When the file is missing, damaged, or not a job.
-    """
+    """Read the job that a run directory keeps as JSON; one that has begun does not overwrite its own result."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -191,13 +147,7 @@ def load_saved_job(path: Path, flags: Flags = NO_FLAGS, *, has_begun: bool = Fal
 
 
 def check_saved_job(tree: Any, base: Path, name: str, flags: Flags = NO_FLAGS) -> Job:
-    """Return a stored job.
-
-    Raises
-    ------
-    ConfigError
-        When it is not a valid job.
-    """
+    """Return a stored job."""
     document = _with_top(Document(name, tree))
     # Permission to import is asked for each time: a run directory may come from somebody else, too.
     document.tree.pop("allow_import", None)
@@ -208,13 +158,7 @@ def check_saved_job(tree: Any, base: Path, name: str, flags: Flags = NO_FLAGS) -
 
 
 def load_cluster(path: Path | None, flags: Flags = NO_FLAGS) -> Cluster:
-    """Return the cluster section of a configuration file, with the options of a command applied.
-
-    Raises
-    ------
-    ConfigError
-        With every problem of that part of the file, one per line.
-    """
+    """Return the cluster section of a configuration file, with the options of a command applied."""
     document = read_config(path) if path else Document("the options", {})
     document = flags.over(document)
     cluster, problems = check_cluster(document, path.parent if path else Path())

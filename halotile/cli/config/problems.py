@@ -46,15 +46,7 @@ class ConfigProblem:
 
 
 def raise_problems(source: str, problems: Sequence[ConfigProblem]) -> None:
-    """Raise one error that lists every problem; do nothing when there is none.
-
-    Raises
-    ------
-    ConfigError
-        When a key or value is wrong.
-    InputError
-        When all keys and values are right and only the input data are missing.
-    """
+    """Raise one error that lists every problem; do nothing when there is none."""
     if not problems:
         return
     error = InputError if all(p.error is InputError for p in problems) else ConfigError

@@ -15,15 +15,7 @@ from halotile.storage.run_directory.directory import RunDirectory
 
 
 def saved_job(directory: Path, flags: Flags = NO_FLAGS) -> Job:
-    """Return the job of a run directory, with new paths where that was moved together with its output.
-
-    Raises
-    ------
-    ConfigError
-        When there is none, or its output is not the one that the directory belongs to.
-    OutputRefused
-        When it was moved and a run is writing.
-    """
+    """Return the job of a run directory, with new paths where that was moved together with its output."""
     run = RunDirectory(directory)
     job = load_saved_job(run.job_path, flags, has_begun=run.read_valid_plan() is not None)
     place = full_path(job.place)

@@ -45,13 +45,7 @@ class Document:
         return self.places.get((), self.name)
 
     def put(self, path: KeyPath, value: Any, place: str) -> Document:
-        """Return the document with one value replaced from another source; missing sections are created.
-
-        Raises
-        ------
-        ConfigError
-            When the path leads into something that is neither a section nor a list, or past the end of a list.
-        """
+        """Return the document with one value replaced from another source; missing sections are created."""
         tree = _put(self.tree, path, 0, value, place)
         places = {at: where for at, where in self.places.items() if at[: len(path)] != path}
         new_places = {path[:length]: place for length in range(1, len(path)) if path[:length] not in places}
@@ -99,13 +93,7 @@ def _entries(branch: Any, parent: KeyPath, number: int, place: str) -> list[Any]
 
 
 def read_file(path: Path) -> Document:
-    """Read a configuration file.
-
-    Raises
-    ------
-    ConfigError
-        When it cannot be read, is not UTF-8, is too large, or is not YAML.
-    """
+    """Read a configuration file."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)

@@ -20,31 +20,16 @@ _AT_WORK = ("RUNNING", "COMPLETING", "in")
 
 @dataclass(frozen=True)
 class BatchJob:
-    """The batch job of a run.
+    """The batch job of a run."""
 
-    Parameters
-    ----------
-    number : str
-        Its number; empty where it has not been accepted.
-    attempts : int
-        Number of attempts that have begun.
-    submitted, began : float
-        Times of the submission and of the beginning of the last attempt (Unix time).
-    state : str, optional
-        State according to its batch system; None once the job is over.
-    known : bool
-        The batch system has answered.
-    failure : str, optional
-        Reason for the failure, where the run is marked as failed.
-    """
-
-    number: str
-    attempts: int
+    number: str  # its number; empty where it has not been accepted
+    attempts: int  # number of attempts that have begun
+    # submitted, began: times of the submission and of the beginning of the last attempt (Unix time)
     submitted: float
     began: float
-    state: str | None
-    known: bool
-    failure: str | None
+    state: str | None  # state according to its batch system; None once the job is over
+    known: bool  # batch system has answered
+    failure: str | None  # reason for the failure, where the run is marked as failed
 
     @property
     def words(self) -> str:

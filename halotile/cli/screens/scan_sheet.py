@@ -46,13 +46,7 @@ def draw_result(path: Path, result: ScanResult) -> None:
 
 
 def draw_scan(path: Path, scan: Scan, mean: NDArray[Any], maximum: NDArray[Any]) -> None:
-    """Draw the map of a scan, and the mean and the maximum of its patterns.
-
-    Raises
-    ------
-    MissingPackage
-        Without matplotlib.
-    """
+    """Draw the map of a scan, and the mean and the maximum of its patterns."""
     panels = {
         "places of the beam on the sample": partial(_map, scan=scan),
         "mean pattern": partial(_pattern, image=mean, mask=scan.mask),

@@ -40,11 +40,6 @@ def start(order: Order) -> Iterator[RunningCluster]:
 
     Traffic is encrypted with certificates made for this run, which never touch the disk: any local user could otherwise
     connect and run code as you.
-
-    Raises
-    ------
-    ConfigError
-        When the processes cannot start.
     """
     from distributed import LocalCluster
 
@@ -94,11 +89,6 @@ def running(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Ite
         Number of workers that start.
     make : callable
         Starts them.
-
-    Raises
-    ------
-    ConfigError
-        When they do not start.
     """
     import dask
     from distributed import Client

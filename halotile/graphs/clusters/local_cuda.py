@@ -35,15 +35,7 @@ def detect(environment: Environment) -> ChosenCluster:
 
 @contextmanager
 def start(order: Order) -> Iterator[RunningCluster]:
-    """Start a worker of one thread on each GPU that is asked for; they end with the context.
-
-    Raises
-    ------
-    ConfigError
-        Where there is no GPU, or not the one that is asked for; when the processes cannot start.
-    MissingPackage
-        Without dask-cuda.
-    """
+    """Start a worker of one thread on each GPU that is asked for; they end with the context."""
     from halotile.graphs.clusters.common.machine import chosen
 
     names = chosen(order.choice)

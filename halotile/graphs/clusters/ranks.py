@@ -137,13 +137,7 @@ def _end_file() -> Path:
 
 
 def check(_: sections.Cluster) -> None:
-    """Refuse to be the only copy.
-
-    Raises
-    ------
-    ConfigError
-        When it is.
-    """
+    """Refuse to be the only copy."""
     _size()
 
 
@@ -160,13 +154,7 @@ def _size() -> int:
 
 @contextmanager
 def start(order: Order) -> Iterator[RunningCluster]:
-    """Be the driver of the other copies.
-
-    Raises
-    ------
-    ConfigError
-        When this is the only copy.
-    """
+    """Be the driver of the other copies."""
     from distributed import LocalCluster
 
     from halotile.graphs.clusters.launches.remote_cluster import connected, remote_environment
@@ -212,11 +200,6 @@ def serve(folder: Path) -> None:
     ----------
     folder : Path
         The run directory.
-
-    Raises
-    ------
-    ClusterFailed
-        When no driver comes.
     """
     from halotile.graphs.clusters.workers.__main__ import LEVEL
     from halotile.graphs.clusters.workers.__main__ import main as worker_command

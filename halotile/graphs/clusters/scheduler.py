@@ -81,13 +81,7 @@ class JoinedWorkers:
 
 @contextmanager
 def start(order: Order) -> Iterator[RunningCluster]:
-    """Join a scheduler for the length of the context; it is left running.
-
-    Raises
-    ------
-    ConfigError
-        When its address is not given, nobody answers, it is not encrypted, or its workers lack halotile.
-    """
+    """Join a scheduler for the length of the context; it is left running."""
     source, address = address_of(order.choice)
     if order.choice.tls and is_loopback(host_of(address)) and not address.startswith("tls://"):
         raise ConfigError(
@@ -99,13 +93,7 @@ def start(order: Order) -> Iterator[RunningCluster]:
 
 
 def workers_given(argument: object) -> RunningCluster | None:
-    """Return the workers of a Client, where a call was given one as its cluster.
-
-    Raises
-    ------
-    ConfigError
-        When they lack halotile.
-    """
+    """Return the workers of a Client, where a call was given one as its cluster."""
     from distributed import Client
 
     return _checked(argument, warnings.warn) if isinstance(argument, Client) else None
@@ -151,11 +139,6 @@ def joined(source: str, address: str) -> Iterator[Client]:
         The key or variable that gives the address, for messages.
     address : str
         Its address.
-
-    Raises
-    ------
-    ConfigError
-        When nobody answers, certificates are missing, or it is reached from other machines without encryption.
     """
     from distributed import Client
     from distributed.security import Security
@@ -179,13 +162,7 @@ def joined(source: str, address: str) -> Iterator[Client]:
 
 
 def check_certificates(source: str, address: str) -> None:
-    """Refuse a Dask configuration whose certificates do not suffice to connect.
-
-    Raises
-    ------
-    ConfigError
-        When some are not named, or do not exist.
-    """
+    """Refuse a Dask configuration whose certificates do not suffice to connect."""
     import dask
 
     tls = {key: dask.config.get(f"distributed.comm.tls.{key}", None) for key in _CREDENTIALS}

@@ -19,13 +19,7 @@ _MEMORY = re.compile(r"\b(h_|s_)?(vmem|rss|data)\b|mem_free|virtual_free|\bmem\b
 
 
 def requests(choice: sections.Cluster, memory_bytes: int, _: Path) -> Mapping[str, Any]:
-    """The shell, and memory by the name that every Grid Engine knows, unless the job names its own.
-
-    Raises
-    ------
-    ConfigError
-        For cores, whose name only the site knows.
-    """
+    """The shell, and memory by the name that every Grid Engine knows, unless the job names its own."""
     directives = SYSTEM.directives_of(choice)
     if choice.cores > 1 and not any(map(_PARALLEL.search, directives)):
         raise ConfigError(

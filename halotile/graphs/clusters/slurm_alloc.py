@@ -41,13 +41,7 @@ def detect(environment: Environment) -> ChosenCluster | None:
 
 
 def check(_: sections.Cluster) -> None:
-    """Refuse to start outside of an allocation.
-
-    Raises
-    ------
-    ConfigError
-        Where this is none.
-    """
+    """Refuse to start outside of an allocation."""
     if NODES not in os.environ:
         job = os.environ.get("SLURM_JOB_ID")
         left = f"SLURM_JOB_ID is {job}, and {NODES} is not set" if job else "cluster.kind is slurm-alloc"
@@ -58,13 +52,7 @@ def check(_: sections.Cluster) -> None:
 
 
 def gives_gpus(run: sections.Run, environment: Environment) -> bool:
-    """Return True where no two workers would share a GPU of the allocation.
-
-    Raises
-    ------
-    ClusterFailed
-        When Slurm does not answer.
-    """
+    """Return True where no two workers would share a GPU of the allocation."""
     if NODES not in environment:
         return False  # the cluster refuses to start
     workers = workers_in(environment, "cuda")[0] if run.workers == "auto" else run.count
@@ -74,15 +62,7 @@ def gives_gpus(run: sections.Run, environment: Environment) -> bool:
 def count_workers(
     run: sections.Run, cluster: sections.Cluster, device: str, environment: Environment
 ) -> tuple[int, str] | None:
-    """Number of workers that take all of the allocation.
-
-    Raises
-    ------
-    ConfigError
-        For GPUs, where Slurm lists none.
-    ClusterFailed
-        When Slurm does not answer.
-    """
+    """Number of workers that take all of the allocation."""
     from halotile.graphs.clusters.common.machine import requested_by
 
     if NODES not in environment:
@@ -97,13 +77,7 @@ def count_workers(
 
 
 def check_memory(run: sections.Run, environment: Environment) -> None:
-    """Refuse workers that may need more memory than the allocation has for them: Slurm would end the job.
-
-    Raises
-    ------
-    MemoryRefused
-        With the figures, and what to write instead.
-    """
+    """Refuse workers that may need more memory than the allocation has for them: Slurm would end the job."""
     if NODES not in environment:
         return
     wanted = sections.parse_bytes(run.memory_per_worker)
@@ -127,15 +101,7 @@ TRAITS = ClusterTraits(gives_gpus=gives_gpus, count_workers=count_workers, check
 
 @contextmanager
 def start(order: Order) -> Iterator[RunningCluster]:
-    """Start workers as job steps of this allocation.
-
-    Raises
-    ------
-    ConfigError
-        Outside of one.
-    ClusterFailed
-        When Slurm does not answer.
-    """
+    """Start workers as job steps of this allocation."""
     import dask
     from distributed import Scheduler, SpecCluster
 

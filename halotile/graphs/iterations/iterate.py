@@ -51,30 +51,16 @@ from halotile.tasks.terms import MISFIT
 
 @dataclass(frozen=True)
 class PassWords:
-    """Names of the passes of a solver.
+    """Names of the passes of a solver."""
 
-    Parameters
-    ----------
-    phase : str
-        Name on the dashboard, and in the pass counts of the job.
-    title : callable
-        Returns the iteration of a pass as text that follows a message.
-    is_numbered : bool
-        Group passes on the dashboard by their number.
-    """
-
-    phase: str
+    phase: str  # name on the dashboard, and in the pass counts of the job
+    # returns the iteration of a pass as text that follows a message
     title: Callable[[int], str] = lambda _: ""
-    is_numbered: bool = False
+    is_numbered: bool = False  # group passes on the dashboard by their number
 
 
 def check_finite(sums: Mapping[str, float], state: State, epoch: int = 1) -> None:
     """Refuse the input when sums of a solver are not finite in its first epoch; later ones are caused by the solver itself.
-
-    Raises
-    ------
-    InputError
-        With the places to look at.
 
     Examples
     --------
@@ -101,21 +87,11 @@ def check_finite(sums: Mapping[str, float], state: State, epoch: int = 1) -> Non
 
 @dataclass(frozen=True)
 class Stage:
-    """An image that is computed before the pass that reads it.
+    """An image that is computed before the pass that reads it."""
 
-    Parameters
-    ----------
-    number : int
-        Its number among the stages of the step; it may read those before it.
-    wanted : Readable or Contributions
-        The image to compute, by a pass or as a sum over operators.
-    writer : ShardWriter
-        Writer of the stored image.
-    """
-
-    number: int
-    wanted: Readable | Contributions
-    writer: ShardWriter
+    number: int  # its number among the stages of the step; it may read those before it
+    wanted: Readable | Contributions  # image to compute, by a pass or as a sum over operators
+    writer: ShardWriter  # writer of the stored image
 
     @property
     def path(self) -> OutputPath:
@@ -216,57 +192,23 @@ class Target:
 
 @dataclass
 class Iterations:
-    """The iterations of one solver in one folder; they are resumed from their checkpoint.
+    """The iterations of one solver in one folder; they are resumed from their checkpoint."""
 
-    Parameters
-    ----------
-    solver : Solver
-        The solver to iterate.
-    problem : Problem
-        The problem that it solves.
-    vectors : Vectors
-        Storage of its images.
-    grid : Grid
-        The blocks of a pass.
-    fingerprint : str
-        Fingerprint of the job: state and journals belong to it.
-    view : View
-        Receptive field of a step: the reads that can be prefetched.
-    margin : int
-        Largest distance, in pixels, between the ends of the operators' windows.
-    overlap : bool
-        Read and write at the same time as computing.
-    words : PassWords
-        Names of the passes.
-    parts : Path
-        Folder of the partial sums while operators that see the whole image are added up.
-    import_folder : str, optional
-        Folder that imports of the user's own code start from.
-    own_view : View
-        Receptive field of operators that have a pass of their own.
-    by_shard : bool
-        Compute each shard separately.
-    target : Target
-        The reference that iterates are compared with.
-    io_threads : int
-        Threads of a worker that read and write the parts of a block in parallel.
-    """
-
-    solver: Solver
-    problem: Problem
-    vectors: Vectors
-    grid: Grid
-    fingerprint: str
-    view: View
-    margin: int
-    overlap: bool
-    words: PassWords
-    parts: Path = Path()
-    import_folder: str | None = None
-    own_view: View = field(default_factory=View)
-    by_shard: bool = False
-    target: Target = field(default_factory=Target)
-    io_threads: int = 1
+    solver: Solver  # solver to iterate
+    problem: Problem  # problem that it solves
+    vectors: Vectors  # storage of its images
+    grid: Grid  # blocks of a pass
+    fingerprint: str  # fingerprint of the job: state and journals belong to it
+    view: View  # receptive field of a step: the reads that can be prefetched
+    margin: int  # largest distance, in pixels, between the ends of the operators' windows
+    overlap: bool  # read and write at the same time as computing
+    words: PassWords  # names of the passes
+    parts: Path = Path()  # folder of the partial sums while operators that see the whole image are added up
+    import_folder: str | None = None  # folder that imports of the user's own code start from
+    own_view: View = field(default_factory=View)  # receptive field of operators that have a pass of their own
+    by_shard: bool = False  # compute each shard separately
+    target: Target = field(default_factory=Target)  # reference that iterates are compared with
+    io_threads: int = 1  # threads of a worker that read and write the parts of a block in parallel
 
     def __post_init__(self) -> None:
         self.vectors.folder.mkdir(parents=True, exist_ok=True)
@@ -293,13 +235,7 @@ class Iterations:
         return self.done >= iterations or bool(self.rows and self.solver.is_done(tol, self.rows[-1]))
 
     def iterate(self) -> Generator[Pass | Gather, Sums, FigureRow]:
-        """Yield the passes of one iteration, or of several in one pass; return its figures.
-
-        Raises
-        ------
-        Diverged
-            When numbers grow without bound. The state stays that of the iteration before.
-        """
+        """Yield the passes of one iteration, or of several in one pass; return its figures."""
         began = time.perf_counter()
         sums, digests = yield from self._step()
         check_finite(sums, self.state, self.solver.epoch(self.problem))

@@ -26,14 +26,7 @@ class JudgedIterations(Iterations):
     """
 
     def judge(self) -> Generator[Pass | Gather, Sums, bool]:
-        """Yield a pass that finds the misfit of the image; return False where it takes back the last step.
-
-        Raises
-        ------
-        Diverged
-            When misfit and objective are above those of the start. Where the prior has no value, a start that was given
-            may be left for what a denoiser likes better.
-        """
+        """Yield a pass that finds the misfit of the image; return False where it takes back the last step."""
         sums, _ = yield from self._step(judges=True)
         row: FigureRow = {MISFIT: sums[MISFIT] + self.problem.misfit_of_zero}
         row[OBJECTIVE] = row[MISFIT] + sums.get(PRIOR, 0.0)

@@ -38,18 +38,11 @@ REPORTED = 5
 
 @dataclass(frozen=True)
 class ProgramFiles:
-    """The files of a program in the state folder of a run.
+    """The files of a program in the state folder of a run."""
 
-    Parameters
-    ----------
-    folder : Path
-        The state folder.
-    checkpoint : Path
-        Bears the digest of the job: a rank that outlives its driver for a moment writes to no other one. A program may have several, whose
-        names go on after the digest.
-    """
-
-    folder: Path
+    folder: Path  # state folder
+    # bears the digest of the job: a rank that outlives its driver for a moment writes to no other one. A program may
+    # have several, whose names go on after the digest
     checkpoint: Path
 
     @classmethod
@@ -104,21 +97,11 @@ class ProgramFiles:
 
 @dataclass(frozen=True)
 class ProgramWork(Work):
-    """A program of ranks, and the pass that writes its result as one file.
+    """A program of ranks, and the pass that writes its result as one file."""
 
-    Parameters
-    ----------
-    recipe : object
-        Everything that the program needs.
-    output : OutputFile
-        The file of the result.
-    device : str
-        ``cpu`` or ``cuda``.
-    """
-
-    recipe: Any
-    output: OutputFile
-    device: str
+    recipe: Any  # everything that the program needs
+    output: OutputFile  # file of the result
+    device: str  # `cpu` or `cuda`
     phase: ClassVar[str]
     """Name of the phase of the program."""
     word: ClassVar[str]
@@ -196,24 +179,12 @@ class ProgramWork(Work):
 
 @dataclass
 class Curve:
-    """Shows what rank 0 records.
-
-    Parameters
-    ----------
-    at : RunView
-        The run.
-    files : ProgramFiles
-        Its files.
-    steps : int
-        Steps of the program.
-    word : str
-        The noun for a step.
-    """
+    """Shows what rank 0 records."""
 
     at: RunView
     files: ProgramFiles
-    steps: int
-    word: str
+    steps: int  # steps of the program
+    word: str  # noun for a step
     rows: list[CurveRow] = field(default_factory=list)
     step: int = 0
 

@@ -24,13 +24,6 @@ def kind_names() -> list[str]:
 def find_kind(name: str) -> JobKind:
     """Return the kind of this name.
 
-    Raises
-    ------
-    UnknownName
-        When there is no kind of this name.
-    ConfigError
-        When a plug-in of that name cannot be loaded, or declares no kind.
-
     Examples
     --------
     >>> find_kind("denoise").job.__name__

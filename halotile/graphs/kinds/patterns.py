@@ -36,13 +36,6 @@ def jobs_of(job: AJob) -> dict[str, AJob]:
     """Return a job for each image that the pattern matches, by its path, in the order of the paths.
 
     Outputs of these jobs and their run directories are left out, so that they may lie beside the images.
-
-    Raises
-    ------
-    InputError
-        When nothing matches.
-    ConfigError
-        When two images would have one output.
     """
     section: Any = job.input  # type: ignore[attr-defined]
     pattern = section.path

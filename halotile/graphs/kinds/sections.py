@@ -36,11 +36,6 @@ _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", start=1)
 def parse_bytes(text: str | int) -> int:
     """Return the number of bytes of a size such as ``4GiB``.
 
-    Raises
-    ------
-    ValueError
-        When the text is not a number followed by a unit.
-
     Examples
     --------
     >>> parse_bytes("1.5GiB"), parse_bytes("300 MB"), parse_bytes(42)
@@ -223,15 +218,7 @@ class NamedChoice:
 
     @classmethod
     def declared(cls, name: str) -> type:
-        """Return the class that a name refers to.
-
-        Raises
-        ------
-        HalotileError
-            When it cannot be loaded.
-        AttributeError
-            When a plug-in does not declare one.
-        """
+        """Return the class that a name refers to."""
         declared: type = getattr(registry.find(cls.registry, name), cls.attribute)
         return declared
 

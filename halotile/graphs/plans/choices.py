@@ -60,16 +60,7 @@ def _as_json(value: Any) -> Any:
 
 
 def make_chosen(choice: NamedChoice, job: Job | None = None) -> Any:
-    """Return the object that a choice names, with its options checked; a script, without a job, may import.
-
-    Raises
-    ------
-    UnknownName
-        When there is none of that name.
-    ConfigError, InputError
-        When its options are wrong, a file that they name does not exist, or it would run the user's code
-        without permission.
-    """
+    """Return the object that a choice names, with its options checked; a script, without a job, may import."""
     name, options = choice.name, choice.options
     what = f"{choice.word()} {name}"
     declared = choice.declared(name)
@@ -92,13 +83,7 @@ def make_chosen(choice: NamedChoice, job: Job | None = None) -> Any:
 
 
 def make_part(section: str, choice: NamedChoice, job: Job) -> Any:
-    """Return the object that a section names; its errors name the section.
-
-    Raises
-    ------
-    UnknownName, ConfigError, InputError
-        As :func:`make_chosen`.
-    """
+    """Return the object that a section names; its errors name the section."""
     try:
         return make_chosen(choice, job)
     except (ConfigError, InputError) as error:

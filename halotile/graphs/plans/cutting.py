@@ -27,29 +27,16 @@ from halotile.tasks.roles import Roles
 
 
 def blocks_for(
-    geometry: Geometry,
-    unit: tuple[int, ...],
-    workers: int,
+    geometry: Geometry,  # image
+    unit: tuple[int, ...],  # shape that a super-block is a multiple of: whole shards
+    workers: int,  # number of workers that share the blocks
+    # super-block of an earlier run. A resumed run keeps it, whatever its number of workers: its journal numbers these
+    # blocks
     earlier: Sequence[int] | None,
     *,
-    on_gpu: bool = False,
+    on_gpu: bool = False,  # GPUs compute
 ) -> list[tuple[int, ...]]:
-    """Return candidate super-blocks, the best first.
-
-    Parameters
-    ----------
-    geometry : Geometry
-        The image.
-    unit : tuple of int
-        Shape that a super-block is a multiple of: whole shards.
-    workers : int
-        Number of workers that share the blocks.
-    earlier : sequence of int, optional
-        The super-block of an earlier run. A resumed run keeps it, whatever its number of workers: its journal
-        numbers these blocks.
-    on_gpu : bool
-        GPUs compute.
-    """
+    """Return candidate super-blocks, the best first."""
     if earlier is not None and len(earlier) == len(unit):
         block = tuple(earlier)
         if all(b % u == 0 or b >= n for b, u, n in zip(block, unit, geometry.shape, strict=True)):

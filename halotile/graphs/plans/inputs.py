@@ -39,13 +39,7 @@ def check_apart(path: str, output: OutputPath, key: str = "output.path") -> None
 
 
 def check_whole(path: str) -> None:
-    """Refuse an input that a run has begun to write and not finished, or that has lost a shard since: some pixels are missing.
-
-    Raises
-    ------
-    InputError
-        With the progress of that run or the first lost shard, and how to resume or repair it.
-    """
+    """Refuse an input that a run has begun to write and not finished, or that has lost a shard since: some pixels are missing."""
     for output in (path_of(path), path_of(path).parent):  # the input may be a level of an OME-Zarr group
         if isinstance(output, ObjectPath):
             check_finished(output)
@@ -75,13 +69,7 @@ def kept_bytes(sources: Iterable[Source | StoredArray], most: int | None = None)
 
 
 def check_decoding(sources: Iterable[Source], run: Run) -> None:
-    """Refuse inputs of which a single chunk takes more memory than a worker has, before any is decoded.
-
-    Raises
-    ------
-    MemoryRefused
-        With the size of the chunk, and what to write instead.
-    """
+    """Refuse inputs of which a single chunk takes more memory than a worker has, before any is decoded."""
     for source in sources:
         chunk = 1 if source.mapped else math.prod(source.chunks) * source.dtype.itemsize
         # It is in memory both encoded and decoded, or in two forms.

@@ -26,45 +26,20 @@ from halotile.storage.sharded.output_disk import MOST_PUT_BYTES
 
 
 def make_plan(
-    job: Job,
+    job: Job,  # job, of any kind
     *,
-    fresh: bool = False,
-    refuse: bool = True,
+    fresh: bool = False,  # plan from scratch, even where the run directory of an unfinished run exists
+    refuse: bool = True,  # raise for a plan that does not fit; otherwise `check_fits` does
+    # accept the input as the images of the existing run, repaired, copied or moved, if their shapes, types and axes
+    # agree. The run remembers this
     same_input: bool = False,
-    probe: bool = False,
-    makes_folder: bool = False,
-    report: Report = no_report,
+    probe: bool = False,  # try the device also where nothing has to be decided, in every precision
+    makes_folder: bool = False,  # caller makes the folder of the output where only that one is missing
+    report: Report = no_report,  # called with a line about each slow operation
 ) -> Plan:
     """Decide every size of a job and check that it fits.
 
     Reads metadata, not pixels, unless a noise level or a receptive field has to be estimated, or a GPU is tried.
-
-    Parameters
-    ----------
-    job : Job
-        The job, of any kind.
-    fresh : bool
-        Plan from scratch, even where the run directory of an unfinished run exists.
-    refuse : bool
-        Raise for a plan that does not fit; otherwise :meth:`Plan.check_fits` does.
-    same_input : bool
-        Accept the input as the images of the existing run, repaired, copied or moved, if their
-        shapes, types and axes agree. The run remembers this.
-    probe : bool
-        Try the device also where nothing has to be decided, in every precision.
-    makes_folder : bool
-        The caller makes the folder of the output where only that one is missing.
-    report : callable
-        Called with a line about each slow operation.
-
-    Raises
-    ------
-    ConfigError, InputError, WeightsError
-        When the job cannot be run as it is written.
-    MemoryRefused, DiskRefused
-        When it does not fit.
-    OutputRefused
-        When two outputs are at one place.
     """
     check_job(job)
     if takes_many(job):

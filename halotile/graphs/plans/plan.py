@@ -30,24 +30,13 @@ PRIVATE = ("allow_import", "import_folder")
 
 
 def documents_of(
-    job: Job,
-    requested: Requested,
-    given: Mapping[str, Any] | None = None,
+    job: Job,  # with its number of workers decided
+    requested: Requested,  # number of workers that was asked for
+    given: Mapping[str, Any] | None = None,  # parts that are written differently from their fields
+    # keys of sections whose values were decided, by section; for values outside sections the value itself
     resolved: Mapping[str, Any] | None = None,
 ) -> Documents:
-    """Return a job in the shape of a job file, with an absolute output.
-
-    Parameters
-    ----------
-    job : Job
-        With its number of workers decided.
-    requested : Requested
-        The number of workers that was asked for.
-    given : mapping, optional
-        Parts that are written differently from their fields.
-    resolved : mapping, optional
-        Keys of sections whose values were decided, by section; for values outside sections the value itself.
-    """
+    """Return a job in the shape of a job file, with an absolute output."""
     job = job.moved_to(str(full_path(job.place)))
     parts: dict[str, Any] = {f.name: _written(getattr(job, f.name)) for f in fields(job)}
     parts["run"]["workers"] = requested.workers
@@ -83,31 +72,15 @@ class Documents:
 
 @dataclass(frozen=True)
 class Computing(Generic[J]):
-    """Workers and device of a job.
+    """Workers and device of a job."""
 
-    Parameters
-    ----------
-    job : Job
-        The job with its number of workers decided.
-    requested : Requested
-        Number of workers that was asked for.
-    cluster : Cluster
-        The cluster of the workers.
-    device, precision : str
-        Device and precision of the denoiser.
-    ignored : tuple of str
-        Notes on settings that have no effect.
-    machine_bytes : int, optional
-        Memory that the workers share; None where they run on other machines.
-    """
-
-    job: J
-    requested: Requested
-    cluster: Cluster
-    device: str
+    job: J  # job with its number of workers decided
+    requested: Requested  # number of workers that was asked for
+    cluster: Cluster  # cluster of the workers
+    device: str  # device, precision: device and precision of the denoiser
     precision: str
-    ignored: tuple[str, ...]
-    machine_bytes: int | None
+    ignored: tuple[str, ...]  # notes on settings that have no effect
+    machine_bytes: int | None  # memory that the workers share; None where they run on other machines
 
     @property
     def on_gpu(self) -> bool:
@@ -117,56 +90,28 @@ class Computing(Generic[J]):
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What a kind of job decides of its plan; :func:`~halotile.graphs.plans.make.make_plan` adds what all plans have.
+    """What a kind of job decides of its plan; :func:`~halotile.graphs.plans.make.make_plan` adds what all plans have."""
 
-    Parameters
-    ----------
-    computing : Computing
-        The job with its number of workers decided, and the cluster: that of the job, or a better one where the job leaves that open.
-    work : Work
-        Its outputs and passes.
-    sources : tuple of Source
-        The arrays that workers read.
-    files : tuple of Path
-        Other files that the job reads.
-    identity : mapping
-        Everything that can change a bit of an output.
-    needs : tuple of Need
-        Memory of a worker in each kind of task.
-    smaller : str
-        Advice by which a worker needs less, as the end of a sentence.
-    scratch_bytes, scratch_inodes : int
-        Size and files of scratch arrays, at most.
-    smaller_output : str
-        Advice by which the output becomes smaller, as the end of a sentence.
-    given, decided : mapping
-        Parts of the job that a job file writes differently, and those whose values were decided.
-    figures : mapping
-        Figures of the kind of job, by name.
-    notes : tuple of str
-        Sentences about trial results, or what the result will lack or cost.
-    notes_of_resumed : callable
-        Returns notes for a run that goes on with an earlier one.
-    discards_others : bool
-        An earlier run of another job is discarded.
-    """
-
+    # job with its number of workers decided, and the cluster: that of the job, or a better one where the job leaves
+    # that open
     computing: Computing[Any]
-    work: Work
-    identity: dict[str, Any]
-    needs: tuple[Need, ...]
-    figures: Mapping[str, Any]
-    sources: tuple[Source, ...]
-    smaller: str
-    files: tuple[Path, ...] = ()
-    notes: tuple[str, ...] = ()
-    scratch_bytes: int = 0
+    work: Work  # its outputs and passes
+    identity: dict[str, Any]  # everything that can change a bit of an output
+    needs: tuple[Need, ...]  # memory of a worker in each kind of task
+    figures: Mapping[str, Any]  # figures of the kind of job, by name
+    sources: tuple[Source, ...]  # arrays that workers read
+    smaller: str  # advice by which a worker needs less, as the end of a sentence
+    files: tuple[Path, ...] = ()  # other files that the job reads
+    notes: tuple[str, ...] = ()  # sentences about trial results, or what the result will lack or cost
+    scratch_bytes: int = 0  # scratch_bytes, scratch_inodes: size and files of scratch arrays, at most
     scratch_inodes: int = 0
-    smaller_output: str = ""
+    smaller_output: str = ""  # advice by which the output becomes smaller, as the end of a sentence
+    # given, decided: parts of the job that a job file writes differently, and those whose values were decided
     given: Mapping[str, Any] = field(default_factory=dict)
     decided: Mapping[str, Any] = field(default_factory=dict)
+    # returns notes for a run that goes on with an earlier one
     notes_of_resumed: Callable[[], Sequence[str]] = tuple
-    discards_others: bool = False
+    discards_others: bool = False  # earlier run of another job is discarded
 
     @property
     def job(self) -> Any:
@@ -181,21 +126,11 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Planned):
-    """A job that can start.
+    """A job that can start."""
 
-    Parameters
-    ----------
-    documents : Documents
-        The job as configurations.
-    earlier : Earlier
-        Relation to the run whose directory exists already.
-    free_disk_bytes : int
-        Free space on the file system of the output.
-    """
-
-    documents: Documents
-    earlier: Earlier
-    free_disk_bytes: int
+    documents: Documents  # job as configurations
+    earlier: Earlier  # relation to the run whose directory exists already
+    free_disk_bytes: int  # free space on the file system of the output
 
     @cached_property
     def kind(self) -> JobKind:
@@ -293,13 +228,7 @@ class Plan(Planned):
         return self.earlier.is_discarded
 
     def check_fits(self) -> None:
-        """Refuse a plan that needs more memory or disk than there is.
-
-        Raises
-        ------
-        MemoryRefused, DiskRefused
-            With the figures, and what to write instead.
-        """
+        """Refuse a plan that needs more memory or disk than there is."""
         allowed, largest = parse_bytes(self.run.memory_per_worker), self.largest_need
         for need in self.needs:
             if need.total_bytes > allowed:
@@ -359,24 +288,13 @@ class Plan(Planned):
 
 @dataclass(frozen=True)
 class Earlier:
-    """Relation of a plan to the run whose directory exists beside its output.
+    """Relation of a plan to the run whose directory exists beside its output."""
 
-    Parameters
-    ----------
-    resumes : bool
-        The plan resumes that run.
-    differs : tuple of str
-        Differences between the identities, one line each.
-    same_inputs : tuple of mapping
-        Other descriptions that were accepted for the input of that run.
-    is_discarded : bool
-        That run is discarded.
-    """
-
-    resumes: bool = False
-    differs: tuple[str, ...] = ()
+    resumes: bool = False  # plan resumes that run
+    differs: tuple[str, ...] = ()  # differences between the identities, one line each
+    # other descriptions that were accepted for the input of that run
     same_inputs: tuple[dict[str, Any], ...] = ()
-    is_discarded: bool = False
+    is_discarded: bool = False  # that run is discarded
 
 
 def free_inodes(place: Path) -> int | None:
@@ -386,13 +304,7 @@ def free_inodes(place: Path) -> int | None:
 
 
 def check_inodes(needed: int, place: Path) -> None:
-    """Refuse more files and folders than a file system has room for.
-
-    Raises
-    ------
-    DiskRefused
-        With the figures, and what to write instead.
-    """
+    """Refuse more files and folders than a file system has room for."""
     free = free_inodes(place)
     if free is not None and needed > free:
         raise DiskRefused(

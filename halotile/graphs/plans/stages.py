@@ -25,34 +25,16 @@ from halotile.tasks.denoisers.base import Denoiser
 
 @dataclass(frozen=True)
 class Begun:
-    """The first output of a job, and the plan that an earlier run left there.
+    """The first output of a job, and the plan that an earlier run left there."""
 
-    Parameters
-    ----------
-    output : Path or ObjectPath
-        Its absolute path, or its place in a store.
-    directory : RunDirectory
-        The directory beside it.
-    previous : dict, optional
-        The plan of an earlier run of this kind of job.
-    other_kind : str, optional
-        The kind of an earlier run of another job.
-    """
-
-    output: OutputPath
-    directory: RunDirectory
-    previous: dict[str, Any] | None
-    other_kind: str | None = None
+    output: OutputPath  # its absolute path, or its place in a store
+    directory: RunDirectory  # directory beside it
+    previous: dict[str, Any] | None  # plan of an earlier run of this kind of job
+    other_kind: str | None = None  # kind of an earlier run of another job
 
 
 def begin(job: Job, request: PlanRequest) -> Begun:
-    """Inspect the output path of a job.
-
-    Raises
-    ------
-    OutputRefused
-        When it lies below something that is not a folder, or its ``..`` follows a symlink.
-    """
+    """Inspect the output path of a job."""
     check_dots(job.place)
     output = full_path(job.place)
     check_parents(output, may_make=request.makes_folder)
@@ -63,13 +45,7 @@ def begin(job: Job, request: PlanRequest) -> Begun:
 
 
 def compute_on(job: J, denoiser: Denoiser | None, *, trains: bool = False) -> Computing[J]:
-    """Decide workers and device of a job, with this denoiser if it has one; without one, the CPU, unless it trains a network.
-
-    Raises
-    ------
-    ConfigError
-        For a GPU where there is none.
-    """
+    """Decide workers and device of a job, with this denoiser if it has one; without one, the CPU, unless it trains a network."""
     precision_requested = job.run.precision
     if denoiser is None:
         why = "denoising: a training computes in float32" if trains else "networks: this job has none"
@@ -88,13 +64,7 @@ def compute_on(job: J, denoiser: Denoiser | None, *, trains: bool = False) -> Co
 
 
 def compute_ranks_on(job: J, slots: int) -> Computing[J]:
-    """Decide workers and device of a program of ranks: no more than a batch has slots, and one where they would share a GPU.
-
-    Raises
-    ------
-    ConfigError
-        For a GPU where there is none, and for several ranks on one.
-    """
+    """Decide workers and device of a program of ranks: no more than a batch has slots, and one where they would share a GPU."""
     computing = compute_on(job, None, trains=True)
     most, why = slots, "one for each of the slots"
     job, cluster = computing.job, computing.cluster

@@ -36,11 +36,6 @@ def whole_path(argument: str, place: Any) -> str:
     place : str or path
         The path.
 
-    Raises
-    ------
-    ConfigError
-        When it is not a path.
-
     Examples
     --------
     >>> whole_path("data", "/scans/y.zarr"), whole_path("data", "s3://scans/y.zarr")
@@ -62,11 +57,6 @@ Words = Mapping[str, Any]
 
 def section(name: str, kind: type[T], written: str | Words, first: str = "name") -> T:
     """Build a section from its keys and values; a single word is the value of its ``first`` key.
-
-    Raises
-    ------
-    ConfigError
-        For a key that the section does not have.
 
     Examples
     --------
@@ -98,11 +88,6 @@ def section(name: str, kind: type[T], written: str | Words, first: str = "name")
 
 def check_options(kind: type, options: Words) -> None:
     """Refuse keyword arguments that are no parameters of a dataclass, or not of their types.
-
-    Raises
-    ------
-    ConfigError
-        For the first one.
 
     Examples
     --------
@@ -137,13 +122,7 @@ def _keys_of(kind: type, values: Words) -> list[str]:
 
 
 def cluster_of_script(written: str | Words | Cluster | Client) -> Cluster:
-    """Return the cluster that an argument describes, for a call that starts it, or uses that of an open Client.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`cluster_of`; also in one of several copies of a script, and for a Client that cannot serve.
-    """
+    """Return the cluster that an argument describes, for a call that starts it, or uses that of an open Client."""
     dask = sys.modules.get("distributed")  # without it no Client is open
     choice = cluster_of(_joining(written) if dask and isinstance(written, dask.Client) else written)
     kind = cluster_kind_of(choice)
@@ -168,11 +147,6 @@ def _joining(client: Client) -> Cluster:
 
 def cluster_of(written: str | Words | Cluster) -> Cluster:
     """Return the cluster that an argument describes.
-
-    Raises
-    ------
-    ConfigError
-        When its parts do not agree.
 
     Examples
     --------

@@ -24,11 +24,6 @@ Position = tuple[str | int, ...]
 def check_job(job: Job) -> None:
     """Refuse a job with values that are wrong for every image, or with parts that do not agree.
 
-    Raises
-    ------
-    ConfigError
-        With every fault, one a line.
-
     Examples
     --------
     >>> from halotile.graphs.jobs.denoise.job import Denoising

@@ -39,41 +39,14 @@ from halotile.tasks.groups.training.one_file import ONE_BLOCK
 
 
 def run(
-    plan: Plan,
+    plan: Plan,  # result of `make_plan`
     *,
-    observer: Observer | None = None,
+    observer: Observer | None = None,  # called with a `Progress` about twice a second
+    # running cluster to use, or one of several runs; by default the cluster of the job is started, and ended
     cluster: RunningCluster | SharedCluster | None = None,
-    signals: Signals | None = None,
+    signals: Signals | None = None,  # signals that are heeded for several runs
 ) -> Outcome:
-    """Run a plan to its end, or resume an interrupted run.
-
-    Parameters
-    ----------
-    plan : Plan
-        Result of :func:`halotile.graphs.plans.make.make_plan`.
-    observer : callable, optional
-        Called with a :class:`Progress` about twice a second.
-    cluster : RunningCluster or SharedCluster, optional
-        A running cluster to use, or one of several runs; by default the cluster of the job is started, and ended.
-    signals : Signals, optional
-        Signals that are heeded for several runs.
-
-    Raises
-    ------
-    OutputRefused, ResumeRefused
-        When an output does not belong to this job, another run is writing it, or it was moved or removed meanwhile.
-    InputError
-        When a file that is read was changed meanwhile.
-    Diverged
-        When the numbers of a solver grow without bound.
-    BlockFailed
-        When blocks failed after their retries and ``run.on_bad_block`` is ``fail``. All other blocks of that
-        pass are done.
-    DiskRefused
-        When the disk is full. Blocks that are done stay done.
-    Stopped
-        When SIGTERM or SIGUSR1 asked the run to drain.
-    """
+    """Run a plan to its end, or resume an interrupted run."""
     directory = RunDirectory(plan.run_directory)
     with Signals() if signals is None else nullcontext(signals) as signals, claim(plan, signals) as outputs:
         context = RunContext(plan, outputs, directory, signals, Status(directory, plan, observer))

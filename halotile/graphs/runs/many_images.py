@@ -48,13 +48,7 @@ class ManyPlans:
     failed: Mapping[str, HalotileError]
 
     def check_disk(self) -> None:
-        """Refuse outputs that together need more disk than there is.
-
-        Raises
-        ------
-        DiskRefused
-            With the figures, and what to write instead.
-        """
+        """Refuse outputs that together need more disk than there is."""
         disks: dict[int, list[Plan]] = {}
         for plan in self.plans.values():
             if not plan.resumes:
@@ -85,13 +79,7 @@ class ManyOutcomes:
 
 
 def plan_many(jobs: Mapping[str, Job], make_plan: Callable[[Job], Plan]) -> ManyPlans:
-    """Plan the job of each image.
-
-    Raises
-    ------
-    HalotileError
-        That of the first image, where none can be planned: then it may be the job's own.
-    """
+    """Plan the job of each image."""
     plans, failed = {}, {}
     for path, job in jobs.items():
         try:
@@ -107,28 +95,12 @@ def plan_many(jobs: Mapping[str, Job], make_plan: Callable[[Job], Plan]) -> Many
 def run_many(
     many: ManyPlans,
     *,
-    observer: Observer | None = None,
+    observer: Observer | None = None,  # called with the progress of all of them together
+    # returns the message at the beginning of an image
     introduce: Callable[[str, Plan], str] = lambda path, _: path,
-    directory: RunDirectory | None = None,
+    directory: RunDirectory | None = None,  # keeps the status of all of them together
 ) -> ManyOutcomes:
-    """Run the plans one after the other; an image that fails does not keep the others from being finished.
-
-    Parameters
-    ----------
-    many : ManyPlans
-        The plans.
-    observer : callable, optional
-        Called with the progress of all of them together.
-    introduce : callable
-        Returns the message at the beginning of an image.
-    directory : RunDirectory, optional
-        Keeps the status of all of them together.
-
-    Raises
-    ------
-    DiskRefused, ClusterFailed, Stalled, Stopped
-        Where the next image would fail as well; what is done stays done.
-    """
+    """Run the plans one after the other; an image that fails does not keep the others from being finished."""
     outcomes, failed = {}, dict(many.failed)
     together = _Together(many.plans, observer, directory)
     for folder in many.new_folders:

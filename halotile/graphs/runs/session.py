@@ -135,15 +135,7 @@ class Session:
         self._end()
 
     def compute(self, wanted: ClusterPass) -> None:
-        """Process a pass until none of its blocks is left, or its disk is full.
-
-        Raises
-        ------
-        Stopped
-            When a signal asked for it.
-        Stalled, ConnectionError, TimeoutError
-            When one cluster after the other is lost.
-        """
+        """Process a pass until none of its blocks is left, or its disk is full."""
         restarts = 0
         self._last = wanted
         while wanted.left() and not wanted.disk_error:

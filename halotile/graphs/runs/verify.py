@@ -62,35 +62,16 @@ class Verdict:
 
 @refusing_silence()
 def verify(
-    output: str | OutputPath,
+    output: str | OutputPath,  # the Zarr that a run wrote
     *,
-    job: Job | None = None,
+    job: Job | None = None,  # job that wrote it; needed to repair
+    # restore the metadata, remove damaged blocks from the journal and run the job again: for them, and for those that
+    # are not done, which include those of a repair that was killed. A reconstruction is iterated again, and then
+    # writes only these blocks
     repair: bool = False,
-    observer: Observer | None = None,
+    observer: Observer | None = None,  # called with the progress of a repair
 ) -> Verdict:
-    """Check every block that the journal records as done, or every shard where there is no journal.
-
-    Parameters
-    ----------
-    output : path
-        The Zarr that a run wrote.
-    job : Job, optional
-        The job that wrote it; needed to repair.
-    repair : bool
-        Restore the metadata, remove damaged blocks from the journal and run the job again: for them, and for
-        those that are not done, which include those of a repair that was killed. A reconstruction is iterated
-        again, and then writes only these blocks.
-    observer : callable, optional
-        Called with the progress of a repair.
-
-    Raises
-    ------
-    OutputRefused
-        When nothing, a file or another Zarr is there, directories are in place of files of a run, a repair is
-        asked for and the output has no run directory, or a run is writing it.
-    ResumeRefused
-        When a repair is asked for and the job is no longer the one that wrote the output.
-    """
+    """Check every block that the journal records as done, or every shard where there is no journal."""
     path = full_path(output)
     check_reachable(path, "the output")
     directory = RunDirectory.beside(path).of_run()

@@ -47,21 +47,11 @@ _PACKAGES = ("dask", "distributed", "torch", "zarr", "numpy")
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
+    """The result of one check."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the check.
-    verdict : str
-        ok; note, where something could be better; missing, where a run would fail.
-    text : str
-        The result, and a remedy where it needs one.
-    """
-
-    name: str
-    verdict: CheckLevel
-    text: str
+    name: str  # name of the check
+    verdict: CheckLevel  # ok; note, where something could be better; missing, where a run would fail
+    text: str  # result, and a remedy where it needs one
 
 
 def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:

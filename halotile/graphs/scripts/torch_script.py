@@ -42,11 +42,6 @@ def execute(
     started : callable
         Called with the dashboard's address once there is a worker.
 
-    Raises
-    ------
-    ConfigError, ClusterFailed
-        When no cluster can be started.
-
     Examples
     --------
     >>> execute(["python", "script.py"], Order(workers=2, memory_bytes=2**31))  # doctest: +SKIP
@@ -83,38 +78,18 @@ DEATHS = 2
 
 
 def execute_torch(
-    script: str,
+    script: str,  # path of a Python script that all workers see
     arguments: Sequence[str],
-    order: Order,
+    order: Order,  # requirements for the cluster
     *,
+    # further attempts after a rank has failed, from the beginning of the script, on the workers that are left or come
+    # back
     retries: int = 0,
+    # each rank sees all GPUs of its machine, as under torchrun, instead of its own alone
     all_gpus: bool = False,
-    line: Callable[[str], None] = print,
+    line: Callable[[str], None] = print,  # called with each line that a rank prints, after `[rank]`
 ) -> None:
-    """Run a script as the ranks of a torch program, one on each worker of a cluster that is started for it.
-
-    Parameters
-    ----------
-    script : str
-        Path of a Python script that all workers see.
-    arguments : sequence of str
-        Its arguments.
-    order : Order
-        Requirements for the cluster.
-    retries : int
-        Further attempts after a rank has failed, from the beginning of the script, on the workers that are left or come back.
-    all_gpus : bool
-        Each rank sees all GPUs of its machine, as under torchrun, instead of its own alone.
-    line : callable
-        Called with each line that a rank prints, after ``[rank]``.
-
-    Raises
-    ------
-    RankFailed
-        When a rank ends with another exit code than 0; the others are ended.
-    ConfigError, ClusterFailed
-        When no cluster can be started.
-    """
+    """Run a script as the ranks of a torch program, one on each worker of a cluster that is started for it."""
     kind = cluster_kind_of(order.choice)
     check_one_script(kind, "exec --torch starts the ranks itself", words=sys.argv[2:])
     start: Start = find("clusters", kind.name).start

@@ -29,39 +29,17 @@ SILENCE_SECONDS = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A submitted run.
+    """A submitted run."""
 
-    Parameters
-    ----------
-    job : mapping
-        The job, in the form of a run directory.
-    options : mapping
-        Further options of the command: fresh, same_input, allow_import.
-    submitted_from : str
-        The machine that it was submitted from.
-    submitted : float
-        Time of the submission (Unix time).
-    notice_seconds : float
-        Seconds from the signal that its time is up to the end of a job.
-    number : str
-        The batch job's number.
-    system : str
-        Its batch system, by the name of its kind of cluster.
-    attempts : int
-        Number of attempts so far.
-    began : float
-        Begin of the last attempt.
-    """
-
-    job: dict[str, Any]
-    options: dict[str, bool]
-    submitted_from: str
-    submitted: float
-    notice_seconds: float = NOTICE_SECONDS
-    number: str = ""
-    system: str = SLURM
-    attempts: int = 0
-    began: float = 0.0
+    job: dict[str, Any]  # job, in the form of a run directory
+    options: dict[str, bool]  # further options of the command: fresh, same_input, allow_import
+    submitted_from: str  # machine that it was submitted from
+    submitted: float  # time of the submission (Unix time)
+    notice_seconds: float = NOTICE_SECONDS  # seconds from the signal that its time is up to the end of a job
+    number: str = ""  # batch job's number
+    system: str = SLURM  # its batch system, by the name of its kind of cluster
+    attempts: int = 0  # number of attempts so far
+    began: float = 0.0  # begin of the last attempt
 
     def keep(self, files: BatchFiles) -> None:
         """Write it into the run directory."""
@@ -69,15 +47,7 @@ class Submission:
 
 
 def submission_in(run: RunDirectory) -> Submission:
-    """Read the submission of a run directory.
-
-    Raises
-    ------
-    ConfigError
-        When it was not submitted.
-    DamagedData
-        When the record cannot be understood.
-    """
+    """Read the submission of a run directory."""
     record = BatchFiles(run).read()
     if record is None:
         raise ConfigError(f"{run.path} was not submitted: `recon-cli submit CONFIG` does that.")
@@ -90,15 +60,7 @@ def submission_in(run: RunDirectory) -> Submission:
 
 
 def check_not_waiting(run: RunDirectory) -> None:
-    """Refuse a run whose batch job waits or runs already.
-
-    Raises
-    ------
-    ConfigError
-        When it does.
-    ClusterFailed
-        When its batch system does not answer.
-    """
+    """Refuse a run whose batch job waits or runs already."""
     before = BatchFiles(run).read()
     if not before or not before.get("number"):
         return
@@ -109,15 +71,7 @@ def check_not_waiting(run: RunDirectory) -> None:
 
 
 def submit(submission: Submission, script: str, run: RunDirectory) -> Submission:
-    """Submit a run to its batch system; all of its files are in its run directory.
-
-    Raises
-    ------
-    ConfigError
-        When a batch job of this run is waiting or running already.
-    ClusterFailed
-        When the batch system refuses it.
-    """
+    """Submit a run to its batch system; all of its files are in its run directory."""
     files = BatchFiles(run)
     is_new = not run.path.exists()
     run.create()
@@ -149,15 +103,6 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
         Its run directory.
     go : callable
         ``go(submission, fresh)`` runs it.
-
-    Raises
-    ------
-    Stopped
-        When its time was up, or a machine that was lost holds its output; another job has been requested.
-    OutputInUse
-        When another driver is at work on its output.
-    ClusterFailed
-        When its time was up, and nothing was done in it.
     """
     files = BatchFiles(run)
     before = submission_in(run)
@@ -237,13 +182,7 @@ def _done_since(run: RunDirectory, began: float) -> int:
 
 
 def _request_again(submission: Submission, files: BatchFiles) -> None:
-    """Requeue the same job; where jobs may not be requeued, submit another one.
-
-    Raises
-    ------
-    ClusterFailed
-        Where no job may be submitted either.
-    """
+    """Requeue the same job; where jobs may not be requeued, submit another one."""
     queue = queue_of(submission.system)
     try:
         queue.requeue(submission.number)

@@ -138,13 +138,7 @@ def batch_script(job: Job, run: Path, umask: int) -> str:
 
 
 def check_walltime(cluster: Cluster, system: BatchSystem) -> None:
-    """Refuse a walltime whose notice would come before anything is done.
-
-    Raises
-    ------
-    ConfigError
-        When it is so short.
-    """
+    """Refuse a walltime whose notice would come before anything is done."""
     if system.module != SLURM:
         limit = walltime_seconds(system, cluster)
         if limit is not None and limit <= 2 * NOTICE_SECONDS:

@@ -60,11 +60,6 @@ class Disk:
         -------
         int
             Bytes written.
-
-        Raises
-        ------
-        OSError
-            When the disk is full or fails; ``path`` is then unchanged.
         """
         return self.write_files([(path, buffers)], mode=mode, sync=sync)
 
@@ -273,13 +268,7 @@ def is_full(error: OSError) -> bool:
 
 @contextmanager
 def refusing_full(problem: str, remedy: str = "Free some space and run again.") -> Iterator[None]:
-    """Refuse with the problem and the remedy when the disk is full.
-
-    Raises
-    ------
-    DiskRefused
-        In place of the system's error.
-    """
+    """Refuse with the problem and the remedy when the disk is full."""
     try:
         yield
     except OSError as error:

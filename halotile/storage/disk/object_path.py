@@ -22,11 +22,6 @@ SCHEMES = ("s3", "gs", "az")
 class ObjectPath:
     """A place in an object store. There are no folders: one "exists" where an object lies below it.
 
-    Parameters
-    ----------
-    url : str
-        Such as ``s3://bucket/folder/clean.zarr``. Credentials are in the environment, never in it.
-
     Examples
     --------
     >>> clean = ObjectPath("s3://scans/day/clean.zarr")
@@ -34,7 +29,7 @@ class ObjectPath:
     ('s3://scans/day/clean.zarr/c/0/1', 's3://scans/day', 'clean.zarr')
     """
 
-    url: str
+    url: str  # such as `s3://bucket/folder/clean.zarr`. Credentials are in the environment, never in it
 
     def __str__(self) -> str:
         return self.url
@@ -123,13 +118,7 @@ class ObjectPath:
         return self.is_file() or self.is_dir()
 
     def facts(self) -> Any:
-        """Size and tag of an object.
-
-        Raises
-        ------
-        OSError
-            When there is none, or the store does not answer.
-        """
+        """Size and tag of an object."""
         import obstore
 
         with store_errors(self):
@@ -158,11 +147,6 @@ OutputPath = Path | ObjectPath
 
 def path_of(place: str | OutputPath) -> OutputPath:
     """Return a place that is given as text: a path, or where the text has a scheme, a place in a store.
-
-    Raises
-    ------
-    OutputRefused
-        When credentials are in the address.
 
     Examples
     --------
@@ -229,13 +213,7 @@ REQUEST_TIMEOUT = "300 seconds"
 
 @lru_cache(maxsize=64)
 def store_at(url: str) -> Any:
-    """Return the store at a URL, with credentials, region and endpoint from the environment.
-
-    Raises
-    ------
-    MissingPackage
-        Without obstore.
-    """
+    """Return the store at a URL, with credentials, region and endpoint from the environment."""
     try:
         from obstore.store import from_url
     except ImportError as error:

@@ -22,21 +22,11 @@ _GLOBAL_ON_BEEGFS = re.compile(r"^\s*tuneUseGlobalFileLocks\s*=\s*true\s*$", re.
 
 @dataclass(frozen=True)
 class Mount:
-    """A mounted file system.
+    """A mounted file system."""
 
-    Parameters
-    ----------
-    point : Path
-        Mount point.
-    kind : str
-        Type, such as ``nfs4``.
-    options : frozenset of str
-        Mount options.
-    """
-
-    point: Path
-    kind: str
-    options: frozenset[str]
+    point: Path  # mount point
+    kind: str  # type, such as `nfs4`
+    options: frozenset[str]  # mount options
 
 
 def mount_of(path: Path) -> Mount | None:
@@ -136,11 +126,6 @@ def check_path(path: str | OutputPath, key: str = "output.path") -> None:
         The path as written: making it absolute would lose a ``..`` behind a symlink.
     key : str
         Key of the path in the job.
-
-    Raises
-    ------
-    OutputRefused
-        With the obstacle.
     """
     root = path_of(path)
     if isinstance(root, Path) and root.is_symlink():
@@ -155,13 +140,7 @@ def check_path(path: str | OutputPath, key: str = "output.path") -> None:
 
 
 def check_dots(path: str | OutputPath, key: str = "output.path") -> None:
-    """Refuse a path whose ``..`` lies behind a symlink: made absolute, it would be another one.
-
-    Raises
-    ------
-    OutputRefused
-        Saying where it leads.
-    """
+    """Refuse a path whose ``..`` lies behind a symlink: made absolute, it would be another one."""
     if isinstance(path := path_of(path), ObjectPath):
         return
     if os.path.realpath(path) != os.path.realpath(os.path.abspath(path)):
@@ -174,11 +153,6 @@ def check_parents(path: str | OutputPath, key: str = "output.path", *, may_make:
     """Refuse a path that cannot be created, because its parent is no folder, does not exist, or is not writable.
 
     With ``may_make`` the parent may be a folder that is to be made in one that exists.
-
-    Raises
-    ------
-    OutputRefused
-        With the obstacle.
     """
     root = path_of(path)
     if isinstance(root, ObjectPath):
@@ -208,13 +182,7 @@ def check_parents(path: str | OutputPath, key: str = "output.path", *, may_make:
 
 
 def check_reachable(place: OutputPath, key: str = "output.path") -> None:
-    """Refuse a place in a store that does not answer, has no such bucket, or does not let this user look.
-
-    Raises
-    ------
-    OutputRefused
-        With what the store says.
-    """
+    """Refuse a place in a store that does not answer, has no such bucket, or does not let this user look."""
     try:
         if isinstance(place, ObjectPath):
             place.is_dir()
@@ -227,13 +195,7 @@ def check_reachable(place: OutputPath, key: str = "output.path") -> None:
 
 @contextmanager
 def refusing_silence() -> Iterator[None]:
-    """Raise errors of a store that does not answer, or denies what is asked, as refusals of the output.
-
-    Raises
-    ------
-    OutputRefused
-        With what the store says.
-    """
+    """Raise errors of a store that does not answer, or denies what is asked, as refusals of the output."""
     try:
         yield
     except OSError as error:
@@ -245,13 +207,7 @@ def refusing_silence() -> Iterator[None]:
 
 
 def check_access(directory: Path) -> None:
-    """Refuse a run directory that this user may not enter: run directories are private to their owners.
-
-    Raises
-    ------
-    OutputRefused
-        With its owner.
-    """
+    """Refuse a run directory that this user may not enter: run directories are private to their owners."""
     if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
         raise OutputRefused(
             f"{directory} is closed to user {os.geteuid()}: user {directory.stat().st_uid} made it. Ask that user, or write another "
@@ -260,13 +216,7 @@ def check_access(directory: Path) -> None:
 
 
 def check_owner(directory: Path) -> None:
-    """Refuse a run directory that another user created, who could control the run; a missing one is accepted.
-
-    Raises
-    ------
-    OutputRefused
-        With its owner.
-    """
+    """Refuse a run directory that another user created, who could control the run; a missing one is accepted."""
     if not directory.exists() or (owner := directory.stat().st_uid) == os.geteuid():
         return
     # Some file systems report one owner for everything that a machine creates.
@@ -290,34 +240,17 @@ def is_array(folder: OutputPath) -> bool:
 
 
 def check_place(
-    path: str | OutputPath,
+    path: str | OutputPath,  # path as written
     *,
-    overwrite: bool,
+    overwrite: bool,  # true: an existing Zarr may be removed. Anything that is not a Zarr may not
+    # key, remedy: key of the path in the job, and the option that permits replacement
     key: str = "output.path",
     remedy: str = "output.overwrite: true",
+    # true: everything there is known to belong to a run, even without Zarr metadata files
     may_lack_metadata: bool = False,
-    is_file: bool = False,
+    is_file: bool = False,  # true: the output is a file, which may replace a file only
 ) -> None:
-    """Refuse a path where no output can be created; nothing is changed.
-
-    Parameters
-    ----------
-    path : path
-        The path as written.
-    overwrite : bool
-        True: an existing Zarr may be removed. Anything that is not a Zarr may not.
-    key, remedy : str
-        Key of the path in the job, and the option that permits replacement.
-    may_lack_metadata : bool
-        True: everything there is known to belong to a run, even without Zarr metadata files.
-    is_file : bool
-        True: the output is a file, which may replace a file only.
-
-    Raises
-    ------
-    OutputRefused
-        When the path contains a symlink, or existing data must not be removed.
-    """
+    """Refuse a path where no output can be created; nothing is changed."""
     root = path_of(path)
     check_path(root, key)
     if not root.exists():

@@ -37,15 +37,7 @@ def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | N
 
 
 def open_scene(path: str, *, scene: str | None, axes: str | None) -> Reader:
-    """The reader of a scene, which has decoded nothing yet.
-
-    Raises
-    ------
-    InputError
-        When no installed plug-in of bioio reads the file, or it has no such scene.
-    MissingPackage
-        Without bioio.
-    """
+    """The reader of a scene, which has decoded nothing yet."""
     file = _opened(path)
     _choose_scene(file, scene)
     order = str(file.dims.order)

@@ -34,15 +34,7 @@ def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | N
 
 
 def open_jpeg(path: str, *, axes: str | None) -> Reader:
-    """The reader of a JPEG file, which has decoded nothing yet.
-
-    Raises
-    ------
-    InputError
-        For inks (CMYK) and more than 8 bits.
-    MissingPackage
-        Without imagecodecs or Pillow.
-    """
+    """The reader of a JPEG file, which has decoded nothing yet."""
     try:
         from imagecodecs import jpeg8_decode
 

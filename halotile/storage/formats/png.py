@@ -33,15 +33,7 @@ def open(path: str, *, level: int = 0, dataset: str | None = None, axes: str | N
 
 
 def open_png(path: str, *, axes: str | None) -> Reader:
-    """The reader of a PNG file, which has decoded nothing yet.
-
-    Raises
-    ------
-    DamagedData
-        When the file is truncated.
-    MissingPackage
-        Without imagecodecs.
-    """
+    """The reader of a PNG file, which has decoded nothing yet."""
     try:
         from imagecodecs import png_decode
     except ImportError as error:

@@ -43,13 +43,7 @@ _SAMPLED_OBJECTS, _AT_ONCE = 64, 16
 
 
 def open_url(url: str) -> Any:
-    """The store at a URL, read-only.
-
-    Raises
-    ------
-    MissingPackage
-        Without obstore.
-    """
+    """The store at a URL, read-only."""
     from zarr.storage import ObjectStore
 
     return ObjectStore(store_at(url), read_only=True)
@@ -58,11 +52,6 @@ def open_url(url: str) -> Any:
 def object_tags(array: Any, url: str) -> list[list[Any]]:
     """Names, sizes and tags of the objects of an array at a URL: all of them, or some where there are more than :data:`MOST_OBJECTS`, or where
     they cannot be listed, as on a web server; none where only reading is allowed.
-
-    Raises
-    ------
-    InputUnreadable
-        When the store does not answer.
     """
     try:
         listed = [] if url.startswith("http") else _listed(array)
@@ -286,15 +275,7 @@ def _times_below(folder: str, levels: int, files: bool) -> Iterator[tuple[Any, .
 
 
 def open_node(path: str) -> Any:
-    """The Zarr array or group at a path, read-only.
-
-    Raises
-    ------
-    InputError
-        When there is none, or credentials are in its address.
-    DamagedData
-        When its metadata cannot be read.
-    """
+    """The Zarr array or group at a path, read-only."""
     import zarr
 
     if fault := credentials_fault(path):

@@ -58,15 +58,7 @@ _ZATTRS, _ZARRAY, _ZMETADATA = ".zattrs", ".zarray", ".zmetadata"
 
 
 def open_metadata(group: Path) -> LevelMetadata:
-    """The metadata of the image in a group.
-
-    Raises
-    ------
-    ConfigError
-        When levels of means make no sense for it, or its version is not known.
-    InputError
-        When they name no levels.
-    """
+    """The metadata of the image in a group."""
     attributes = ome_attributes(open_node(str(group)).attrs)
     image = first_image(attributes.get("multiscales"))
     if "image-label" in attributes:
@@ -241,15 +233,6 @@ def add_levels(
         Number of levels that there are.
     list of tuple of int
         Shapes of the coarsest level that there was and of those that were added.
-
-    Raises
-    ------
-    OutputRefused
-        When the image may not be written, or another program is writing it.
-    InputError
-        When the image cannot be read, or has changed meanwhile; nothing was added.
-    DiskRefused
-        When there is too little room.
     """
     work = RunDirectory(group / WORK, disk)
     if not (image := _Image.read(group, disk)).missing and not work.path.exists():

@@ -22,13 +22,7 @@ _MOST_LISTED = 20
 
 
 def find_image(path: str) -> Path | None:
-    """The group of the image at a path on a disk, of the only image inside, or of the image whose level the path is; None where there is none.
-
-    Raises
-    ------
-    ConfigError
-        When there are several.
-    """
+    """The group of the image at a path on a disk, of the only image inside, or of the image whose level the path is; None where there is none."""
     top = Path(os.path.realpath(os.path.expanduser(path)))
     if "://" in path or not any((top / name).is_file() for name in ZARR_FILES):
         return None
@@ -39,13 +33,7 @@ def find_image(path: str) -> Path | None:
 
 
 def image_inside(path: str, of_several: type[HalotileError] = InputError) -> str | None:
-    """The path inside a Zarr, at a path or URL, of its only image; empty for the Zarr itself, None where there is none.
-
-    Raises
-    ------
-    InputError
-        When the Zarr cannot be read, or there are several, for which another error may be given.
-    """
+    """The path inside a Zarr, at a path or URL, of its only image; empty for the Zarr itself, None where there is none."""
     try:
         top = open_node(os.path.expanduser(path))
     except InputError as error:

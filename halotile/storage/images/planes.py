@@ -132,11 +132,6 @@ def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) 
         An index along axes other than y and x, such as ``{"t": 0, "c": 1}``.
     region : Region or None
         Rows and columns of the part; None: all.
-
-    Raises
-    ------
-    ConfigError
-        When there is no such axis, index or region.
     """
     loops = [axis for axis in source.axes if axis not in ("y", "x")]
     for axis, index in at.items():

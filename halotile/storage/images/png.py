@@ -48,35 +48,18 @@ class Drawing:
 
 
 def write_png(
-    path: Path,
-    planes: Sequence[Planes],
+    path: Path,  # the PNG, 8-bit grey or RGB
+    planes: Sequence[Planes],  # images, of the same shape
     *,
-    edge: int | None,
+    edge: int | None,  # longest side of each image in the PNG, in pixels; None: full resolution
+    # values drawn as black and white; by default the darkest and brightest 0.1 % are clipped
     values: tuple[float, float] | None = None,
-    tick: Tick = lambda _: None,
+    tick: Tick = lambda _: None,  # progress callback
 ) -> Drawing:
     """Draw the first plane of one or more images side by side, all with the same contrast; phases from -π to π.
 
     Means ignore pixels that are not finite, and those of the value that the file names for no measurement; squares without any other
     pixels are black.
-
-    Parameters
-    ----------
-    path : Path
-        The PNG, 8-bit grey or RGB.
-    planes : sequence of Planes
-        The images, of the same shape.
-    edge : int or None
-        Longest side of each image in the PNG, in pixels; None: full resolution.
-    values : (float, float), optional
-        Values drawn as black and white; by default the darkest and brightest 0.1 % are clipped.
-    tick : callable
-        Progress callback.
-
-    Raises
-    ------
-    ConfigError
-        When the PNG would be too large.
     """
     step = 1 if edge is None else -(-max(planes[0].shape) // edge)
     shape = tuple(-(-n // step) for n in planes[0].shape)

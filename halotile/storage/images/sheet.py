@@ -38,37 +38,18 @@ _MOST_LINES = 4
 
 @dataclass(frozen=True)
 class Cell:
-    """One column of images of a sheet.
+    """One column of images of a sheet."""
 
-    Parameters
-    ----------
-    label : str
-        Text above the images.
-    images : sequence of ndarray
-        Images below one another, uint8 of shape (rows, columns, 1 or 3), all of one shape.
-    lines : sequence of str
-        Text below them.
-    is_suggested : bool
-        Framed in green.
-    warning : str
-        A further line below, in orange.
-    """
-
-    label: str
+    label: str  # text above the images
+    # images below one another, uint8 of shape (rows, columns, 1 or 3), all of one shape
     images: Sequence[Drawn]
-    lines: Sequence[str] = ()
-    is_suggested: bool = False
-    warning: str = ""
+    lines: Sequence[str] = ()  # text below them
+    is_suggested: bool = False  # framed in green
+    warning: str = ""  # further line below, in orange
 
 
 def check_drawing() -> None:
-    """Refuse to draw where text cannot be drawn.
-
-    Raises
-    ------
-    MissingPackage
-        Without Pillow.
-    """
+    """Refuse to draw where text cannot be drawn."""
     try:
         for module in ("Image", "ImageDraw", "ImageFont"):
             import_module(f"PIL.{module}")
@@ -103,11 +84,6 @@ def draw_sheet(path: Path, cells: Sequence[Cell], notes: Sequence[str] = ()) -> 
         All with images of one shape; the first one may have fewer.
     notes : sequence of str
         Paragraphs.
-
-    Raises
-    ------
-    MissingPackage
-        Without Pillow.
     """
     check_drawing()
     from PIL import Image, ImageDraw

@@ -137,13 +137,6 @@ def write_tiff(path: Path, planes: Planes, *, cog: bool = False, tick: Tick = la
     -------
     int
         Bytes written.
-
-    Raises
-    ------
-    ConfigError
-        When a GeoTIFF cannot name the image's coordinate reference system.
-    MissingPackage
-        When a Cloud Optimized GeoTIFF is wanted and rasterio is not installed.
     """
     import tifffile
 

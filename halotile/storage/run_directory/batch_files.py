@@ -19,15 +19,9 @@ _STATE = (BATCH, SCRIPT, FINISHED, FAILED)
 
 @dataclass(frozen=True)
 class BatchFiles:
-    """The files of one submitted run.
+    """The files of one submitted run."""
 
-    Parameters
-    ----------
-    run : RunDirectory
-        Directory of the files.
-    """
-
-    run: RunDirectory
+    run: RunDirectory  # directory of the files
 
     @property
     def log_path(self) -> Path:
@@ -44,13 +38,7 @@ class BatchFiles:
         self._write(BATCH, json.dumps(record, indent=2).encode())
 
     def read(self) -> dict[str, Any] | None:
-        """The record of the submission; None when there is none.
-
-        Raises
-        ------
-        DamagedData
-            When it cannot be read.
-        """
+        """The record of the submission; None when there is none."""
         advice = "Remove it, and submit the configuration again."
         return validation.read_object(self.run.path / BATCH, advice, validation.BATCH)
 

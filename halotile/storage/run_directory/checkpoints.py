@@ -24,13 +24,6 @@ BlockSums = Mapping[str, list[float]]
 class Checkpoint:
     """The file with the state of a solver, replaced atomically.
 
-    Parameters
-    ----------
-    path : Path
-        Path of the file; its directory exists.
-    disk : Disk
-        Disk to write with.
-
     Examples
     --------
     >>> import tempfile
@@ -42,21 +35,15 @@ class Checkpoint:
     {'iteration': 3, 'step': 0.1}
     """
 
-    path: Path
-    disk: Disk = DISK
+    path: Path  # path of the file; its directory exists
+    disk: Disk = DISK  # disk to write with
 
     def write(self, state: Mapping[str, Any]) -> None:
         """Replace the state; durable on return."""
         self.disk.write_file(self.path, [with_checksum(json.dumps(state).encode())], mode=_MODE)
 
     def read(self) -> dict[str, Any] | None:
-        """The state, or None when there is none.
-
-        Raises
-        ------
-        DamagedData
-            When it cannot be read.
-        """
+        """The state, or None when there is none."""
         try:
             content = without_checksum(self.path.read_bytes())
         except FileNotFoundError:

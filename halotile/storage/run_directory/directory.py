@@ -35,21 +35,11 @@ _ADVICE = "Run with --fresh to start over."
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run directory. Nothing is created before :meth:`lock` or :meth:`create`.
+    """A run directory. Nothing is created before :meth:`lock` or :meth:`create`."""
 
-    Parameters
-    ----------
-    path : Path
-        The directory.
-    disk : Disk
-        Disk to write with.
-    is_scratch : bool
-        True: its lock removes it at the end.
-    """
-
-    path: Path
-    disk: Disk = DISK
-    is_scratch: bool = False
+    path: Path  # directory
+    disk: Disk = DISK  # disk to write with
+    is_scratch: bool = False  # true: its lock removes it at the end
 
     @property
     def job_path(self) -> Path:
@@ -97,25 +87,13 @@ class RunDirectory:
         return any((self.path / name).is_file() for name in claims)
 
     def create(self) -> None:
-        """Create the directory, private to its owner; durable on return.
-
-        Raises
-        ------
-        OutputRefused
-            When there is something else at the path, or another user created the directory.
-        """
+        """Create the directory, private to its owner; durable on return."""
         self.disk.make_directory(self.path, _DIRECTORY_MODE)
         self.check_place()  # afterwards: what another user puts there now is not followed
         self.path.chmod(_DIRECTORY_MODE)
 
     def check_place(self) -> None:
-        """Refuse a path with anything that is not a run directory.
-
-        Raises
-        ------
-        OutputRefused
-            With the reason.
-        """
+        """Refuse a path with anything that is not a run directory."""
         check_access(self.path)
         if self.path.is_symlink() or (self.path.exists() and not self._is_run_directory()):
             raise OutputRefused(
@@ -125,13 +103,7 @@ class RunDirectory:
         self.check_files()
 
     def check_files(self) -> None:
-        """Refuse a run directory with a directory in place of a file, or the reverse.
-
-        Raises
-        ------
-        OutputRefused
-            With the first such path, or when this user may not enter the directory.
-        """
+        """Refuse a run directory with a directory in place of a file, or the reverse."""
         check_access(self.path)
         for name in sorted(names.NAMES):
             path, folder = self.path / name, name in (names.STATE, names.WORKERS)
@@ -284,13 +256,6 @@ class RunDirectory:
             Maximum time to wait for another driver.
         cut_short : callable
             Callback that returns True to end the wait early.
-
-        Raises
-        ------
-        OutputInUse
-            When there is another driver, with its description.
-        OutputRefused
-            When there is something else at the path.
         """
         self.create()
         with self._lock_file(os.O_RDWR | os.O_CREAT) as fd:
@@ -326,13 +291,7 @@ class RunDirectory:
         return False
 
     def check_free(self) -> None:
-        """Refuse a directory that is locked by another driver.
-
-        Raises
-        ------
-        OutputInUse
-            With a description of the driver.
-        """
+        """Refuse a directory that is locked by another driver."""
         if (holder := self.is_running()) is not None:
             raise self._in_use(holder)
 

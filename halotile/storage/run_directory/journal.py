@@ -90,36 +90,15 @@ class Journal:
     @classmethod
     def create(
         cls,
-        path: Path,
-        fingerprint: str,
-        total: int,
-        disk: Disk = DISK,
+        path: Path,  # path of the file; its directory exists
+        fingerprint: str,  # digest of the plan
+        total: int,  # number of blocks in the plan
+        disk: Disk = DISK,  # disk to write with
         *,
-        images: int = 1,
-        sync: bool = True,
+        images: int = 1,  # number of images that a block is written to, each with a digest
+        sync: bool = True,  # true: the file is durable on return
     ) -> Journal:
-        """Create an empty journal, replacing an existing one.
-
-        Parameters
-        ----------
-        path : Path
-            Path of the file; its directory exists.
-        fingerprint : str
-            Digest of the plan.
-        total : int
-            Number of blocks in the plan.
-        disk : Disk
-            Disk to write with.
-        images : int
-            Number of images that a block is written to, each with a digest.
-        sync : bool
-            True: the file is durable on return.
-
-        Raises
-        ------
-        ConfigError
-            When there are more than :data:`MOST_DIGESTS`.
-        """
+        """Create an empty journal, replacing an existing one."""
         if total * images > MOST_DIGESTS:
             raise ConfigError(
                 f"the plan has {total:,} blocks, and a run of more than {MOST_DIGESTS // images:,} is refused. "
@@ -141,15 +120,7 @@ class Journal:
         images: int = 1,
         read_only: bool = False,
     ) -> Journal:
-        """Open an existing journal. With ``read_only`` nothing is written: another process may be appending to it.
-
-        Raises
-        ------
-        ResumeRefused
-            When it belongs to another plan.
-        DamagedData
-            When its first line cannot be read.
-        """
+        """Open an existing journal. With ``read_only`` nothing is written: another process may be appending to it."""
         data = path.read_bytes()
         header = data[: data.find(b"\n") + 1]
         _check_header(path, header, _header_values(fingerprint, total, images))
@@ -162,13 +133,7 @@ class Journal:
 
     @classmethod
     def open_any(cls, path: Path) -> Journal:
-        """Open the journal of any plan for reading: see its :attr:`fingerprint` and :attr:`total`.
-
-        Raises
-        ------
-        DamagedData
-            When its first line cannot be read.
-        """
+        """Open the journal of any plan for reading: see its :attr:`fingerprint` and :attr:`total`."""
         with path.open("rb") as file:
             values = _parse_header(path, file.readline())
         del values["journal"]

@@ -27,15 +27,7 @@ def never() -> bool:
 
 
 def flock(fd: int, operation: int) -> None:
-    """Lock an open file.
-
-    Raises
-    ------
-    BlockingIOError
-        When another process holds it.
-    OutputRefused
-        On a file system without locks.
-    """
+    """Lock an open file."""
     try:
         fcntl.flock(fd, operation)
     except OSError as error:

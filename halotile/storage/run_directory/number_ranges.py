@@ -38,11 +38,6 @@ class RangeSet:
     def from_text(cls, text: str) -> RangeSet:
         """The set written by :meth:`to_text`.
 
-        Raises
-        ------
-        ValueError
-            Unless the text consists of numbers and ``first-last`` pairs, separated by commas.
-
         Examples
         --------
         >>> len(RangeSet.from_text("0-31,40"))

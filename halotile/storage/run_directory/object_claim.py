@@ -26,17 +26,10 @@ class ObjectClaim:
     """The claim on an output: an object beside it, such as ``clean.zarr.run/claim.json``, and the same in the run directory.
 
     The token in it is what counts: a run directory may be moved, or be seen from several machines.
-
-    Parameters
-    ----------
-    output : ObjectPath
-        The output.
-    run : RunDirectory
-        The run directory that claims it, or is about to.
     """
 
     output: ObjectPath
-    run: RunDirectory
+    run: RunDirectory  # run directory that claims it, or is about to
 
     @property
     def place(self) -> ObjectPath:
@@ -56,13 +49,7 @@ class ObjectClaim:
         return dict.fromkeys(_TEXTS, "unknown")
 
     def check(self, *, may_replace: bool) -> dict[str, Any] | None:
-        """Return the claim that is there, and refuse an output that another run directory has claimed.
-
-        Raises
-        ------
-        OutputRefused
-            With where that lies, and what to do; unless the claim may be replaced.
-        """
+        """Return the claim that is there, and refuse an output that another run directory has claimed."""
         try:
             holder = self.holder()
         except OSError as error:
@@ -77,15 +64,7 @@ class ObjectClaim:
         return holder
 
     def take(self, *, may_replace: bool) -> None:
-        """Claim the output for the run directory, which is locked; durable on return.
-
-        Raises
-        ------
-        OutputRefused
-            As :meth:`check`, and where the store refuses to be written to.
-        OutputInUse
-            When another run claims it at this moment.
-        """
+        """Claim the output for the run directory, which is locked; durable on return."""
         before = self._facts()  # those of a claim that is put after this are others
         holder = self.check(may_replace=may_replace)
         if holder is not None and self._is_own(holder):
@@ -114,15 +93,7 @@ class ObjectClaim:
             )
 
     def change(self) -> str:
-        """Describe what happened to the output since it was claimed; empty where it is as it was.
-
-        Raises
-        ------
-        FileNotFoundError
-            When it is gone.
-        OSError
-            When the store does not answer.
-        """
+        """Describe what happened to the output since it was claimed; empty where it is as it was."""
         holder = self.holder()
         if holder is None or not self._is_own(holder):
             return f"now belongs to {words_of(holder)}" if holder else "has lost its claim"
@@ -180,13 +151,7 @@ def elsewhere(output: OutputPath) -> str:
 
 
 def check_finished(output: ObjectPath) -> None:
-    """Refuse an output in a store of which a run has blocks left to do.
-
-    Raises
-    ------
-    InputError
-        With where that run is.
-    """
+    """Refuse an output in a store of which a run has blocks left to do."""
     if not output.key or output.url.partition("://")[0] not in SCHEMES:
         return
     claim = ObjectClaim(output, RunDirectory.beside(output))

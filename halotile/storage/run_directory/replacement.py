@@ -25,15 +25,6 @@ def replacing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[
         Path of a file or a folder.
     check : callable
         Called at the beginning and again before the replacement; it raises an error where ``path`` must not be replaced.
-
-    Raises
-    ------
-    OutputInUse
-        When another process is writing ``path``.
-    OutputRefused
-        When something that is not this user's is in place of the folder, or nothing can be made there.
-    DiskRefused
-        When the disk is full.
     """
     check()
     place = path.absolute()

@@ -93,13 +93,7 @@ def fits(values: Mapping[str, Any], kinds: Mapping[str, ValueCheck]) -> bool:
 def read_object(
     path: Path, advice: str, kinds: Mapping[str, ValueCheck] | None = None
 ) -> dict[str, Any] | None:
-    """Read a file with a JSON object whose values are of these kinds; None when there is no such file.
-
-    Raises
-    ------
-    DamagedData
-        With the advice, when it is anything else.
-    """
+    """Read a file with a JSON object whose values are of these kinds; None when there is no such file."""
     try:
         value = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):

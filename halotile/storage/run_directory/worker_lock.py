@@ -24,15 +24,9 @@ _mutex = threading.Lock()
 
 @dataclass(frozen=True)
 class WorkerLock:
-    """The workers' lock of one run.
+    """The workers' lock of one run."""
 
-    Parameters
-    ----------
-    run : RunDirectory
-        Directory of the lock file.
-    """
-
-    run: RunDirectory
+    run: RunDirectory  # directory of the lock file
 
     @property
     def path(self) -> Path:
@@ -46,11 +40,6 @@ class WorkerLock:
         ----------
         driver : dict, optional
             The :meth:`RunDirectory.driver` that the process works for.
-
-        Raises
-        ------
-        OutputRefused
-            When another driver has started since: it has already checked for workers, and found none.
         """
         with _mutex:
             if self.path in _descriptors:
@@ -85,11 +74,6 @@ class WorkerLock:
             Maximum waiting time.
         cut_short : callable
             Callback that returns True to end the wait early.
-
-        Raises
-        ------
-        OutputInUse
-            When some are still alive after that.
         """
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
         began = time.monotonic()

@@ -94,13 +94,7 @@ class PatternCounts:
         """Patterns in which a pixel is far above all around it, of those that were looked at for it."""
 
     def cleaned(self, read: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
-        """Patterns of these numbers, with 0 for what is no count.
-
-        Raises
-        ------
-        InputError
-            When a pixel that counts is negative or NaN.
-        """
+        """Patterns of these numbers, with 0 for what is no count."""
         zero = read.dtype.type(0)
         at_most = _at_most(read)
         if at_most.any():
@@ -318,15 +312,7 @@ def convert_scan(
     overwrite: bool = False,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> None:
-    """Write the scan in a file as a Zarr group, which is there as a whole or not at all.
-
-    Raises
-    ------
-    InputError
-        When the file has no scan, or patterns that are negative or NaN.
-    OutputRefused
-        When something is at the path.
-    """
+    """Write the scan in a file as a Zarr group, which is there as a whole or not at all."""
     with opened_scan(source, known) as found:
         if not (known.good or known.bad) and found.scan.mask is not None:
             _check_mask(found.scan.mask, source)

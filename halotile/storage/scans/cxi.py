@@ -92,11 +92,6 @@ def read_cxi(file: Any, known: KnownValues = KnownValues()) -> tuple[Scan, Any]:
 
     The columns of ``basis_vectors`` are the steps on the detector from row to row and from column to column. The translations are those
     of the sample: the beam moves the other way over it.
-
-    Raises
-    ------
-    InputError
-        When something is missing, with its name.
     """
     patterns = _first(file, f"{ENTRY}/data_1/data", f"{DETECTOR}/data", kinds="")
     is_module = patterns.ndim == 4 and patterns.shape[1] == 1  # one of a detector

@@ -45,15 +45,7 @@ class PatternComparison(NamedTuple):
 
 
 def check_result_place(path: Path) -> None:
-    """Refuse a path to which no result can be written, or only in place of something else.
-
-    Raises
-    ------
-    ConfigError
-        Without the suffix of an HDF5 file.
-    OutputRefused
-        Where a file is that holds no result, or no folder to write into.
-    """
+    """Refuse a path to which no result can be written, or only in place of something else."""
     if fault := fault_of_name(str(path)):
         raise ConfigError(f"{fault}.")
     if not path.parent.is_dir():
@@ -79,37 +71,18 @@ def is_result(path: str) -> bool:
 
 @dataclass(frozen=True)
 class ScanResult:
-    """The parts of a result that are drawn.
+    """The parts of a result that are drawn."""
 
-    Parameters
-    ----------
-    image : ndarray, (rows, columns)
-        The complex object.
-    probe : ndarray, (modes, rows, columns)
-        The complex modes of the probe.
-    pixel : tuple of float
-        Size of a pixel of the object in metres.
-    losses : ndarray, (epochs,)
-        Mean loss of a pixel.
-    before, after : ndarray, (positions, 2)
-        Place of the beam on the sample along rows and columns, in metres.
-    scanned : tuple of slice
-        The rectangle of the object that the middle of the beam covered.
-    rings : mapping of str to ndarray, optional
-        Frequency, correlation and threshold of each ring, the resolution in metres, and which bound it is if it is one.
-    compared : PatternComparison, optional
-        The patterns with the least, the median and the greatest loss.
-    """
-
-    image: NDArray[Any]
-    probe: NDArray[Any]
-    pixel: tuple[float, float]
-    losses: NDArray[Any]
-    before: NDArray[Any]
+    image: NDArray[Any]  # complex object
+    probe: NDArray[Any]  # complex modes of the probe
+    pixel: tuple[float, float]  # size of a pixel of the object in metres
+    losses: NDArray[Any]  # mean loss of a pixel
+    before: NDArray[Any]  # before, after: place of the beam on the sample along rows and columns, in metres
     after: NDArray[Any]
-    scanned: tuple[slice, slice]
+    scanned: tuple[slice, slice]  # rectangle of the object that the middle of the beam covered
+    # frequency, correlation and threshold of each ring, the resolution in metres, and which bound it is if it is one
     rings: Mapping[str, Any] | None
-    compared: PatternComparison | None = None
+    compared: PatternComparison | None = None  # patterns with the least, the median and the greatest loss
 
     @property
     def extent(self) -> tuple[float, float]:
@@ -169,15 +142,6 @@ def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bo
         Make the phase of the object go on where it passes π.
     overwrite : bool
         Replace a Zarr at that path.
-
-    Raises
-    ------
-    InputError
-        When the file is no result.
-    OutputRefused
-        When something is at the path.
-    MissingPackage
-        Without scikit-image, which unwraps phases.
     """
     _check_result(path)
     unwrapped = _unwrapping() if unwrap else None

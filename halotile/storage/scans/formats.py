@@ -28,36 +28,16 @@ FARTHEST = 1.0
 
 @dataclass(frozen=True)
 class FoundScan:
-    """A scan in an open file.
+    """A scan in an open file."""
 
-    Parameters
-    ----------
-    scan : Scan
-        Everything but the patterns.
-    patterns : array, (positions, rows, columns)
-        Read some at once.
-    center : tuple of int, optional
-        The pixel of the beam, where it is not the middle.
-    """
-
-    scan: Scan
-    patterns: Any
-    center: tuple[int, int] | None = None
+    scan: Scan  # everything but the patterns
+    patterns: Any  # read some at once
+    center: tuple[int, int] | None = None  # pixel of the beam, where it is not the middle
 
 
 @contextmanager
 def opened_scan(path: str, known: KnownValues = KnownValues()) -> Iterator[FoundScan]:
-    """Open the scan in a file or a Zarr.
-
-    Raises
-    ------
-    InputError
-        When there is none, or it has values that cannot be.
-    ConfigError
-        When something has to be named.
-    MissingPackage
-        When h5py is needed and not installed.
-    """
+    """Open the scan in a file or a Zarr."""
     if is_scan(path) and known.patterns is None:
         raise InputError(
             f"{path} is a scan of halotile already: there is nothing to convert. `recon-cli plan` and `run` take it as the input.path of a "

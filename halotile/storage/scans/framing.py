@@ -14,33 +14,16 @@ from halotile.storage.scans.scan import Scan
 
 @dataclass(frozen=True)
 class Framing:
-    """The part of each pattern that is kept.
+    """The part of each pattern that is kept."""
 
-    Parameters
-    ----------
-    crop : int, optional
-        Edge of a square around the centre.
-    center : tuple of int, optional
-        The pixel of the beam without a sample; None: the middle.
-    binning : int
-        Pixels along each axis whose counts are added.
-    corner : bool
-        True where the beam is at the first pixel, as a Fourier transform leaves it: it is moved to the middle.
-    """
-
-    crop: int | None = None
-    center: tuple[int, int] | None = None
-    binning: int = 1
+    crop: int | None = None  # edge of a square around the centre
+    center: tuple[int, int] | None = None  # pixel of the beam without a sample; None: the middle
+    binning: int = 1  # pixels along each axis whose counts are added
+    # true where the beam is at the first pixel, as a Fourier transform leaves it: it is moved to the middle
     corner: bool = False
 
     def windows(self, rows: int, columns: int) -> tuple[slice, slice]:
-        """The rows and columns that are kept.
-
-        Raises
-        ------
-        ConfigError
-            When they are not inside the pattern, or the binning does not divide them.
-        """
+        """The rows and columns that are kept."""
         if self.binning < 1:
             raise ConfigError(f"--bin is {self.binning}. Write 1 or more.")
         if self.corner and self.center:

@@ -26,13 +26,7 @@ def fault_of_name(path: str) -> str | None:
 
 
 def load_h5py() -> Any:
-    """Return the module.
-
-    Raises
-    ------
-    MissingPackage
-        When it is not installed.
-    """
+    """Return the module."""
     try:
         import h5py
     except ImportError as error:
@@ -43,13 +37,7 @@ def load_h5py() -> Any:
 
 
 def check_there(path: str) -> None:
-    """Refuse a path where nothing is, or nothing yet.
-
-    Raises
-    ------
-    InputError
-        With the path.
-    """
+    """Refuse a path where nothing is, or nothing yet."""
     if not os.path.exists(path):
         raise InputError(f"there is no file {path}. Write the path of one that is there.")
     run = run_path(Path(path).absolute())
@@ -61,13 +49,7 @@ def check_there(path: str) -> None:
 
 @contextmanager
 def opened(path: str) -> Iterator[Any]:
-    """Open an HDF5 file for reading.
-
-    Raises
-    ------
-    InputError, MissingPackage
-        When it is none, or h5py is not installed.
-    """
+    """Open an HDF5 file for reading."""
     check_there(path)
     h5py = load_h5py()
     if os.path.isfile(path) and not h5py.is_hdf5(path):
@@ -80,13 +62,7 @@ def opened(path: str) -> Iterator[Any]:
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Convert everything that h5py, zarr or NumPy raise for the contents of a file.
-
-    Raises
-    ------
-    InputError
-        With the path.
-    """
+    """Convert everything that h5py, zarr or NumPy raise for the contents of a file."""
     try:
         yield
     except (HalotileError, MemoryError):
@@ -112,11 +88,6 @@ def dataset_in(
         Number of its axes.
     tail : tuple of int
         Lengths of the last axes.
-
-    Raises
-    ------
-    InputError
-        When something else has that name, or some of it is in a file that is missing.
     """
     is_hdf5 = hasattr(file, "filename")
     path = os.path.abspath(file.filename) if is_hdf5 else file.store_path

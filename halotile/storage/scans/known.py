@@ -22,50 +22,35 @@ NEGATIVE, PIXELS = "negative", re.compile(r"\d+,\d+(\s+\d+,\d+)*")
 
 @dataclass(frozen=True)
 class KnownValues:
-    """Values that a user gives; None where the file has them.
+    """Values that a user gives; None where the file has them."""
 
-    Parameters
-    ----------
-    wavelength, distance : float, optional
-        In metres.
-    pixel : tuple of float, optional
-        Size of a pixel of the detector along rows and columns, in metres.
-    patterns, positions, good : str, optional
-        Names of datasets, or paths of .npy, .csv and .txt files: patterns, places of the beam, and an image that is not 0 where a pixel of
-        the detector counts. Two names with a comma between them are places along rows and along columns.
-    bad : tuple of str
-        Names of images that are not 0 where a pixel does not count, pixels such as ``"10,12 50,20"``, or ``negative``: those that are
-        negative or NaN in any pattern.
-    probe : str, optional
-        Name of a first guess of the probe, complex, (rows, columns) or (modes, rows, columns), with the beam in the middle.
-    step : tuple of float, optional
-        Between the positions of a raster along its rows and columns, in metres.
-    unit : float
-        Metres of a unit of the positions.
-    axes : str, optional
-        Which column of the positions goes along rows (y) and which along columns (x), with a minus where it goes the other way; z is not used.
-        None: ``y,x`` of two columns.
-    angles : bool
-        True where the pixel is an angle, as its size at a distance of 1 m.
-    positions_last : bool
-        True where the axes of the positions come after those of the pixels in named patterns.
-    rotation : float
-        Degrees by which the places are turned, from rows to columns, where the detector is not parallel to the axes of the scan.
-    """
-
-    wavelength: float | None = None
+    wavelength: float | None = None  # wavelength, distance: in metres
     distance: float | None = None
+    # size of a pixel of the detector along rows and columns, in metres
     pixel: tuple[float, float] | None = None
+    # patterns, positions, good: names of datasets, or paths of .npy, .csv and .txt files: patterns, places of the
+    # beam, and an image that is not 0 where a pixel of the detector counts. Two names with a comma between them are
+    # places along rows and along columns
     patterns: str | None = None
     positions: str | None = None
     good: str | None = None
+    # name of a first guess of the probe, complex, (rows, columns) or (modes, rows, columns), with the beam in the
+    # middle
     probe: str | None = None
+    # names of images that are not 0 where a pixel does not count, pixels such as `"10,12 50,20"`, or `negative`:
+    # those that are negative or NaN in any pattern
     bad: tuple[str, ...] = ()
+    # between the positions of a raster along its rows and columns, in metres
     step: tuple[float, float] | None = None
-    unit: float = 1.0
+    unit: float = 1.0  # metres of a unit of the positions
+    # which column of the positions goes along rows (y) and which along columns (x), with a minus where it goes the
+    # other way; z is not used. None: `y,x` of two columns
     axes: str | None = None
+    # degrees by which the places are turned, from rows to columns, where the detector is not parallel to the axes of
+    # the scan
     rotation: float = 0.0
-    angles: bool = False
+    angles: bool = False  # true where the pixel is an angle, as its size at a distance of 1 m
+    # true where the axes of the positions come after those of the pixels in named patterns
     positions_last: bool = False
 
     def __post_init__(self) -> None:
@@ -93,11 +78,6 @@ class KnownValues:
     ) -> NDArray[np.bool_] | None:
         """A mask of this shape without the pixels that are bad by their rows and columns.
 
-        Raises
-        ------
-        ConfigError
-            When one is not in the patterns.
-
         Examples
         --------
         >>> KnownValues(bad=("0,1 1,0",)).without_pixels(None, (2, 2)).tolist()
@@ -118,11 +98,6 @@ class KnownValues:
 
     def placed(self, columns: NDArray[Any]) -> NDArray[np.float64]:
         """Places along rows and columns of the detector, in metres, of values in the file's order, signs and unit.
-
-        Raises
-        ------
-        ConfigError
-            When it is not said which of three columns are meant.
 
         Examples
         --------

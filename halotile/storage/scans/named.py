@@ -78,15 +78,7 @@ def _by(lengths: tuple[int, ...]) -> str:
 
 
 def read_named(container: Any, path: str, known: KnownValues) -> tuple[Scan, StoredPatterns]:
-    """Read a scan whose arrays are named; ``container`` has the datasets, or is itself the patterns.
-
-    Raises
-    ------
-    ConfigError
-        When something is not named that the file cannot tell.
-    InputError
-        When an array is missing, or has another shape.
-    """
+    """Read a scan whose arrays are named; ``container`` has the datasets, or is itself the patterns."""
     stored = container
     if not hasattr(container, "shape"):
         stored = _dataset(container, path, known.patterns, "--patterns")
@@ -119,13 +111,7 @@ def mask_of(container: Any, path: str, known: KnownValues) -> NDArray[np.bool_] 
 
 @contextmanager
 def container_of(path: str) -> Iterator[Any]:
-    """Open a file that holds arrays, or the patterns alone.
-
-    Raises
-    ------
-    InputError
-        When nothing is there, or it is of no such format.
-    """
+    """Open a file that holds arrays, or the patterns alone."""
     check_there(path)
     if path.endswith(".npy"):
         with reading(path):

@@ -58,13 +58,7 @@ def is_ptyd(file: Any) -> bool:
 
 
 def read_ptyd(file: Any, known: KnownValues) -> tuple[Scan, JoinedPatterns]:
-    """Read a scan and find its patterns; frames without a position are refused.
-
-    Raises
-    ------
-    InputError
-        When something is missing, or patterns differ in shape.
-    """
+    """Read a scan and find its patterns; frames without a position are refused."""
     chunks = sorted(filter(str.isdecimal, file["chunks"]), key=int)
     pattern = _of_chunk(file, chunks[0], "data", 3).shape[1:]
     patterns = JoinedPatterns([_of_chunk(file, chunk, "data", 3, pattern) for chunk in chunks])

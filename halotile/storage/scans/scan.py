@@ -37,45 +37,24 @@ SHARDS = "shards"
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """Everything about a scan but its patterns.
+    """Everything about a scan but its patterns."""
 
-    Parameters
-    ----------
-    wavelength, distance : float
-        Of the light, and from the sample to the detector, in metres.
-    pixel : tuple of float
-        Size of a pixel of the detector along rows and columns, in metres.
-    positions : ndarray, (positions, 2)
-        Place of the beam on the sample along rows and columns of the detector, in metres.
-    numbers : ndarray, (positions,)
-        Number of each pattern in the file that it came from.
-    mask : ndarray of bool, (rows, columns), optional
-        True where a pixel of the detector counts.
-    background : ndarray, (rows, columns), optional
-        Counts without a beam.
-    probe : ndarray, (modes, rows, columns), optional
-        A guess of the complex wave on the sample.
-    intensities : ndarray, (positions,), optional
-        Intensity of the beam at each position, relative to any.
-    angles : bool
-        True where the pixels were given as angles, so that the distance is not known: it is 1 m, and the pixels are their sizes there.
-    full : int
-        Pixels that the mask leaves out since they reach the largest number of their type in a pattern.
-    remarks : tuple of tuple of str
-        What a user should know of the patterns: a label and a text each.
-    """
-
-    wavelength: float
+    wavelength: float  # wavelength, distance: of the light, and from the sample to the detector, in metres
     distance: float
-    pixel: tuple[float, float]
+    pixel: tuple[float, float]  # size of a pixel of the detector along rows and columns, in metres
+    # place of the beam on the sample along rows and columns of the detector, in metres
     positions: NDArray[np.float64]
-    numbers: NDArray[np.int64]
-    mask: NDArray[np.bool_] | None = None
-    background: NDArray[np.float32] | None = None
-    probe: NDArray[np.complex64] | None = None
-    intensities: NDArray[np.float64] | None = None
+    numbers: NDArray[np.int64]  # number of each pattern in the file that it came from
+    mask: NDArray[np.bool_] | None = None  # true where a pixel of the detector counts
+    background: NDArray[np.float32] | None = None  # counts without a beam
+    probe: NDArray[np.complex64] | None = None  # guess of the complex wave on the sample
+    intensities: NDArray[np.float64] | None = None  # intensity of the beam at each position, relative to any
+    # true where the pixels were given as angles, so that the distance is not known: it is 1 m, and the pixels are
+    # their sizes there
     angles: bool = False
+    # pixels that the mask leaves out since they reach the largest number of their type in a pattern
     full: int = 0
+    # what a user should know of the patterns: a label and a text each
     remarks: tuple[tuple[str, str], ...] = ()
 
     def without_arrays(self) -> Scan:
@@ -94,13 +73,7 @@ class Scan:
         return found.hexdigest()
 
     def check(self, shape: tuple[int, ...], path: str) -> None:
-        """Refuse values that cannot be, for patterns of a shape (positions, rows, columns).
-
-        Raises
-        ------
-        InputError
-            With the value.
-        """
+        """Refuse values that cannot be, for patterns of a shape (positions, rows, columns)."""
         lengths = {"wavelength": self.wavelength, "distance": self.distance, "pixel": min(self.pixel)}
         for name, length in lengths.items():
             if not 0 < length < np.inf:
@@ -162,13 +135,7 @@ def open_summary(path: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 
 
 def open_scan(path: str) -> tuple[Scan, Source]:
-    """Open a scan and its patterns, (positions, rows, columns).
-
-    Raises
-    ------
-    InputError
-        When there is no scan, or it has values that cannot be.
-    """
+    """Open a scan and its patterns, (positions, rows, columns)."""
     import zarr
 
     if not is_scan(path):

@@ -17,36 +17,16 @@ PROCESS = "entry_1/process_1"
 
 @dataclass(frozen=True, eq=False)
 class StartValues:
-    """Values to begin with; None: the first guess. Those of patterns are in the order of the file that the scan came from.
+    """Values to begin with; None: the first guess. Those of patterns are in the order of the file that the scan came from."""
 
-    Parameters
-    ----------
-    object : ndarray, (rows, columns), optional
-        Complex.
-    obj : ndarray, (rows, columns), optional
-        The same with margins of any width around the scan, as CDTools writes it.
-    probe : ndarray, (modes, rows, columns), optional
-        Complex; beside an object in roots of counts, alone in any unit.
-    first_pixel : ndarray, (positions, 2), optional
-        Place of each pattern on the object in pixels.
-    amplitude : ndarray, (positions,), optional
-        Amplitude of the beam, relative.
-    background : ndarray, (rows, columns), optional
-        Counts without a beam.
-    variations : ndarray, (variations, rows, columns), optional
-        Modes that are added to the first one.
-    shares : ndarray, (positions, variations), optional
-        Their shares in each pattern.
-    """
-
-    object: NDArray[Any] | None = None
-    obj: NDArray[Any] | None = None
-    probe: NDArray[Any] | None = None
-    first_pixel: NDArray[Any] | None = None
-    amplitude: NDArray[Any] | None = None
-    background: NDArray[Any] | None = None
-    variations: NDArray[Any] | None = None
-    shares: NDArray[Any] | None = None
+    object: NDArray[Any] | None = None  # complex
+    obj: NDArray[Any] | None = None  # same with margins of any width around the scan, as CDTools writes it
+    probe: NDArray[Any] | None = None  # complex; beside an object in roots of counts, alone in any unit
+    first_pixel: NDArray[Any] | None = None  # place of each pattern on the object in pixels
+    amplitude: NDArray[Any] | None = None  # amplitude of the beam, relative
+    background: NDArray[Any] | None = None  # counts without a beam
+    variations: NDArray[Any] | None = None  # modes that are added to the first one
+    shares: NDArray[Any] | None = None  # their shares in each pattern
 
     OF_ANY: ClassVar[dict[str, str]] = {name: name for name in ("object", "obj", "probe")}
     OF_RESULTS: ClassVar[dict[str, str]] = {
@@ -60,15 +40,7 @@ class StartValues:
 
     @classmethod
     def read(cls, path: str) -> StartValues:
-        """Read what a file has of them.
-
-        Raises
-        ------
-        InputError
-            When it has neither object nor probe, one that is 0, or values that are not finite.
-        MissingPackage
-            Without h5py.
-        """
+        """Read what a file has of them."""
         with opened(path) as file, reading(path):
             is_result = cls.OF_RESULTS["first_pixel"] in file
             places = cls.OF_ANY | (cls.OF_RESULTS if is_result else {})
@@ -95,13 +67,7 @@ class StartValues:
         return cls(**found)
 
     def check(self, path: str, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Refuse values of other shapes than these; a probe has any number of modes.
-
-        Raises
-        ------
-        InputError
-            With both shapes.
-        """
+        """Refuse values of other shapes than these; a probe has any number of modes."""
         for name, wanted in shapes.items():
             values = getattr(self, name)
             found = () if values is None else values.shape[1:] if name == "probe" else values.shape

@@ -58,13 +58,7 @@ class Chain:
         return self.compressor is None and not self.checked
 
     def decode(self, data: Bytes) -> Pixels:
-        """The pixels of a chunk.
-
-        Raises
-        ------
-        DamagedData
-            When the checksum or the length is wrong, or the bytes do not decompress.
-        """
+        """The pixels of a chunk."""
         if self.checked:
             data = verify_checksum(data)
         if self.compressor is not None:

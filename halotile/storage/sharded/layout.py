@@ -44,69 +44,31 @@ _CRC32C = {"name": "crc32c"}
 
 @dataclass(frozen=True)
 class Layout:
-    """All properties of an output except its pixels and its path.
+    """All properties of an output except its pixels and its path."""
 
-    Parameters
-    ----------
-    shape, shard, chunk : tuple of int
-        Shapes of the array, of one file and of one inner chunk, in pixels. A shard is a multiple of the
-        chunk on each axis; it may extend past the end of the array.
-    dtype : str
-        One of :data:`DTYPES`.
-    codec : str
-        ``lz4``, ``zstd`` or ``none``; a crc32c is always added.
-    axes : tuple of str
-        Names of the axes.
-    scale : tuple of float
-        Size of a pixel along each axis, in ``units``.
-    units : tuple of (str or None)
-        Units such as ``micrometer``.
-    ome : bool
-        True: the array is level 0 of an OME-Zarr 0.5 group. False: it is a plain Zarr array.
-    translation : tuple of float
-        Position of the first pixel along each axis, in ``units``; empty: unknown. This and the following fields are stored
-        in OME-Zarr metadata only.
-    name : str or None
-        Name of the image.
-    omero : mapping or None
-        Display settings of its channels.
-    nodata : float or None
-        Value of pixels without a measurement, besides NaN.
-    georeference : Georeference or None
-        Place on Earth of the pixels along y and x.
-    attributes : mapping
-        Further attributes of the array, as JSON, such as units and scale_factor of the CF conventions.
-    levels : int
-        Number of resolution levels of an OME-Zarr.
-    factor : tuple of int
-        Pixels along each axis that one of the next level covers.
-    block : tuple of int
-        Pixels of a block, which writes its part of every level.
-
-    Raises
-    ------
-    ConfigError
-        When the fields are inconsistent.
-    """
-
+    # shape, shard, chunk: shapes of the array, of one file and of one inner chunk, in pixels. A shard is a multiple
+    # of the chunk on each axis; it may extend past the end of the array
     shape: tuple[int, ...]
-    dtype: str
+    dtype: str  # one of `DTYPES`
     shard: tuple[int, ...]
     chunk: tuple[int, ...]
-    codec: str
-    axes: tuple[str, ...]
-    scale: tuple[float, ...]
-    units: tuple[str | None, ...]
-    ome: bool
+    codec: str  # `lz4`, `zstd` or `none`; a crc32c is always added
+    axes: tuple[str, ...]  # names of the axes
+    scale: tuple[float, ...]  # size of a pixel along each axis, in `units`
+    units: tuple[str | None, ...]  # units such as `micrometer`
+    ome: bool  # true: the array is level 0 of an OME-Zarr 0.5 group. False: it is a plain Zarr array
+    # position of the first pixel along each axis, in `units`; empty: unknown. This and the following fields are
+    # stored in OME-Zarr metadata only
     translation: tuple[float, ...] = ()
-    name: str | None = None
-    omero: Mapping[str, Any] | None = None
-    nodata: float | None = None
-    georeference: Georeference | None = None
+    name: str | None = None  # name of the image
+    omero: Mapping[str, Any] | None = None  # display settings of its channels
+    nodata: float | None = None  # value of pixels without a measurement, besides NaN
+    georeference: Georeference | None = None  # place on Earth of the pixels along y and x
+    # further attributes of the array, as JSON, such as units and scale_factor of the CF conventions
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    levels: int = 1
-    factor: tuple[int, ...] = ()
-    block: tuple[int, ...] = ()
+    levels: int = 1  # number of resolution levels of an OME-Zarr
+    factor: tuple[int, ...] = ()  # pixels along each axis that one of the next level covers
+    block: tuple[int, ...] = ()  # pixels of a block, which writes its part of every level
 
     def __post_init__(self) -> None:
         parts = (self.shape, self.shard, self.chunk, self.axes, self.scale, self.units)
@@ -193,13 +155,7 @@ class Layout:
         return replace(plain, levels=1, factor=(), block=())
 
     def check_whole_shards(self, region: Region) -> None:
-        """Refuse a region that does not start and stop on shard borders or at the end of the array.
-
-        Raises
-        ------
-        ConfigError
-            With the axis, the shard length and valid lengths.
-        """
+        """Refuse a region that does not start and stop on shard borders or at the end of the array."""
         if not region.size or not region.inside(Region.whole(self.shape)):
             raise ConfigError(f"block {region} is empty or not inside the output's shape {self.shape}.")
         for axis, a, b, edge, n in zip(
@@ -307,15 +263,7 @@ class Layout:
 
 
 def read_layout(place: str | OutputPath) -> Layout:
-    """The layout of the output at ``place``.
-
-    Raises
-    ------
-    InputError
-        When there is no Zarr, or one that another program created.
-    DamagedData
-        When its metadata cannot be read.
-    """
+    """The layout of the output at ``place``."""
     root = path_of(place)
     top = _read_document(root / ZARR_JSON)
     ome = top.get("node_type") == "group"

@@ -31,20 +31,10 @@ SMALLEST_SHARD = 16
 
 @dataclass(frozen=True)
 class LevelArray:
-    """One array of an output.
+    """One array of an output."""
 
-    Parameters
-    ----------
-    name : str
-        Folder of the array in the output; empty where the output is the array.
-    shape : tuple of int
-        Shape in pixels.
-    form : ShardFormat
-        Format of its shards.
-    """
-
-    name: str
-    shape: tuple[int, ...]
+    name: str  # folder of the array in the output; empty where the output is the array
+    shape: tuple[int, ...]  # shape in pixels
     form: ShardFormat
 
     @cached_property

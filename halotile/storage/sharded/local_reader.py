@@ -139,13 +139,7 @@ class LocalArray:
             return False
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of a region inside the array.
-
-        Raises
-        ------
-        DamagedData
-            When a file is damaged, with its name.
-        """
+        """The pixels of a region inside the array."""
         pixels = np.empty(region.shape, self.native)
 
         def read(cell: tuple[tuple[int, ...], Region, tuple[slice, ...]]) -> None:
@@ -252,13 +246,7 @@ def _state_of(file: Path) -> tuple[int, ...]:
 
 
 def refuse_lost_array(document: Path) -> None:
-    """Raise when the metadata file is gone: a missing chunk stands for the fill value only while the array exists.
-
-    Raises
-    ------
-    DamagedData
-        With the path of the metadata.
-    """
+    """Raise when the metadata file is gone: a missing chunk stands for the fill value only while the array exists."""
     if not document.exists():
         raise DamagedData(f"{document} is gone, so a missing chunk file does not stand for fill values")
 

@@ -96,13 +96,7 @@ def own_axes(attributes: Mapping[str, Any], names: Sequence[Any]) -> tuple[str, 
 
 
 def check_axes(axes: tuple[str, ...]) -> None:
-    """Refuse axes that OME-Zarr does not permit.
-
-    Raises
-    ------
-    ConfigError
-        With the permitted axes.
-    """
+    """Refuse axes that OME-Zarr does not permit."""
     if not fits(axes):
         raise ConfigError(
             f"axes are {','.join(axes)}: OME-Zarr {VERSION} requires t, then c (or one axis of another name), "
@@ -111,30 +105,15 @@ def check_axes(axes: tuple[str, ...]) -> None:
 
 
 def output_fields(
-    image: OmeImage | None,
-    axes: tuple[str, ...],
-    wanted: str = "auto",
+    image: OmeImage | None,  # metadata of the input
+    axes: tuple[str, ...],  # axes of the output; the input may lack the leading ones
+    wanted: str = "auto",  # `ome-zarr`, `zarr`, or `auto`: the first where it permits the axes
     *,
-    scale: Sequence[float],
-    factor: Sequence[int],
-    channels: int | None,
+    scale: Sequence[float],  # size of an input pixel along each axis of the output
+    factor: Sequence[int],  # number of output pixels for each input pixel along each axis
+    channels: int | None,  # length of the output's channel axis, if it has one
 ) -> dict[str, Any]:
     """The layout fields of an output that preserve the OME metadata of its input.
-
-    Parameters
-    ----------
-    image : OmeImage or None
-        Metadata of the input.
-    axes : tuple of str
-        Axes of the output; the input may lack the leading ones.
-    wanted : str
-        ``ome-zarr``, ``zarr``, or ``auto``: the first where it permits the axes.
-    scale : sequence of float
-        Size of an input pixel along each axis of the output.
-    factor : sequence of int
-        Number of output pixels for each input pixel along each axis.
-    channels : int or None
-        Length of the output's channel axis, if it has one.
 
     Examples
     --------

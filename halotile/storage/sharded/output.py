@@ -40,15 +40,9 @@ UNREADABLE = "cannot be read"
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The layout of an output that is one file; empty until its only block is written.
+    """The layout of an output that is one file; empty until its only block is written."""
 
-    Parameters
-    ----------
-    file_bytes : int
-        Size of the file, at most.
-    """
-
-    file_bytes: int
+    file_bytes: int  # size of the file, at most
     shape: ClassVar[tuple[int, ...]] = (1,)
     ome: ClassVar[bool] = False
     files: ClassVar[int] = 1
@@ -72,13 +66,7 @@ class FileLayout:
         return {"format": "file"}
 
     def create(self, path: Path, disk: Disk = DISK, *, overwrite: bool = False) -> None:
-        """Create an empty file; durable on return.
-
-        Raises
-        ------
-        OutputRefused
-            When something is there that may not be replaced.
-        """
+        """Create an empty file; durable on return."""
         check_place(path, overwrite=overwrite, is_file=True)
         disk.write_file(path, [b""])
 
@@ -139,11 +127,6 @@ def create_output(
         Disk to write with; by default that of the path.
     overwrite : bool
         Remove an existing Zarr. Anything that is not a Zarr is never removed.
-
-    Raises
-    ------
-    OutputRefused
-        When existing data at ``path`` may not be removed; nothing was changed.
     """
     root = path_of(path)
     if isinstance(layout, FileLayout):
@@ -173,20 +156,11 @@ class WrittenBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writer of whole shards of an output. It has no open files, so it can be sent to workers.
+    """Writer of whole shards of an output. It has no open files, so it can be sent to workers."""
 
-    Parameters
-    ----------
-    path : path
-        The output, as passed to :func:`create_output`.
-    layout : Layout
-        Its layout.
-    disk : OutputDisk, optional
-        Disk to write with; by default that of the path.
-    """
-
-    path: str | OutputPath
+    path: str | OutputPath  # output, as passed to `create_output`
     layout: Layout
+    # disk to write with; by default that of the path
     disk: OutputDisk | None = field(default=None, compare=False)
     _durable: set[OutputPath] = field(default_factory=set, init=False, repr=False, compare=False)
 
@@ -204,16 +178,6 @@ class ShardWriter:
         -------
         WrittenBlock
             Bytes written, and their digest.
-
-        Raises
-        ------
-        ConfigError
-            When the region is not a whole number of shards, or the pixels have another shape.
-        InputError
-            When NaN would have to be converted to an integer.
-        OSError
-            When the disk is full or fails, or the output is gone: only folders of shards are created. Existing
-            shards remain complete, either old or new.
         """
         self.layout.check_whole_shards(region)
         if pixels.shape != region.shape:
@@ -318,11 +282,6 @@ def to_dtype(pixels: NDArray[Any], dtype: str | np.dtype[Any]) -> NDArray[Any]:
     """Convert pixels to the dtype of an output, clipped to its range. Integers are rounded half to even, never wrapped.
 
     Floats keep NaN and infinities. Returns the same array when no conversion is needed.
-
-    Raises
-    ------
-    InputError
-        When NaN would have to be converted to an integer.
 
     Examples
     --------

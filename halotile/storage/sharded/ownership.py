@@ -45,13 +45,6 @@ def metadata_problems(
     holds_own_pixels : callable
         Returns True where more than half of the blocks that are done are stored as they were written. It is called
         only where the metadata describe another array, and decides whether they are damaged.
-
-    Raises
-    ------
-    OutputRefused
-        When the metadata describe another array or group.
-    InputUnreadable
-        When the system cannot read them.
     """
     lines = []
     for file, written, present in _documents(root, layout):
@@ -66,15 +59,7 @@ def metadata_problems(
 
 
 def restore_metadata(root: str | OutputPath, layout: AnyLayout, disk: OutputDisk | None = None) -> None:
-    """Rewrite damaged metadata, keeping the user's readable attributes; durable on return.
-
-    Raises
-    ------
-    OutputRefused
-        When there is a directory in place of a metadata file.
-    InputUnreadable
-        When the system cannot read a file.
-    """
+    """Rewrite damaged metadata, keeping the user's readable attributes; durable on return."""
     disk = disk or disk_of(path_of(root))
     for file, written, present in _documents(root, layout):
         if _contains(present, written):
@@ -152,11 +137,6 @@ def stored_digest(path: str | OutputPath, remedy: str = "") -> bytes:
     """Digest of all shards of a finished output, of which only the ends are read; empty if halotile did not lay it out.
 
     A lost shard is refused with a remedy, by default that of an image.
-
-    Raises
-    ------
-    DamagedData
-        When a shard is missing or cut short: its pixels would be read as fill values.
     """
     try:
         layout = read_layout(path)

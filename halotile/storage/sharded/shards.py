@@ -35,22 +35,13 @@ _EMPTY = 2**64 - 1
 
 @dataclass(frozen=True)
 class ShardFormat:
-    """Format of a shard of an array.
+    """Format of a shard of an array."""
 
-    Parameters
-    ----------
-    shard, chunk : tuple of int
-        Shape of a shard and of an inner chunk, in pixels; the first is a multiple of the second.
-    dtype : str
-        Name of the NumPy dtype of a pixel.
-    codec : str
-        ``lz4`` or ``zstd`` (Blosc with byte shuffle), or ``none``.
-    """
-
+    # shard, chunk: shape of a shard and of an inner chunk, in pixels; the first is a multiple of the second
     shard: tuple[int, ...]
     chunk: tuple[int, ...]
-    dtype: str
-    codec: str
+    dtype: str  # name of the NumPy dtype of a pixel
+    codec: str  # `lz4` or `zstd` (Blosc with byte shuffle), or `none`
 
     def __post_init__(self) -> None:
         if self.codec not in CODECS:
@@ -199,13 +190,7 @@ def inspect_index(
 
 
 def read_index(file: bytes, form: ShardFormat) -> NDArray[np.uint64]:
-    """The index of a shard: offset and length of each chunk, shape (\\*counts, 2).
-
-    Raises
-    ------
-    DamagedData
-        When the file is too short, or the checksum does not match.
-    """
+    """The index of a shard: offset and length of each chunk, shape (\\*counts, 2)."""
     if len(file) < form.index_bytes:
         raise DamagedData(
             f"the file has {len(file)} bytes, and its index alone takes {form.index_bytes}: it was cut short"
@@ -217,13 +202,7 @@ def read_index(file: bytes, form: ShardFormat) -> NDArray[np.uint64]:
 
 
 def decode_chunk(file: bytes, table: NDArray[np.uint64], index: tuple[int, ...], form: ShardFormat) -> Array:
-    """The complete pixels of an inner chunk.
-
-    Raises
-    ------
-    DamagedData
-        When it is missing or truncated, or its checksum does not match.
-    """
+    """The complete pixels of an inner chunk."""
     offset, length = (int(n) for n in table[index])
     if offset == _EMPTY:
         raise DamagedData(f"chunk {index} is not in the file")

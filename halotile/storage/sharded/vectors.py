@@ -17,23 +17,12 @@ class Vectors:
     """The images of one solver in one folder.
 
     Those of iteration k are in copy ``k`` modulo the number of copies, so that a pass never writes the copy it reads.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of the images.
-    layout : Layout
-        Layout of each image.
-    copies : mapping of str to int
-        Number of copies of each image.
-    disk : Disk
-        Disk to write with.
     """
 
-    folder: Path
-    layout: Layout
-    copies: Mapping[str, int]
-    disk: Disk = DISK
+    folder: Path  # folder of the images
+    layout: Layout  # layout of each image
+    copies: Mapping[str, int]  # number of copies of each image
+    disk: Disk = DISK  # disk to write with
 
     def path(self, name: str, iteration: int) -> Path:
         """Path of an image of an iteration."""

@@ -286,11 +286,6 @@ def give_memory_back() -> None:
 def choose_device(mode: str | None) -> torch.device:
     """The device of a mode: ``cpu``, ``gpu``, or None for a GPU if there is one.
 
-    Raises
-    ------
-    ConfigError
-        For another word, and for ``gpu`` without a CUDA device.
-
     Examples
     --------
     >>> choose_device("cpu")

@@ -270,11 +270,6 @@ def open_device(kind: str, precision: str, channels_last: bool, records: bool = 
         As for :class:`~halotile.tasks.devices.device.Device`.
     records : bool
         As for :class:`Gpu`.
-
-    Raises
-    ------
-    ConfigError
-        For ``cuda`` without a GPU.
     """
     if kind == "cpu":
         return Device("cpu", precision, channels_last)

@@ -49,11 +49,6 @@ def build(
         Reduction of fidelities. The adjoint of a stack is a sum in any case.
     **options
         Options of stacks.
-
-    Raises
-    ------
-    ConfigError
-        When the kind of the object is ambiguous, or not the one given.
     """
     kind = detect_kind(value) if kind == "auto" else kind
     if kind not in KINDS:
@@ -145,13 +140,7 @@ def build_processing(processor: Any, ctx: Engine, tiling: TilingOptions) -> Dist
 
 
 def build_prior(prior: Any, ctx: Engine, tiling: TilingOptions) -> Any:
-    """Return the same prior with its denoiser distributed.
-
-    Raises
-    ------
-    ConfigError
-        For a prior without a denoiser.
-    """
+    """Return the same prior with its denoiser distributed."""
     denoiser = getattr(prior, "denoiser", None)
     if denoiser is None:
         raise ConfigError(
@@ -165,13 +154,7 @@ def build_prior(prior: Any, ctx: Engine, tiling: TilingOptions) -> Any:
 
 
 def build_model(model: Any, ctx: Engine, tiling: TilingOptions) -> Any:
-    """Distribute the fidelities and denoisers of an unfolded model of ``deepinv.optim``, in place.
-
-    Raises
-    ------
-    WrongKind
-        For other models.
-    """
+    """Distribute the fidelities and denoisers of an unfolded model of ``deepinv.optim``, in place."""
     from deepinv.optim import BaseOptim
 
     if not isinstance(model, BaseOptim):
@@ -213,11 +196,6 @@ def _check_parameters(value: Any) -> Any:
 
 def detect_kind(value: Any) -> str:
     """Detect the kind of an object.
-
-    Raises
-    ------
-    ConfigError
-        When the kind is ambiguous; with the type of the object.
 
     Examples
     --------

@@ -73,9 +73,4 @@ class Engine(Protocol):
             The arrays that calls refer to by position.
         what : str
             The unit that a call's number counts: ``operator`` or ``tile``.
-
-        Raises
-        ------
-        TaskFailed
-            As soon as a call fails; with its number.
         """

@@ -116,11 +116,6 @@ def estimate_noise_levels(
     ndarray
         One number for each index of the looped axes, in the units of the stored pixels; 0 for a plane without noise.
 
-    Raises
-    ------
-    InputError
-        When the image is too small for details, or no plane has any.
-
     References
     ----------
     D. L. Donoho, I. M. Johnstone, Ideal spatial adaptation by wavelet shrinkage, Biometrika 81
@@ -149,11 +144,6 @@ def sampled_planes(
     """Yield the place of each plane on the looped axes, with the squares that are sampled of it; NaN where they are not finite.
 
     Of more planes than ``most``, as many are taken, spread evenly.
-
-    Raises
-    ------
-    InputError
-        When the image is too small for details.
     """
     square = tuple(spatial[-2:])
     if len(square) < 2 or min(source.shape[axis] for axis in square) < 2:

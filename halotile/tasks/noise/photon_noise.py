@@ -40,15 +40,6 @@ SUITS = 2.0
 class PhotonNoise:
     """Noise of an image that counts photons: ``z = gain P(x) + offset + read_sigma n``, P a Poisson count, n standard normal.
 
-    Parameters
-    ----------
-    gain : ndarray
-        Value of one photon, in units of the image: one number, or one for each plane. 0 where no photons are counted: noise of one level.
-    offset : ndarray
-        Value without any photon, of the same shape.
-    read_sigma : ndarray
-        Standard deviation of the noise of the readout, of the same shape.
-
     Examples
     --------
     >>> float(PhotonNoise(np.array(2.0), np.array(100.0), np.array(3.0)).variance)
@@ -57,9 +48,11 @@ class PhotonNoise:
     {'gain': 2.0, 'offset': 95.5, 'read_sigma': 0.0}
     """
 
+    # value of one photon, in units of the image: one number, or one for each plane. 0 where no photons are counted:
+    # noise of one level
     gain: Values
-    offset: Values
-    read_sigma: Values
+    offset: Values  # value without any photon, of the same shape
+    read_sigma: Values  # standard deviation of the noise of the readout, of the same shape
 
     @classmethod
     def of(cls, gain: Values, variance: Values) -> Self:
@@ -101,38 +94,23 @@ class Even(NamedTuple):
 
 
 def estimate_photon_noise(
-    source: Readable,
+    source: Readable,  # image
+    # spatial, looped: positions of the spatial axes, and of those of which each index is a plane by itself
     spatial: Sequence[int],
     looped: Sequence[int] = (),
     *,
-    apart: Sequence[int] = (),
-    clearly: bool = False,
+    apart: Sequence[int] = (),  # those of the looped axes whose indices share no noise: channels
+    clearly: bool = False,  # require that the noise of every plane clearly grows with brightness
 ) -> PhotonNoise | None:
     """Estimate the photon noise of every plane from the samples of :func:`~halotile.tasks.noise.estimate.estimate_noise_levels`.
 
     A plane in which noise does not grow with brightness, such as one of equal brightness, gets the median of the others where
     that is as much noise as it has; else noise of its own level, with a gain of 0.
 
-    Parameters
-    ----------
-    source : Readable
-        The image.
-    spatial, looped : sequence of int
-        Positions of the spatial axes, and of those of which each index is a plane by itself.
-    apart : sequence of int
-        Those of the looped axes whose indices share no noise: channels.
-    clearly : bool
-        Require that the noise of every plane clearly grows with brightness.
-
     Returns
     -------
     PhotonNoise or None
         One number for each index of the looped axes; None where no plane shows such noise.
-
-    Raises
-    ------
-    InputError
-        When the image has no 2 x 2 pixels.
     """
     fits: dict[tuple[int, ...], Fit] = {}
     evens: dict[tuple[int, ...], Even] = {}

@@ -121,16 +121,6 @@ MEASURED = 0.25
 class Residual:
     """Statistics of a residual, ``noisy - denoised``.
 
-    Parameters
-    ----------
-    ratio : float
-        Standard deviation relative to that of the noise: 1 where all noise was taken away and nothing else.
-    correlation : float
-        Correlation of neighbouring pixels, the mean of both directions, exceeded in a quarter of the parts: about 0 for white noise,
-        less where noise was only smoothed, more where the residual holds structure of the image.
-    shift : float
-        Mean relative to the noise, or median where that is closer to 0: a few hot pixels have a large mean, skewed noise has a median of its own.
-
     Examples
     --------
     >>> noise = np.random.default_rng(0).standard_normal((256, 256))
@@ -143,8 +133,13 @@ class Residual:
     True
     """
 
+    # standard deviation relative to that of the noise: 1 where all noise was taken away and nothing else
     ratio: float
+    # correlation of neighbouring pixels, the mean of both directions, exceeded in a quarter of the parts: about 0 for
+    # white noise, less where noise was only smoothed, more where the residual holds structure of the image
     correlation: float
+    # mean relative to the noise, or median where that is closer to 0: a few hot pixels have a large mean, skewed
+    # noise has a median of its own
     shift: float = 0.0
 
     @classmethod

@@ -157,13 +157,7 @@ class Simulated(Derived):
         return clean
 
     def _check_light(self, lit: NDArray[Any]) -> None:
-        """Refuse pixels for which no count can be drawn; values that rounding leaves below 0 count as 0.
-
-        Raises
-        ------
-        InputError
-            With the number of such pixels in the region.
-        """
+        """Refuse pixels for which no count can be drawn; values that rounding leaves below 0 count as 0."""
         finite = np.isfinite(lit)
         brightest = float(np.max(lit, initial=0, where=finite))
         dark = lit < -max(ROUNDING * brightest, FAINT * self.level)

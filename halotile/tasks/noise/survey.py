@@ -23,28 +23,15 @@ TAIL = 1e-3
 
 @dataclass(frozen=True)
 class PlaneSurvey:
-    """A plane as its samples show it.
+    """A plane as its samples show it."""
 
-    Parameters
-    ----------
-    place : tuple of int
-        Its index on each looped axis.
-    low, high : float
-        Range of all but the least and largest values, in the units of the file; NaN without any.
-    noise : PlaneLevel
-        Noise level in the same units; 0 or NaN where there is none.
-    grows : bool
-        True if the noise clearly grows with brightness.
-    ends : Ends
-        Its least and largest values.
-    """
-
-    place: tuple[int, ...]
+    place: tuple[int, ...]  # its index on each looped axis
+    # low, high: range of all but the least and largest values, in the units of the file; NaN without any
     low: float
     high: float
-    noise: PlaneLevel
-    grows: bool
-    ends: Ends
+    noise: PlaneLevel  # noise level in the same units; 0 or NaN where there is none
+    grows: bool  # true if the noise clearly grows with brightness
+    ends: Ends  # its least and largest values
 
 
 def survey_planes(

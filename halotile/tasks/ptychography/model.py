@@ -109,23 +109,13 @@ def added_gradients(total: PatternGradients, found: PatternGradients, some: slic
 
 @dataclass(frozen=True)
 class PatternModel:
-    """A propagator, a loss, and the pixels that count.
+    """A propagator, a loss, and the pixels that count."""
 
-    Parameters
-    ----------
-    propagator : Propagator
-        From the sample to the detector.
-    loss : str
-        ``amplitude_mse``, ``intensity_mse`` or ``poisson_nll``, summed over the pixels that count.
-    mask : Tensor, (rows, columns), optional
-        1 where a pixel of the detector counts, else 0.
-    oversampling : int
-        Samples of the wave along each axis of a pixel, whose intensities it counts together.
-    """
-
-    propagator: Propagator
+    propagator: Propagator  # from the sample to the detector
+    # `amplitude_mse`, `intensity_mse` or `poisson_nll`, summed over the pixels that count
     loss: str = "amplitude_mse"
-    mask: torch.Tensor | None = None
+    mask: torch.Tensor | None = None  # 1 where a pixel of the detector counts, else 0
+    # samples of the wave along each axis of a pixel, whose intensities it counts together
     oversampling: int = 1
 
     @classmethod
@@ -136,40 +126,21 @@ class PatternModel:
 
     def gradients(
         self,
-        image: torch.Tensor,
-        probe: torch.Tensor,
-        background: torch.Tensor,
-        positions: Positions,
-        patterns: torch.Tensor,
-        groups: Sequence[slice],
-        wanted: Collection[str] = PARTS,
+        image: torch.Tensor,  # object, complex
+        probe: torch.Tensor,  # modes of the probe, complex, whose intensities add
+        background: torch.Tensor,  # root of the intensity that is always there
+        positions: Positions,  # positions of the patterns
+        patterns: torch.Tensor,  # counted intensities
+        groups: Sequence[slice],  # positions of each group
+        wanted: Collection[str] = PARTS,  # parts whose gradients are needed
+        # modes that are added to the first one with the shares of the positions
         variations: torch.Tensor | None = None,
+        # true for pixels that have no part in the gradients; their loss is the part `held_out`
         held_out: torch.Tensor | None = None,
     ) -> list[PatternGradients]:
         """Loss and gradients of each group of patterns.
 
         What is of one pattern is computed of all at once, and sums are made of each group.
-
-        Parameters
-        ----------
-        image : Tensor, (rows, columns)
-            The object, complex.
-        probe : Tensor, (modes, rows, columns)
-            Modes of the probe, complex, whose intensities add.
-        background : Tensor, (rows, columns)
-            Root of the intensity that is always there.
-        positions : Positions
-            The positions of the patterns.
-        patterns : Tensor, (positions, rows, columns)
-            Counted intensities.
-        groups : sequence of slice
-            Positions of each group.
-        wanted : collection of str
-            The parts whose gradients are needed.
-        variations : Tensor, (variations, rows, columns), optional
-            Modes that are added to the first one with the shares of the positions.
-        held_out : Tensor of bool, (positions, rows, columns), optional
-            True for pixels that have no part in the gradients; their loss is the part ``held_out``.
         """
         waves = self._waves(image, probe, positions, groups, variations)
         wave = waves.on_detector

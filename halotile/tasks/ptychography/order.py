@@ -36,18 +36,10 @@ def held_out(recipe: ScanRecipe, numbers: PatternNumbers) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """The patterns of each slot in each step, in one array: there may be millions.
+    """The patterns of each slot in each step, in one array: there may be millions."""
 
-    Parameters
-    ----------
-    numbers : ndarray
-        Those of the first step, slot by slot, then those of the next.
-    ends : ndarray
-        Ends of the slots in it, (steps, slots).
-    """
-
-    numbers: NDArray[np.int32]
-    ends: NDArray[np.int64]
+    numbers: NDArray[np.int32]  # those of the first step, slot by slot, then those of the next
+    ends: NDArray[np.int64]  # ends of the slots in it, (steps, slots)
 
     @classmethod
     def of(cls, steps: Iterable[list[PatternNumbers]], count: int) -> EpochOrder:

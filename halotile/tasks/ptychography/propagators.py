@@ -59,17 +59,12 @@ class FarField:
 class NearField:
     """The angular spectrum method: each plane wave has the phase of its way.
 
-    Parameters
-    ----------
-    transfer : Tensor, (rows, columns)
-        Factor of each frequency, in the order of :func:`torch.fft.fft2`.
-
     References
     ----------
     J. W. Goodman, Introduction to Fourier Optics, section 3.10.
     """
 
-    transfer: torch.Tensor
+    transfer: torch.Tensor  # factor of each frequency, in the order of `fft2`
 
     @classmethod
     def of(

@@ -51,34 +51,18 @@ def warning_of_halves(loss: float, of_halves: float, kind: str) -> str | None:
 
 @dataclass(frozen=True)
 class PatternSolverTraits:
-    """Facts about a solver for a plan.
+    """Facts about a solver for a plan."""
 
-    Parameters
-    ----------
-    rate : float
-        Usual learning rate; 0: it depends on the scale of the loss.
-    of_few, of_likelihood : float, optional
-        The usual ones where single photons make the gradients: of few counts, and of the likelihood of counts unless pixels of few counts are held out.
-    batch : int
-        Usual patterns of a step; 0: all.
-    objects : int
-        Copies of the object that it keeps.
-    any_model : bool
-        True: it needs gradients alone.
-    losses : tuple of str, optional
-        The only ones whose curvature it knows; None: it needs none.
-    options : tuple of str
-        Options of a stage that are for it and a few others alone.
-    """
-
-    rate: float = 0.02
+    rate: float = 0.02  # usual learning rate; 0: it depends on the scale of the loss
+    # of_few, of_likelihood: usual ones where single photons make the gradients: of few counts, and of the likelihood
+    # of counts unless pixels of few counts are held out
     of_few: float | None = None
     of_likelihood: float | None = None
-    batch: int = 20
-    objects: int = 2
-    any_model: bool = True
-    losses: tuple[str, ...] | None = None
-    options: tuple[str, ...] = ()
+    batch: int = 20  # usual patterns of a step; 0: all
+    objects: int = 2  # copies of the object that it keeps
+    any_model: bool = True  # true: it needs gradients alone
+    losses: tuple[str, ...] | None = None  # only ones whose curvature it knows; None: it needs none
+    options: tuple[str, ...] = ()  # options of a stage that are for it and a few others alone
 
 
 SOLVER_TRAITS: Mapping[str, PatternSolverTraits] = {
@@ -93,50 +77,24 @@ SOLVER_TRAITS: Mapping[str, PatternSolverTraits] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SolverStage:
-    """Epochs with one solver.
+    """Epochs with one solver."""
 
-    Parameters
-    ----------
-    solver : str
-        One of :data:`SOLVER_TRAITS`.
-    epochs : int
-        Number of times that each pattern is used.
-    lr : float
-        Learning rate.
-    batch : int
-        Patterns of a step.
-    lr_factors : mapping of str to float
-        Factors of the learning rate, by part.
-    hold_positions : int
-        Epochs in which positions stay where they are.
-    alpha : float
-        rpie: near 0, each place by its own light; at 1, all by that of the brightest: ePIE.
-    betas : tuple of float
-        adam: shares of the earlier mean and mean square of the gradients that a step keeps.
-    amsgrad : bool
-        adam: True: steps are by the largest mean square so far.
-    momentum : float
-        sgd: share of the last step's direction that is added to the next one.
-    smoothness : float
-        Weight of the squared differences between neighbouring pixels of the object, by the light of the probe.
-    plateau : bool
-        True: the learning rate is divided by 5 where the loss has not fallen for more than 10 epochs.
-    subset : tuple of int, optional
-        The only patterns that are used, by their numbers in the file that the scan came from; None: all.
-    """
-
-    solver: str = "adam"
-    epochs: int
-    lr: float
-    batch: int
-    lr_factors: Mapping[str, float] = field(default_factory=dict)
+    solver: str = "adam"  # one of `SOLVER_TRAITS`
+    epochs: int  # number of times that each pattern is used
+    lr: float  # learning rate
+    batch: int  # patterns of a step
+    lr_factors: Mapping[str, float] = field(default_factory=dict)  # factors of the learning rate, by part
+    # true: the learning rate is divided by 5 where the loss has not fallen for more than 10 epochs
     plateau: bool = False
-    hold_positions: int = 0
-    alpha: float = 0.1
+    hold_positions: int = 0  # epochs in which positions stay where they are
+    alpha: float = 0.1  # rpie: near 0, each place by its own light; at 1, all by that of the brightest: ePIE
+    # adam: shares of the earlier mean and mean square of the gradients that a step keeps
     betas: tuple[float, float] = (0.9, 0.999)
-    amsgrad: bool = False
-    momentum: float = 0.0
+    amsgrad: bool = False  # adam: True: steps are by the largest mean square so far
+    momentum: float = 0.0  # sgd: share of the last step's direction that is added to the next one
+    # weight of the squared differences between neighbouring pixels of the object, by the light of the probe
     smoothness: float = 0.0
+    # only patterns that are used, by their numbers in the file that the scan came from; None: all
     subset: tuple[int, ...] | None = None
 
 
@@ -169,26 +127,17 @@ def stages_begun(checkpoints: Sequence[Path]) -> int:
 class Optics:
     """The way from the sample to the detector.
 
-    Parameters
-    ----------
-    field : {"far", "near"}
-        far: a Fourier transform; near: the angular spectrum method.
-    wavelength, distance : float
-        In metres; that distance over which waves with the pixels of the object propagate.
-    pixel : tuple of float
-        Size of a pixel of the object along rows and columns, in metres.
-    focus : float, optional
-        far: distance from the focus of the beam to the sample in metres, for the first guess of the probe.
-
     References
     ----------
     D. M. Paganin, Coherent X-Ray Optics, appendix B: the Fresnel scaling theorem.
     """
 
-    field: Literal["far", "near"]
+    field: Literal["far", "near"]  # far: a Fourier transform; near: the angular spectrum method
+    # wavelength, distance: in metres; that distance over which waves with the pixels of the object propagate
     wavelength: float
     distance: float
-    pixel: tuple[float, float]
+    pixel: tuple[float, float]  # size of a pixel of the object along rows and columns, in metres
+    # far: distance from the focus of the beam to the sample in metres, for the first guess of the probe
     focus: float | None = None
 
     @classmethod
@@ -217,78 +166,44 @@ class Optics:
 
 @dataclass(frozen=True)
 class ScanRecipe:
-    """A reconstruction.
+    """A reconstruction."""
 
-    Parameters
-    ----------
-    scan : Scan
-        Positions and everything else that is small.
-    patterns : Source
-        The patterns, (positions, rows, columns).
-    optics : Optics
-        The way from the sample to the detector.
-    loss : str
-        One of :data:`~halotile.tasks.ptychography.losses.LOSSES`.
-    modes : int
-        Modes of the probe.
-    refined : tuple of str
-        Those of :data:`PARTS` that change.
-    stages : tuple of SolverStage
-        One after the other.
-    slots, seed : int
-        Parts of a batch for the ranks to share, and the number from which the order of the patterns follows.
-    margin : int
-        Pixels around the scanned part of the object, as far as positions may move.
-    few_counts : bool
-        True where most pixels of the patterns counted nothing.
-    window : int
-        Patterns that a slot draws from at a time, a number of whole chunks; 0: all.
-    held_out : float
-        Share of the pixels of each pattern that no gradient has, whose loss decides which epoch of a stage is kept; 0: the last one.
-    support : float, optional
-        Radius in pixels of the circle outside of which the probe is 0.
-    variations : int
-        Modes that are added to the first one with a share of each pattern's own.
-    oversampling : int
-        Samples of the far field along each axis of a pixel of the detector: the probe has as many pixels for one of a pattern.
-    module : str, optional
-        ``package.module:name`` of a function that returns the model as a torch module, with its options and the folder that is searched
-        first; None: halotile's own.
-    start : StartValues, optional
-        Object, probe and the like to begin with.
-    resolution : bool
-        True: two halves of the positions are reconstructed by themselves as well, for the resolution.
-    checkpoint, curve, drawing : Path
-        Files on a disk that all ranks see; there is a checkpoint for each stage, whose name begins with this one.
-    requests : Path, optional
-        File of the epochs that a loop asks for; None: all are computed.
-    """
-
-    scan: Scan
-    patterns: Source
-    optics: Optics
-    loss: str
-    modes: int
-    refined: tuple[str, ...]
-    stages: tuple[SolverStage, ...]
+    scan: Scan  # positions and everything else that is small
+    patterns: Source  # patterns, (positions, rows, columns)
+    optics: Optics  # way from the sample to the detector
+    loss: str  # one of `LOSSES`
+    modes: int  # modes of the probe
+    refined: tuple[str, ...]  # those of `PARTS` that change
+    stages: tuple[SolverStage, ...]  # one after the other
+    # slots, seed: parts of a batch for the ranks to share, and the number from which the order of the patterns
+    # follows
     slots: int
     seed: int
-    margin: int
-    few_counts: bool = False
-    window: int = 0
+    margin: int  # pixels around the scanned part of the object, as far as positions may move
+    few_counts: bool = False  # true where most pixels of the patterns counted nothing
+    window: int = 0  # patterns that a slot draws from at a time, a number of whole chunks; 0: all
+    # share of the pixels of each pattern that no gradient has, whose loss decides which epoch of a stage is kept; 0:
+    # the last one
     held_out: float = 0.0
-    support: float | None = None
-    variations: int = 0
+    support: float | None = None  # radius in pixels of the circle outside of which the probe is 0
+    variations: int = 0  # modes that are added to the first one with a share of each pattern's own
+    # samples of the far field along each axis of a pixel of the detector: the probe has as many pixels for one of a
+    # pattern
     oversampling: int = 1
+    # `package.module:name` of a function that returns the model as a torch module, with its options and the folder
+    # that is searched first; None: halotile's own
     module: str | None = None
     module_options: Mapping[str, Any] = field(default_factory=dict)
     import_folder: str | None = None
-    start: StartValues | None = None
+    start: StartValues | None = None  # object, probe and the like to begin with
+    # true: two halves of the positions are reconstructed by themselves as well, for the resolution
     resolution: bool = False
+    # checkpoint, curve, drawing: files on a disk that all ranks see; there is a checkpoint for each stage, whose name
+    # begins with this one
     checkpoint: Path = Path("checkpoint")
     curve: Path = Path()
     drawing: Path | None = None
-    requests: Path | None = None
+    requests: Path | None = None  # file of the epochs that a loop asks for; None: all are computed
 
     @property
     def pattern(self) -> tuple[int, int]:

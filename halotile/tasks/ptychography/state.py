@@ -46,43 +46,24 @@ LOSS_NUMBERS = 2
 
 @dataclass
 class ReconstructionState:
-    """The state of a reconstruction between two steps.
+    """The state of a reconstruction between two steps."""
 
-    Parameters
-    ----------
-    parameters : dict of str to Tensor
-        By part: the probe relative to ``norm``, the root of the background to ``root``; positions are the pixels by which they were moved.
-        ``pattern_loss`` is not refined: the mean loss of a pixel of each pattern before the last step with it, or 0.
-    moments : dict of str to dict of str to Tensor
-        What the solver keeps, by its names and by part.
-    norm : float
-        Greatest modulus of the first guess of the probe, in roots of counts.
-    root : float
-        Root of the mean count, at most 1: patterns may be relative to their sum.
-    scale : float
-        About the loss of a model without light: the mean count, of intensities its square.
-    losses : list of float
-        Of each epoch.
-    held_out : list of float
-        Those of the pixels that no gradient has, where there are any.
-    begun : float
-        The loss of a pixel before the first step, once that was done.
-    halves : list of ReconstructionState
-        Those of each half of the positions by itself, or none.
-    stage_begun : float
-        The loss of a pixel before the first step of the stage at hand, once that was done.
-    """
-
+    # by part: the probe relative to `norm`, the root of the background to `root`; positions are the pixels by which
+    # they were moved. `pattern_loss` is not refined: the mean loss of a pixel of each pattern before the last step
+    # with it, or 0
     parameters: PartTensors
-    norm: float
-    root: float = 1.0
-    scale: float = 1.0
+    norm: float  # greatest modulus of the first guess of the probe, in roots of counts
+    root: float = 1.0  # root of the mean count, at most 1: patterns may be relative to their sum
+    scale: float = 1.0  # about the loss of a model without light: the mean count, of intensities its square
+    # what the solver keeps, by its names and by part
     moments: dict[str, PartTensors] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # of each epoch
+    # those of the pixels that no gradient has, where there are any
     held_out: list[float] = field(default_factory=list)
-    begun: float = 0.0
+    begun: float = 0.0  # loss of a pixel before the first step, once that was done
+    # those of each half of the positions by itself, or none
     halves: list[ReconstructionState] = field(default_factory=list)
-    stage_begun: float = 0.0
+    stage_begun: float = 0.0  # loss of a pixel before the first step of the stage at hand, once that was done
 
     def content(self) -> dict[str, Any]:
         """Return the content of a checkpoint."""
@@ -365,12 +346,6 @@ def shift_limits(recipe: ScanRecipe) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def keep_between(values: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> None:
-    """Limit values in place.
-
-    Raises
-    ------
-    Diverged
-        Where they are not finite.
-    """
+    """Limit values in place."""
     if not bool(values.clamp_(least, most).isfinite().all()):
         raise Diverged("positions are no longer finite. Write a smaller lr, or refine them in a later run.")

@@ -15,13 +15,7 @@ NEEDED = {"object": "rows, columns", "probe": "modes, rows, columns"}
 
 
 def built_module(recipe: ScanRecipe) -> torch.nn.Module:
-    """Build the user's module. Runs the user's code.
-
-    Raises
-    ------
-    ConfigError
-        When it cannot be built, or lacks something.
-    """
+    """Build the user's module. Runs the user's code."""
     import_from(recipe.import_folder)
     assert recipe.module is not None
     torch.manual_seed(recipe.seed)

@@ -60,11 +60,6 @@ class FineFit(NamedTuple):
 class FineStructure:
     """Squares of an image, all of the same shape, without their noise and illumination as far as these are finer and coarser.
 
-    Parameters
-    ----------
-    squares : sequence of ndarray
-        Rows and columns, NaN in holes.
-
     Examples
     --------
     >>> rng = np.random.default_rng(0)
@@ -73,7 +68,7 @@ class FineStructure:
     (30, 0)
     """
 
-    squares: Sequence[Values]
+    squares: Sequence[Values]  # rows and columns, NaN in holes
 
     def fit(self, other: FineStructure) -> FineFit:
         """Compare with squares of the same places of another image."""

@@ -29,23 +29,6 @@ ROUNDING = 1e-9
 class Pair:
     """Statistics of two images.
 
-    Parameters
-    ----------
-    structure : float
-        Share of structure in the variance of the pixels, by the correlation of neighbours: about 0 for white noise.
-    shared : float
-        Correlation of both, relative to that share: about 1 for the same with noise that differs from pixel to pixel, about 0 for others.
-    shift : (int, int)
-        Rows and columns by which the second is shifted; 0 where that is not clear.
-    contrast : float
-        Contrast of the structure of the second, relative to that of the first.
-    offset : float
-        Difference of the means, in standard deviations of the first.
-    shared_finely : float
-        Correlation as ``shared`` of means of 4 x 4 pixels, without slow illumination; NaN where there is too little structure in them.
-    is_copy : bool
-        True where the second is the first, but for brightness and contrast.
-
     Examples
     --------
     >>> rng = np.random.default_rng(0)
@@ -56,13 +39,18 @@ class Pair:
     ((0, 3), 2.0)
     """
 
+    # share of structure in the variance of the pixels, by the correlation of neighbours: about 0 for white noise
     structure: float
+    # correlation of both, relative to that share: about 1 for the same with noise that differs from pixel to pixel,
+    # about 0 for others
     shared: float
-    shift: tuple[int, int]
-    contrast: float
-    offset: float
+    shift: tuple[int, int]  # rows and columns by which the second is shifted; 0 where that is not clear
+    contrast: float  # contrast of the structure of the second, relative to that of the first
+    offset: float  # difference of the means, in standard deviations of the first
+    # correlation as `shared` of means of 4 x 4 pixels, without slow illumination; NaN where there is too little
+    # structure in them
     shared_finely: float = math.nan
-    is_copy: bool = False
+    is_copy: bool = False  # true where the second is the first, but for brightness and contrast
 
     @classmethod
     def of(cls, squares: Iterable[tuple[Values, Values]]) -> Pair | None:

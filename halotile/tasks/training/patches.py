@@ -37,30 +37,14 @@ VALIDATION = 2**32
 
 @dataclass(frozen=True)
 class TrainingImage:
-    """An image that a network is trained on.
+    """An image that a network is trained on."""
 
-    Parameters
-    ----------
-    source : Readable
-        The image, with NaN where nothing was measured.
-    spatial : tuple of int
-        Positions of the axes of rows and columns.
-    channel : int, optional
-        Position of the axis of channels; all others are planes by themselves.
-    values : ImageValues
-        Its values, by samples.
-    second : Readable, optional
-        A second image of the same, with other noise.
-    second_values : ImageValues
-        Its values, by samples.
-    """
-
-    source: Readable
-    spatial: tuple[int, int]
-    channel: int | None = None
-    values: ImageValues = UNKNOWN
-    second: Readable | None = None
-    second_values: ImageValues = UNKNOWN
+    source: Readable  # image, with NaN where nothing was measured
+    spatial: tuple[int, int]  # positions of the axes of rows and columns
+    channel: int | None = None  # position of the axis of channels; all others are planes by themselves
+    values: ImageValues = UNKNOWN  # its values, by samples
+    second: Readable | None = None  # second image of the same, with other noise
+    second_values: ImageValues = UNKNOWN  # its values, by samples
 
     @property
     def planes(self) -> tuple[int, ...]:
@@ -126,24 +110,12 @@ class Patches(NamedTuple):
 
 @dataclass(frozen=True)
 class PatchSource:
-    """Draws patches of images; the same ones for the same numbers.
+    """Draws patches of images; the same ones for the same numbers."""
 
-    Parameters
-    ----------
-    images : tuple of TrainingImage
-        The images, of the same number of channels.
-    patch : int
-        Edge of a patch.
-    values : (float, float)
-        Values of the pixels that become 0 and 1.
-    seed : int
-        Number that all places follow from.
-    """
-
-    images: tuple[TrainingImage, ...]
-    patch: int
-    values: tuple[float, float] = (0.0, 1.0)
-    seed: int = 0
+    images: tuple[TrainingImage, ...]  # images, of the same number of channels
+    patch: int  # edge of a patch
+    values: tuple[float, float] = (0.0, 1.0)  # values of the pixels that become 0 and 1
+    seed: int = 0  # number that all places follow from
 
     @cached_property
     def counts(self) -> list[tuple[int, int]]:

@@ -12,38 +12,19 @@ from halotile.tasks.training.patches import PatchSource
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training.
+    """A training."""
 
-    Parameters
-    ----------
-    patches : PatchSource
-        The images.
-    network : Network
-        The architecture.
-    method : str
-        One of :data:`~halotile.tasks.training.methods.METHODS`.
-    steps, batch, slots : int
-        Number of steps, patches of a step, and parts that a batch has for the ranks to share.
-    rate : float
-        Learning rate of Adam in the first step; it ends at 0, along half a cosine.
-    every : int
-        Steps from one row of the curve to the next.
-    mode : {"exact", "fast"}
-        Order in which gradients are added: see :func:`~halotile.tasks.groups.training.fit.fit`.
-    checkpoint, curve, examples : Path
-        Files on a disk that all ranks see.
-    """
-
-    patches: PatchSource
-    network: Network
-    method: str
+    patches: PatchSource  # images
+    network: Network  # architecture
+    method: str  # one of `METHODS`
+    # steps, batch, slots: number of steps, patches of a step, and parts that a batch has for the ranks to share
     steps: int
     batch: int
     slots: int
-    rate: float
-    every: int
-    mode: Literal["exact", "fast"] = "exact"
-    checkpoint: Path = Path()
+    rate: float  # learning rate of Adam in the first step; it ends at 0, along half a cosine
+    every: int  # steps from one row of the curve to the next
+    mode: Literal["exact", "fast"] = "exact"  # order in which gradients are added: see `fit`
+    checkpoint: Path = Path()  # checkpoint, curve, examples: files on a disk that all ranks see
     curve: Path = Path()
     examples: Path = Path()
 

@@ -86,13 +86,7 @@ class AdamOptimizer:
         return {"steps": self.steps, "means": self.means, "squares": self.squares}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint.
-
-        Raises
-        ------
-        ValueError
-            When it is that of other parameters.
-        """
+        """Go on from a checkpoint."""
         moments = [
             pair
             for name in ("means", "squares")
@@ -162,15 +156,7 @@ class Trainer:
     device: Any
 
     def train(self, group: TorchGroup) -> None:
-        """Train on this rank of a group, from the checkpoint on.
-
-        Raises
-        ------
-        InputError
-            When the images cannot be read, or have next to nothing to train on.
-        Diverged
-            When the loss is not finite.
-        """
+        """Train on this rank of a group, from the checkpoint on."""
         recipe = self.recipe
         prepare_program(self.device)
         module = self.module().to(self.device, memory_format=LAYOUT)

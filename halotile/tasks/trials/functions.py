@@ -140,13 +140,7 @@ LONG_PIXELS = 2**18
 
 
 def check_stateless(denoiser: ArrayDenoiser, dims: int) -> None:
-    """Refuse a function with memory, by calling it on an image, another one, and the first again. Needs no torch.
-
-    Raises
-    ------
-    ConfigError
-        When the two results for the first image differ, or the function fails.
-    """
+    """Refuse a function with memory, by calling it on an image, another one, and the first again. Needs no torch."""
     image, other = np.random.default_rng(20_26).random((2, *(NARROW[dims],) * dims), np.float32)
     first, _, again = (_call(denoiser, given.copy()) for given in (image, other, image))
     if not np.array_equal(first, again, equal_nan=True):
@@ -174,11 +168,6 @@ def check_depth(
     is_cut : bool
         Whether windows end with the image, as the function's own rule has it. Else a boundary rule continues the image, and
         the function never sees its ends.
-
-    Raises
-    ------
-    ConfigError
-        When results differ at this depth in a window, the function fails, or such an image exceeds the memory.
     """
     frame = NARROW[len(depth)] // 2
     sides = tuple(max(2 * frame, -(-(a + b + frame // 2) // frame) * frame) for a, b in depth)

@@ -8,113 +8,53 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """Options of a trial.
+    """Options of a trial."""
 
-    Parameters
-    ----------
-    tiles : tuple of tuple of int
-        Edges of the tiles to try, on the tiled axes, in pixels.
-    batch : int, optional
-        The only batch to try.
-    sharing : int
-        Number of processes that share the device.
-    layouts : bool
-        Whether to try the other memory layout.
-    compare : bool
-        Whether to try all precisions.
-    """
-
-    tiles: tuple[tuple[int, ...], ...]
-    batch: int | None = None
-    sharing: int = 1
-    layouts: bool = False
-    compare: bool = False
+    tiles: tuple[tuple[int, ...], ...]  # edges of the tiles to try, on the tiled axes, in pixels
+    batch: int | None = None  # only batch to try
+    sharing: int = 1  # number of processes that share the device
+    layouts: bool = False  # whether to try the other memory layout
+    compare: bool = False  # whether to try all precisions
 
 
 @dataclass(frozen=True)
 class TileTrial:
-    """Time and memory of a tile and batch.
-
-    Parameters
-    ----------
-    tile, batch
-        The tile and batch.
-    seconds : float
-        Time for one block, including its halo and the padding of its last batch.
-    batch_bytes : int
-        Peak memory of a batch on the device, without the block and the model.
-    """
+    """Time and memory of a tile and batch."""
 
     tile: tuple[int, ...]
     batch: int
-    seconds: float
-    batch_bytes: int
+    seconds: float  # time for one block, including its halo and the padding of its last batch
+    batch_bytes: int  # peak memory of a batch on the device, without the block and the model
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Time and error of a precision.
+    """Time and error of a precision."""
 
-    Parameters
-    ----------
-    name : str
-        As in a job.
-    seconds : float or None
-        Time for one block; None if it does not run here.
-    error : float or None
-        The largest difference from float32 on a CPU, relative to the largest pixel; None if unknown.
-    why_not : str
-        The reason if it does not run here, or has no error.
-    """
-
-    name: str
-    seconds: float | None = None
+    name: str  # as in a job
+    seconds: float | None = None  # time for one block; None if it does not run here
+    # largest difference from float32 on a CPU, relative to the largest pixel; None if unknown
     error: float | None = None
-    why_not: str = ""
+    why_not: str = ""  # reason if it does not run here, or has no error
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Result of a trial.
+    """Result of a trial."""
 
-    Parameters
-    ----------
-    device : str
-        Name of the device.
-    tile, batch
-        The fastest.
-    channels_last : bool
-        Whether activations are faster channels last.
-    records : bool
-        Whether recording the launches of a batch pays.
-    megapixels_per_second : float
-        Speed of a block with these, without reading and writing.
-    device_bytes : int
-        Peak memory of a worker on the device: model, blocks in flight, one batch. 0 for a CPU.
-    free_bytes : int or None
-        Memory that a worker may take on the device; None on a CPU.
-    host_bytes : int
-        Resident memory of a process that has opened the device and loaded the model.
-    block_pixels : int
-        Pixels of a block.
-    tried : tuple of TileTrial
-        All tiles and batches that were tried.
-    precisions : tuple of Precision
-        All precisions, if they were compared.
-    """
-
-    device: str
-    tile: tuple[int, ...]
+    device: str  # name of the device
+    tile: tuple[int, ...]  # tile, batch: fastest
     batch: int
-    channels_last: bool
-    records: bool
-    megapixels_per_second: float
+    channels_last: bool  # whether activations are faster channels last
+    records: bool  # whether recording the launches of a batch pays
+    megapixels_per_second: float  # speed of a block with these, without reading and writing
+    # peak memory of a worker on the device: model, blocks in flight, one batch. 0 for a CPU
     device_bytes: int
-    free_bytes: int | None
-    host_bytes: int
+    free_bytes: int | None  # memory that a worker may take on the device; None on a CPU
+    host_bytes: int  # resident memory of a process that has opened the device and loaded the model
     block_pixels: int
-    tried: tuple[TileTrial, ...]
-    precisions: tuple[Precision, ...] = ()
+    tried: tuple[TileTrial, ...]  # all tiles and batches that were tried
+    precisions: tuple[Precision, ...] = ()  # all precisions, if they were compared
 
     @property
     def seconds_per_block(self) -> float:

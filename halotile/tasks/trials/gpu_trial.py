@@ -55,11 +55,6 @@ def tune(task: DenoiseTask, request: TrialRequest, device: Device | None = None)
         The tiles to try, and options.
     device : Device, optional
         By default that of the job.
-
-    Raises
-    ------
-    MemoryRefused
-        When not even the smallest tile fits in the memory of the device.
     """
     trial = _Trial(task, device)
     tried = list(trial.search(request))

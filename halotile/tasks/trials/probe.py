@@ -141,12 +141,6 @@ def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
     (int, int)
         The receptive field, and the number of which tile origins must be multiples.
 
-    Raises
-    ------
-    ConfigError
-        When it looks at the whole image, depends on the position of a tile, fails on a small window,
-        or returns another shape than it declares.
-
     Examples
     --------
     >>> from halotile.tasks.denoisers.median import Median
@@ -175,12 +169,6 @@ def check_purity(
         Its model, if it is built already.
     sides : collection of str
         Names of the side inputs that it is given.
-
-    Raises
-    ------
-    ConfigError
-        When the two results differ, when the result depends on the other tiles of a batch, or when the denoiser changes
-        its input.
     """
     import torch
 
@@ -216,13 +204,7 @@ def check_purity(
 
 
 def check_user_code(denoiser: Denoiser, dims: int) -> None:
-    """Refuse a user's code that is not pure, or differs each time it is built.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`check_purity`; and when two models built from the same options differ in a bit.
-    """
+    """Refuse a user's code that is not pure, or differs each time it is built."""
     if isinstance(denoiser, ArrayDenoiser):
         check_stateless(denoiser, dims)
         return
@@ -263,11 +245,6 @@ def check_ragged(denoiser: Denoiser, image: tuple[int, ...]) -> None:
         Its alignment must be known.
     image : tuple of int
         Lengths of the tiled axes, in pixels.
-
-    Raises
-    ------
-    ConfigError
-        When the network loses pixels, or fails, on a side that is not a multiple of its total stride.
     """
     stride = denoiser.alignment
     rest = [n % stride for n in image]

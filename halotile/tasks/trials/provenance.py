@@ -132,11 +132,6 @@ def _joined_digest(*words: Any) -> str:
 def seals_of(denoiser: Denoiser, code: Mapping[str, str]) -> dict[str, str]:
     """Digests of the files of a denoiser by their paths, of the user's own ``code`` that is imported by name, and of the weights that
     it builds. Other parts of what it builds may differ from worker to worker, such as the name of a device.
-
-    Raises
-    ------
-    WeightsError
-        When a file cannot be read.
     """
     files = {str(path): file_sha256(path) for path in denoiser.files()}
     sealed = (_imported(denoiser), _weights(denoiser))
@@ -144,13 +139,7 @@ def seals_of(denoiser: Denoiser, code: Mapping[str, str]) -> dict[str, str]:
 
 
 def build_sealed(denoiser: Denoiser, seals: Mapping[str, str]) -> Model:
-    """Build the denoiser, from the same files and code that the job was planned with.
-
-    Raises
-    ------
-    WeightsError, ConfigError
-        When one of them was changed since: other blocks were computed with the old version.
-    """
+    """Build the denoiser, from the same files and code that the job was planned with."""
     model, denoiser = denoiser.build(), denoiser.inner
     for name, digest in seals.items():
         if isinstance(denoiser, UserNetwork) and name == denoiser.weights_name:

@@ -58,11 +58,6 @@ def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
         The job. Its image is not read.
     at_once : bool
         Whether tiles and references are computed in parallel, by a thread each: in half the time, with twice the memory.
-
-    Raises
-    ------
-    ConfigError
-        When the denoiser fails on a tile; :class:`ReferenceFailed` when it fails on a reference.
     """
     tiling, middle, title = task.tiling, _middle_tile(task), task.denoiser.title
     image = _padded_image(task)

@@ -21,28 +21,11 @@ QUIET_SECONDS = 3.0
 
 def await_workers(
     cluster: RunningCluster,
-    report: Callable[[str], None],
-    between: Callable[[], None] = lambda: None,
-    wanted: int = 1,
+    report: Callable[[str], None],  # takes a line for the user
+    between: Callable[[], None] = lambda: None,  # called several times a second; what it raises ends the wait
+    wanted: int = 1,  # number of workers to wait for
 ) -> None:
-    """Wait until there is a worker, or so many; report whenever the reason changes for which there are fewer.
-
-    Parameters
-    ----------
-    cluster : RunningCluster
-        A running cluster.
-    report : callable
-        Takes a line for the user.
-    between : callable
-        Called several times a second; what it raises ends the wait.
-    wanted : int
-        Number of workers to wait for.
-
-    Raises
-    ------
-    ClusterFailed
-        When there will not be as many.
-    """
+    """Wait until there is a worker, or so many; report whenever the reason changes for which there are fewer."""
     began, reported = time.monotonic(), None
     first = f"the first of {counted(cluster.workers, 'worker')}"
     while (missing := cluster.missing(wanted)) is not None:
@@ -67,26 +50,12 @@ def ask(
     client: Client,
     function: Callable[..., Any],
     *args: Any,
-    seconds: float = RPC_SECONDS,
+    seconds: float = RPC_SECONDS,  # longest wait
+    # called about twice a second during the wait; an exception from it ends the wait
     between: Callable[[], object] = lambda: None,
     **kwargs: Any,
 ) -> Any:
-    """Call a method of a client, or a coroutine function, in the client's event loop, and return its answer.
-
-    Parameters
-    ----------
-    seconds : float
-        Longest wait.
-    between : callable
-        Called about twice a second during the wait; an exception from it ends the wait.
-
-    Raises
-    ------
-    Unanswered
-        When there is no answer within ``seconds``.
-    ConnectionError
-        When the scheduler is gone.
-    """
+    """Call a method of a client, or a coroutine function, in the client's event loop, and return its answer."""
     from distributed import CancelledError
     from distributed.comm import CommClosedError
 

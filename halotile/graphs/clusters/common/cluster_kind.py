@@ -23,11 +23,6 @@ def cluster_kind_of(choice: Cluster, environment: Environment = os.environ) -> C
     (see :mod:`halotile.tasks.groups.launchers`), then a Slurm allocation; at last this machine, with its GPUs where it
     has any.
 
-    Raises
-    ------
-    ConfigError
-        When ``HALOTILE_CLUSTER`` names no kind, and where copies of the command are numbered, and not counted.
-
     Examples
     --------
     >>> cluster_kind_of(Cluster(kind="slurm"), {"HALOTILE_CLUSTER": "local"}).name
@@ -72,13 +67,7 @@ def is_other_copy(choice: Cluster, environment: Environment = os.environ) -> boo
 
 
 def check_startable(choice: Cluster) -> None:
-    """Refuse a kind of cluster that cannot be started from here.
-
-    Raises
-    ------
-    ConfigError, MissingPackage
-        With the name of what it lacks.
-    """
+    """Refuse a kind of cluster that cannot be started from here."""
     check = getattr(registry.find("clusters", cluster_kind_of(choice).name), "check", None)
     if check is not None:
         check(choice)
@@ -87,13 +76,7 @@ def check_startable(choice: Cluster) -> None:
 def check_one_script(
     kind: ChosenCluster, reason: str = "a script is its own driver", *, words: Sequence[str] = ()
 ) -> None:
-    """Refuse copies of a script, or of ``recon-cli exec`` with these words: each of them would be a driver.
-
-    Raises
-    ------
-    ConfigError
-        Where this is one of several copies, with the command that starts as many workers.
-    """
+    """Refuse copies of a script, or of ``recon-cli exec`` with these words: each of them would be a driver."""
     if kind.traits.of_copies:
         copy, (script, *arguments) = copy_of(), sys.argv
         words = words or [script, *(["--", *arguments] if arguments else [])]

@@ -30,18 +30,10 @@ _HIDDEN = ("", "-1", "NoDevFiles")
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs that workers may use.
+    """The GPUs that workers may use."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        Their names in CUDA_VISIBLE_DEVICES: numbers, or UUIDs.
-    why_none : str
-        The reason in a few words why there is none; empty where there is one.
-    """
-
-    names: tuple[str, ...] = ()
-    why_none: str = ""
+    names: tuple[str, ...] = ()  # their names in CUDA_VISIBLE_DEVICES: numbers, or UUIDs
+    why_none: str = ""  # reason in a few words why there is none; empty where there is one
 
 
 def gpus_here(environment: Mapping[str, str] = os.environ) -> Gpus:
@@ -108,11 +100,6 @@ def _counted() -> tuple[int, str]:
 
 def chosen(cluster: Cluster, here: Gpus | None = None) -> tuple[str, ...]:
     """Return the GPUs of this machine that a cluster section names, as CUDA_VISIBLE_DEVICES has them.
-
-    Raises
-    ------
-    ConfigError
-        Where there is no GPU, or not the one that is asked for.
 
     Examples
     --------
@@ -190,29 +177,15 @@ SLOT = r"(?m)^()Cpus\s*=\s*(\d+)"
 
 @dataclass(frozen=True)
 class BatchVariables:
-    """Variables in which a batch system describes the cores of a job.
+    """Variables in which a batch system describes the cores of a job."""
 
-    Parameters
-    ----------
-    job : tuple of str
-        Set in its jobs, one of them at least: the others may be set elsewhere too.
-    word : str
-        Its word for a core.
-    here : tuple of str
-        Numbers of cores on this machine.
-    lists : mapping
-        Lists of the cores on each machine, with their patterns: the name of a machine, and its number.
-    files : mapping
-        Names of files with such lists, likewise.
-    whole : tuple of str
-        Numbers of cores of the whole job, where no variable has the number on this machine.
-    """
-
-    job: tuple[str, ...]
-    word: str = "core"
-    here: tuple[str, ...] = ()
+    job: tuple[str, ...]  # set in its jobs, one of them at least: the others may be set elsewhere too
+    word: str = "core"  # its word for a core
+    here: tuple[str, ...] = ()  # numbers of cores on this machine
+    # lists of the cores on each machine, with their patterns: the name of a machine, and its number
     lists: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)  # names of files with such lists, likewise
+    # numbers of cores of the whole job, where no variable has the number on this machine
     whole: tuple[str, ...] = ()
 
 

@@ -40,13 +40,7 @@ _KEY = "key.pem"
 
 @dataclass(frozen=True)
 class Credentials:
-    """Certificates in a folder.
-
-    Parameters
-    ----------
-    folder : Path
-        Their folder.
-    """
+    """Certificates in a folder."""
 
     folder: Path
 
@@ -142,15 +136,7 @@ def private_base() -> Path:
 
 @contextmanager
 def owned(folder: Path, user: int | None = None, name: str = _OWNER) -> Iterator[None]:
-    """Hold the lock of a folder, a file of this name in it.
-
-    Raises
-    ------
-    OSError
-        When somebody else holds it, or the folder is not this user's.
-    OutputRefused
-        On a file system without locks.
-    """
+    """Hold the lock of a folder, a file of this name in it."""
     with ExitStack() as opened:
         # A link that another user planted under such a name is not followed, and nothing is created in it.
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -276,11 +262,6 @@ def is_exposed(address: str) -> bool:
 
 def address_of_interface(name: str) -> str:
     """The IPv4 address of a network interface of this machine.
-
-    Raises
-    ------
-    ConfigError
-        When there is none of this name; the message lists the interfaces that have an address.
 
     Examples
     --------

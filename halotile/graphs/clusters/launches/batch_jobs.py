@@ -95,15 +95,7 @@ def job_arguments(system: BatchSystem, order: Order, logs: Path) -> dict[str, An
 
 @contextmanager
 def start_jobs(system: BatchSystem, order: Order) -> Iterator[RunningCluster]:
-    """A cluster of one job for each worker, with the scheduler in this process.
-
-    Raises
-    ------
-    MissingPackage
-        Without dask-jobqueue.
-    ConfigError
-        When dask-jobqueue refuses an option.
-    """
+    """A cluster of one job for each worker, with the scheduler in this process."""
     system.check(order.choice)
     cluster_class = system.cluster_class()
     interface = system.interface(order.choice)

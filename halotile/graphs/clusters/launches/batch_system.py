@@ -21,56 +21,30 @@ SLURM = "slurm"
 
 @dataclass(frozen=True)
 class BatchSystem:
-    """Differences of one batch system from the others.
+    """Differences of one batch system from the others."""
 
-    Parameters
-    ----------
-    title : str
-        Its name.
-    module : str
-        Its name in dask-jobqueue's configuration, and of the module.
-    cluster : str
-        Its class in dask-jobqueue.
-    submits : str
-        The command that submits a job: the one that its class calls, written here to be known without dask-jobqueue.
-    states : callable
-        States of jobs by their ids. One that is left out is not known to be over.
-    gpus : callable
-        The request for GPUs, from the cluster section and the memory of a job: arguments of the class, and ``directives``.
-    lists : str
-        The command that lists its queues, or else its machines, in words.
-    account : str
-        dask-jobqueue's argument for the account.
-    walltime : callable
-        Converts a walltime to the system's format.
-    directives : callable
-        Converts directives to dask-jobqueue's format.
-    prologue : callable
-        Escapes a line of the prologue for the system's scripts.
-    usual : mapping
-        Arguments that the class requires and its configuration leaves empty.
-    driver : sequence of str, optional
-        Further directives of a job that holds the driver of a submitted run; None where it cannot.
-    requests : callable
-        Requests that the class leaves out, from the same as ``gpus`` and the folder of logs: likewise arguments, and ``directives``.
-    of_workers : str
-        Pattern for options in directives that apply to the jobs of workers, and not to that of the driver.
-    """
-
-    title: str
-    module: str
-    cluster: str
+    title: str  # its name
+    module: str  # its name in dask-jobqueue's configuration, and of the module
+    cluster: str  # its class in dask-jobqueue
+    # command that submits a job: the one that its class calls, written here to be known without dask-jobqueue
     submits: str
+    # states of jobs by their ids. One that is left out is not known to be over
     states: Callable[[Sequence[str]], Mapping[str, LaunchState]]
+    # request for GPUs, from the cluster section and the memory of a job: arguments of the class, and `directives`
     gpus: Callable[[sections.Cluster, int], Mapping[str, Any]]
-    lists: str
-    account: str = "account"
-    walltime: Callable[[str], str] = str
-    directives: Callable[[list[str]], Any] = list
-    prologue: Callable[[str], str] = str
+    lists: str  # command that lists its queues, or else its machines, in words
+    account: str = "account"  # dask-jobqueue's argument for the account
+    walltime: Callable[[str], str] = str  # converts a walltime to the system's format
+    directives: Callable[[list[str]], Any] = list  # converts directives to dask-jobqueue's format
+    prologue: Callable[[str], str] = str  # escapes a line of the prologue for the system's scripts
+    # arguments that the class requires and its configuration leaves empty
     usual: Mapping[str, Any] = field(default_factory=dict)
+    # further directives of a job that holds the driver of a submitted run; None where it cannot
     driver: Sequence[str] | None = None
+    # requests that the class leaves out, from the same as `gpus` and the folder of logs: likewise arguments, and
+    # `directives`
     requests: Callable[[sections.Cluster, int, Path], Mapping[str, Any]] = lambda *_: {}
+    # pattern for options in directives that apply to the jobs of workers, and not to that of the driver
     of_workers: str = "(?!)"
 
     def start(self, order: Order) -> AbstractContextManager[RunningCluster]:
@@ -80,15 +54,7 @@ class BatchSystem:
         return start_jobs(self, order)
 
     def check(self, choice: sections.Cluster) -> None:
-        """Refuse to submit from a machine that cannot.
-
-        Raises
-        ------
-        MissingPackage
-            Without dask-jobqueue.
-        ConfigError
-            Without the command that submits, or the network interface, or a required directive.
-        """
+        """Refuse to submit from a machine that cannot."""
         self.cluster_class()
         if not shutil.which(self.submits):
             raise ConfigError(
@@ -115,13 +81,7 @@ class BatchSystem:
         return choice.directives or tuple(self.configured("job-extra-directives") or ())
 
     def cluster_class(self) -> Any:
-        """Its class in dask-jobqueue.
-
-        Raises
-        ------
-        MissingPackage
-            Without dask-jobqueue.
-        """
+        """Its class in dask-jobqueue."""
         try:
             with _signal_handlers_kept():
                 import dask_jobqueue

@@ -16,13 +16,7 @@ CALL_SECONDS = 30.0
 
 
 def answer_of(words: Sequence[str], title: str = "Slurm", **options: Any) -> str:
-    """Run a command and return its output.
-
-    Raises
-    ------
-    ClusterFailed
-        With the message of the batch system when it fails.
-    """
+    """Run a command and return its output."""
     done = run_command(words, title, **options)
     if done.returncode != 0:
         raise failure_of(done)
@@ -32,13 +26,7 @@ def answer_of(words: Sequence[str], title: str = "Slurm", **options: Any) -> str
 def run_command(
     words: Sequence[str], title: str = "Slurm", **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of a batch system.
-
-    Raises
-    ------
-    ClusterFailed
-        When it does not start, or does not end in time.
-    """
+    """Run a command of a batch system."""
     try:
         return subprocess.run(
             words, capture_output=True, text=True, timeout=CALL_SECONDS, check=False, **options
@@ -73,26 +61,13 @@ class JobRows:
 
     Any other error, such as that its server cannot be reached, is no answer. A system may answer for several jobs, or for none of them
     once one is over. Its server has others to answer: it is asked once for all jobs, and again only for those that this answer left out.
-
-    Parameters
-    ----------
-    command : str
-        The command, with ``{}`` in the place of the jobs.
-    row : str
-        Pattern for the beginning of a job's row, with ``{}`` in the place of its number.
-    over : str
-        Pattern for what follows in the row of a job that brings no worker any more.
-    state : str
-        The state of such a job, with ``{}`` in the place of the first group of the pattern.
-    between : str
-        What the command has between two jobs.
     """
 
-    command: str
-    row: str
-    over: str = "(?!)"
-    state: str = "{}"
-    between: str = " "
+    command: str  # command, with `{}` in the place of the jobs
+    row: str  # pattern for the beginning of a job's row, with `{}` in the place of its number
+    over: str = "(?!)"  # pattern for what follows in the row of a job that brings no worker any more
+    state: str = "{}"  # state of such a job, with `{}` in the place of the first group of the pattern
+    between: str = " "  # what the command has between two jobs
 
     def __call__(self, ids: Sequence[str]) -> dict[str, LaunchState]:
         """States of jobs by their ids; one that is left out is not known to be over."""

@@ -46,27 +46,13 @@ CALL_SECONDS = 60.0
 
 @dataclass(eq=False)
 class Supervisor:
-    """Watches the launches of a cluster from a thread.
+    """Watches the launches of a cluster from a thread."""
 
-    Parameters
-    ----------
-    cluster : distributed.SpecCluster
-        Holds the launches.
-    workers : int
-        Number of workers asked for.
-    query : callable
-        States of launches that have no worker.
-    report : callable
-        Takes a line for the user.
-    capacity : callable, optional
-        Number of launches that there is room for by now.
-    """
-
-    cluster: Any
-    workers: int
-    query: QueryStates
-    report: Callable[[str], None]
-    capacity: Callable[[], int] | None = None
+    cluster: Any  # holds the launches
+    workers: int  # number of workers asked for
+    query: QueryStates  # states of launches that have no worker
+    report: Callable[[str], None]  # takes a line for the user
+    capacity: Callable[[], int] | None = None  # number of launches that there is room for by now
 
     def __post_init__(self) -> None:
         self._since: dict[Any, float] = {}
@@ -96,13 +82,7 @@ class Supervisor:
         return self._waiting if len(self._connected()) < wanted else None
 
     def check(self, wanted: int = 1) -> None:
-        """Raise when there are fewer workers than ``wanted``, and there will be no more.
-
-        Raises
-        ------
-        ClusterFailed
-            With the reason, and the end of the log.
-        """
+        """Raise when there are fewer workers than ``wanted``, and there will be no more."""
         if self._failure is not None and self.missing(wanted):
             raise ClusterFailed(self._failure)
 
@@ -231,27 +211,13 @@ MakeCluster = Callable[[Security, Path, dict[str, Any]], Any]
 
 @contextmanager
 def supervised_cluster(
-    order: Order,
-    address: str,
-    make: MakeCluster,
-    query: QueryStates,
-    capacity: Callable[[], int] | None = None,
+    order: Order,  # requirements for the cluster
+    address: str,  # address that the scheduler listens on
+    make: MakeCluster,  # makes the cluster that holds the launches
+    query: QueryStates,  # states of launches
+    capacity: Callable[[], int] | None = None,  # number of launches that there is room for by now
 ) -> Iterator[RunningCluster]:
-    """A cluster whose launches are replaced when they are lost, for the length of the context.
-
-    Parameters
-    ----------
-    order : Order
-        Requirements for the cluster.
-    address : str
-        Address that the scheduler listens on.
-    make : callable
-        Makes the cluster that holds the launches.
-    query : callable
-        States of launches.
-    capacity : callable, optional
-        Number of launches that there is room for by now.
-    """
+    """A cluster whose launches are replaced when they are lost, for the length of the context."""
     options = {
         "host": address,
         "protocol": "tls://",

@@ -14,30 +14,14 @@ from halotile.graphs.clusters.launches.queue_answers import answer_of
 
 @dataclass(frozen=True, order=True)
 class NodeSlot:
-    """A place for one worker.
+    """A place for one worker."""
 
-    Parameters
-    ----------
-    number : int
-        Number among the slots of its node.
-    node : str
-        The node's name.
-    of : int
-        Number of workers on the node, which is less than its tasks where they are not all wanted.
-    cores : int
-        Cores that the job has on the node.
-    gpus : int
-        GPUs that the job has there.
-    memory_bytes : int, optional
-        Memory that it has there; unknown where Slurm does not account for it.
-    """
-
-    number: int
-    node: str
-    of: int
-    cores: int
-    gpus: int = 0
-    memory_bytes: int | None = None
+    number: int  # number among the slots of its node
+    node: str  # node's name
+    of: int  # number of workers on the node, which is less than its tasks where they are not all wanted
+    cores: int  # cores that the job has on the node
+    gpus: int = 0  # GPUs that the job has there
+    memory_bytes: int | None = None  # memory that it has there; unknown where Slurm does not account for it
 
 
 class Share(NamedTuple):
@@ -51,25 +35,13 @@ NO_SHARES: Mapping[str, Share] = {}
 
 
 def slots_in(environment: Mapping[str, str], workers: int) -> list[NodeSlot]:
-    """Slots for so many workers in the allocation of an environment, with the resources of its nodes.
-
-    Raises
-    ------
-    ClusterFailed
-        When Slurm does not answer.
-    """
+    """Slots for so many workers in the allocation of an environment, with the resources of its nodes."""
     nodes = nodes_of(environment["SLURM_JOB_NODELIST"])
     return slots_of(nodes, environment, workers, shares_of(environment["SLURM_JOB_ID"]))
 
 
 def workers_in(environment: Mapping[str, str], device: str) -> tuple[int, str]:
-    """Number of workers that take all of an allocation, and the reason.
-
-    Raises
-    ------
-    ClusterFailed
-        When Slurm does not answer.
-    """
+    """Number of workers that take all of an allocation, and the reason."""
     tasks, cores = _tasks_and_cores(environment, len(nodes_of(environment["SLURM_JOB_NODELIST"])))
     if max(tasks) > 1:  # one is Slurm's default
         return sum(tasks), "one for each task of the allocation"
@@ -128,25 +100,13 @@ def expanded(text: str, nodes: int) -> list[int]:
 
 @lru_cache  # a plan asks again and again, and Slurm has others to answer
 def nodes_of(listed: str) -> tuple[str, ...]:
-    """The names of an allocation's nodes, from Slurm's short form.
-
-    Raises
-    ------
-    ClusterFailed
-        When Slurm does not answer.
-    """
+    """The names of an allocation's nodes, from Slurm's short form."""
     return tuple(answer_of(["scontrol", "show", "hostnames", listed]).split())
 
 
 @lru_cache  # a job keeps its resources as long as it runs
 def shares_of(job: str) -> Mapping[str, Share]:
-    """Resources of a job on each node.
-
-    Raises
-    ------
-    ClusterFailed
-        When Slurm does not answer.
-    """
+    """Resources of a job on each node."""
     found = shares_in(answer_of(["scontrol", "--details", "show", "job", job]))
     return {node: share for listed, share in found.items() for node in nodes_of(listed)}
 
@@ -167,12 +127,6 @@ def shares_in(text: str) -> dict[str, Share]:
 
 
 def remaining_nodes(job: str) -> tuple[str, ...]:
-    """The nodes that a job has now, without those that were lost.
-
-    Raises
-    ------
-    ClusterFailed
-        When Slurm does not answer.
-    """
+    """The nodes that a job has now, without those that were lost."""
     found = re.search(r"^ *NodeList=(\S+)", answer_of(["scontrol", "show", "job", job]), re.MULTILINE)
     return nodes_of(found[1]) if found else ()

@@ -14,13 +14,7 @@ _GONE = "Invalid job id"
 
 
 def submit(script: Path) -> str:
-    """Submit a script and return the number of the job.
-
-    Raises
-    ------
-    ClusterFailed
-        With Slurm's message when it refuses it.
-    """
+    """Submit a script and return the number of the job."""
     if not shutil.which("sbatch"):
         raise ClusterFailed(
             "sbatch is not installed here: this machine is not part of a Slurm cluster. Write cluster.kind: pbs, sge or lsf, "
@@ -30,35 +24,17 @@ def submit(script: Path) -> str:
 
 
 def requeue(job: str) -> None:
-    """Put a running job back into the queue: it begins anew later, with the same number.
-
-    Raises
-    ------
-    ClusterFailed
-        Where that is not allowed.
-    """
+    """Put a running job back into the queue: it begins anew later, with the same number."""
     answer_of(["scontrol", "requeue", job])
 
 
 def cancel(job: str) -> None:
-    """End a job in any state.
-
-    Raises
-    ------
-    ClusterFailed
-        When Slurm does not answer.
-    """
+    """End a job in any state."""
     answer_of(["scancel", job])
 
 
 def state_of(job: str) -> str | None:
-    """State of a job, such as ``PENDING (BeginTime)``; None when it is over.
-
-    Raises
-    ------
-    ClusterFailed
-        When Slurm does not answer.
-    """
+    """State of a job, such as ``PENDING (BeginTime)``; None when it is over."""
     state = queued([job]).get(job)
     return with_reason(*state) if state else None
 
@@ -72,11 +48,6 @@ def queued(ids: Sequence[str], *options: str) -> dict[str, tuple[str, str]]:
         The jobs.
     *options : str
         Options of `squeue`, which lists jobs that are not over, unless it has ``--states=all``.
-
-    Raises
-    ------
-    ClusterFailed
-        When Slurm does not answer.
     """
     done = run_command(["squeue", "--noheader", f"--jobs={','.join(ids)}", "--format=%A|%T|%r", *options])
     if done.returncode != 0 and _GONE not in done.stderr:

@@ -46,13 +46,6 @@ def call_bounded(call: Callable[[], T], limit_bytes: int, seconds: float | None 
         Memory that it may allocate. On Linux the kernel enforces it, and allocations beyond it fail; elsewhere nothing does.
     seconds : float, optional
         Time that it may take.
-
-    Raises
-    ------
-    HalotileError
-        The error of the call; any other exception comes as a RuntimeError with its name.
-    NoAnswer
-        When the process ended before the call did, or took too long.
     """
     ensure_forks()
     method: Any = multiprocessing.get_context(METHOD)

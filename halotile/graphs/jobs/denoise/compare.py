@@ -57,13 +57,6 @@ def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int], region
         Index along axes other than y and x.
     region : Region, optional
         Rows and columns.
-
-    Raises
-    ------
-    ConfigError
-        When there is no such place, or it is too large.
-    InputUnreadable
-        When no candidate can be read.
     """
     if region is not None and max(region.shape) > LARGEST:
         rows, columns = region.shape
@@ -147,55 +140,26 @@ PHOTON_SCORE: Score = "Noise2Self"
 
 @dataclass(frozen=True)
 class TriedSetting:
-    """A setting with the crop that it denoised.
+    """A setting with the crop that it denoised."""
 
-    Parameters
-    ----------
-    setting : tuple of str
-        Overrides of the job file.
-    denoised : ndarray, shape (channels, rows, columns)
-        The pixels that a run writes there.
-    residual : ndarray, shape (channels, rows, columns)
-        The noisy crop less the denoised one, relative to the standard deviation of the noise; NaN in holes.
-    statistics : Residual
-        Its size relative to the noise, and the correlation of its neighbouring pixels.
-    error : float
-        Estimate of the squared error relative to that of the noisy crop; it may be below 0.
-    """
-
-    setting: Setting
-    denoised: NDArray[Any]
+    setting: Setting  # overrides of the job file
+    denoised: NDArray[Any]  # pixels that a run writes there
+    # noisy crop less the denoised one, relative to the standard deviation of the noise; NaN in holes
     residual: Values
-    statistics: Residual
-    error: float
+    statistics: Residual  # its size relative to the noise, and the correlation of its neighbouring pixels
+    error: float  # estimate of the squared error relative to that of the noisy crop; it may be below 0
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Settings compared on one crop.
+    """Settings compared on one crop."""
 
-    Parameters
-    ----------
-    place : mapping of str to (int, int)
-        The crop: first and last pixel, excluding that, along each axis of the image.
-    noisy : ndarray, shape (channels, rows, columns)
-        The crop; NaN in holes.
-    noise : float
-        Mean standard deviation of the noise there, in the units of the file.
-    score : str
-        ``SURE`` or ``Noise2Self``: the estimate of the error.
-    tried : tuple of TriedSetting
-        The settings that could be used, as they were listed.
-    failed : mapping of tuple to str
-        The others, with the reason.
-    """
-
-    place: Spans
-    noisy: Values
-    noise: float
-    score: Score
-    tried: tuple[TriedSetting, ...]
-    failed: Mapping[Setting, str]
+    place: Spans  # crop: first and last pixel, excluding that, along each axis of the image
+    noisy: Values  # crop; NaN in holes
+    noise: float  # mean standard deviation of the noise there, in the units of the file
+    score: Score  # `SURE` or `Noise2Self`: the estimate of the error
+    tried: tuple[TriedSetting, ...]  # settings that could be used, as they were listed
+    failed: Mapping[Setting, str]  # others, with the reason
 
     @property
     def best(self) -> TriedSetting:
@@ -209,35 +173,14 @@ class Comparison:
 
 
 def compare(
-    settings: Sequence[Setting],
-    job_of: Callable[[Setting], Job],
+    settings: Sequence[Setting],  # overrides of the job file
+    job_of: Callable[[Setting], Job],  # returns the job with these overrides
     *,
-    at: Mapping[str, int] | None = None,
-    region: Region | None = None,
-    report: Report = no_report,
+    at: Mapping[str, int] | None = None,  # index along axes other than y and x
+    region: Region | None = None,  # rows and columns of the crop; by default those with most structure
+    report: Report = no_report,  # called with a line about each slow operation
 ) -> Comparison:
-    """Denoise one crop with each setting, as a run of the job would.
-
-    Parameters
-    ----------
-    settings : sequence of tuple of str
-        Overrides of the job file.
-    job_of : callable
-        Returns the job with these overrides.
-    at : mapping of str to int, optional
-        Index along axes other than y and x.
-    region : Region, optional
-        Rows and columns of the crop; by default those with most structure.
-    report : callable
-        Called with a line about each slow operation.
-
-    Raises
-    ------
-    ConfigError
-        When no setting can be used, or there is no such place.
-    InputError
-        When no noise can be estimated there.
-    """
+    """Denoise one crop with each setting, as a run of the job would."""
     failed: dict[Setting, HalotileError] = {}
     plans: dict[Setting, Plan] = {}
     for setting in settings:
@@ -313,13 +256,7 @@ def _task_of(plan: Plan) -> DenoiseTask:
 
 
 def _noise_of(plan: Plan, task: DenoiseTask, place: Spans) -> tuple[Values, Score]:
-    """Return the standard deviation of the noise of each pixel of a place, and the score for noise of this kind.
-
-    Raises
-    ------
-    InputError
-        When there is none.
-    """
+    """Return the standard deviation of the noise of each pixel of a place, and the score for noise of this kind."""
     crop, score, source = DenoisedPlace(task, place), GAUSSIAN_SCORE, plan.sources[0]
     if has_photons(task):
         noise, score = crop.noise(np.ones(len(crop.noisy))), PHOTON_SCORE

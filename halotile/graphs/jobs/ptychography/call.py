@@ -88,11 +88,6 @@ def open(  # noqa: A001 - as open() of other modules
     -------
     OpenedScan
         With ``object``, ``probe``, ``positions``, ``losses``, ``report()`` and ``save(path)``.
-
-    Raises
-    ------
-    ConfigError, InputError
-        When a value is not valid, or there is no scan.
     """
     from halotile.tasks.ptychography.opened import OpenedScan
 
@@ -133,13 +128,6 @@ def simulate(path: str | Path, *, overwrite: bool = False, **options: Any) -> Si
     -------
     SimulatedScan
         With the true ``image``, ``probe`` and ``places``.
-
-    Raises
-    ------
-    ConfigError
-        When a value is not valid.
-    OutputRefused
-        When something is at the path.
 
     Examples
     --------
@@ -206,58 +194,33 @@ class _Solver:
 
     def optimize(
         self,
-        epochs: int,
+        epochs: int,  # number of times that each pattern is used
         *,
+        # learning rate; auto: 0.02, for few counts 0.01, for poisson_nll 0.005, of RPIE 0.5, of LBFGS 0.1; SGD needs
+        # one
         lr: float | Auto = "auto",
-        batch_size: int | Auto = "auto",
+        batch_size: int | Auto = "auto",  # patterns of a step; auto: 20, of LBFGS all
+        # divide the learning rate by 5 where the loss has not fallen for more than 10 epochs
         schedule: bool = False,
+        # factors of the learning rate by part, such as `{"positions": 0.5}`
         lr_factors: Mapping[str, float] | None = None,
+        # epochs before positions begin to move; auto: half of the first call's, at most 100; 0 with a `start` or a
+        # factor of positions
         hold_positions: int | Auto = "auto",
+        # RPIE: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE
         alpha: float = 0.1,
+        # adam: shares of the earlier mean and mean square of the gradients that a step keeps
         betas: Sequence[float] = (0.9, 0.999),
+        # adam: divide a step by the largest mean square of the gradients so far, in place of the last one
         amsgrad: bool = False,
+        # SGD: share of the last step's direction that is added to the next one; each call begins without
         momentum: float = 0.0,
+        # weight of the squared differences between neighbouring pixels of the object beside the loss
         smoothness: float = 0.0,
+        # only patterns that are used, by their numbers in the file that the scan came from
         subset: Sequence[int] | None = None,
     ) -> Generator[float, None, None]:
-        """Compute some epochs more; yield the loss of each. The next one is computed once the loop asks for it: where the loop ends early, so does the computation.
-
-        Parameters
-        ----------
-        epochs : int
-            Number of times that each pattern is used.
-        lr : float or "auto"
-            Learning rate; auto: 0.02, for few counts 0.01, for poisson_nll 0.005, of RPIE 0.5, of LBFGS 0.1; SGD needs one.
-        batch_size : int or "auto"
-            Patterns of a step; auto: 20, of LBFGS all.
-        schedule : bool
-            Divide the learning rate by 5 where the loss has not fallen for more than 10 epochs.
-        lr_factors : mapping of str to float, optional
-            Factors of the learning rate by part, such as ``{"positions": 0.5}``.
-        hold_positions : int or "auto"
-            Epochs before positions begin to move; auto: half of the first call's, at most 100; 0 with a ``start`` or a factor of positions.
-        alpha : float
-            RPIE: near 0, each place steps by its own light; at 1, all by that of the brightest, which is ePIE.
-        betas : tuple of float
-            Adam: shares of the earlier mean and mean square of the gradients that a step keeps.
-        amsgrad : bool
-            Adam: divide a step by the largest mean square of the gradients so far, in place of the last one.
-        momentum : float
-            SGD: share of the last step's direction that is added to the next one; each call begins without.
-        smoothness : float
-            Weight of the squared differences between neighbouring pixels of the object beside the loss.
-        subset : sequence of int, optional
-            The only patterns that are used, by their numbers in the file that the scan came from.
-
-        Raises
-        ------
-        ConfigError
-            When a value is not valid, or another loop has the scan.
-        InputError
-            When the file of the scan was changed since it was opened.
-        Diverged, RankFailed
-            When the epoch diverged, or a worker failed; the state is that of its last epochs.
-        """
+        """Compute some epochs more; yield the loss of each. The next one is computed once the loop asks for it: where the loop ends early, so does the computation."""
         options = StageOptions(
             solver=self.name,
             epochs=_plain(epochs),

@@ -23,24 +23,13 @@ from halotile.tasks.ptychography.recipe import ScanRecipe, stages_begun
 
 @dataclass(frozen=True)
 class PtychographyWork(ProgramWork):
-    """A reconstruction, and the file of its result.
+    """A reconstruction, and the file of its result."""
 
-    Parameters
-    ----------
-    recipe : ScanRecipe
-        Without the arrays of the scan and of the start: the driver does not need them any more.
-    digests : mapping of str to str
-        Those of the arrays, by their files.
-    digest : str
-        That of the job without its stages.
-    shape : tuple of int
-        Shape of the object.
-    """
-
+    # without the arrays of the scan and of the start: the driver does not need them any more
     recipe: ScanRecipe
-    digests: Mapping[str, str]
-    digest: str
-    shape: tuple[int, int]
+    digests: Mapping[str, str]  # those of the arrays, by their files
+    digest: str  # that of the job without its stages
+    shape: tuple[int, int]  # shape of the object
     phase = "reconstruct"
     word = "epoch"
     titles = (" while the object was reconstructed", " while the result was written")
@@ -95,17 +84,10 @@ class PtychographyWork(ProgramWork):
 
 @dataclass(frozen=True)
 class SentRecipe:
-    """A recipe on its way to a worker, which reads positions, mask, a start and the like from their files: they may be more than a message should be.
+    """A recipe on its way to a worker, which reads positions, mask, a start and the like from their files: they may be more than a message should be."""
 
-    Parameters
-    ----------
-    recipe : ScanRecipe
-        With a scan that has nothing but its geometry.
-    digests : mapping of str to str
-        Digest of the whole scan, and that of the values to begin with, by their paths.
-    """
-
-    recipe: ScanRecipe
+    recipe: ScanRecipe  # with a scan that has nothing but its geometry
+    # digest of the whole scan, and that of the values to begin with, by their paths
     digests: Mapping[str, str]
 
     @classmethod
@@ -118,13 +100,7 @@ class SentRecipe:
         return cls(replace(recipe, scan=scan.without_arrays(), start=None), digests)
 
     def opened(self) -> ScanRecipe:
-        """Return the whole recipe, without what it begins with once it has begun.
-
-        Raises
-        ------
-        InputError
-            When the scan is another one by now.
-        """
+        """Return the whole recipe, without what it begins with once it has begun."""
         (scan_path, *start_paths) = self.digests
         scan, _ = open_scan(scan_path)
         begins = start_paths and not self.recipe.newest_checkpoint

@@ -83,26 +83,14 @@ def _own_model(figures: Figures) -> str:
 
 
 def result_rows(
+    # last row of the curve; beside it `worst_patterns` and `worst_losses`, lists, and `median_loss`
     last: Mapping[str, Any],
-    drawing: Path,
-    loss: str = "",
-    noise: float | None = None,
-    free: float = 0.0,
+    drawing: Path,  # drawing of the object
+    loss: str = "",  # name of what was minimised
+    noise: float | None = None,  # about the loss that the noise of photons alone gives
+    free: float = 0.0,  # numbers that the fit is free to choose, relative to the counts
 ) -> list[Row]:
     """Return the end of a reconstruction as a table.
-
-    Parameters
-    ----------
-    last : mapping of str to float
-        Last row of the curve; beside it ``worst_patterns`` and ``worst_losses``, lists, and ``median_loss``.
-    drawing : Path
-        The drawing of the object.
-    loss : str
-        Name of what was minimised.
-    noise : float, optional
-        About the loss that the noise of photons alone gives.
-    free : float
-        Numbers that the fit is free to choose, relative to the counts.
 
     Examples
     --------

@@ -47,21 +47,11 @@ def last_of(rows: IterationRows) -> int:
 
 @dataclass(frozen=True)
 class Reached:
-    """Iterations that earlier runs reached.
+    """Iterations that earlier runs reached."""
 
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Figures of each iteration.
-    written : int
-        The iteration whose image the output holds, or is about to hold; 0 before the first is written.
-    has_state : bool
-        The solver's images exist, so that more iterations can follow.
-    """
-
-    rows: IterationRows
-    written: int
-    has_state: bool
+    rows: IterationRows  # figures of each iteration
+    written: int  # iteration whose image the output holds, or is about to hold; 0 before the first is written
+    has_state: bool  # solver's images exist, so that more iterations can follow
 
     @classmethod
     def of(cls, directory: RunDirectory) -> Reached:
@@ -80,13 +70,7 @@ class Reached:
 
 
 def note_of(directory: RunDirectory, choice: SolverChoice, solver: Solver) -> tuple[str, ...]:
-    """Return notes on a run that continues the iterations of an earlier one.
-
-    Raises
-    ------
-    ResumeRefused
-        When the earlier run went past the requested end, or left no images to continue from.
-    """
+    """Return notes on a run that continues the iterations of an earlier one."""
     reached = Reached.of(directory)
     end, done = end_of(reached.rows, choice, solver), counted(reached.iterations, "iteration")
     if end == reached.iterations or not reached.rows:

@@ -103,13 +103,7 @@ class Simulation(Job):
 
 
 def simulation_of(job: Reconstruction, noise: NoiseChoice, *, overwrite: bool = False) -> Simulation:
-    """Return the job that simulates the measurements of a reconstruction from its reference.
-
-    Raises
-    ------
-    ConfigError
-        When the reconstruction has no reference.
-    """
+    """Return the job that simulates the measurements of a reconstruction from its reference."""
     if job.reference is None:
         raise ConfigError(
             "reference is not there: measurements are simulated from the true image. Write reference: truth.zarr."

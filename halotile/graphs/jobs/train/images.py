@@ -187,11 +187,6 @@ def notes_of_pairs(
     -------
     tuple of str
         A note on the first pair that is shifted, or of other brightness.
-
-    Raises
-    ------
-    InputError
-        When a second image is a copy, shows something else, or has another contrast.
     """
     count = min(len(second), PAIRS)
     notes: list[str] = []
@@ -277,13 +272,7 @@ MOST_CHANNELS = 16
 
 
 def open_images(job: Training, key: str, path: str) -> tuple[Source, ...]:
-    """Open the image at a path, or those that a pattern matches, in the order of their paths.
-
-    Raises
-    ------
-    InputError
-        When an image has other channels or another type than the first.
-    """
+    """Open the image at a path, or those that a pattern matches, in the order of their paths."""
     paths = sorted(glob.glob(path, recursive=True)) if is_pattern(path) else [path]
     given = job.input
     sources = [
@@ -307,13 +296,7 @@ def smallest_edge(sources: Sequence[Source]) -> int:
 
 
 def patch_source(job: Training, first: Sequence[Source], second: Sequence[Source]) -> PatchSource:
-    """Return the patches of the images of a job.
-
-    Raises
-    ------
-    InputError
-        When the second images are other ones than the first, or a patch is larger than an image.
-    """
+    """Return the patches of the images of a job."""
     if second and [*map(_form, second)] != [*map(_form, first)]:
         raise InputError(
             f"second: {counted(len(second), 'image')} of {_form_text(second[0])}, and input.path: {counted(len(first), 'image')} of "
@@ -339,13 +322,7 @@ def patch_source(job: Training, first: Sequence[Source], second: Sequence[Source
 
 
 def check_something_varies(images: Sequence[TrainingImage]) -> None:
-    """Refuse images without anything to learn from.
-
-    Raises
-    ------
-    InputError
-        When all pixels are equal, or none is measured.
-    """
+    """Refuse images without anything to learn from."""
     if any(image.values.low < image.values.high for image in images):
         return
     known = {image.values.low for image in images if math.isfinite(image.values.low)}

@@ -22,11 +22,6 @@ def device_of(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.en
 
     In a Slurm allocation, GPUs are used where each worker gets one of its own.
 
-    Raises
-    ------
-    ClusterFailed
-        In an allocation, when Slurm does not answer.
-
     Examples
     --------
     >>> device_of(Run(), Cluster(kind="slurm")), device_of(Run(), Cluster(kind="slurm", gpus=1))
@@ -91,13 +86,7 @@ def io_threads_for(run: Run, cluster: Cluster, device: str) -> int:
 
 
 def check_device(run: Run, cluster: Cluster, device: str) -> None:
-    """Refuse a GPU where workers are on this machine and there is none.
-
-    Raises
-    ------
-    ConfigError
-        With the reason why there is none, and what to write instead.
-    """
+    """Refuse a GPU where workers are on this machine and there is none."""
     if device == "cpu" or not is_here(cluster):
         return
     gpus = gpus_here()

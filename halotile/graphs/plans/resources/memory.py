@@ -86,11 +86,6 @@ def check_share(
         Need of each worker, in bytes.
     what, smaller, beside : str
         The largest part of it, what to write to need less, and a further remark.
-
-    Raises
-    ------
-    MemoryRefused
-        With the figures, and what to write instead.
     """
     if machine is None or needed <= share_bytes(machine, workers):
         return
@@ -110,27 +105,13 @@ Footprint = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Need:
-    """Memory that one worker holds at once in one kind of task.
+    """Memory that one worker holds at once in one kind of task."""
 
-    Parameters
-    ----------
-    what : str
-        The task, such as ``one block of [512, 512]``.
-    parts : Footprint
-        The projected peak, by purpose.
-    smaller : str
-        What to write instead, as the end of a sentence.
-    remedy : str
-        Sentences with what to write instead, where these are others.
-    remark : str
-        A further remark.
-    """
-
-    what: str
-    parts: Footprint
-    smaller: str = ""
-    remedy: str = ""
-    remark: str = ""
+    what: str  # task, such as `one block of [512, 512]`
+    parts: Footprint  # projected peak, by purpose
+    smaller: str = ""  # what to write instead, as the end of a sentence
+    remedy: str = ""  # sentences with what to write instead, where these are others
+    remark: str = ""  # further remark
 
     @property
     def total_bytes(self) -> int:
@@ -166,52 +147,33 @@ def pinned(size: int) -> int:
 
 def footprint(
     *,
+    # window, core_out, shard: window that a block reads (pixels of the input), the core that it writes and one shard
+    # (pixels of the output)
     window: tuple[int, ...],
     core_out: tuple[int, ...],
     shard: tuple[int, ...],
+    # tile_window_pixels, batch: pixels of one compute window, all channels, and the number of windows computed at
+    # once
     tile_window_pixels: int,
     batch: int,
+    # itemsize_in, itemsize_work, itemsize_out: bytes of one pixel as it is read, computed and stored: it has the type
+    # of the computation until it is encoded
     itemsize_in: int,
     itemsize_work: int,
     itemsize_out: int,
+    # unit of decode of the input, in pixels: it is in memory both encoded and decoded
     stored_piece: tuple[int, ...],
-    sides: int,
-    bytes_per_pixel: float,
-    weights_bytes: int,
-    overlap: bool,
-    io_threads: int = 1,
-    coarser: float = 0.0,
+    sides: int,  # number of per-pixel side inputs
+    bytes_per_pixel: float,  # denoiser's working memory for each pixel of a window
+    weights_bytes: int,  # size of the model
+    overlap: bool,  # next read and the last write run at the same time as the computation
+    io_threads: int = 1,  # threads that read and write in parallel, each with parts of its own
+    coarser: float = 0.0,  # pixels of the next levels for each pixel of the core
+    # memory that a GPU's own libraries keep in the worker, where one computes: tiles are then on the GPU, and pixels
+    # pass through pinned memory on their way there and back
     gpu_bytes: int | None = None,
 ) -> dict[str, int]:
-    """Return the footprint of a block of this size.
-
-    Parameters
-    ----------
-    window, core_out, shard : tuple of int
-        The window that a block reads (pixels of the input), the core that it writes and one shard (pixels of
-        the output).
-    tile_window_pixels, batch : int
-        Pixels of one compute window, all channels, and the number of windows computed at once.
-    itemsize_in, itemsize_work, itemsize_out : int
-        Bytes of one pixel as it is read, computed and stored: it has the type of the computation until it is encoded.
-    stored_piece : tuple of int
-        The unit of decode of the input, in pixels: it is in memory both encoded and decoded.
-    sides : int
-        Number of per-pixel side inputs.
-    bytes_per_pixel : float
-        The denoiser's working memory for each pixel of a window.
-    weights_bytes : int
-        Size of the model.
-    overlap : bool
-        The next read and the last write run at the same time as the computation.
-    io_threads : int
-        Threads that read and write in parallel, each with parts of its own.
-    coarser : float
-        Pixels of the next levels for each pixel of the core.
-    gpu_bytes : int, optional
-        Memory that a GPU's own libraries keep in the worker, where one computes: tiles are then on the GPU,
-        and pixels pass through pinned memory on their way there and back.
-    """
+    """Return the footprint of a block of this size."""
     read, result = math.prod(window) * itemsize_in, math.prod(core_out) * itemsize_work
     encode = int((io_threads * 2 * math.prod(shard) + coarser * math.prod(core_out)) * itemsize_out)
     common = {MODEL: weights_bytes, DECODED: io_threads * 2 * math.prod(stored_piece) * itemsize_in}

@@ -209,30 +209,14 @@ def _fitting_shard(
 
 
 def layout_like(
-    source: Source,
-    wanted: Output,
-    geometry: Geometry,
-    dtype: np.dtype[Any],
-    memory_bytes: int,
-    previous: Mapping[str, Any] | None = None,
+    source: Source,  # image it is computed from; its axes may be fewer
+    wanted: Output,  # requested storage
+    geometry: Geometry,  # shape and axes of the image
+    dtype: np.dtype[Any],  # type of the computation: also the stored type where `wanted` has `auto`
+    memory_bytes: int,  # memory of a worker
+    previous: Mapping[str, Any] | None = None,  # stored plan of the run that is resumed
 ) -> Layout:
-    """Return the layout of a computed image: its pixels are as large as those of ``source``, if shaped alike.
-
-    Parameters
-    ----------
-    source : Source
-        The image it is computed from; its axes may be fewer.
-    wanted : Output
-        The requested storage.
-    geometry : Geometry
-        Shape and axes of the image.
-    dtype : dtype
-        Type of the computation: also the stored type where ``wanted`` has ``auto``.
-    memory_bytes : int
-        Memory of a worker.
-    previous : mapping, optional
-        The stored plan of the run that is resumed.
-    """
+    """Return the layout of a computed image: its pixels are as large as those of ``source``, if shaped alike."""
     chunk = choose_chunk(geometry, wanted)
     count, alike, axes = len(geometry.shape), source.shape == geometry.shape, geometry.roles.axes
     scale = tuple(source.scale) if alike else (1.0,) * count
@@ -264,13 +248,7 @@ def layout_like(
 
 
 def axes_like(source: Source, count: int) -> tuple[str, ...]:
-    """Return the axes of a computed image: the last ones of ``source``, or the usual ones if it has fewer.
-
-    Raises
-    ------
-    InputError
-        When there are more than any usual image has.
-    """
+    """Return the axes of a computed image: the last ones of ``source``, or the usual ones if it has fewer."""
     if 0 < count <= len(source.axes):
         return tuple(source.axes[-count:])
     return choose_axes(None, None, (1,) * count)

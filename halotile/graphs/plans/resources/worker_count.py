@@ -37,13 +37,6 @@ class Count(NamedTuple):
 def workers_of(run: Run, cluster: Cluster, device: str, environment: Mapping[str, str] = os.environ) -> Count:
     """Return the number of workers of a run that computes on ``device``.
 
-    Raises
-    ------
-    ConfigError
-        Where a GPU is asked for that does not exist.
-    ClusterFailed
-        In an allocation, when Slurm does not answer.
-
     Examples
     --------
     >>> workers_of(Run(workers=3), Cluster(kind="local"), "cpu")
@@ -123,11 +116,5 @@ def no_more_than(
 
 
 def check_allocation(run: Run, cluster: Cluster, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse workers that may need more memory than their cluster has for them.
-
-    Raises
-    ------
-    MemoryRefused
-        With the figures, and what to write instead.
-    """
+    """Refuse workers that may need more memory than their cluster has for them."""
     cluster_kind_of(cluster, environment).traits.check_memory(run, environment)

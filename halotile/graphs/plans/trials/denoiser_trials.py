@@ -96,37 +96,16 @@ def expect_trial(denoiser: Denoiser | None) -> None:
 
 
 def tried(
-    denoiser: Denoiser,
-    tile: Tile,
-    image: tuple[int, ...],
-    previous: Mapping[str, Any] | None,
+    denoiser: Denoiser,  # denoiser, with the noise level set
+    tile: Tile,  # tile section of the job
+    image: tuple[int, ...],  # lengths of the tiled axes
+    previous: Mapping[str, Any] | None,  # plan of the run that is resumed: its results are kept
     *,
     run: Run,
     report: Report,
-    sides: Collection[str] = (),
+    sides: Collection[str] = (),  # names of the side inputs of the job
 ) -> DenoiserTrial:
-    """Check a denoiser, and try what it does not declare; a user's own code in a process with a worker's memory.
-
-    Parameters
-    ----------
-    denoiser : Denoiser
-        The denoiser, with the noise level set.
-    tile : Tile
-        The tile section of the job.
-    image : tuple of int
-        Lengths of the tiled axes.
-    previous : mapping, optional
-        The plan of the run that is resumed: its results are kept.
-    sides : collection of str
-        Names of the side inputs of the job.
-
-    Raises
-    ------
-    ConfigError, WeightsError
-        When it cannot be tiled or built.
-    MemoryRefused
-        When it needs more memory than a worker has.
-    """
+    """Check a denoiser, and try what it does not declare; a user's own code in a process with a worker's memory."""
     before = previous["identity"] if previous else None
     on_trial = sides_as_channels(denoiser, sides)
     call = partial(_try_code, on_trial, tile, image, before and before.get("probed"), is_new=previous is None)
@@ -149,11 +128,6 @@ def compared(
 
     A resumed run keeps the result that it began with. Where the comparison fails, for a worker's memory or
     otherwise, a note reports it: the job itself may succeed.
-
-    Raises
-    ------
-    ConfigError
-        When the tiles of a probed network show.
     """
     if task is None:
         return halo
@@ -186,34 +160,15 @@ def compared(
 
 def compared_on_image(
     halo: Halo,
-    denoiser: Denoiser,
-    choose: Callable[[], Sequence[Sample]],
-    tile: Tile,
+    denoiser: Denoiser,  # with its known alignment
+    choose: Callable[[], Sequence[Sample]],  # reads the samples of the image
+    tile: Tile,  # tile section of the job
     *,
     run: Run,
     report: Report,
-    sides: Collection[str] = (),
+    sides: Collection[str] = (),  # names of the side inputs of the job
 ) -> Halo:
-    """Compare tiles of a user's code with larger parts of the image itself; return the halo.
-
-    Parameters
-    ----------
-    halo : Halo
-        The halo.
-    denoiser : Denoiser
-        With its known alignment.
-    choose : callable
-        Reads the samples of the image.
-    tile : Tile
-        The tile section of the job.
-    sides : collection of str
-        Names of the side inputs of the job.
-
-    Raises
-    ------
-    ConfigError
-        When the tiles of a function or of a probed network show.
-    """
+    """Compare tiles of a user's code with larger parts of the image itself; return the halo."""
     is_cut, title = is_cut_at_edge(tile, denoiser), denoiser.title
     with report_if_slow(report, f"trying {title} on parts of the image, in tiles and whole"):
         on_trial = sides_as_channels(denoiser, sides)
@@ -281,15 +236,7 @@ def _kept(denoiser: Denoiser, question: Sequence[Any], measure: Callable[[], T])
 
 
 def bounded(call: Callable[[], T], title: str, run: Run, *, seconds: float | None = None) -> T:
-    """Return the result of a call of foreign code, in a process with a worker's memory.
-
-    Raises
-    ------
-    MemoryRefused
-        When the code needs more than that.
-    ConfigError
-        When it ends its process.
-    """
+    """Return the result of a call of foreign code, in a process with a worker's memory."""
     limit_bytes, left = parse_bytes(run.memory_per_worker), _left.get()
     try:
         timed = partial(_timed, call, left[0] if left else 0.0)

@@ -50,21 +50,11 @@ def remembered(previous: Mapping[str, Any]) -> Tuned | None:
 
 @dataclass(frozen=True)
 class ChosenTiles:
-    """A task whose tile, batch and memory layout are decided.
+    """A task whose tile, batch and memory layout are decided."""
 
-    Parameters
-    ----------
-    task : DenoiseTask
-        The task with these values.
-    tuned : Tuned, optional
-        Result of the trial, of this run or of the run that it resumes.
-    note : str
-        Note where there should have been a trial and was none.
-    """
-
-    task: DenoiseTask
-    tuned: Tuned | None = None
-    note: str = ""
+    task: DenoiseTask  # task with these values
+    tuned: Tuned | None = None  # result of the trial, of this run or of the run that it resumes
+    note: str = ""  # note where there should have been a trial and was none
 
 
 def channels_last_of(tile: Tile, device: str, precision: str) -> bool:
@@ -152,25 +142,16 @@ def choose_tiles(
 
 
 def chosen_with_tiles(
+    # returns the largest blocks that a worker has memory for, by the memory that a trial measured, or an allowance
     choose: Callable[[Tuned | None], C],
+    # returns the tiles that compute them; None where there is nothing to decide
     settled: Callable[[C], ChosenTiles | None],
-    fits: Callable[[C, ChosenTiles], bool],
+    fits: Callable[[C, ChosenTiles], bool],  # returns True where a worker has memory for that
     *,
+    # other blocks may be chosen. The libraries of a GPU may keep more memory than was allowed for them
     is_free: bool,
 ) -> tuple[C, ChosenTiles | None]:
-    """Return the blocks, and the tiles that compute them.
-
-    Parameters
-    ----------
-    choose : callable
-        Returns the largest blocks that a worker has memory for, by the memory that a trial measured, or an allowance.
-    settled : callable
-        Returns the tiles that compute them; None where there is nothing to decide.
-    fits : callable
-        Returns True where a worker has memory for that.
-    is_free : bool
-        Other blocks may be chosen. The libraries of a GPU may keep more memory than was allowed for them.
-    """
+    """Return the blocks, and the tiles that compute them."""
     chosen = choose(None)
     first = settled(chosen)
     if not is_free or first is None or first.tuned is None or fits(chosen, first):
@@ -232,13 +213,6 @@ def tuned_for(job: TiledJob, task: DenoiseTask, geometry: Geometry, *, compare: 
         Constraints on the tiles.
     compare : bool
         Try all precisions.
-
-    Raises
-    ------
-    NotTried
-        When there is no GPU on this machine, or the trial broke.
-    HalotileError
-        An error that a run would raise as well.
     """
     # The trial may import what this process can.
     ordered = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as in workers

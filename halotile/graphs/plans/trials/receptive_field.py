@@ -52,13 +52,7 @@ def _with_tuples(value: Any) -> Any:
 
 
 def resolve_halo(tile: Tile, denoiser: Denoiser, dims: int, known: tuple[int, int] | None = None) -> Halo:
-    """Return the depth of a job's tiles. A resumed run keeps the probed values of its first run as ``known``.
-
-    Raises
-    ------
-    ConfigError
-        When a depth smaller than the receptive field is given and seams are not allowed.
-    """
+    """Return the depth of a job's tiles. A resumed run keeps the probed values of its first run as ``known``."""
     needed, align, probed = denoiser.receptive_field(), denoiser.alignment, None
     origin = f"declared by {denoiser.name}"
     if needed is None:
@@ -108,12 +102,6 @@ def rehearsed(tile: Tile, denoiser: Denoiser, halo: Halo, image: tuple[int, ...]
     Halo
         With a larger alignment, where tiles agree with the whole only then; with the difference, where they
         do not quite agree.
-
-    Raises
-    ------
-    ConfigError
-        When the tiles show, unless seams are allowed or the receptive field and alignment are declared; or when the
-        network cannot process the far edge of the image.
     """
     is_cut = is_cut_at_edge(tile, denoiser)
     if isinstance(denoiser, ArrayDenoiser):

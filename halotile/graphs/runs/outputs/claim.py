@@ -61,18 +61,6 @@ def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
         The outputs to claim.
     signals : Signals, optional
         Signals that end the wait for an output early; by default none.
-
-    Raises
-    ------
-    OutputRefused
-        When something that does not belong to this job exists there, or another run is writing.
-    ResumeRefused
-        When the run directory belongs to a different job; the message lists what differs.
-    DiskRefused
-        When there is too little disk space to begin.
-    Stopped
-        When a signal came while another run held the output; its cause is the :class:`OutputInUse` that would
-        have been raised instead.
     """
     signals = signals or Signals()
     slots = slots_of(plan)
@@ -139,13 +127,7 @@ def _wait_for(operation: str, signals: Signals) -> Iterator[Callable[[], bool]]:
 
 @refusing_silence()
 def look(plan: Plan) -> int:
-    """Return the number of blocks of this plan that an earlier run has done; nothing is changed.
-
-    Raises
-    ------
-    OutputRefused, ResumeRefused
-        When a run would be refused.
-    """
+    """Return the number of blocks of this plan that an earlier run has done; nothing is changed."""
     check_outputs(plan)
     slots = slots_of(plan)
     for slot in slots:
@@ -219,13 +201,7 @@ def _done_blocks(slots: tuple[OutputSlot, ...]) -> int:
 
 
 def _check_nothing_done(slot: OutputSlot, done: int) -> None:
-    """Refuse to start over, unasked, where blocks were done before the output disappeared: it may come back.
-
-    Raises
-    ------
-    OutputRefused
-        With the number of blocks that are done.
-    """
+    """Refuse to start over, unasked, where blocks were done before the output disappeared: it may come back."""
     if done or slot.first.state_path.exists():
         work_done = f"{counted(done, 'block')} of it" if done else "intermediate results"
         again = f"{repair_command(slot.plan)} writes it again, " if slot.is_file else ""
@@ -236,13 +212,7 @@ def _check_nothing_done(slot: OutputSlot, done: int) -> None:
 
 
 def _is_journal_of(slot: OutputSlot) -> bool:
-    """Return True where a journal that has lost its plan is this job's; a journal without a block has no owner.
-
-    Raises
-    ------
-    ResumeRefused
-        When it is another job's.
-    """
+    """Return True where a journal that has lost its plan is this job's; a journal without a block has no owner."""
     directory = slot.directory
     journal = Journal.open_any(directory.journal_path)
     if not journal.done:
@@ -295,11 +265,6 @@ def check_same_job(plan: Plan, previous: Mapping[str, Any]) -> None:
     """Refuse to resume a run of another job.
 
     This does not use ``plan.earlier``: another run may have begun there since the plan was made.
-
-    Raises
-    ------
-    ResumeRefused
-        With the differences.
     """
     if (kind := previous.get("job", plan.job.kind)) != plan.job.kind:
         differs: Sequence[str] = (f"job was {kind}, is {plan.job.kind}",)

@@ -66,26 +66,13 @@ def written_of(kept: Mapping[str, Any]) -> list[tuple[AnyLayout, Grid]]:
 def damaged_blocks(
     path: OutputPath,
     layout: AnyLayout,
-    blocks: Iterable[Block],
+    blocks: Iterable[Block],  # blocks of `output_grid`
+    # returns the digest of a block as it was written, by its number; None where it is unknown
     digest: Callable[[int], bytes | None] = lambda _: None,
     *,
-    thorough: bool = True,
+    thorough: bool = True,  # read every byte, not only the checksums in each file
 ) -> Iterator[tuple[int, list[str]]]:
-    """Return the problems of damaged blocks, by block number.
-
-    Parameters
-    ----------
-    path : Path or ObjectPath
-        The output.
-    layout : Layout
-        Its layout.
-    blocks : iterable of Block
-        Blocks of :func:`output_grid`.
-    digest : callable
-        Returns the digest of a block as it was written, by its number; None where it is unknown.
-    thorough : bool
-        Read every byte, not only the checksums in each file.
-    """
+    """Return the problems of damaged blocks, by block number."""
 
     def check(block: Block) -> list[str]:
         return check_block(path, layout, block.core, digest(block.number), thorough=thorough)
@@ -118,13 +105,7 @@ def holds_own_pixels(journal: Journal, path: OutputPath, layout: AnyLayout, grid
 
 
 def image_digest(path: OutputPath, layout: AnyLayout, grid: Grid) -> bytes:
-    """Return the digest of a complete stored image, from the checksums in its files.
-
-    Raises
-    ------
-    DamagedData
-        When a shard is missing or incomplete.
-    """
+    """Return the digest of a complete stored image, from the checksums in its files."""
 
     def inspect(block: Block) -> tuple[list[str], bytes]:
         return inspect_block(path, layout, block.core, thorough=False)

@@ -44,18 +44,10 @@ LISTED = 300
 
 @dataclass(frozen=True)
 class HeldFolder:
-    """A folder that is open: as long as it is open, no other folder gets its number.
+    """A folder that is open: as long as it is open, no other folder gets its number."""
 
-    Parameters
-    ----------
-    path : Path
-        The folder.
-    descriptor : int
-        Its file descriptor.
-    """
-
-    path: Path
-    descriptor: int
+    path: Path  # folder
+    descriptor: int  # its file descriptor
 
     def change(self) -> str:
         """Describe another folder in its place; empty where it is there. Raises OSError where none is."""
@@ -65,32 +57,14 @@ class HeldFolder:
 
 @dataclass(frozen=True)
 class HeldOutput:
-    """One output while its run holds it.
+    """One output while its run holds it."""
 
-    Parameters
-    ----------
-    output : JobOutput
-        The array that is written.
-    journal : Journal
-        Record of its blocks that are done.
-    hold : HeldFolder or ObjectClaim
-        Its folder, or its claim in a store.
-    """
-
-    output: JobOutput
-    journal: Journal
-    hold: HeldFolder | ObjectClaim
+    output: JobOutput  # array that is written
+    journal: Journal  # record of its blocks that are done
+    hold: HeldFolder | ObjectClaim  # its folder, or its claim in a store
 
     def check_place(self) -> None:
-        """Raise where the directory that was claimed is no longer in its place.
-
-        Raises
-        ------
-        OutputRefused
-            When another directory is there, or none.
-        InputUnreadable
-            When the file system does not answer.
-        """
+        """Raise where the directory that was claimed is no longer in its place."""
         path = self.output.path
         try:
             change = self.hold.change()
@@ -164,15 +138,7 @@ class HeldOutputs:
         return time.monotonic() >= self._next and self._is_checked(self._check)
 
     def check(self) -> None:
-        """Raise where the output is no longer there, or the input has changed.
-
-        Raises
-        ------
-        OutputRefused, InputError
-            With what happened. Blocks that may come from another input are removed from the current journal.
-        InputUnreadable
-            When the file system did not answer for :data:`SILENT_SECONDS`.
-        """
+        """Raise where the output is no longer there, or the input has changed."""
         self._wait_until_checked(self._check)
 
     def _wait_until_checked(self, check: Callable[[], None]) -> None:
@@ -229,14 +195,6 @@ class HeldOutputs:
             Read every byte, not only the checksums in each file.
         only : sequence of RangeSet, optional
             Blocks of each output to check; by default all that are done.
-
-        Raises
-        ------
-        OutputRefused
-            When more than half of them are intact but different: nothing is removed.
-        Stopped
-            When a signal asks for it before all blocks were checked: any signal if ``thorough``, else only an
-            urgent one.
         """
         looked_at = [held.journal.done for held in self.held] if only is None else only
         damaged_of_outputs = [
@@ -281,19 +239,7 @@ class HeldOutputs:
         return problems
 
     def finish(self, signals: Signals) -> None:
-        """Refuse to finish where outputs differ from what was written. The input was checked after each pass.
-
-        Raises
-        ------
-        OutputRefused
-            As :meth:`check_place` and :meth:`unmark_damaged`, and where the metadata differ from what was written.
-        DamagedData
-            When shards differ from what was written; their blocks are removed from the journal.
-        Stopped
-            As :meth:`unmark_damaged`.
-        InputUnreadable
-            When the file system did not return them for :data:`SILENT_SECONDS`.
-        """
+        """Refuse to finish where outputs differ from what was written. The input was checked after each pass."""
         for held in self.held:
             self._wait_until_checked(partial(self._check_output, held, signals))
             held.journal.ensure_durable()

@@ -123,13 +123,7 @@ def check_new(slot: OutputSlot) -> None:
 
 
 def check_replaceable(slot: OutputSlot) -> None:
-    """Refuse to start over without permission where that discards a result or data of other jobs.
-
-    Raises
-    ------
-    OutputRefused
-        With what to write to replace it.
-    """
+    """Refuse to start over without permission where that discards a result or data of other jobs."""
     is_own = _is_own(slot)
     stranger = find_foreign_entry(slot.path, _existing_layout(slot)) if is_own else ""
     check_place(
@@ -177,13 +171,7 @@ def _existing_output(slot: OutputSlot) -> tuple[AnyLayout, Grid] | None:
 
 
 def check_pixels(slot: OutputSlot) -> None:
-    """Refuse to discard another result that replaced the run's own.
-
-    Raises
-    ------
-    OutputRefused
-        With what to write to replace it.
-    """
+    """Refuse to discard another result that replaced the run's own."""
     stored_plan, written = slot.first.read_valid_plan(), _existing_output(slot)
     if slot.output.overwrite or stored_plan is None or written is None:
         return

@@ -116,15 +116,6 @@ class BlockPass:
             Running workers.
         preparing : str
             Name in reports of the time in which workers load the job.
-
-        Raises
-        ------
-        Stopped
-            When a signal asked for it; the blocks in flight are done.
-        Stalled, ConnectionError, TimeoutError
-            When the cluster no longer answers.
-        OutputRefused, InputError
-            When the output is gone, or the input has changed.
         """
         self.outputs.begin(self.journal, self.wanted.title)
         token = uuid.uuid4().hex[:12]

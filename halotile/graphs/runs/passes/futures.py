@@ -22,15 +22,6 @@ def results(
     """Return the results of the futures, in their order, and release them.
 
     ``between`` is called about twice a second during the wait; an exception from it ends the wait.
-
-    Raises
-    ------
-    TaskFailed
-        As soon as one has failed; :class:`WorkerDied` when its worker did.
-    ConnectionError
-        When the scheduler is gone.
-    Stalled
-        When no future ends, and the scheduler reports no end of their tasks, for ``stall_seconds``.
     """
     try:
         _await_all(client, futures, stall_seconds, between)

@@ -96,17 +96,7 @@ class GatherPass(OneBlockPass[Gather]):
         return self.status.progress(phase, done=0, failed=0)
 
     def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
-        """Compute the sum on a cluster.
-
-        Raises
-        ------
-        TaskFailed
-            When an operator fails; with its number.
-        Stopped
-            When a signal asked for it.
-        Stalled, ConnectionError
-            When the cluster no longer answers, or lost a worker.
-        """
+        """Compute the sum on a cluster."""
         self.context.outputs.begin(self.journal, self.wanted.title)
         shutil.rmtree(self.wanted.folder, ignore_errors=True)  # left by a run that was killed
         self.wanted.folder.mkdir(parents=True)
@@ -176,21 +166,7 @@ class RanksPass(OneBlockPass[RankProgram]):
         return self.status.progress(phase, done=self.done, failed=0)
 
     def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
-        """Run the program on a cluster, again from its checkpoint where a rank failed.
-
-        Raises
-        ------
-        RankFailed
-            When ranks failed again and again without a step in between.
-        HalotileError
-            Of a rank, where another attempt would not help.
-        InputError
-            When the input has changed; steps that may have seen that are taken back.
-        Stopped
-            When a signal asked for it.
-        Stalled, ConnectionError
-            When no step ends, or the cluster no longer answers.
-        """
+        """Run the program on a cluster, again from its checkpoint where a rank failed."""
         self.context.outputs.begin(self.journal, self.wanted.title)
         self.status.work_begins()
         self.wanted.records.folder.mkdir(parents=True, exist_ok=True)

@@ -237,15 +237,7 @@ class Stream:
     def answers(
         self, numbers: Iterator[int], total: int, poll_seconds: float = 0.5
     ) -> Iterator[list[Answer]]:
-        """Yield the answers, in groups as they arrive; an empty list when ``poll_seconds`` pass without one.
-
-        Raises
-        ------
-        Stalled
-            When tasks are in flight and nothing came back for ``stall_seconds``.
-        ConnectionError
-            When the scheduler is gone.
-        """
+        """Yield the answers, in groups as they arrive; an empty list when ``poll_seconds`` pass without one."""
         self._remaining = total
         self._heard = time.monotonic()
         while True:

@@ -171,21 +171,11 @@ def warn(text: str) -> None:
 
 @dataclass
 class RankWatch:
-    """Reports the ranks that are still at work, again and again, once others have returned.
+    """Reports the ranks that are still at work, again and again, once others have returned."""
 
-    Parameters
-    ----------
-    client : Client
-        Connection to the cluster.
-    workers : sequence of str
-        The worker of each rank.
-    report : callable
-        Called with each report.
-    """
-
-    client: Client
-    workers: Sequence[str]
-    report: Callable[[str], None]
+    client: Client  # connection to the cluster
+    workers: Sequence[str]  # worker of each rank
+    report: Callable[[str], None]  # called with each report
     pause: float = field(default_factory=lambda: LINGER_SECONDS)
     looked: float = field(default_factory=time.monotonic)
     """Time of the last look."""
@@ -257,64 +247,30 @@ RESTART_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class TorchProgram:
-    """A program that runs as several ranks.
+    """A program that runs as several ranks."""
 
-    Parameters
-    ----------
-    call : callable
-        Called on each worker with the :class:`~halotile.tasks.groups.opening.Rendezvous` of its rank.
-    folder : Path
-        A private folder that all workers see, in which the ranks meet.
-    backend, device_mode, timeout_seconds, end_seconds
-        As for :class:`~halotile.tasks.groups.opening.Rendezvous`.
-    advice : str
-        Last words of the error where a rank does not answer.
-    report : callable
-        Called with words about ranks that are still at work long after others have returned.
-    """
-
-    call: Callable[[Rendezvous], Any]
-    folder: Path
-    backend: str = "auto"
+    call: Callable[[Rendezvous], Any]  # called on each worker with the `Rendezvous` of its rank
+    folder: Path  # private folder that all workers see, in which the ranks meet
+    backend: str = "auto"  # backend, device_mode, timeout_seconds, end_seconds: as for `Rendezvous`
     device_mode: str | None = None
     timeout_seconds: float = 60.0
     end_seconds: float = END_SECONDS
-    advice: str = ""
+    advice: str = ""  # last words of the error where a rank does not answer
+    # called with words about ranks that are still at work long after others have returned
     report: Callable[[str], None] = warn
 
     def run(
         self,
-        client: Client,
+        client: Client,  # connection to the cluster
+        # number of ranks, each on a worker of its own; None: one on every worker that is there
         ranks: int | None,
-        retries: int,
+        retries: int,  # further attempts, from the beginning of the function, after a rank has failed
+        # number of workers of the cluster, some of which may just be coming back; no more take part
         usual: int = 1,
+        # called again and again while the ranks work; its errors end them
         between: Callable[[], None] = lambda: None,
     ) -> list[Any]:
-        """Run the ranks to their end; return their results in order.
-
-        Parameters
-        ----------
-        client : Client
-            Connection to the cluster.
-        ranks : int, optional
-            Number of ranks, each on a worker of its own; None: one on every worker that is there.
-        retries : int
-            Further attempts, from the beginning of the function, after a rank has failed.
-        usual : int
-            Number of workers of the cluster, some of which may just be coming back; no more take part.
-        between : callable
-            Called again and again while the ranks work; its errors end them.
-
-        Raises
-        ------
-        ConfigError
-            When there are fewer workers than ranks.
-        WorkerDied
-            When no worker is there.
-        RankFailed
-            When a rank failed in every attempt.
-            Its cause is the error of halotile in that rank, if it was one.
-        """
+        """Run the ranks to their end; return their results in order."""
         workers = _returned(client, ranks, min(ranks or usual, usual), between)[: ranks or usual]
         for attempt in range(retries + 1):
             try:
@@ -460,15 +416,7 @@ def _failure(
 
 
 def _workers_for(client: Client, ranks: int | None) -> list[str]:
-    """Addresses of the workers of the ranks, in a fixed order.
-
-    Raises
-    ------
-    WorkerDied
-        When there is none.
-    ConfigError
-        When there are too few.
-    """
+    """Addresses of the workers of the ranks, in a fixed order."""
     present = present_workers(client)
     if not present:
         raise WorkerDied(f"no worker came back within {RETURN_SECONDS:g} s.")

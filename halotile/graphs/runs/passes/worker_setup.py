@@ -120,11 +120,6 @@ def prepared(
 
     ``between`` is called while the workers load it; an exception from it ends the wait. Yields the errors of the workers that
     could not load it.
-
-    Raises
-    ------
-    Exception
-        The error of one of them, where no worker could load it.
     """
     adds = {"op": "plugin-add", "plugin": dumps(plugin), "name": plugin.name}
     try:
@@ -149,13 +144,6 @@ def _spread(client: Client, message: dict[str, Any], **limits: Any) -> dict[str,
 
     Dask's own registration fails with the first worker that dies meanwhile, and logs a traceback for every other. Here those
     that are left go on.
-
-    Raises
-    ------
-    ConnectionError
-        When every worker died.
-    Exception
-        What a worker answers that cannot read the message.
     """
 
     # A local function is pickled by value: a scheduler that was joined may lack halotile.

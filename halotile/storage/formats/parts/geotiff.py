@@ -109,11 +109,6 @@ def geotiff_tags(place: Georeference, band: int | None = None) -> list[Tag]:
         With the tags that the image came with.
     band : int, optional
         The only band that is written; by default all.
-
-    Raises
-    ------
-    ConfigError
-        When the coordinate reference system has no EPSG code or GeoKeys.
     """
     code = place.crs.get("proj:code")
     keys, known = place.geokeys, _code(_shorts(place.geokeys))

@@ -47,11 +47,6 @@ def other_files(file: Any, path: str, dataset: str) -> list[str]:
         Absolute path of that file.
     dataset : str
         Name of the dataset there.
-
-    Raises
-    ------
-    InputError
-        When one of them is missing, or has no such dataset: HDF5 would read its fill value there.
     """
     own = os.path.realpath(path)
     others: set[str] = set()

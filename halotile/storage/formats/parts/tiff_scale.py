@@ -37,11 +37,6 @@ def check_tiff(path: str) -> None:
 
     A TIFF is a chain of directories that point to values, to pixels and to the next directory. Readers fill missing pixels with zeros, or drop
     pages, without an error. No pixel is read here.
-
-    Raises
-    ------
-    DamagedData
-        With the first missing part.
     """
     if Path(path).suffix.lower() == ".ndpi":
         return  # this variant stores the upper halves of its offsets elsewhere

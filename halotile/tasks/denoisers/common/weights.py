@@ -32,13 +32,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file as 64 hexadecimal digits.
-
-    Raises
-    ------
-    WeightsError
-        When the file does not exist or cannot be read.
-    """
+    """SHA-256 of a file as 64 hexadecimal digits."""
     with _open(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -57,11 +51,6 @@ def load_weights(
         The checksum that the file must have.
     map_location : str
         Device to put the tensors on.
-
-    Raises
-    ------
-    WeightsError
-        When the file is missing, has another checksum, or is not safe to load.
     """
     path = Path(path)
     with _open_checked(path, sha256) as file:
@@ -71,13 +60,7 @@ def load_weights(
 
 
 def weight_shapes(path: str | Path, sha256: str | None = None) -> Shapes:
-    """The shape of every tensor in a weights file; of a ``.safetensors`` file without importing torch.
-
-    Raises
-    ------
-    WeightsError
-        As :func:`load_weights`, except for damage that the header of the file does not show.
-    """
+    """The shape of every tensor in a weights file; of a ``.safetensors`` file without importing torch."""
     path = Path(path)
     if path.suffix != ".safetensors":
         return shapes_of(load_weights(path, sha256))

@@ -48,26 +48,13 @@ class BlockCall:
     """One block of ``A x``, ``A^T y``, ``A^T A x``, the gradient or the misfit.
 
     The gradient is ``sum_i w_i A_i^T (A_i x - y_i)``.
-
-    Parameters
-    ----------
-    operators : tuple of Packed
-        The operators.
-    output : str
-        The result to compute.
-    image : tuple of int
-        Shape of the image.
-    region : Region
-        The block, in pixels of the image; for measurements, the block's share of them.
-    weights : tuple of float
-        ``w_i``, for gradient and misfit.
     """
 
     operators: tuple[Packed, ...]
-    output: OutputName
+    output: OutputName  # result to compute
     image: Shape
-    region: Region
-    weights: tuple[float, ...] = ()
+    region: Region  # block, in pixels of the image; for measurements, the block's share of them
+    weights: tuple[float, ...] = ()  # `w_i`, for gradient and misfit
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         return self.compute([InMemory(tensor.numpy()) for tensor in tensors])
@@ -99,24 +86,12 @@ class BlockCall:
 
 @dataclass(frozen=True)
 class LocalOperator:
-    """An operator with a small reach, where workers can read it.
+    """An operator with a small reach, where workers can read it."""
 
-    Parameters
-    ----------
-    written : Operator
-        The operator as it was written.
-    operator : Operator
-        The same with the way that its convolutions are computed.
-    packed : Packed
-        Its files.
-    declared : tuple of int, optional
-        Declared shape (C, H, W) of its images.
-    """
-
-    written: Operator
-    operator: Operator
-    packed: Packed
-    declared: Shape | None = None
+    written: Operator  # operator as it was written
+    operator: Operator  # same with the way that its convolutions are computed
+    packed: Packed  # its files
+    declared: Shape | None = None  # declared shape (C, H, W) of its images
 
 
 class LocalStack:

@@ -37,13 +37,6 @@ def conjugate_gradients(
     max_iter : int
         Largest number of products.
 
-    Raises
-    ------
-    InputError
-        When ``b``, or a product, is not finite.
-    ConfigError
-        When M is not positive: then it is not the product of an operator with its adjoint.
-
     References
     ----------
     Hestenes and Stiefel, Methods of conjugate gradients for solving linear systems, 1952.
@@ -161,24 +154,13 @@ def _scaled(factor: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class System:
-    """A linear system ``M x = b`` with symmetric ``M``: its derivative takes one more solution.
+    """A linear system ``M x = b`` with symmetric ``M``: its derivative takes one more solution."""
 
-    Parameters
-    ----------
-    apply : callable
-        ``M``, differentiable with respect to everything it depends on.
-    solver : callable
-        Returns ``x`` for ``b``, and the relative residual.
-    tol : float
-        The relative residual to reach.
-    warn : callable
-        Called with the residual if it is larger.
-    """
-
-    apply: Apply
+    apply: Apply  # `M`, differentiable with respect to everything it depends on
+    # returns `x` for `b`, and the relative residual
     solver: Callable[[torch.Tensor], tuple[torch.Tensor, float]]
-    tol: float
-    warn: Callable[[float], None]
+    tol: float  # relative residual to reach
+    warn: Callable[[float], None]  # called with the residual if it is larger
 
     def solve(self, right: torch.Tensor) -> torch.Tensor:
         """Solve for ``x``, differentiable with respect to ``b`` and everything ``M`` depends on."""

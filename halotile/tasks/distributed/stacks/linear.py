@@ -40,21 +40,12 @@ SMALL_BYTES = 2**16
 
 @dataclass(frozen=True)
 class IterationCall:
-    """An iteration with products ``sum_i A_i^T A_i x``, added up in the order of the operators.
+    """An iteration with products ``sum_i A_i^T A_i x``, added up in the order of the operators."""
 
-    Parameters
-    ----------
-    iterate : callable
-        Returns values, from the product as a function of ``x`` and the input tensors.
-    operators : tuple of Packed or FactoryObject
-        The operators.
-    kind : str, optional
-        Name of the class of ``deepinv.physics`` that they must be instances of.
-    """
-
+    # returns values, from the product as a function of `x` and the input tensors
     iterate: Callable[..., Tensors]
     operators: tuple[RemoteObject, ...]
-    kind: str | None
+    kind: str | None  # name of the class of `deepinv.physics` that they must be instances of
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         with load_for_call(None, tensors, *self.operators) as (own, *operators):
@@ -200,31 +191,19 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
     @convert_types
     def A_dagger(
         self,
-        y: Any,
-        solver: str = "CG",
-        max_iter: int | None = None,
+        y: Any,  # measurements
+        solver: str = "CG",  # `CG`; another one of deepinv's runs as it does there
+        max_iter: int | None = None,  # largest number of steps; 200 when left out
+        # relative residual; 1e-6 when left out. There is a warning if it is not reached
         tol: float | None = None,
         verbose: bool = False,
         *,
+        # return not the solution but the mean of the solutions for each single operator, deepinv's default
         local_only: bool = False,
         gather: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """Solve ``A^T A x = A^T y`` by conjugate gradients from 0.
-
-        Parameters
-        ----------
-        y : TensorList
-            The measurements.
-        solver : str
-            ``CG``; another one of deepinv's runs as it does there.
-        max_iter : int, optional
-            Largest number of steps; 200 when left out.
-        tol : float, optional
-            Relative residual; 1e-6 when left out. There is a warning if it is not reached.
-        local_only : bool
-            Return not the solution but the mean of the solutions for each single operator, deepinv's default.
-        """
+        """Solve ``A^T A x = A^T y`` by conjugate gradients from 0."""
         parts = self._measurements(y)
         self._check_values("A_dagger", *parts)
         if local_only:
@@ -257,31 +236,17 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
     @convert_types
     def compute_sqnorm(
         self,
-        x0: torch.Tensor,
+        x0: torch.Tensor,  # tensor of the shape of an image
         *,
-        max_iter: int = 50,
-        tol: float = 1e-3,
-        verbose: bool = True,
-        local_only: bool = False,
+        max_iter: int = 50,  # largest number of products with `A^T A`
+        tol: float = 1e-3,  # relative change at which to stop
+        verbose: bool = True,  # print the result
+        local_only: bool = False,  # return not the norm but the upper bound `sum_i |A_i|²`, deepinv's default
         gather: bool = True,
         rng: torch.Generator | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Compute ``|A|²``, the largest eigenvalue of ``A^T A``, by the Lanczos method.
-
-        Parameters
-        ----------
-        x0 : Tensor
-            A tensor of the shape of an image.
-        max_iter : int
-            Largest number of products with ``A^T A``.
-        tol : float
-            Relative change at which to stop.
-        verbose : bool
-            Print the result.
-        local_only : bool
-            Return not the norm but the upper bound ``sum_i |A_i|²``, deepinv's default.
-        """
+        """Compute ``|A|²``, the largest eigenvalue of ``A^T A``, by the Lanczos method."""
         self._check_values("compute_sqnorm", x0)
         self.operators.check()
         if local_only:

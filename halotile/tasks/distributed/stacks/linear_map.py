@@ -62,24 +62,12 @@ class RewritingFactory:
 
 @dataclass(frozen=True)
 class OperatorMethod:
-    """``A`` or ``A^T`` of a physics, on tensors on the cpu in single or double precision.
+    """``A`` or ``A^T`` of a physics, on tensors on the cpu in single or double precision."""
 
-    Parameters
-    ----------
-    physics : LinearPhysics
-        The physics for calls that the operator does not support.
-    operator : Operator
-        The operator.
-    name : str
-        ``A`` or ``A_adjoint``.
-    declared : tuple of int, optional
-        Declared shape (C, H, W) of the images of the physics.
-    """
-
-    physics: Any
+    physics: Any  # physics for calls that the operator does not support
     operator: Operator
-    name: str
-    declared: Shape | None = None
+    name: str  # `A` or `A_adjoint`
+    declared: Shape | None = None  # declared shape (C, H, W) of the images of the physics
 
     def __call__(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not args and not kwargs and is_supported(x):

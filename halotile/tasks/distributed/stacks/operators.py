@@ -27,24 +27,12 @@ Versions = tuple[tuple[torch.Tensor, int | None], ...]
 
 @dataclass(frozen=True)
 class Operators:
-    """Numbered objects on the workers.
+    """Numbered objects on the workers."""
 
-    Parameters
-    ----------
-    remote : tuple of Packed or FactoryObject
-        The objects on the workers.
-    local : tuple of object
-        The same objects in this process; empty for those of a factory.
-    live : tuple of tuple of Tensor
-        The tensors of each object that want gradients: inputs of every call.
-    constant : tuple of tuple of (Tensor, int or None)
-        The other tensors of each object, with their versions when they were sent.
-    """
-
-    remote: tuple[RemoteObject, ...]
-    local: tuple[Any, ...]
-    live: tuple[Held, ...]
-    constant: tuple[Versions, ...]
+    remote: tuple[RemoteObject, ...]  # objects on the workers
+    local: tuple[Any, ...]  # same objects in this process; empty for those of a factory
+    live: tuple[Held, ...]  # tensors of each object that want gradients: inputs of every call
+    constant: tuple[Versions, ...]  # other tensors of each object, with their versions when they were sent
 
     def __len__(self) -> int:
         return len(self.remote)
@@ -94,15 +82,9 @@ class Operators:
 
 @dataclass(eq=False)
 class CommonOperators:
-    """The operators of a stack, which its subsets share with it.
+    """The operators of a stack, which its subsets share with it."""
 
-    Parameters
-    ----------
-    operators : Operators
-        All of them, as they are now.
-    """
-
-    operators: Operators
+    operators: Operators  # all of them, as they are now
     stored: tuple[tuple[Any, ...], Held] | None = None
     """The parameters of the last call that stored some, and their tensors, which stay alive: they are told apart by id."""
     tried: dict[int, Any] = field(default_factory=dict)
@@ -136,13 +118,7 @@ def chosen_numbers(count: int, which: slice | Sequence[int]) -> Sequence[int]:
 
 
 def pack_all(engine: Engine, values: Sequence[Any], local: Sequence[Any] | None = None) -> Operators:
-    """Pack objects as they are now, without later changes. ``local`` are the objects to use in this process.
-
-    Raises
-    ------
-    WrongKind
-        With the number of one that cannot be pickled.
-    """
+    """Pack objects as they are now, without later changes. ``local`` are the objects to use in this process."""
     rows = [_pack_named(engine, value, f"operator {number}") for number, value in enumerate(values)]
     remote, live, constant = zip(*rows, strict=True) if rows else ((), (), ())
     return Operators(remote, tuple(values if local is None else local), live, constant)
@@ -165,15 +141,7 @@ def _pack_named(engine: Engine, value: Any, name: str) -> tuple[Packed, Held, Ve
 def make_all(
     engine: Engine, factory: Callable[..., Any], count: int | None, shared: Mapping[str, Any] | None
 ) -> Operators:
-    """Return the objects of a factory, each made when it is first needed.
-
-    Raises
-    ------
-    ConfigError
-        Without a valid count.
-    WrongKind
-        When the factory cannot be pickled.
-    """
+    """Return the objects of a factory, each made when it is first needed."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ConfigError(
             f"num_operators is {count!r}: the number of operators that the factory makes is not known. "
@@ -193,13 +161,7 @@ def pack_live(engine: Engine, arguments: Any) -> tuple[Packed | None, Held]:
 
 
 def pack_arguments(engine: Engine, arguments: Any) -> Packed | None:
-    """Pack arguments of a call that are constants, equal ones once; None if there are none.
-
-    Raises
-    ------
-    ConfigError
-        For a tensor that requires a gradient: it would get none.
-    """
+    """Pack arguments of a call that are constants, equal ones once; None if there are none."""
     if not arguments:
         return None
     if torch.is_grad_enabled() and (name := _name_requiring_grad(arguments)) is not None:

@@ -103,11 +103,6 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         Reach in pixels of operators that are not halotile's.
     is_single : bool
         The stack stands for a single operator: then a measurement is a tensor, not a list of one.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown gather strategy.
     """
 
     kind: str | None = None

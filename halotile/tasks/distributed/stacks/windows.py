@@ -61,13 +61,7 @@ class PartialArray:
     parts: tuple[tuple[Region, Array], ...]
 
     def read(self, region: Region) -> Array:
-        """Read the pixels of ``region``.
-
-        Raises
-        ------
-        InputError
-            If no window contains it.
-        """
+        """Read the pixels of ``region``."""
         for window, pixels in self.parts:
             if region.inside(window):
                 part: Array = pixels[region.relative_to(window).slices]
@@ -77,21 +71,11 @@ class PartialArray:
 
 @dataclass(frozen=True)
 class LazyBlock:
-    """A block that is computed once its windows are.
+    """A block that is computed once its windows are."""
 
-    Parameters
-    ----------
-    call : BlockCall
-        The call that computes the block.
-    shapes : tuple of tuple of int
-        Shapes of the arrays that it reads.
-    windows : tuple of tuple of Region
-        For each of these arrays, the windows that are present.
-    """
-
-    call: BlockCall
-    shapes: tuple[tuple[int, ...], ...]
-    windows: tuple[tuple[Region, ...], ...]
+    call: BlockCall  # call that computes the block
+    shapes: tuple[tuple[int, ...], ...]  # shapes of the arrays that it reads
+    windows: tuple[tuple[Region, ...], ...]  # for each of these arrays, the windows that are present
 
     def __call__(self, *pixels: Array) -> list[Array]:
         """Compute the arrays of the block from the windows of all inputs, one after the other."""

@@ -38,13 +38,7 @@ def batch_norms(network: Any) -> list[torch.nn.Module]:
 
 @contextmanager
 def given_statistics(network: Any, statistics: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Let layers normalise by given statistics: a mean and a variance for each, in the order in which they are used.
-
-    Raises
-    ------
-    UnmeasuredLayer
-        From the call of the network, at the first layer without.
-    """
+    """Let layers normalise by given statistics: a mean and a variance for each, in the order in which they are used."""
     layers = batch_norms(network)
     used: list[int] = []
 
@@ -89,11 +83,6 @@ def pool(measured: Sequence[torch.Tensor]) -> tuple[int, torch.Tensor, torch.Ten
 
     Squares around the mean of each call keep the digits that sums of squares lose where an image is far from 0.
 
-    Raises
-    ------
-    ConfigError
-        When calls reached different layers.
-
     Examples
     --------
     >>> pool([measure(UnmeasuredLayer(4, torch.full((1, 1, 1), value))) for value in (1.0, 3.0)])
@@ -116,13 +105,7 @@ def pool(measured: Sequence[torch.Tensor]) -> tuple[int, torch.Tensor, torch.Ten
 
 
 def update_running(layer: Any, mean: torch.Tensor, variance: torch.Tensor, count: float) -> None:
-    """Move the running statistics of a layer towards those of a batch, as the layer itself does.
-
-    Raises
-    ------
-    ConfigError
-        For a batch of one pixel, which has no variance.
-    """
+    """Move the running statistics of a layer towards those of a batch, as the layer itself does."""
     if count <= 1:
         raise ConfigError(
             "a batch of a single pixel has no statistics to train batch norm with. Write eval(), or more images."

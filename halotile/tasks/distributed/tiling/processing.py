@@ -125,21 +125,11 @@ STRATEGY_METHODS = (
 
 @dataclass
 class CustomTiles:
-    """The tiles of images of one shape.
+    """The tiles of images of one shape."""
 
-    Parameters
-    ----------
-    strategy : object
-        An object with the methods of deepinv's strategies.
-    shape : tuple of int
-        Shape of the image.
-    max_batch_size : int, optional
-        Batch size for the strategy.
-    """
-
-    strategy: Any
-    shape: tuple[int, ...]
-    max_batch_size: int | None
+    strategy: Any  # object with the methods of deepinv's strategies
+    shape: tuple[int, ...]  # shape of the image
+    max_batch_size: int | None  # batch size for the strategy
 
     def __post_init__(self) -> None:
         self.numbers = list(range(self.strategy.get_num_patches()))
@@ -167,13 +157,7 @@ class CustomTiles:
     def join(
         self, image: torch.Tensor, batches: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """Assemble the image from processed batches.
-
-        Raises
-        ------
-        ConfigError
-            For results of another size, which a strategy cannot place.
-        """
+        """Assemble the image from processed batches."""
         for batch, result in zip(batches, results, strict=True):
             if result.shape != batch.shape:
                 raise ConfigError(
@@ -198,33 +182,19 @@ PHASE = "denoise"
 
 @dataclass(frozen=True)
 class TilingOptions:
-    """Tiling of images, in deepinv's terms.
+    """Tiling of images, in deepinv's terms."""
 
-    Parameters
-    ----------
-    strategy : str or object
-        ``overlap_tiling``; ``basic``, without overlap; or an object with the methods of deepinv's strategies.
-    patch_size, overlap : int or tuple of int
-        Size of the tiles without their halo, and width of the halo.
-    tiling_dims : int or tuple of int, optional
-        Axes that are cut; all but the first two when left out.
-    max_batch_size : int, optional
-        Tiles that are processed at once. Left out, small tiles are put together.
-    images_per_task : int, optional
-        Images of a batch that are processed at once; all of them when left out.
-    blending : str, optional
-        ``linear`` or ``hann`` blends neighbours where they overlap.
-    unsafe : bool
-        Tile a processor that depends on the whole image as well.
-    """
-
+    # `overlap_tiling`; `basic`, without overlap; or an object with the methods of deepinv's strategies
     strategy: Any = "overlap_tiling"
+    # patch_size, overlap: size of the tiles without their halo, and width of the halo
     patch_size: int | Sequence[int] = 256
     overlap: int | Sequence[int] = 64
-    tiling_dims: int | Sequence[int] | None = None
+    tiling_dims: int | Sequence[int] | None = None  # axes that are cut; all but the first two when left out
+    # tiles that are processed at once. Left out, small tiles are put together
     max_batch_size: int | None = None
-    blending: str | None = None
-    unsafe: bool = False
+    blending: str | None = None  # `linear` or `hann` blends neighbours where they overlap
+    unsafe: bool = False  # tile a processor that depends on the whole image as well
+    # images of a batch that are processed at once; all of them when left out
     images_per_task: int | None = None
 
     def __post_init__(self) -> None:
@@ -355,13 +325,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         return tiles.join(joined, lambda shape, like: empty_tensor(self.ctx, shape, like))
 
     def _batch_norms(self, is_cut: bool, is_lazy: bool) -> list[torch.nn.Module]:
-        """Return the layers that normalise by the statistics of all images.
-
-        Raises
-        ------
-        ConfigError
-            Where tiles would be normalised by statistics of their own.
-        """
+        """Return the layers that normalise by the statistics of all images."""
         found = [pair for held in contents_of(self.processor) for pair in running_statistics(held)]
         trained = {id(layer): name for name, layer in reversed(found)}
         norms = batch_norms(self.processor)
@@ -437,13 +401,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
     def _stride(
         self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]
     ) -> int:
-        """Return the multiple on which tiles along these axes have to begin, tried once on a worker.
-
-        Raises
-        ------
-        ConfigError
-            When the processor cannot be tiled.
-        """
+        """Return the multiple on which tiles along these axes have to begin, tried once on a worker."""
         # A layer that normalises a batch in training mode is local after eval(): there is a warning for that.
         trains = any(running_statistics(held) for held in contents_of(self.processor))
         if self.options.unsafe or trains or not has_trial(x, axes):

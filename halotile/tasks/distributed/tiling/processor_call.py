@@ -26,17 +26,9 @@ Role = Literal["image", "sample", "constant"]
 
 @dataclass(frozen=True)
 class Argument:
-    """A tensor among the arguments of a processor.
+    """A tensor among the arguments of a processor."""
 
-    Parameters
-    ----------
-    place : int or str
-        Its position after the image, or its keyword.
-    role : str
-        Its role.
-    """
-
-    place: int | str
+    place: int | str  # its position after the image, or its keyword
     role: Role
 
     def for_tiles(self, tensor: torch.Tensor, tiles: Tiles, numbers: tuple[int, ...]) -> torch.Tensor:
@@ -94,33 +86,17 @@ def role_of(shape: Sequence[int], image: Sequence[int], axes: Sequence[int]) -> 
 
 @dataclass(frozen=True)
 class ProcessorCall:
-    """``processor(batch, ...)``, with the halo of each tile trimmed.
+    """``processor(batch, ...)``, with the halo of each tile trimmed."""
 
-    Parameters
-    ----------
-    processor : Packed
-        The network or function.
-    constants : Packed, optional
-        Positional arguments and keywords that are not tensors.
-    arguments : tuple of Argument
-        Arguments that are tensors; they follow the batch among the inputs.
-    weights : tuple of str
-        Names of the weights of the network that need gradients; the weights follow the arguments.
-    tiles : Tiles, optional
-        Tiles that results are trimmed for; without them, results are not trimmed.
-    draw : Draw, optional
-        Random numbers of the call.
-    normalises : str, optional
-        ``given``: layers of batch norm take their statistics from the inputs after the weights; ``measured``: the
-        result is a measurement of the next layer; None: they normalise by the batch of the call.
-    """
-
-    processor: Packed
-    constants: Packed | None
-    arguments: tuple[Argument, ...] = ()
+    processor: Packed  # network or function
+    constants: Packed | None  # positional arguments and keywords that are not tensors
+    arguments: tuple[Argument, ...] = ()  # arguments that are tensors; they follow the batch among the inputs
+    # names of the weights of the network that need gradients; the weights follow the arguments
     weights: tuple[str, ...] = ()
-    tiles: Tiles | None = None
-    draw: Draw | None = None
+    tiles: Tiles | None = None  # tiles that results are trimmed for; without them, results are not trimmed
+    draw: Draw | None = None  # random numbers of the call
+    # `given`: layers of batch norm take their statistics from the inputs after the weights; `measured`: the result is
+    # a measurement of the next layer; None: they normalise by the batch of the call
     normalises: Literal["given", "measured"] | None = None
 
     def for_batch(self, number: int) -> ProcessorCall:
@@ -162,24 +138,12 @@ class ProcessorCall:
 
 @dataclass(frozen=True)
 class ImageCall:
-    """A processor call on some tiles of an image, of which only their windows are read.
+    """A processor call on some tiles of an image, of which only their windows are read."""
 
-    Parameters
-    ----------
-    call : ProcessorCall
-        The call on the batch.
-    tiles : Tiles
-        The tiles of the images.
-    numbers : tuple of int
-        The tiles of the batch.
-    images : tuple of int
-        The images of the batch.
-    """
-
-    call: ProcessorCall
-    tiles: Tiles
-    numbers: tuple[int, ...]
-    images: Images
+    call: ProcessorCall  # call on the batch
+    tiles: Tiles  # tiles of the images
+    numbers: tuple[int, ...]  # tiles of the batch
+    images: Images  # images of the batch
 
     def __call__(self, image: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
         return self.call(*self.inputs(image, *tensors))

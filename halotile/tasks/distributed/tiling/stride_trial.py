@@ -20,25 +20,13 @@ from halotile.tasks.trials.trial import Trial
 
 @dataclass(frozen=True)
 class StrideTrial:
-    """The multiple on which tiles of a processor have to begin, found by calling it on windows.
+    """The multiple on which tiles of a processor have to begin, found by calling it on windows."""
 
-    Parameters
-    ----------
-    call : ProcessorCall
-        The call on windows, without tiles.
-    channels, dims : int
-        Number of channels of the images, and of axes after that of the channels.
-    axes : tuple of int
-        The axes in question, counted from the one after the channels.
-    limit_bytes : int, optional
-        Largest size of the process.
-    """
-
-    call: ProcessorCall
-    channels: int
+    call: ProcessorCall  # call on windows, without tiles
+    channels: int  # channels, dims: number of channels of the images, and of axes after that of the channels
     dims: int
-    axes: tuple[int, ...]
-    limit_bytes: int | None
+    axes: tuple[int, ...]  # axes in question, counted from the one after the channels
+    limit_bytes: int | None  # largest size of the process
 
     def __call__(self, like: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
         """Return the multiple for windows of the dtype of ``like``, or ``FAR`` or ``PLACED``.

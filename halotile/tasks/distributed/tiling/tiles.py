@@ -112,19 +112,6 @@ def _ramp(inside: NDArray[Any], overlap: int) -> NDArray[Any]:
 class Tiles:
     """The tiles of images of one shape.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Shape of the image.
-    axes : tuple of int
-        Axes that are cut.
-    patch, overlap : tuple of int
-        Size of a tile and width of its halo along each of them.
-    blending : str, optional
-        ``linear`` or ``hann`` blends neighbours where they overlap. Otherwise each pixel comes from one tile.
-    stride : int
-        Windows begin on multiples of it.
-
     Examples
     --------
     >>> tiles = Tiles((1, 1, 10, 12), (2, 3), (4, 6), (2, 2), "hann")
@@ -134,12 +121,13 @@ class Tiles:
     True
     """
 
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-    patch: tuple[int, ...]
+    shape: tuple[int, ...]  # shape of the image
+    axes: tuple[int, ...]  # axes that are cut
+    patch: tuple[int, ...]  # patch, overlap: size of a tile and width of its halo along each of them
     overlap: tuple[int, ...]
+    # `linear` or `hann` blends neighbours where they overlap. Otherwise each pixel comes from one tile
     blending: str | None = None
-    stride: int = 1
+    stride: int = 1  # windows begin on multiples of it
 
     def __post_init__(self) -> None:
         if self.blending not in (None, *BLENDINGS):
@@ -269,11 +257,6 @@ def tiles_of(
     blending: str | None,
 ) -> Tiles:
     """Make the tiles of an image from options in deepinv's terms.
-
-    Raises
-    ------
-    ConfigError
-        When the options do not fit the image.
 
     Examples
     --------

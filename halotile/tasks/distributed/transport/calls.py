@@ -29,21 +29,11 @@ class PureFunction(Protocol):
 
 @dataclass(frozen=True)
 class FactoryObject:
-    """An object that a factory makes from a number, once per process.
+    """An object that a factory makes from a number, once per process."""
 
-    Parameters
-    ----------
-    factory : Packed
-        ``factory(index, device, shared)``.
-    index : int
-        Number of the object.
-    device : str
-        Device of its tensors.
-    """
-
-    factory: Packed
-    index: int
-    device: str = "cpu"
+    factory: Packed  # `factory(index, device, shared)`
+    index: int  # number of the object
+    device: str = "cpu"  # device of its tensors
 
     def load(self, live: Sequence[torch.Tensor] = ()) -> LoadedObject:
         """Return the object, made on first use, or from the ``live`` tensors of one call."""
@@ -80,27 +70,13 @@ RemoteObject = Packed | FactoryObject
 
 @dataclass(frozen=True)
 class MethodCall:
-    """``remote.name(*tensors, **kwargs)``.
-
-    Parameters
-    ----------
-    remote : Packed or FactoryObject
-        The object.
-    name : str
-        Name of the method.
-    kwargs : Packed, optional
-        Keywords.
-    draw : Draw, optional
-        Random numbers of the call.
-    kind : str, optional
-        Name of the class of ``deepinv.physics`` that the object must be an instance of.
-    """
+    """``remote.name(*tensors, **kwargs)``."""
 
     remote: RemoteObject
-    name: str
-    kwargs: Packed | None = None
-    draw: Draw | None = None
-    kind: str | None = None
+    name: str  # name of the method
+    kwargs: Packed | None = None  # keywords
+    draw: Draw | None = None  # random numbers of the call
+    kind: str | None = None  # name of the class of `deepinv.physics` that the object must be an instance of
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         with load_for_call(self.draw, tensors, *self.sources) as (own, loaded, given):
@@ -116,18 +92,10 @@ class MethodCall:
 
 @dataclass(frozen=True)
 class SensorCall:
-    """The noise and the sensor model of a physics, applied to a measurement: what follows after ``A``.
-
-    Parameters
-    ----------
-    physics : Packed or FactoryObject
-        The physics.
-    draw : Draw
-        Random numbers of the call.
-    """
+    """The noise and the sensor model of a physics, applied to a measurement: what follows after ``A``."""
 
     physics: RemoteObject
-    draw: Draw
+    draw: Draw  # random numbers of the call
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         with load_for_call(self.draw, tensors, *self.sources) as (own, physics):
@@ -185,23 +153,12 @@ def check_kind(value: Any, kind: str | None) -> None:
 
 @dataclass(frozen=True)
 class FidelityCall:
-    """``d(A x, y)``, or its gradient ``A^T d'(A x, y)``: forward and adjoint in one call.
+    """``d(A x, y)``, or its gradient ``A^T d'(A x, y)``: forward and adjoint in one call."""
 
-    Parameters
-    ----------
-    fidelity : Packed or FactoryObject
-        A ``deepinv.optim.DataFidelity``.
-    physics : Packed or FactoryObject
-        The operator.
-    output : str
-        ``fn`` or ``grad``.
-    arguments : Packed, optional
-        Positional arguments of the distance, and keywords of distance and operator.
-    """
-
-    fidelity: RemoteObject
-    physics: RemoteObject
+    fidelity: RemoteObject  # a `deepinv.optim.DataFidelity`
+    physics: RemoteObject  # operator
     output: Literal["fn", "grad"]
+    # positional arguments of the distance, and keywords of distance and operator
     arguments: Packed | None = None
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
@@ -220,15 +177,9 @@ class FidelityCall:
 
 @dataclass(frozen=True)
 class SquareWeight:
-    """The weight of ``|A x - y|²`` in a fidelity made by a factory; NaN for another distance.
+    """The weight of ``|A x - y|²`` in a fidelity made by a factory; NaN for another distance."""
 
-    Parameters
-    ----------
-    fidelity : Packed or FactoryObject
-        A ``deepinv.optim.DataFidelity``.
-    """
-
-    fidelity: RemoteObject
+    fidelity: RemoteObject  # a `deepinv.optim.DataFidelity`
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         with load_for_call(None, tensors, self.fidelity) as (_, fidelity):
@@ -249,20 +200,11 @@ class Derivative:
     """The derivative of a function: from inputs and cotangents to gradients of the wanted inputs.
 
     It is a function like any other, so it has a derivative as well.
-
-    Parameters
-    ----------
-    function : PureFunction
-        The function, which is evaluated again.
-    wanted : tuple of bool
-        For each input, True if its gradient is wanted.
-    given : tuple of bool
-        For each value, True if it has a cotangent.
     """
 
-    function: PureFunction
-    wanted: tuple[bool, ...]
-    given: tuple[bool, ...]
+    function: PureFunction  # function, which is evaluated again
+    wanted: tuple[bool, ...]  # for each input, True if its gradient is wanted
+    given: tuple[bool, ...]  # for each value, True if it has a cotangent
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         create_graph = torch.is_grad_enabled()
@@ -306,21 +248,9 @@ def working_bytes(function: PureFunction, sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Call:
-    """One evaluation of a function: its inputs, and the totals that its values are added to.
-
-    Parameters
-    ----------
-    function : PureFunction
-        The function.
-    inputs : tuple of int
-        Positions of its inputs in a list of tensors.
-    slots : tuple of int
-        For each value, the number of its total.
-    number : int
-        Number of the operator or tile, for messages. Totals are added up in the order of the calls.
-    """
+    """One evaluation of a function: its inputs, and the totals that its values are added to."""
 
     function: PureFunction
-    inputs: tuple[int, ...]
-    slots: tuple[int, ...]
-    number: int
+    inputs: tuple[int, ...]  # positions of its inputs in a list of tensors
+    slots: tuple[int, ...]  # for each value, the number of its total
+    number: int  # number of the operator or tile, for messages. Totals are added up in the order of the calls

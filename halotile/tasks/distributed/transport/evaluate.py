@@ -19,27 +19,13 @@ BACKWARD = "adjoint"
 
 @dataclass(frozen=True)
 class Batch:
-    """Calls that are evaluated together.
+    """Calls that are evaluated together."""
 
-    Parameters
-    ----------
-    engine : Engine
-        The engine that evaluates them.
-    phase : str
-        Name of the tasks on the dashboard.
-    calls : tuple of Call
-        The calls; each refers to its inputs by their positions among the tensors.
-    totals : int
-        Number of slots, and so of results.
-    what : str
-        The unit that a call's number counts, such as ``operator`` or ``tile``.
-    """
-
-    engine: Engine
-    phase: str
-    calls: tuple[Call, ...]
-    totals: int
-    what: str = "operator"
+    engine: Engine  # engine that evaluates them
+    phase: str  # name of the tasks on the dashboard
+    calls: tuple[Call, ...]  # calls; each refers to its inputs by their positions among the tensors
+    totals: int  # number of slots, and so of results
+    what: str = "operator"  # unit that a call's number counts, such as `operator` or `tile`
 
     def values(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Compute the totals; None for slots that no value was added to."""
@@ -69,15 +55,7 @@ class Batch:
 
 
 def evaluate(batch: Batch, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Compute the totals of a batch, differentiable any number of times.
-
-    Raises
-    ------
-    WrongKind
-        For an input that is not a tensor.
-    TaskFailed
-        When a call fails; with the number of its operator or tile.
-    """
+    """Compute the totals of a batch, differentiable any number of times."""
     engine = batch.engine
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) and not engine.is_lazy(tensor):

@@ -30,30 +30,14 @@ _cache_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The files of an object, which travel in place of the object.
+    """The files of an object, which travel in place of the object."""
 
-    Parameters
-    ----------
-    folder : str
-        Folder of the files.
-    digest : str
-        Digest of the content, and name of the pickle.
-    tensors : tuple of str
-        Digests of the tensors.
-    device : str
-        Device that the tensors are loaded to.
-    size_bytes : int
-        Size of tensors and pickle.
-    live : int
-        Number of tensors that are in no file, because each call is given them anew.
-    """
-
-    folder: str
-    digest: str
-    tensors: tuple[str, ...]
-    device: str = "cpu"
-    size_bytes: int = 0
-    live: int = 0
+    folder: str  # folder of the files
+    digest: str  # digest of the content, and name of the pickle
+    tensors: tuple[str, ...]  # digests of the tensors
+    device: str = "cpu"  # device that the tensors are loaded to
+    size_bytes: int = 0  # size of tensors and pickle
+    live: int = 0  # number of tensors that are in no file, because each call is given them anew
 
     def get(self) -> Any:
         """Return the object for uses that do not call it."""
@@ -117,13 +101,7 @@ class Packer:
         self._last: Packed | None = None
 
     def pack(self) -> Packed:
-        """Write the object as it is now to disk.
-
-        Raises
-        ------
-        WrongKind
-            When it cannot be pickled.
-        """
+        """Write the object as it is now to disk."""
         stream = io.BytesIO()
         writer = _Writer(stream, self.folder, self.keeps_live)
         try:

@@ -15,27 +15,16 @@ import torch
 class Draw:
     """The random numbers of one call.
 
-    Parameters
-    ----------
-    seed : int
-        Seed of the context.
-    stream : int
-        Number of the distributed object within the context.
-    call : int
-        Number of earlier calls of that object.
-    number : int
-        Number of the operator, or of the first tile of a batch.
-
     Examples
     --------
     >>> Draw(1, 0, 0).for_number(3).torch_seed() == Draw(1, 0, 0, 3).torch_seed()
     True
     """
 
-    seed: int
-    stream: int
-    call: int
-    number: int = 0
+    seed: int  # seed of the context
+    stream: int  # number of the distributed object within the context
+    call: int  # number of earlier calls of that object
+    number: int = 0  # number of the operator, or of the first tile of a batch
 
     def for_number(self, number: int) -> Draw:
         """Return the draw of one operator or tile."""

@@ -15,18 +15,10 @@ from halotile.storage.rim import Array
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An array in a ``.npy`` file, which travels in place of the array.
+    """An array in a ``.npy`` file, which travels in place of the array."""
 
-    Parameters
-    ----------
-    path : str
-        The file.
-    kind : str
-        Name of the torch dtype; NumPy has no bfloat16, which is stored as float32.
-    """
-
-    path: str
-    kind: str
+    path: str  # file
+    kind: str  # name of the torch dtype; NumPy has no bfloat16, which is stored as float32
 
     def load(self) -> Array:
         """Memory-map the array, copy-on-write: writes to it stay in this process."""

@@ -20,13 +20,7 @@ WIDER = {torch.bfloat16: torch.float32}
 
 
 def to_array(tensor: torch.Tensor) -> NDArray[Any]:
-    """Convert a tensor to an array in host memory.
-
-    Raises
-    ------
-    InputError
-        For dtypes that NumPy cannot hold.
-    """
+    """Convert a tensor to an array in host memory."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
     try:
         array: NDArray[Any] = plain.to(WIDER.get(plain.dtype, plain.dtype)).numpy()
@@ -72,13 +66,7 @@ def version_of(tensor: torch.Tensor) -> int | None:
 
 
 def check_tensor(name: str, value: Any) -> None:
-    """Refuse a function's result that is not a tensor.
-
-    Raises
-    ------
-    WrongKind
-        With the type of the result.
-    """
+    """Refuse a function's result that is not a tensor."""
     if not isinstance(value, torch.Tensor):
         raise WrongKind(
             f"{name} returned an object of type {type(value).__name__}, and a tensor is needed. Return a tensor."

@@ -40,30 +40,15 @@ class PartialSums:
 
 @dataclass(frozen=True)
 class CallBatch:
-    """Calls with their common inputs and settings; pickles to a few kilobytes.
+    """Calls with their common inputs and settings; pickles to a few kilobytes."""
 
-    Parameters
-    ----------
-    folder : str
-        Folder of the results.
-    inputs : tuple of Stored
-        Arrays that calls refer to by position.
-    phase, what : str
-        Name of the tasks, and the unit that a call's number counts, for messages.
-    in_double : bool
-        Keep sums in double precision until the last.
-    device : str
-        Device of the computation.
-    default_dtype : torch.dtype
-        Dtype of tensors for which a call names none: that of the driver.
-    """
-
-    folder: str
-    inputs: tuple[Stored, ...]
-    phase: str
+    folder: str  # folder of the results
+    inputs: tuple[Stored, ...]  # arrays that calls refer to by position
+    phase: str  # phase, what: name of the tasks, and the unit that a call's number counts, for messages
     what: str
-    in_double: bool = False
-    device: str = "cpu"
+    in_double: bool = False  # keep sums in double precision until the last
+    device: str = "cpu"  # device of the computation
+    # dtype of tensors for which a call names none: that of the driver
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     def compute(self, calls: Sequence[Call], after: PartialSums | None = None) -> PartialSums:
@@ -75,11 +60,6 @@ class CallBatch:
             The calls.
         after : PartialSums, optional
             A result that the task only waits for.
-
-        Raises
-        ------
-        TaskFailed
-            With the number of the call that failed.
         """
         totals: dict[int, tuple[Array, str]] = {}
         for call in calls:
@@ -179,13 +159,7 @@ def call_on_arrays(function: PureFunction, place: int, *arrays: Array) -> Array:
 
 
 def run_named_task(task: str, function: PureFunction, place: int, *arrays: Array) -> Array:
-    """Return one value of a function of arrays, on a worker.
-
-    Raises
-    ------
-    TaskFailed
-        With the name of the task that failed.
-    """
+    """Return one value of a function of arrays, on a worker."""
     try:
         return call_on_arrays(function, place, *arrays)
     except Exception as error:

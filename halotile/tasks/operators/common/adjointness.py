@@ -21,13 +21,7 @@ SEED = 0
 
 
 def check_adjoint(operator: Operator, image: Shape) -> None:
-    """Refuse an operator whose products ``<A x, y>`` and ``<x, A^T y>`` differ, for random numbers in two corners of an image.
-
-    Raises
-    ------
-    ConfigError
-        With both products; or with the error of the user's code.
-    """
+    """Refuse an operator whose products ``<A x, y>`` and ``<x, A^T y>`` differ, for random numbers in two corners of an image."""
     try:
         products = [_products(operator, corner, image) for corner in _corners(window_of(operator, image))]
     except (ConfigError, MemoryError):

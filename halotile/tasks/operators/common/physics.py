@@ -69,13 +69,7 @@ class Physics:
         return pixels
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement, found by measuring an image of zeros.
-
-        Raises
-        ------
-        ConfigError
-            When the physics does not accept such an image.
-        """
+        """Shape of the measurement, found by measuring an image of zeros."""
         if image not in self._measured:
             try:
                 self.forward(np.zeros(image, np.float32))
@@ -186,10 +180,6 @@ def build(physics: str | object, options: Mapping[str, Any]) -> Any:
     """Return the physics object, given or built from the name of its class.
 
     Random numbers of the constructor, such as a mask, are the same in every process.
-
-    Raises
-    ------
-    MissingPackage, ConfigError
     """
     kinds = import_deepinv()
     if not isinstance(physics, str):

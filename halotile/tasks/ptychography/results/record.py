@@ -27,20 +27,11 @@ CHECKPOINT_SECONDS, CHECKPOINT_SHARE = 1.0, 0.1
 
 @dataclass
 class Record:
-    """Files that rank 0 writes of a reconstruction while it goes on.
+    """Files that rank 0 writes of a reconstruction while it goes on."""
 
-    Parameters
-    ----------
-    recipe : ScanRecipe
-        The reconstruction.
-    state : ReconstructionState
-        Its state, which changes.
-    drawn : callable
-        Gives the object, and the light that its pixels had.
-    """
-
-    recipe: ScanRecipe
-    state: ReconstructionState
+    recipe: ScanRecipe  # reconstruction
+    state: ReconstructionState  # its state, which changes
+    # gives the object, and the light that its pixels had
     drawn: Callable[[], tuple[NDArray[Any], NDArray[Any]]]
     seconds: dict[int, float] = field(default_factory=dict)
     """Of epochs, as far as this process computed them."""

@@ -29,19 +29,14 @@ FINER = 10
 class RingCorrelation:
     """Correlation of two images by spatial frequency.
 
-    Parameters
-    ----------
-    frequency : ndarray, (rings,)
-        Middle of each ring, in periods per metre.
-    correlation, threshold : ndarray, (rings,)
-        Correlation of the two images in a ring, and what it is where half a bit of information is left in each pixel.
-
     References
     ----------
     M. van Heel, M. Schatz, Fourier shell correlation threshold criteria, Journal of Structural Biology 151 (2005) 250.
     """
 
-    frequency: NDArray[np.float64]
+    frequency: NDArray[np.float64]  # middle of each ring, in periods per metre
+    # correlation, threshold: correlation of the two images in a ring, and what it is where half a bit of information
+    # is left in each pixel
     correlation: NDArray[np.float64]
     threshold: NDArray[np.float64]
 
@@ -90,13 +85,7 @@ class RingCorrelation:
 
 
 def covered(recipe: ScanRecipe) -> tuple[slice, slice]:
-    """The rectangle of the object that the middle of the beam covered.
-
-    Raises
-    ------
-    ConfigError
-        When it is too small for a resolution.
-    """
+    """The rectangle of the object that the middle of the beam covered."""
     middle = np.array(recipe.frame) / 2
     begins = itertools.accumulate((stage.epochs for stage in recipe.stages[:-1]), initial=0)
     places = recipe.places[np.logical_or.reduce([recipe.used(epoch) for epoch in begins])]

@@ -48,13 +48,7 @@ OF_FANCY = (
 
 
 def encoded_result(recipe: ScanRecipe) -> bytes:
-    """Return the state in the checkpoint as the content of a file.
-
-    Raises
-    ------
-    DamagedData
-        When the reconstruction has not ended.
-    """
+    """Return the state in the checkpoint as the content of a file."""
     checkpoint = recipe.checkpoints[-1]
     state = ReconstructionState.of(state_in(read_content(checkpoint)), "cpu")
     if len(state.losses) != recipe.epochs:

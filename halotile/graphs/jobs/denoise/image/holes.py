@@ -59,11 +59,6 @@ def choose_holes(
     """Decide which values stand for a hole; ``source`` is the image with the axes that the denoiser takes.
 
     A resumed run keeps the mean that it began with.
-
-    Raises
-    ------
-    ConfigError
-        When pixels, or those of the output, cannot have the value.
     """
     dtype, is_float = source.dtype, source.dtype.kind == "f"
     value = _value(job, original, dtype)
@@ -155,13 +150,7 @@ def _squares(view: Readable, plane: tuple[int, ...]) -> Sequence[Region]:
 def nodata_value(
     wanted: float | Literal["auto", "nan", "none"], source: Source, dtype: np.dtype[np.generic]
 ) -> float | None:
-    """Return the value that stands for a hole, besides NaN: as the job or the file says.
-
-    Raises
-    ------
-    ConfigError
-        When pixels cannot have the value.
-    """
+    """Return the value that stands for a hole, besides NaN: as the job or the file says."""
     if isinstance(wanted, str) or np.isnan(wanted):
         return source.nodata if wanted == "auto" else None
     value = number_of_type(wanted, dtype)

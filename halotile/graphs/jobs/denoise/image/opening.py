@@ -40,15 +40,7 @@ class Tiled(NamedTuple):
 
 
 def assign_axes(job: Denoising, denoiser: Denoiser, source: Source) -> Tiled:
-    """Decide the role of each axis.
-
-    Raises
-    ------
-    ConfigError
-        When the job names axes that the image lacks, or not as many as the denoiser takes.
-    InputError
-        When the denoiser takes another number of channels.
-    """
+    """Decide the role of each axis."""
     letters, notes = _tiled_letters(job, denoiser, source)
     if "z" in letters and (shape := _voxel_shape(job, source, letters)):
         denoiser = denoiser.with_spacing(shape)
@@ -229,13 +221,7 @@ def value_range(
 def check_units(
     denoiser: Denoiser, values: tuple[float, float] | None, sides: Mapping[str, Readable]
 ) -> None:
-    """Refuse a noise level, or a strength in its place, that is in other units than the image that is denoised.
-
-    Raises
-    ------
-    ConfigError
-        With what to write instead.
-    """
+    """Refuse a noise level, or a strength in its place, that is in other units than the image that is denoised."""
     if values is None:
         return
     sigma = getattr(denoiser, "sigma", None)

@@ -54,13 +54,7 @@ class Photons:
         return {**self.noise.to_json(), "estimated": not self.is_given}
 
     def in_rounds(self, denoiser: Denoiser, halo: Halo, tile: Tile, dims: int) -> tuple[Denoiser, Halo]:
-        """Return the denoiser for this noise, and its halo from that of the denoiser itself.
-
-        Raises
-        ------
-        ConfigError
-            When the depth of the job is less than that.
-        """
+        """Return the denoiser for this noise, and its halo from that of the denoiser itself."""
         around = for_photon_noise(denoiser, self.noise, self.white)
         wide = resolve_halo(tile, around, dims)
         origin = wide.origin if tile.depth != "auto" else f"{ROUNDS} rounds, {halo.origin}"
@@ -103,11 +97,6 @@ def choose_photon_noise(
     """Return the photon noise of each plane; None where noise does not depend on brightness.
 
     A resumed run keeps the estimate that it began with.
-
-    Raises
-    ------
-    ConfigError
-        When the denoiser cannot take it, or the image does not show it.
     """
     wanted = job.noise
     for place, message in _faults(job, denoiser, wanted).items():

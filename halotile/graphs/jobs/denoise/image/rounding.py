@@ -123,28 +123,17 @@ class ResultType(NamedTuple):
 def choose_type(
     job: Denoising,
     denoiser: Denoiser,
-    source: Readable,
+    source: Readable,  # image, with NaN in its holes
     roles: Roles,
-    original: Source,
+    original: Source,  # image as it is stored
     *,
-    levels: Levels | None,
-    nodata: float | None,
+    levels: Levels | None,  # estimated noise levels, one for each plane
+    nodata: float | None,  # value of a hole
     previous: Mapping[str, Any] | None,
 ) -> ResultType:
     """Decide the type of the result: that of the image, unless rounding would cost more than a denoiser leaves.
 
     A resumed run keeps the type that it began with.
-
-    Parameters
-    ----------
-    source : Readable
-        The image, with NaN in its holes.
-    original : Source
-        The image as it is stored.
-    levels : ndarray or None
-        The estimated noise levels, one for each plane.
-    nodata : float or None
-        The value of a hole.
     """
     stored = original.dtype
     # A mask is smoothed to values between 0 and 1.

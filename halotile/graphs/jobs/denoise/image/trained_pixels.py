@@ -60,28 +60,13 @@ class _Spread(NamedTuple):
 def note_of_trained_pixels(
     job: Denoising,
     denoiser: Denoiser,
-    view: Readable,
+    view: Readable,  # image, with NaN in its holes
     roles: Roles,
-    values: tuple[float, float] | None,
-    dtype: np.dtype[Any],
+    values: tuple[float, float] | None,  # values that count as 0 and 1
+    dtype: np.dtype[Any],  # type of the image in its file
     previous: Mapping[str, Any] | None,
 ) -> tuple[str, ...]:
-    """Return a note on an image whose pixels are unlike those that the weights learned from.
-
-    Parameters
-    ----------
-    view : Readable
-        The image, with NaN in its holes.
-    values : (float, float) or None
-        Values that count as 0 and 1.
-    dtype : dtype
-        Type of the image in its file.
-
-    Raises
-    ------
-    ConfigError
-        When they are so far apart that they are in other units, and the job does not say which values count as 0 and 1.
-    """
+    """Return a note on an image whose pixels are unlike those that the weights learned from."""
     trained = denoiser.trained_pixels
     if trained is None or previous is not None:
         return ()

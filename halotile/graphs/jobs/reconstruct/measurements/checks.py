@@ -97,13 +97,7 @@ def note_of_passes(per_pass: int, twice: float) -> Iterator[str]:
 
 
 def check_kernels(operators: Iterable[Operator], image: Shape) -> None:
-    """Refuse a kernel that is larger than its image.
-
-    Raises
-    ------
-    ConfigError
-        With the number of its operator.
-    """
+    """Refuse a kernel that is larger than its image."""
     for number, operator in enumerate(operators):
         for kernel, planes in _kernels(operator, image):
             if any(taps > n for taps, n in zip(kernel, planes, strict=True)):
@@ -126,13 +120,7 @@ def _kernels(operator: Operator, image: Shape) -> Iterator[tuple[Shape, Shape]]:
 
 
 def check_signs(operators: Iterable[Operator]) -> None:
-    """Refuse kernels, and weights of sums, below 0 where an image is multiplied by corrections.
-
-    Raises
-    ------
-    ConfigError
-        With the number of the operator.
-    """
+    """Refuse kernels, and weights of sums, below 0 where an image is multiplied by corrections."""
     for number, operator in enumerate(operators):
         if any(float(np.min(numbers)) < 0 for numbers in _factors(operator)):
             raise ConfigError(
@@ -150,13 +138,7 @@ def _factors(operator: Operator) -> Iterator[Any]:
 
 
 def check_masks(operators: Iterable[Operator]) -> None:
-    """Refuse a mask that leaves out every pixel, as far as this can be checked quickly.
-
-    Raises
-    ------
-    ConfigError
-        With the number of its operator.
-    """
+    """Refuse a mask that leaves out every pixel, as far as this can be checked quickly."""
     for number, operator in enumerate(operators):
         mask = getattr(operator, "mask", None)
         if mask is not None and _is_empty(mask):
@@ -179,15 +161,7 @@ def _is_empty(mask: Readable) -> bool:
 
 
 def try_adjoints(operators: Iterable[Operator], image: Shape, run: Run) -> tuple[str, ...]:
-    """Compare adjoint and forward of foreign operators in a separate process; return notes on those not tried.
-
-    Raises
-    ------
-    ConfigError
-        With the number of the operator, and the difference; or when it ends its process.
-    MemoryRefused
-        With its number, when it needs more memory than a worker has.
-    """
+    """Compare adjoint and forward of foreign operators in a separate process; return notes on those not tried."""
     untried = []
     for number, operator in enumerate(operators):
         if not _is_foreign(operator):

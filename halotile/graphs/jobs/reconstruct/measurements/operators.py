@@ -27,29 +27,14 @@ from halotile.tasks.terms import Term
 
 
 def make_operator(choice: OperatorChoice, job: Job | None = None) -> Operator:
-    """Return the operator that a job names, with its options checked; a script, without a job, may import.
-
-    Raises
-    ------
-    UnknownName
-        When there is no operator of that name.
-    ConfigError, InputError
-        When its options are wrong, a file that they name does not exist, or it would run the user's code
-        without permission.
-    """
+    """Return the operator that a job names, with its options checked; a script, without a job, may import."""
     given = choice.options.get("operator")
     operator: Operator = make_chosen(choice, job) if given is None else given
     return operator
 
 
 def make_operators(choices: tuple[OperatorChoice, ...], job: Job) -> tuple[Operator, ...]:
-    """Return the operators of a job.
-
-    Raises
-    ------
-    ConfigError, InputError
-        As :func:`make_operator`, with the number of the operator.
-    """
+    """Return the operators of a job."""
     operators = []
     for number, choice in enumerate(choices):
         try:
@@ -116,13 +101,7 @@ def files_of(choices: Iterable[OperatorChoice]) -> Iterator[Path]:
 def open_measurements(
     choices: Iterable[OperatorChoice], operators: tuple[Operator, ...]
 ) -> tuple[Source, ...]:
-    """Return the measurement of each operator, opened.
-
-    Raises
-    ------
-    InputError
-        When it cannot be read; a one-dimensional array is the measurement of an operator that sees the whole image.
-    """
+    """Return the measurement of each operator, opened."""
     pairs = zip(choices, operators, strict=True)
     return tuple(_open_measurement(choice.data, operator) for choice, operator in pairs)
 
@@ -154,13 +133,6 @@ def image_shape(
         The shape, where the job has it.
     others : iterable of tuple of int
         Shapes to try first, before those of the measurements.
-
-    Raises
-    ------
-    ConfigError
-        When the job has to give it.
-    InputError
-        When a measurement does not belong to that image.
     """
     if given != "auto":
         if wrong := _shape_fault(operators, data, tuple(given)):

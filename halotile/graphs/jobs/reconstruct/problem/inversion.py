@@ -37,39 +37,17 @@ NORM_ITERATIONS = 15
 
 @dataclass(frozen=True)
 class Inversion:
-    """``min f(x) + g(x)`` for the measurements of a job.
+    """``min f(x) + g(x)`` for the measurements of a job."""
 
-    Parameters
-    ----------
-    job : Reconstruction
-        The job with its number of workers decided.
-    output : OutputArray
-        The image.
-    form : Form
-        Method that computes the gradient of ``f``.
-    prior : Prior
-        ``g``.
-    solver : Solver
-        The solver to iterate.
-    start : Readable
-        The first image.
-    target : Target
-        The reference that iterates are compared with.
-    io_threads : int
-        Threads of a worker that read and write the parts of a block in parallel.
-    tuned : Tuned, optional
-        Result of a trial of the GPU.
-    """
-
-    job: Reconstruction
-    output: OutputArray
-    form: Form
-    prior: Prior
-    solver: Solver
-    start: Readable
-    target: Target
-    io_threads: int = 1
-    tuned: Tuned | None = None
+    job: Reconstruction  # job with its number of workers decided
+    output: OutputArray  # image
+    form: Form  # method that computes the gradient of `f`
+    prior: Prior  # `g`
+    solver: Solver  # solver to iterate
+    start: Readable  # first image
+    target: Target  # reference that iterates are compared with
+    io_threads: int = 1  # threads of a worker that read and write the parts of a block in parallel
+    tuned: Tuned | None = None  # result of a trial of the GPU
 
     @property
     def grid(self) -> Grid:
@@ -190,11 +168,6 @@ class Inversion:
         Solvers that follow the slope of the prior beside that of the fidelity need a shorter step. The
         curvature of fidelities other than least squares is that at the start, and grows where the image falls
         below it: the step is halved.
-
-        Raises
-        ------
-        ConfigError
-            When the operators map every image to zero.
         """
         if square <= 0:
             raise ConfigError(

@@ -40,37 +40,18 @@ IMAGES, OPERATORS = "the solver's images", "the operators"
 
 
 def footprint_of_step(
-    grid: Grid,
-    form: Form,
-    prior: Prior,
-    solver: Solver,
-    layout: Layout,
+    grid: Grid,  # blocks
+    form: Form,  # method that computes the gradient
+    prior: Prior,  # prior that acts on the gradient step
+    solver: Solver,  # solver whose vectors are read and written
+    layout: Layout,  # layout of the vectors
     *,
-    overlap: bool,
-    io_threads: int = 1,
+    overlap: bool,  # next read and the last write run at the same time as the computation
+    io_threads: int = 1,  # threads that read and write in parallel, each with a part of its own
+    # resident memory of a process that has opened a GPU, where a trial measured it
     measured: int | None = None,
 ) -> Footprint:
-    """Return the footprint of one block of an iteration.
-
-    Parameters
-    ----------
-    grid : Grid
-        The blocks.
-    form : Form
-        Method that computes the gradient.
-    prior : Prior
-        The prior that acts on the gradient step.
-    solver : Solver
-        The solver whose vectors are read and written.
-    layout : Layout
-        Layout of the vectors.
-    overlap : bool
-        The next read and the last write run at the same time as the computation.
-    io_threads : int
-        Threads that read and write in parallel, each with a part of its own.
-    measured : int, optional
-        Resident memory of a process that has opened a GPU, where a trial measured it.
-    """
+    """Return the footprint of one block of an iteration."""
     size, copies = np.dtype(layout.dtype).itemsize, 2 if overlap else 1
     before = (form.per_pass - 1) * (prior.reach() + form.reach)
     step = size * _window(grid, before + prior.reach())

@@ -32,20 +32,11 @@ SEED = 0
 
 @dataclass(frozen=True)
 class CutImage:
-    """An image cut into blocks.
+    """An image cut into blocks."""
 
-    Parameters
-    ----------
-    prior : Prior
-        The prior that acts on each block.
-    grid : Grid
-        The blocks.
-    form : Form
-        Method that computes the gradient: it decides which region of a denoised image is requested at once.
-    """
-
-    prior: Prior
-    grid: Grid
+    prior: Prior  # prior that acts on each block
+    grid: Grid  # blocks
+    # method that computes the gradient: it decides which region of a denoised image is requested at once
     form: Form
 
 

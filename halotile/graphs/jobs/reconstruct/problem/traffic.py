@@ -65,18 +65,11 @@ def computed_twice(grid: Grid, shard: tuple[int, ...], form: Form, prior: Prior)
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one iteration, read and written, without compression.
+    """Bytes of one iteration, read and written, without compression."""
 
-    Parameters
-    ----------
-    fused : int
-        With operators and prior in one pass.
-    unfused : int or None
-        With the gradient written and read again by the prior; None where the prior reads no other pixel, or
-        an operator sees the whole image.
-    """
-
-    fused: int
+    fused: int  # with operators and prior in one pass
+    # with the gradient written and read again by the prior; None where the prior reads no other pixel, or an operator
+    # sees the whole image
     unfused: int | None
 
 
