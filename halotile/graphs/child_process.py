@@ -15,12 +15,7 @@ def run_child(command: Sequence[str], environment: Mapping[str, str] | None = No
 
     The program alone reacts to signals. They are passed on to it, except Ctrl-C, which it gets from the terminal itself.
 
-    Parameters
-    ----------
-    command : sequence of str
-        The program with its arguments.
-    environment : mapping, optional
-        Environment of the program, by default that of this process.
+    ``command``: program with its arguments; ``environment``: environment of the program, by default that of this process.
 
     Examples
     --------

@@ -306,14 +306,8 @@ def measure(job: Job, request: ScalingRequest, report: Report = no_report) -> Sc
 
     It is planned once, for the largest number, so that all of them compute the same blocks.
 
-    Parameters
-    ----------
-    job : Job
-        The job. Its output, and the run directory beside it, are neither read nor written.
-    request : ScalingRequest
-        The options.
-    report : callable
-        Takes a line about the plan, and one after each trial.
+    ``job``: job. Its output, and the run directory beside it, are neither read nor written; ``request``: options; ``report``: takes a line about the
+    plan, and one after each trial.
     """
     steps = kind_of(job).steps
     _check(request, steps)

@@ -28,16 +28,8 @@ def tree(leaves: Sequence[Delayed], add: Callable[[list[Any]], Any], split_every
 
     The grouping depends on the number of leaves alone, so the sum has the same bits wherever they run.
 
-    Parameters
-    ----------
-    leaves : sequence of Delayed
-        Tasks in the order in which they are added.
-    add : callable
-        Adds up a list of results.
-    split_every : int
-        Results that one task adds up, at least two.
-    token : str
-        Part of every key.
+    ``leaves``: tasks in the order in which they are added; ``add``: adds up a list of results; ``split_every``: results that one task adds up, at
+    least two; ``token``: part of every key.
 
     Examples
     --------

@@ -37,14 +37,7 @@ def choose_axes(
 ) -> tuple[str, ...]:
     """One distinct lower-case letter for each axis.
 
-    Parameters
-    ----------
-    requested : str or None
-        The user's letters, such as ``"tcyx"``.
-    named : sequence of str or None
-        The axis names in the file.
-    shape : tuple of int
-        Shape of the array, in pixels.
+    ``requested``: user's letters, such as `"tcyx"`; ``named``: axis names in the file; ``shape``: shape of the array, in pixels.
 
     Examples
     --------
@@ -136,14 +129,7 @@ def remarks_on_axes(
 ) -> tuple[str, ...]:
     """Return what was assumed of axes that the file does not name, or not so, and what to write instead.
 
-    Parameters
-    ----------
-    axes : sequence of str
-        The letters.
-    shape : sequence of int
-        Length of each axis.
-    named : sequence of str or None
-        The axis names in the file.
+    ``axes``: letters; ``shape``: length of each axis; ``named``: axis names in the file.
 
     Examples
     --------

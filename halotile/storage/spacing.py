@@ -151,14 +151,7 @@ def voxel_shape(
 
     A file that knows no size has 1 along every axis, without a unit.
 
-    Parameters
-    ----------
-    scale : sequence of float
-        Size along each axis.
-    units : sequence of str or None
-        Its unit.
-    is_given : bool
-        The sizes are the user's, who needs no units.
+    ``scale``: size along each axis; ``is_given``: sizes are the user's, who needs no units.
 
     Examples
     --------

@@ -266,12 +266,7 @@ def read_error(what: str, error: Exception) -> InputError:
 
     Raise it ``from error``: a bug in halotile itself then shows with ``--debug``, and in the fuzz tests.
 
-    Parameters
-    ----------
-    what : str
-        The failed operation, with the path.
-    error : Exception
-        Its cause.
+    ``what``: failed operation, with the path; ``error``: its cause.
 
     Returns
     -------

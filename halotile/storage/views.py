@@ -159,16 +159,8 @@ def measured(
 ) -> Readable:
     """An array with NaN where it has the value of a hole, or where a mask is 0.
 
-    Parameters
-    ----------
-    source : Readable
-        The array; of an axis that it lacks, the first, it has one pixel.
-    value : float, optional
-        The value of a hole.
-    mask : Readable, optional
-        The mask, with all axes or the spatial ones.
-    spatial : sequence of int
-        Positions of the spatial axes, out of ``dims``.
+    ``source``: array; of an axis that it lacks, the first, it has one pixel; ``value``: value of a hole; ``mask, with all axes or the spatial ones;
+    ``spatial``: positions of the spatial axes, out of `dims`.
     """
     view = source if value is None else WithoutValue(source, value)
     if mask is None:

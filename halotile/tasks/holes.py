@@ -65,16 +65,8 @@ def fill_from_nearest(pixels: NDArray[Any], valid: Valid, dims: int, mean: float
 
     A filled value depends on the pixels within :func:`fill_reach` alone, so it is the same whatever part of an image is read.
 
-    Parameters
-    ----------
-    pixels : ndarray
-        The spatial axes are the last ones.
-    valid : ndarray of bool
-        True where a pixel was measured, shaped like ``pixels``.
-    dims : int
-        Number of spatial axes.
-    mean : float
-        The value beyond that reach.
+    ``pixels``: spatial axes are the last ones; ``valid``: true where a pixel was measured, shaped like `pixels`; ``dims``: number of spatial axes;
+    ``mean``: value beyond that reach.
 
     Examples
     --------

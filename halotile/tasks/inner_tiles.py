@@ -147,12 +147,7 @@ class TileRunner:
     def stage(self, pixels: NDArray[Any], sides: Mapping[str, NDArray[Any]]) -> StagedBlock:
         """Start to copy the pixels of a block to the device.
 
-        Parameters
-        ----------
-        pixels : ndarray, shape (*looped, channels, *spatial)
-            The block with its halo.
-        sides : mapping of str to ndarray
-            Side inputs, arranged like ``pixels``; an axis of length 1 is shared.
+        ``pixels``: block with its halo; ``sides``: side inputs, arranged like `pixels`; an axis of length 1 is shared.
         """
         try:
             return StagedBlock(
@@ -166,14 +161,7 @@ class TileRunner:
     def launch(self, staged: StagedBlock, available: Region, core: Region, channels_out: int) -> QueuedCore:
         """Denoise ``core``; on a GPU, without waiting for the result.
 
-        Parameters
-        ----------
-        staged : StagedBlock
-            The pixels of ``available``.
-        available, core : Region
-            On the tiled axes, in global coordinates.
-        channels_out : int
-            Channels of the result.
+        ``staged``: pixels of `available`; ``available, core``: on the tiled axes, in global coordinates; ``channels_out``: channels of the result.
         """
         if self._batch_too_large:
             self._halve_batch()

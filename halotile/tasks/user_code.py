@@ -155,10 +155,7 @@ def value_digest(value: Any) -> str:
 def whole_digest(value: Any, *, with_code: bool = True) -> str | None:
     """Digest in full length; None if a part cannot be inspected, such as an open file or compiled code.
 
-    Parameters
-    ----------
-    with_code : bool
-        Whether classes and functions count with their code, or by their names alone.
+    ``with_code``: whether classes and functions count with their code, or by their names alone.
 
     Examples
     --------

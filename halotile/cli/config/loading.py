@@ -53,12 +53,7 @@ NO_FLAGS = Flags()
 def read_config(path: Path, overrides: Iterable[str] = ()) -> Document:
     """Read a configuration file with overrides from the command line.
 
-    Parameters
-    ----------
-    path : Path
-        The YAML file.
-    overrides : iterable of str
-        Overrides such as ``tile.size=256`` or ``operators[0].noise_sigma=0.05``; values are YAML.
+    ``path``: the YAML file; ``overrides``: overrides such as `tile.size=256` or `operators[0].noise_sigma=0.05`; values are YAML.
     """
     document, mistakes = _with_top(read_file(path)), []
     for override in overrides:

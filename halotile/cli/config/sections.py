@@ -33,14 +33,8 @@ def check_config(
 ) -> tuple[Job | None, list[ConfigProblem]]:
     """Return the job that a document describes, or every problem in it.
 
-    Parameters
-    ----------
-    document : Document
-        The document as read from a file, with overrides from the command line.
-    base : Path
-        The folder that relative paths start from.
-    makes_data : bool
-        The measurements will be written by the job.
+    ``document``: document as read from a file, with overrides from the command line; ``base``: folder that relative paths start from; ``makes_data``:
+    measurements will be written by the job.
     """
     findings = Findings(document, base, makes_data=makes_data)
     for place, message in credentials_in(document.tree):

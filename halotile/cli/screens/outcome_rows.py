@@ -213,16 +213,8 @@ def verdict_lines(output: OutputPath, verdict: Verdict) -> list[str]:
 def remedy(output: OutputPath, verdict: Verdict, *, at_work: bool, imports: str = "") -> str:
     """Describe the problem of an output and the remedy, as the end of a sentence; empty where all is well.
 
-    Parameters
-    ----------
-    output : path
-        The output as it was typed.
-    verdict : Verdict
-        Result of the check.
-    at_work : bool
-        True where a run was writing the output at the time: then no other process may write.
-    imports : str
-        Option that ends a command for a job that imports code.
+    ``output``: output as it was typed; ``verdict``: result of the check; ``at_work``: true where a run was writing the output at the time: then no
+    other process may write; ``imports``: option that ends a command for a job that imports code.
     """
     unmark = verdict.unmark if any(problem.endswith(ABSENT) for problem in verdict.problems) else ""
     if not verdict.sound and not verdict.repairable:

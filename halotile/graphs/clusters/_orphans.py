@@ -27,12 +27,7 @@ ATTENDED = "HALOTILE_ATTENDED"
 def requeue_orphan(scheduler: str, environment: Mapping[str, str] = os.environ) -> None:
     """Requeue the batch job of this worker where the node of its driver is lost; cancel it where jobs may not be requeued.
 
-    Parameters
-    ----------
-    scheduler : str
-        Its address: while it answers, nothing is lost, and Slurm is not asked.
-    environment : mapping
-        Variables with the job's number.
+    ``scheduler``: its address: while it answers, nothing is lost, and Slurm is not asked; ``environment``: variables with the job's number.
     """
     job = environment.get("SLURM_JOB_ID", "") if ATTENDED in environment else ""
     for pause in (0.0, *_pauses(scheduler)) if job else ():

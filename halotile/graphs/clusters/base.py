@@ -56,39 +56,23 @@ _REMEDIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterTraits:
-    """Declaration of a kind of cluster; the defaults are those of a kind with workers on other machines.
+    """Declaration of a kind of cluster; the defaults are those of a kind with workers on other machines."""
 
-    Parameters
-    ----------
-    is_here : bool
-        Its workers are processes of this machine, which share its cores and memory.
-    joins : bool
-        It joins a running scheduler, whose address the job gives, and starts nothing.
-    of_copies : bool
-        Its workers are the other copies of the command.
-    gpus : str
-        Meaning of ``cluster.gpus``. number: GPUs for each worker; each: which GPUs of this machine get a worker each; shared: none,
-        since all workers share the first GPU.
-    ignored : tuple of str
-        Keys of the cluster section that mean nothing to it.
-    gives_gpus : callable
-        ``gives_gpus(run, environment)``: True where each worker has a GPU of its own even if the job asks for none.
-    count_workers : callable
-        ``count_workers(run, cluster, device, environment)``: the number of workers for ``run.workers: auto`` and the reason in a few
-        words; None where the kind gives as many as are asked for.
-    check_memory : callable
-        ``check_memory(run, environment)`` raises MemoryRefused where the workers may need more memory than they can get.
-    """
-
-    is_here: bool = False
-    joins: bool = False
-    of_copies: bool = False
+    is_here: bool = False  # its workers are processes of this machine, which share its cores and memory
+    joins: bool = False  # it joins a running scheduler, whose address the job gives, and starts nothing
+    of_copies: bool = False  # its workers are the other copies of the command
+    # meaning of `cluster.gpus`. number: GPUs for each worker; each: which GPUs of this machine get a worker each;
+    # shared: none, since all workers share the first GPU
     gpus: Literal["number", "each", "shared"] = "number"
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()  # keys of the cluster section that mean nothing to it
+    # `gives_gpus(run, environment)`: True where each worker has a GPU of its own even if the job asks for none
     gives_gpus: Callable[[sections.Run, Environment], bool] = lambda *_: False
+    # `count_workers(run, cluster, device, environment)`: the number of workers for `run.workers: auto` and the reason
+    # in a few words; None where the kind gives as many as are asked for
     count_workers: Callable[[sections.Run, sections.Cluster, str, Environment], tuple[int, str] | None] = (
         lambda *_: None
     )
+    # `check_memory(run, environment)` raises MemoryRefused where the workers may need more memory than they can get
     check_memory: Callable[[sections.Run, Environment], None] = lambda *_: None
 
     @property
@@ -104,18 +88,10 @@ class ClusterTraits:
 
 @dataclass(frozen=True)
 class ChosenCluster:
-    """A kind of cluster with the reason for its choice.
+    """A kind of cluster with the reason for its choice."""
 
-    Parameters
-    ----------
-    name : str
-        A name in ``halotile.graphs.clusters``.
-    why : str
-        The reason in a few words.
-    """
-
-    name: str
-    why: str
+    name: str  # name in `halotile.graphs.clusters`
+    why: str  # reason in a few words
 
     @property
     def traits(self) -> ClusterTraits:
@@ -135,46 +111,22 @@ def traits_of(name: str) -> ClusterTraits:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Requirements for a cluster that is to be started.
+    """Requirements for a cluster that is to be started."""
 
-    Parameters
-    ----------
-    workers : int
-        Number of workers.
-    memory_bytes : int
-        A worker that grows past this is ended, and its blocks run elsewhere.
-    choice : graphs.kinds.sections.RunningCluster
-        The cluster section of the job.
-    folder : Path, optional
-        A folder that the workers see too, for scripts, logs and certificates.
-    credentials : Credentials, optional
-        Certificates to use; by default the cluster makes its own.
-    deaths : int
-        Number of workers that may die with a task, which then runs elsewhere. With 0 it comes back to the driver at once, which
-        finds out which block was to blame.
-    stall_seconds : float
-        A worker that is silent for this long, and for a minute at least, is ended, and its blocks run elsewhere.
-    report : callable
-        Takes a line for the user.
-    """
-
-    workers: int
-    memory_bytes: int
-    choice: sections.Cluster = field(default_factory=sections.Cluster)
-    folder: Path | None = None
-    credentials: Credentials | None = None
+    workers: int  # number of workers
+    memory_bytes: int  # worker that grows past this is ended, and its blocks run elsewhere
+    choice: sections.Cluster = field(default_factory=sections.Cluster)  # cluster section of the job
+    folder: Path | None = None  # folder that the workers see too, for scripts, logs and certificates
+    credentials: Credentials | None = None  # certificates to use; by default the cluster makes its own
+    # number of workers that may die with a task, which then runs elsewhere. With 0 it comes back to the driver at
+    # once, which finds out which block was to blame
     deaths: int = 0
+    # worker that is silent for this long, and for a minute at least, is ended, and its blocks run elsewhere
     stall_seconds: float = 300.0
-    report: Callable[[str], None] = lambda _: None
+    report: Callable[[str], None] = lambda _: None  # takes a line for the user
 
     def require_tls(self) -> None:
-        """Refuse to go without TLS where other machines connect.
-
-        Raises
-        ------
-        ConfigError
-            When the job turns it off.
-        """
+        """Refuse to go without TLS where other machines connect."""
         if not self.choice.tls:
             raise ConfigError(
                 "cluster.tls is false, and this cluster is reached from other machines: whoever connects could run code as you. "
@@ -220,15 +172,7 @@ class RunningCluster(Protocol):
 
 @contextmanager
 def config_errors_described() -> Iterator[None]:
-    """Raise an error that keeps a cluster from starting as one that names its cause and a remedy.
-
-    Raises
-    ------
-    ConnectionError
-        When what starts the workers was killed: the next start may well succeed.
-    ConfigError
-        With the refusal of the operating system, or else with the error in Dask's configuration: all other settings are halotile's.
-    """
+    """Raise an error that keeps a cluster from starting as one that names its cause and a remedy."""
     try:
         yield
     except HalotileError:

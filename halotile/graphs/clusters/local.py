@@ -81,14 +81,7 @@ def cluster_options(order: Order) -> dict[str, Any]:
 def running(order: Order, workers: int, make: Callable[[], LocalCluster]) -> Iterator[RunningCluster]:
     """A cluster on this machine for the length of the context.
 
-    Parameters
-    ----------
-    order : Order
-        Requirements for the cluster.
-    workers : int
-        Number of workers that start.
-    make : callable
-        Starts them.
+    ``order``: requirements for the cluster; ``workers``: number of workers that start; ``make``: starts them.
     """
     import dask
     from distributed import Client

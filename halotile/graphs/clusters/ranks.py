@@ -196,10 +196,7 @@ def _dismiss(client: Client, count: int) -> None:
 def serve(folder: Path) -> None:
     """Be the worker that one of the other copies becomes, from the begin of the driver to its end.
 
-    Parameters
-    ----------
-    folder : Path
-        The run directory.
+    ``folder``: run directory.
     """
     from halotile.graphs.clusters.workers.__main__ import LEVEL
     from halotile.graphs.clusters.workers.__main__ import main as worker_command

@@ -133,12 +133,7 @@ def _has_allocator_environment() -> bool:
 def joined(source: str, address: str) -> Iterator[Client]:
     """A connection to a running scheduler, with the certificates that Dask's configuration names.
 
-    Parameters
-    ----------
-    source : str
-        The key or variable that gives the address, for messages.
-    address : str
-        Its address.
+    ``source``: key or variable that gives the address, for messages.
     """
     from distributed import Client
     from distributed.security import Security

@@ -53,21 +53,8 @@ def task_bytes(client: Client) -> int | None:
 def check_memory(what: str, calls: Sequence[Call], sizes: Sequence[int], allowed: int | None) -> None:
     """Refuse calls of which one needs more memory than a task has.
 
-    Parameters
-    ----------
-    what : str
-        The unit that a call's number counts.
-    calls : sequence of Call
-        The calls.
-    sizes : sequence of int
-        Bytes of the arrays that calls refer to.
-    allowed : int, optional
-        Memory of a task, including the worker's imports.
-
-    Raises
-    ------
-    MemoryRefused
-        With the figures.
+    ``what``: unit that a call's number counts; ``sizes``: bytes of the arrays that calls refer to; ``allowed``: memory of a task, including the
+    worker's imports.
     """
     if allowed is None:
         return

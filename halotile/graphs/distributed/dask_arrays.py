@@ -60,13 +60,7 @@ def lazy_totals(
 
 
 def lazy_tiles(phase: str, image: da.Array, call: ProcessorCall, tiles: Tiles) -> da.Array:
-    """Return an image processed tile by tile; each task reads the window of its tile alone.
-
-    Raises
-    ------
-    ConfigError
-        Where neighbours are to be blended.
-    """
+    """Return an image processed tile by tile; each task reads the window of its tile alone."""
     if tiles.blending is not None:
         raise ConfigError(
             f"blending is {tiles.blending!r}, which dask arrays do not support. compute() them first, or leave it out."
@@ -104,16 +98,8 @@ def lazy_blocks(
 ) -> list[da.Array]:
     """Return images of blocks; each task reads the windows of its block alone.
 
-    Parameters
-    ----------
-    phase : str
-        Name of the tasks on the dashboard.
-    blocks : sequence of LazyBlock
-        The blocks, row by row.
-    places : sequence of sequence of Region
-        The regions of the results of each block.
-    arrays : sequence of Array
-        The arrays that windows are cut from.
+    ``phase``: name of the tasks on the dashboard; ``blocks, row by row; ``places``: regions of the results of each block; ``arrays``: arrays that
+    windows are cut from.
     """
     token = uuid.uuid4().hex[:8]
     columns = len(blocks) // len({regions[0].start[-2] for regions in places})

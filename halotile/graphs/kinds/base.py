@@ -29,47 +29,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Revision:
-    """A list in the identity of a job whose later entries may change: the work keeps what it computed of the first ones.
+    """A list in the identity of a job whose later entries may change: the work keeps what it computed of the first ones."""
 
-    Parameters
-    ----------
-    key : str
-        Its key, the same in a job file.
-    kept : callable
-        Takes the run directory, the fingerprint and the identity; returns the number of entries, the first ones, that the run has begun. With
-        any it goes on from there.
-    """
-
-    key: str
+    key: str  # its key, the same in a job file
+    # takes the run directory, the fingerprint and the identity; returns the number of entries, the first ones, that
+    # the run has begun. With any it goes on from there
     kept: Callable[[RunDirectory, str, Mapping[str, Any]], int]
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of a job. The kind reports a row of figures after each, or after several at once: see ``RunView.report_row``.
+    """Steps of a job. The kind reports a row of figures after each, or after several at once: see ``RunView.report_row``."""
 
-    Parameters
-    ----------
-    unit : str
-        Name of a step, such as ``iteration``: in a row, the key of the last one's number. Its key ``seconds`` has the duration of the row.
-    losses : sequence of str
-        Keys of figures that ought to fall; the first of them that a row has is its loss.
-    shortened : callable
-        ``shortened(job, rows)`` returns the same job with at most so many rows.
-    counted : str
-        The unit that progress counts.
-    per_epoch : callable, optional
-        Returns the number of steps that go through all data once, on average, from the figures of the plan.
-    drawing : str
-        What its drawing shows, if it makes one.
-    """
-
+    # name of a step, such as `iteration`: in a row, the key of the last one's number. Its key `seconds` has the
+    # duration of the row
     unit: str
-    losses: Sequence[str]
+    losses: Sequence[str]  # keys of figures that ought to fall; the first of them that a row has is its loss
+    # `shortened(job, rows)` returns the same job with at most so many rows
     shortened: Callable[[Any, int], Any]
-    counted: str = "block"
+    counted: str = "block"  # unit that progress counts
+    # returns the number of steps that go through all data once, on average, from the figures of the plan
     per_epoch: Callable[[Mapping[str, Any]], float] | None = None
-    drawing: str = ""
+    drawing: str = ""  # what its drawing shows, if it makes one
 
 
 class Numbered(Protocol):
@@ -126,60 +107,37 @@ Rule = Callable[..., Iterator[tuple[tuple[str | int, ...], str]]]
 
 @dataclass(frozen=True)
 class JobKind:
-    """A kind of job. Declaring a kind imports nothing heavy; its planner is loaded when it is first used.
+    """A kind of job. Declaring a kind imports nothing heavy; its planner is loaded when it is first used."""
 
-    Parameters
-    ----------
-    job : type
-        The dataclass of the job. Its fields are the sections, lists and values of a job file.
-    plan : str
-        ``module:function``; the function takes the job, what stands at its output and a :class:`PlanRequest`, and returns a :class:`Planned`.
-    title : callable
-        Returns a short description of a checked job.
-    headline, rows : callable
-        Return the figures of a plan as one line, and as a table.
-    checks : mapping
-        Checks of values by section and key; values outside sections are in the section "".
-    rules : sequence of callable
-        Rules for parts that have to agree.
-    how : sequence of str
-        Top-level keys that only affect how the job is computed, not its result.
-    identity_words : mapping of str to str
-        Names in a job file of the identity keys that are named differently there.
-    inputs : sequence of str
-        Keys of the identity that describe the input, where ``--same-input`` can accept another input.
-    makes_data, checks_nan : bool
-        The ``data`` of operators are written, not read; its blocks obey ``run.on_nan``, which the rules refuse for other kinds.
-    to_replace : str
-        Text of an error: what to write to replace existing outputs.
-    on_cpu : str
-        Parts that are computed on CPUs beside a denoiser on GPUs, such as ``operators and solver``.
-    essentials, changes : callable
-        Return a stored job without the parts that may differ in a run that resumes it, and the parts that are stored anew then.
-    steps : Steps, optional
-        Its steps, where it iterates.
-    revision : Revision, optional
-        The part that may change while a run is not finished.
-    """
-
-    job: type[Job]
+    job: type[Job]  # dataclass of the job. Its fields are the sections, lists and values of a job file
+    # `module:function`; the function takes the job, what stands at its output and a `PlanRequest`, and returns a
+    # `Planned`
     plan: str
-    title: Callable[[Any], str]
+    title: Callable[[Any], str]  # returns a short description of a checked job
+    # headline, rows: return the figures of a plan as one line, and as a table
     headline: Callable[[Figures], str]
     rows: Callable[[Figures], list[Row]]
+    # checks of values by section and key; values outside sections are in the section ""
     checks: Mapping[tuple[str, str], Check] = field(default_factory=dict)
-    rules: Sequence[Rule] = ()
-    how: Sequence[str] = ()
+    rules: Sequence[Rule] = ()  # rules for parts that have to agree
+    how: Sequence[str] = ()  # top-level keys that only affect how the job is computed, not its result
+    # names in a job file of the identity keys that are named differently there
     identity_words: Mapping[str, str] = field(default_factory=dict)
+    # keys of the identity that describe the input, where `--same-input` can accept another input
     inputs: Sequence[str] = ()
+    # makes_data, checks_nan: the `data` of operators are written, not read; its blocks obey `run.on_nan`, which the
+    # rules refuse for other kinds
     makes_data: bool = False
     checks_nan: bool = False
-    to_replace: str = "output.overwrite: true"
+    to_replace: str = "output.overwrite: true"  # text of an error: what to write to replace existing outputs
+    # parts that are computed on CPUs beside a denoiser on GPUs, such as `operators and solver`
     on_cpu: str = ""
+    # essentials, changes: return a stored job without the parts that may differ in a run that resumes it, and the
+    # parts that are stored anew then
     essentials: Callable[[dict[str, Any]], dict[str, Any]] = dict
     changes: Callable[[Mapping[str, Any]], Any] = lambda _: None
-    steps: Steps | None = None
-    revision: Revision | None = None
+    steps: Steps | None = None  # its steps, where it iterates
+    revision: Revision | None = None  # part that may change while a run is not finished
 
     def make_plan(self, job: Any, begun: Begun, request: PlanRequest) -> Planned:
         """Plan a job of this kind; imports its planner."""
@@ -190,52 +148,24 @@ class JobKind:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """Options of planning.
+    """Options of planning."""
 
-    Parameters
-    ----------
-    fresh : bool
-        Ignore what an earlier run left.
-    same_input : bool
-        Accept the input as the same image as that of the run to resume.
-    probe : bool
-        Try the device also where nothing has to be decided, in every precision.
-    makes_folder : bool
-        The folder of the output is made by the command where only that one is missing.
-    report : callable
-        Called with a line about each slow operation.
-    """
-
-    fresh: bool = False
-    same_input: bool = False
-    probe: bool = False
-    makes_folder: bool = False
-    report: Report = no_report
+    fresh: bool = False  # ignore what an earlier run left
+    same_input: bool = False  # accept the input as the same image as that of the run to resume
+    probe: bool = False  # try the device also where nothing has to be decided, in every precision
+    makes_folder: bool = False  # folder of the output is made by the command where only that one is missing
+    report: Report = no_report  # called with a line about each slow operation
 
 
 @dataclass(frozen=True)
 class JobOutput:
-    """Something that a job writes, with a journal of its own.
-
-    Parameters
-    ----------
-    path : Path or ObjectPath
-        Its path.
-    layout : Layout or FileLayout
-        Everything about it except its content.
-    grid : Grid
-        Blocks of the pass that writes it.
-    overwrite : bool
-        Replace what exists at the path.
-    key : str
-        Key of the path in the job.
-    """
+    """Something that a job writes, with a journal of its own."""
 
     path: OutputPath
-    layout: AnyLayout
-    grid: Grid
-    overwrite: bool = False
-    key: str = "output.path"
+    layout: AnyLayout  # everything about it except its content
+    grid: Grid  # blocks of the pass that writes it
+    overwrite: bool = False  # replace what exists at the path
+    key: str = "output.path"  # key of the path in the job
 
 
 @dataclass(frozen=True)
@@ -255,61 +185,28 @@ class OutputFile(JobOutput):
 
 @dataclass(frozen=True)
 class Records:
-    """Journal and sums of a pass that writes scratch arrays, stored beside these.
+    """Journal and sums of a pass that writes scratch arrays, stored beside these."""
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of the journal and the sums.
-    name : str
-        Name of the pass within that folder.
-    arrays : sequence of Path
-        Scratch arrays that the pass writes, in the order of the task's images.
-    layout : Layout, optional
-        Layout of each array.
-    """
-
-    folder: Path
-    name: str
+    folder: Path  # folder of the journal and the sums
+    name: str  # name of the pass within that folder
+    # scratch arrays that the pass writes, in the order of the task's images
     arrays: Sequence[OutputPath] = ()
-    layout: Layout | None = None
+    layout: Layout | None = None  # layout of each array
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over the blocks of a grid.
+    """One pass over the blocks of a grid."""
 
-    Parameters
-    ----------
-    phase : str
-        Name of the pass in :attr:`Work.passes`, and on the dashboard.
-    task : BlockTask
-        Work of a worker on a block.
-    records : JobOutput or Records
-        Place of the journal: an output, or a folder of scratch arrays.
-    number : int
-        Number of the pass among those of its phase.
-    title : str
-        Text that identifies the pass after a message, such as ``" in iteration 3 of 20"``.
-    iteration : int, optional
-        Number in the dashboard's groups.
-    task_seconds : float, optional
-        Minimum duration of a task.
-    seconds_per_block : float, optional
-        Estimate from a trial.
-    blocks : int, optional
-        Compute only so many blocks, the first ones.
-    """
-
-    phase: str
-    task: BlockTask
-    records: JobOutput | Records
-    number: int = 0
-    title: str = ""
-    iteration: int | None = None
-    task_seconds: float | None = None
-    seconds_per_block: float | None = None
-    blocks: int | None = None
+    phase: str  # name of the pass in `passes`, and on the dashboard
+    task: BlockTask  # work of a worker on a block
+    records: JobOutput | Records  # place of the journal: an output, or a folder of scratch arrays
+    number: int = 0  # number of the pass among those of its phase
+    title: str = ""  # text that identifies the pass after a message, such as `" in iteration 3 of 20"`
+    iteration: int | None = None  # number in the dashboard's groups
+    task_seconds: float | None = None  # minimum duration of a task
+    seconds_per_block: float | None = None  # estimate from a trial
+    blocks: int | None = None  # compute only so many blocks, the first ones
 
     @property
     def grid(self) -> Grid:
@@ -319,61 +216,32 @@ class Pass:
 
 @dataclass(frozen=True)
 class Gather:
-    """One sum over terms, added by a tree in an order fixed by term number.
+    """One sum over terms, added by a tree in an order fixed by term number."""
 
-    Parameters
-    ----------
-    phase : str
-        Name of the phase in :attr:`Work.passes` that the sum belongs to.
-    work : TermWork
-        Work of a worker on the terms.
-    terms : sequence of Numbered
-        The terms in the order in which they are added.
-    read_bytes : int
-        Bytes that each task reads.
-    folder : Path
-        Folder of the partial sums while they are needed.
-    records : Records
-        Journal, of a single block, and sums.
-    number, title
-        As of :class:`Pass`.
-    """
-
-    phase: str
-    work: TermWork
-    terms: Sequence[Numbered]
-    read_bytes: int
-    folder: Path
-    records: Records
-    number: int = 0
+    phase: str  # name of the phase in `passes` that the sum belongs to
+    work: TermWork  # work of a worker on the terms
+    terms: Sequence[Numbered]  # terms in the order in which they are added
+    read_bytes: int  # bytes that each task reads
+    folder: Path  # folder of the partial sums while they are needed
+    records: Records  # journal, of a single block, and sums
+    number: int = 0  # number, title: as of `Pass`
     title: str = ""
 
 
 @dataclass(frozen=True)
 class RankProgram:
-    """A program of one rank on each worker, with a checkpoint.
+    """A program of one rank on each worker, with a checkpoint."""
 
-    Parameters
-    ----------
-    phase : str
-        Name of the phase in :attr:`Work.passes`, whose blocks are the steps of the program.
-    program : callable
-        Called on each worker with its :class:`~halotile.tasks.groups.group.TorchGroup`. It goes on from its checkpoint.
-    records : Records
-        Journal of a single block, all steps, and the folder of the checkpoint.
-    look, keep, revert : callable
-        Return the number of steps that are done; keep the checkpoint, as the input is what it was; return to the one kept before that.
-    device, number, title : str, int, str
-        ``cpu`` or ``cuda``; others as of :class:`Pass`.
-    """
-
-    phase: str
+    phase: str  # name of the phase in `passes`, whose blocks are the steps of the program
+    # called on each worker with its `TorchGroup`. It goes on from its checkpoint
     program: Callable[[Any], None]
-    records: Records
+    records: Records  # journal of a single block, all steps, and the folder of the checkpoint
+    # look, keep, revert: return the number of steps that are done; keep the checkpoint, as the input is what it was;
+    # return to the one kept before that
     look: Callable[[], int]
     keep: Callable[[], None]
     revert: Callable[[], None]
-    device: str = "cpu"
+    device: str = "cpu"  # device, number, title: `cpu` or `cuda`; others as of `Pass`
     number: int = 0
     title: str = ""
 
@@ -384,21 +252,12 @@ AnyPass = Pass | Gather | RankProgram
 
 @dataclass(frozen=True)
 class Sums:
-    """Totals of a finished pass.
+    """Totals of a finished pass."""
 
-    Parameters
-    ----------
-    values : mapping of str to float or ndarray
-        Sums over all blocks, exact and independent of the order in which the blocks were done.
-    digests : tuple of str
-        Digest of each array that was written.
-    seconds : float
-        Duration of a pass over blocks, from the moment when the workers were ready.
-    """
-
+    # sums over all blocks, exact and independent of the order in which the blocks were done
     values: Mapping[str, float | NDArray[np.float64]]
-    digests: tuple[str, ...] = ()
-    seconds: float = 0.0
+    digests: tuple[str, ...] = ()  # digest of each array that was written
+    seconds: float = 0.0  # duration of a pass over blocks, from the moment when the workers were ready
 
 
 @dataclass(frozen=True)
@@ -434,21 +293,11 @@ class RunView(Protocol):
 
 @dataclass(frozen=True)
 class Inspection:
-    """Figures of a finished result, from a few places of it.
+    """Figures of a finished result, from a few places of it."""
 
-    Parameters
-    ----------
-    figures : mapping
-        By name, for programs.
-    rows : sequence of (str, str)
-        The same as a table shows them.
-    warnings : sequence of str
-        Sentences about what the user may not have wanted.
-    """
-
-    figures: Figures = field(default_factory=dict)
-    rows: Sequence[Row] = ()
-    warnings: Sequence[str] = ()
+    figures: Figures = field(default_factory=dict)  # by name, for programs
+    rows: Sequence[Row] = ()  # same as a table shows them
+    warnings: Sequence[str] = ()  # sentences about what the user may not have wanted
 
 
 class Work(ABC):

@@ -167,12 +167,8 @@ def _on_any_device(identity: Mapping[str, Any]) -> Mapping[str, Any]:
 def may_be_same(before: Mapping[str, Any], now: Mapping[str, Any], inputs: Sequence[str]) -> bool:
     """Return True where two jobs may read the same images, repaired or moved: equal shape, type and axes.
 
-    Parameters
-    ----------
-    before, now : mapping
-        Identities of the jobs.
-    inputs : sequence of str
-        The keys that describe the input: each an image, or images by name. Without any, nothing can be the same.
+    ``before, now``: identities of the jobs; ``inputs``: keys that describe the input: each an image, or images by name. Without any, nothing can be
+    the same.
 
     Examples
     --------

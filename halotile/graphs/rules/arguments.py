@@ -29,12 +29,7 @@ def whole_path(argument: str, place: Any) -> str:
 
     Addresses such as ``s3://`` stay as they are.
 
-    Parameters
-    ----------
-    argument : str
-        Name of the argument in the script.
-    place : str or path
-        The path.
+    ``argument``: name of the argument in the script; ``place``: path.
 
     Examples
     --------

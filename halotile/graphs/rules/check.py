@@ -54,10 +54,7 @@ def checks_of(kind: JobKind) -> Mapping[tuple[str, str], Check]:
 def common_checks(sections: Mapping[str, Any]) -> Mapping[tuple[str, str], Check]:
     """Return the checks of the sections of a common type, whatever their names.
 
-    Parameters
-    ----------
-    sections : mapping
-        The type of each section by its name.
+    ``sections``: type of each section by its name.
 
     Examples
     --------
@@ -102,12 +99,7 @@ def rules_of(kind: JobKind) -> tuple[Rule, ...]:
 def disagreements(kind: JobKind, parts: Mapping[str, Any]) -> dict[Position, str]:
     """Return the faults of parts that have to agree, as far as these parts are known.
 
-    Parameters
-    ----------
-    kind : JobKind
-        The kind of job.
-    parts : mapping
-        Its sections, lists and values by name; a denoiser that it names is passed as ``denoiser``.
+    ``parts``: its sections, lists and values by name; a denoiser that it names is passed as `denoiser`.
 
     Examples
     --------

@@ -29,12 +29,7 @@ KEY = "processors"
 def record_cpu_kind(cpu_kind: str, directory: RunDirectory) -> str:
     """Record a kind of CPU with the run; return a warning where another kind has computed blocks, else "".
 
-    Parameters
-    ----------
-    cpu_kind : str
-        Result of :func:`halotile.tasks.devices.cpu_kind.cpu_kind` on the worker.
-    directory : RunDirectory
-        Directory of the run.
+    ``cpu_kind``: result of `cpu_kind` on the worker.
     """
     recorded = (directory.read_valid_plan() or {}).get(KEY, [])
     if cpu_kind in recorded:

@@ -57,12 +57,7 @@ class Finding:
 def examine(choice: Cluster, folder: Path) -> Iterator[Finding]:
     """Check everything that a run needs, and start nothing.
 
-    Parameters
-    ----------
-    choice : graphs.kinds.sections.Cluster
-        The cluster section of the job.
-    folder : Path
-        Folder of the output.
+    ``choice``: cluster section of the job; ``folder``: folder of the output.
 
     Examples
     --------

@@ -33,14 +33,8 @@ def execute(
 ) -> int:
     """Run a command beside a cluster that ``Client()`` and ``DistributedContext()`` in it join; return its exit code.
 
-    Parameters
-    ----------
-    command : sequence of str
-        A program with its arguments.
-    order : Order
-        Requirements for the cluster.
-    started : callable
-        Called with the dashboard's address once there is a worker.
+    ``command``: program with its arguments; ``order``: requirements for the cluster; ``started``: called with the dashboard's address once there is a
+    worker.
 
     Examples
     --------

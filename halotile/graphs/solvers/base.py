@@ -122,14 +122,8 @@ class Problem:
     ) -> Readable:
         """Return the image after the iterations of one pass. Those between stay in memory, not on disk.
 
-        Parameters
-        ----------
-        image : Readable
-            The stored image, whose misfit is recorded.
-        step : callable
-            One iteration.
-        margin : int
-            Pixels by which parts of the step look beyond the part that is read first.
+        ``image``: stored image, whose misfit is recorded; ``step``: one iteration; ``margin``: pixels by which parts of the step look beyond the part
+        that is read first.
         """
         problem = self
         for _ in range(self.per_pass - 1):

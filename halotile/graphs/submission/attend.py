@@ -97,12 +97,7 @@ def submit(submission: Submission, script: str, run: RunDirectory) -> Submission
 def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     """Make one attempt at a submitted run.
 
-    Parameters
-    ----------
-    run : RunDirectory
-        Its run directory.
-    go : callable
-        ``go(submission, fresh)`` runs it.
+    ``go``: `go(submission, fresh)` runs it.
     """
     files = BatchFiles(run)
     before = submission_in(run)

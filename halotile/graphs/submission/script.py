@@ -98,14 +98,8 @@ def _script(head: Sequence[str], umask: int, prologue: Sequence[str], run: Path)
 def batch_script(job: Job, run: Path, umask: int) -> str:
     """The script that is submitted to Slurm.
 
-    Parameters
-    ----------
-    job : Job
-        Its ``run`` and ``cluster`` sections determine the directives.
-    run : Path
-        The run directory.
-    umask : int
-        The mask of file permissions, as in the shell that submits.
+    ``job``: its `run` and `cluster` sections determine the directives; ``run``: run directory; ``umask``: mask of file permissions, as in the shell
+    that submits.
 
     Returns
     -------

@@ -45,16 +45,8 @@ class Disk:
     def write_file(self, path: Path, buffers: Buffers, *, mode: int = 0o666, sync: bool = True) -> int:
         """Write a complete file to ``path``, replacing an existing one atomically.
 
-        Parameters
-        ----------
-        path : Path
-            Path of the file; its directory exists.
-        buffers : sequence of bytes-like
-            The contents, one after the other; they are not joined in memory.
-        mode : int
-            Permissions, before the umask is applied.
-        sync : bool
-            True: the file is durable on return. False: it is still replaced atomically.
+        ``path``: path of the file; its directory exists; ``buffers``: contents, one after the other; they are not joined in memory; ``mode``:
+        permissions, before the umask is applied; ``sync``: true: the file is durable on return. False: it is still replaced atomically.
 
         Returns
         -------
@@ -161,13 +153,8 @@ class Disk:
     def remove_tree(self, path: Path, *, last: Sequence[str] = ()) -> None:
         """Remove a directory and its contents; symlinks are removed, never followed.
 
-        Parameters
-        ----------
-        path : Path
-            The directory.
-        last : sequence of str
-            Names of files directly in it to remove last, even across a power cut: a partly removed tree can still be
-            recognized by them.
+        ``path``: directory; ``last``: names of files directly in it to remove last, even across a power cut: a partly removed tree can still be
+        recognized by them.
         """
         if path.is_symlink():
             self._unlink(path)

@@ -120,12 +120,7 @@ def broken_link(path: str | os.PathLike[str]) -> str:
 def check_path(path: str | OutputPath, key: str = "output.path") -> None:
     """Refuse an output path that resolves to another path through a symlink, or that cannot be created.
 
-    Parameters
-    ----------
-    path : path
-        The path as written: making it absolute would lose a ``..`` behind a symlink.
-    key : str
-        Key of the path in the job.
+    ``path``: path as written: making it absolute would lose a `..` behind a symlink; ``key``: key of the path in the job.
     """
     root = path_of(path)
     if isinstance(root, Path) and root.is_symlink():

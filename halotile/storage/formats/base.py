@@ -135,13 +135,7 @@ class Source(Readable, Protocol):
         """JSON values that identify the data: cheap, never reads pixels."""
 
     def change(self) -> str:
-        """Describe the change of the file since it was opened; empty when there is none. Cheap, never reads pixels.
-
-        Raises
-        ------
-        InputUnreadable
-            When the system cannot read the file's state; another attempt may succeed.
-        """
+        """Describe the change of the file since it was opened; empty when there is none. Cheap, never reads pixels."""
 
 
 @dataclass(frozen=True)
@@ -194,11 +188,6 @@ def make_header(
 
     The ``attributes`` may be of the CF conventions; ``fill`` is another value of pixels without a measurement.
     With ``image=False`` the array need not be an image: it may have any numeric type and any axes, which have no names.
-
-    Raises
-    ------
-    InputError
-        For an unsupported pixel type, shape or axes.
     """
     pixels = tuple(int(n) for n in shape)
     native = np.dtype(dtype).newbyteorder("=")

@@ -103,14 +103,7 @@ class LevelMetadata:
     def documents(self, array: LevelArray, base: Source, covered: Sequence[int]) -> dict[str, dict[str, Any]]:
         """The metadata files of a level, by name: those of the coarsest level that is there, with another shape.
 
-        Parameters
-        ----------
-        array : LevelArray
-            The level.
-        base : Source
-            The coarsest level that is there.
-        covered : sequence of int
-            Number of its pixels along each axis that one of the new level covers.
+        ``base``: coarsest level that is there; ``covered``: number of its pixels along each axis that one of the new level covers.
         """
         folder, shape = self.group / self.names[-1], list(array.shape)
         files = (ZARR_JSON,) if self.zarr_format == 3 else (_ZARRAY, _ZATTRS)
@@ -218,14 +211,7 @@ def add_levels(
 ) -> tuple[int, list[tuple[int, ...]]]:
     """Add the levels that an image lacks; what an interrupted call has written is kept.
 
-    Parameters
-    ----------
-    group : Path
-        The group of an OME-Zarr image.
-    tick : callable
-        Progress callback, called with the finished fraction, 0 to 1.
-    disk : Disk
-        Disk to write with.
+    ``group``: group of an OME-Zarr image; ``tick``: progress callback, called with the finished fraction, 0 to 1; ``disk``: disk to write with.
 
     Returns
     -------

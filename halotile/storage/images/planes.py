@@ -83,12 +83,7 @@ class Planes:
     def read(self, index: tuple[int, ...], part: Region) -> Pixels:
         """Pixels of one plane: shape (rows, columns), or (rows, columns, samples) in colour.
 
-        Parameters
-        ----------
-        index : tuple of int
-            The plane: an index along each of ``loops``.
-        part : Region
-            Rows and columns, relative to the start of ``window``.
+        ``index``: plane: an index along each of `loops`; ``part``: rows and columns, relative to the start of `window`.
         """
         axes = self.source.axes
         indices = {**self.at, **dict(zip(self.loops, index, strict=True))}
@@ -124,14 +119,7 @@ class Planes:
 def choose_planes(source: Source, at: Mapping[str, int], region: Region | None) -> Planes:
     """The planes of an image, or of a part of it.
 
-    Parameters
-    ----------
-    source : Source
-        The image.
-    at : mapping of str to int
-        An index along axes other than y and x, such as ``{"t": 0, "c": 1}``.
-    region : Region or None
-        Rows and columns of the part; None: all.
+    ``source``: image; ``at``: index along axes other than y and x, such as `{"t": 0, "c": 1}`; ``region``: rows and columns of the part; None: all.
     """
     loops = [axis for axis in source.axes if axis not in ("y", "x")]
     for axis, index in at.items():

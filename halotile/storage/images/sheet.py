@@ -76,14 +76,7 @@ def grey(pixels: NDArray[Any], low: float, high: float, hole: int = 0) -> Drawn:
 def draw_sheet(path: Path, cells: Sequence[Cell], notes: Sequence[str] = ()) -> None:
     """Draw cells in rows, the notes in the room below the images of the first one.
 
-    Parameters
-    ----------
-    path : Path
-        The PNG.
-    cells : sequence of Cell
-        All with images of one shape; the first one may have fewer.
-    notes : sequence of str
-        Paragraphs.
+    ``path``: the PNG; ``cells``: all with images of one shape; the first one may have fewer; ``notes``: paragraphs.
     """
     check_drawing()
     from PIL import Image, ImageDraw

@@ -122,16 +122,9 @@ _LEAST_CM = 2**-31
 def write_tiff(path: Path, planes: Planes, *, cog: bool = False, tick: Tick = lambda _: None) -> int:
     """Write every plane with its resolution levels; an existing file at ``path`` is replaced at the end.
 
-    Parameters
-    ----------
-    path : Path
-        The TIFF; a BigTIFF when it may exceed 4 GB.
-    planes : Planes
-        The image. float16 is written as float32 and bool as 0 and 255, which viewers support.
-    cog : bool
-        False: an OME-TIFF, with the levels of a page in its SubIFDs. True: a Cloud Optimized GeoTIFF, with the planes as bands.
-    tick : callable
-        Progress callback, called with the finished fraction, 0 to 1.
+    ``path``: the TIFF; a BigTIFF when it may exceed 4 GB; ``planes``: image. float16 is written as float32 and bool as 0 and 255, which viewers
+    support; ``cog``: false: an OME-TIFF, with the levels of a page in its SubIFDs. True: a Cloud Optimized GeoTIFF, with the planes as bands;
+    ``tick``: progress callback, called with the finished fraction, 0 to 1.
 
     Returns
     -------

@@ -250,12 +250,7 @@ class RunDirectory:
     ) -> Iterator[None]:
         """Be the only driver of this run inside the context.
 
-        Parameters
-        ----------
-        patience_seconds : float
-            Maximum time to wait for another driver.
-        cut_short : callable
-            Callback that returns True to end the wait early.
+        ``patience_seconds``: maximum time to wait for another driver; ``cut_short``: callback that returns True to end the wait early.
         """
         self.create()
         with self._lock_file(os.O_RDWR | os.O_CREAT) as fd:

@@ -19,12 +19,8 @@ def replacing(path: Path, check: Callable[[], None] = lambda: None) -> Iterator[
     The new path is in a folder beside ``path`` that is private to this user, and locked. Scratch files may be put beside it. The folder
     is removed at the end, or by the next call for ``path`` if the process is killed.
 
-    Parameters
-    ----------
-    path : Path
-        Path of a file or a folder.
-    check : callable
-        Called at the beginning and again before the replacement; it raises an error where ``path`` must not be replaced.
+    ``path``: path of a file or a folder; ``check``: called at the beginning and again before the replacement; it raises an error where `path` must
+    not be replaced.
     """
     check()
     place = path.absolute()

@@ -36,10 +36,7 @@ class WorkerLock:
     def hold(self, driver: dict[str, Any] | None = None) -> None:
         """Take the lock, which shows that this process may write to the output, until it ends or releases it. May be repeated.
 
-        Parameters
-        ----------
-        driver : dict, optional
-            The :meth:`RunDirectory.driver` that the process works for.
+        ``driver``: the `driver` that the process works for.
         """
         with _mutex:
             if self.path in _descriptors:
@@ -68,12 +65,7 @@ class WorkerLock:
     def wait_for_all(self, timeout_seconds: float, cut_short: Callable[[], bool] = never) -> None:
         """Wait until no worker of an earlier driver can write any more.
 
-        Parameters
-        ----------
-        timeout_seconds : float
-            Maximum waiting time.
-        cut_short : callable
-            Callback that returns True to end the wait early.
+        ``timeout_seconds``: maximum waiting time; ``cut_short``: callback that returns True to end the wait early.
         """
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
         began = time.monotonic()

@@ -34,14 +34,8 @@ def encode_cxi(
 ) -> bytes:
     """Return the content of a CXI file.
 
-    Parameters
-    ----------
-    contents : mapping of str to value
-        Arrays, numbers and text by their places in the entry; with a leading slash, in the file.
-    attributes : mapping of str to mapping
-        Attributes of groups in the entry.
-    links : mapping of str to str
-        Short names at the root of the file, and the places in the entry that they lead to.
+    ``contents``: arrays, numbers and text by their places in the entry; with a leading slash, in the file; ``attributes``: attributes of groups in
+    the entry; ``links``: short names at the root of the file, and the places in the entry that they lead to.
 
     Examples
     --------

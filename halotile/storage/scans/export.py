@@ -132,16 +132,8 @@ def worst_patterns(path: str) -> dict[str, Any]:
 def export_result(path: str, target: str, *, unwrap: bool = False, overwrite: bool = False) -> list[str]:
     """Write modulus and phase of object and probe as OME-Zarr images with their pixel size; return their paths.
 
-    Parameters
-    ----------
-    path : path
-        The result of a job.
-    target : path
-        The Zarr group to write: ``object_modulus``, ``object_phase``, ``probe_modulus`` and ``probe_phase`` in it.
-    unwrap : bool
-        Make the phase of the object go on where it passes π.
-    overwrite : bool
-        Replace a Zarr at that path.
+    ``path``: result of a job; ``target``: the Zarr group to write: `object_modulus`, `object_phase`, `probe_modulus` and `probe_phase` in it;
+    ``unwrap``: make the phase of the object go on where it passes π; ``overwrite``: replace a Zarr at that path.
     """
     _check_result(path)
     unwrapped = _unwrapping() if unwrap else None

@@ -134,12 +134,7 @@ class Layout:
 
         Unless their number is given there are no more than make :data:`MOST_FILES` files.
 
-        Parameters
-        ----------
-        block : tuple of int
-            Shape of a block, in pixels of the output.
-        most : int or "auto"
-            Most levels, the finest included; auto: until the coarsest is small.
+        ``block``: shape of a block, in pixels of the output; ``most``: most levels, the finest included; auto: until the coarsest is small.
         """
         factor = level_factor(self.axes, self.scale, self.units)
         block = tuple(map(min, block, self.shape))

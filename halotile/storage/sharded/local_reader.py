@@ -55,14 +55,7 @@ _ENTRY_BYTES = 16
 def open_local(folder: Path, dtype: np.dtype[np.generic], fill: Any) -> LocalArray | None:
     """Open the array in ``folder`` if its layout is supported.
 
-    Parameters
-    ----------
-    folder : Path
-        Directory with the array's ``zarr.json`` or ``.zarray``.
-    dtype : numpy dtype
-        Type of a pixel.
-    fill : scalar or None
-        Value of missing chunks; None: zero.
+    ``folder``: directory with the array's `zarr.json` or `.zarray`; ``dtype``: type of a pixel; ``fill``: value of missing chunks; None: zero.
 
     Returns
     -------

@@ -117,16 +117,8 @@ def create_output(
 ) -> None:
     """Create an empty output; durable on return.
 
-    Parameters
-    ----------
-    path : path
-        Path of the Zarr, or its place in an object store. Missing parents are created.
-    layout : Layout or FileLayout
-        Layout of the output.
-    disk : OutputDisk, optional
-        Disk to write with; by default that of the path.
-    overwrite : bool
-        Remove an existing Zarr. Anything that is not a Zarr is never removed.
+    ``path``: path of the Zarr, or its place in an object store. Missing parents are created; ``layout``: layout of the output; ``disk``: disk to
+    write with; by default that of the path; ``overwrite``: remove an existing Zarr. Anything that is not a Zarr is never removed.
     """
     root = path_of(path)
     if isinstance(layout, FileLayout):
@@ -167,12 +159,8 @@ class ShardWriter:
     def write(self, region: Region, pixels: NDArray[Any]) -> WrittenBlock:
         """Write a block; durable on return.
 
-        Parameters
-        ----------
-        region : Region
-            Region that starts on shard borders, and stops on them or at the end of the array.
-        pixels : ndarray
-            Pixels of that shape; :func:`to_dtype` converts them to the output's dtype.
+        ``region``: region that starts on shard borders, and stops on them or at the end of the array; ``pixels``: pixels of that shape; `to_dtype`
+        converts them to the output's dtype.
 
         Returns
         -------

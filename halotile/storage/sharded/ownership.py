@@ -36,15 +36,8 @@ def metadata_problems(
 ) -> list[str]:
     """Describe the damaged metadata files of an output, one line for each.
 
-    Parameters
-    ----------
-    root : path
-        The output.
-    layout : Layout or FileLayout
-        The layout that the run wrote.
-    holds_own_pixels : callable
-        Returns True where more than half of the blocks that are done are stored as they were written. It is called
-        only where the metadata describe another array, and decides whether they are damaged.
+    ``layout``: layout that the run wrote; ``holds_own_pixels``: returns True where more than half of the blocks that are done are stored as they were
+    written. It is called only where the metadata describe another array, and decides whether they are damaged.
     """
     lines = []
     for file, written, present in _documents(root, layout):
@@ -177,12 +170,7 @@ def find_foreign_entry(root: str | OutputPath, layout: AnyLayout) -> str:
 def foreign_pixels_reason(problems: Mapping[int, list[str]], done: int) -> str:
     """Explain why the pixels belong to another result; empty when they are the run's own, even if damaged.
 
-    Parameters
-    ----------
-    problems : mapping
-        Problems of the blocks, by number: see :func:`halotile.storage.sharded.output.check_block`.
-    done : int
-        Number of blocks that were checked.
+    ``problems``: problems of the blocks, by number: see `check_block`; ``done``: number of blocks that were checked.
 
     Examples
     --------

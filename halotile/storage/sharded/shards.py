@@ -88,12 +88,7 @@ class ShardFormat:
 def encode_shard(pixels: Array, form: ShardFormat) -> list[Buffer]:
     """Encode a shard as buffers to be written one after the other.
 
-    Parameters
-    ----------
-    pixels : ndarray
-        The pixels of the shard, in the format's dtype; smaller than the shard at the end of the array.
-    form : ShardFormat
-        Format of the shard.
+    ``pixels``: pixels of the shard, in the format's dtype; smaller than the shard at the end of the array.
 
     Examples
     --------

@@ -23,14 +23,8 @@ LONG_KERNEL = 9
 def correlate(images: torch.Tensor, kernels: torch.Tensor, step: int = 1) -> torch.Tensor:
     """``sum_m sum_ij kernels[m, i, j] images[:, m, step y + i, step x + j]``.
 
-    Parameters
-    ----------
-    images : tensor, shape (n, m, height, width)
-        Windows with the pixels that the kernel needs around the result: nothing is padded.
-    kernels : tensor, shape (m, rows, columns)
-        One kernel for each channel.
-    step : int
-        Stride of the result.
+    ``images``: windows with the pixels that the kernel needs around the result: nothing is padded; ``kernels``: one kernel for each channel;
+    ``step``: stride of the result.
 
     Returns
     -------

@@ -94,17 +94,8 @@ def even_edges(length: int) -> list[int]:
 def correlate_cells(planes: Array, kernels: Array, origin: tuple[int, int] | None, threads: int = 1) -> Array:
     """``result[p, y, x] = sum_ij kernels[p, i, j] planes[p, y + i, x + j]``, cell by cell.
 
-    Parameters
-    ----------
-    planes : ndarray, shape (planes, height, width)
-        float32 or float64.
-    kernels : ndarray, shape (planes, rows, columns)
-        Of the same type.
-    origin : (int, int) or None
-        Position of the first pixel of the result, with cells at fixed places. None: the result is cut into cells of
-        equal length.
-    threads : int
-        Number of cells computed at once; without effect on the result.
+    ``planes``: float32 or float64; ``kernels``: of the same type; ``origin``: position of the first pixel of the result, with cells at fixed places.
+    None: the result is cut into cells of equal length; ``threads``: number of cells computed at once; without effect on the result.
 
     Returns
     -------

@@ -60,16 +60,8 @@ def repeat_edges(room: torch.Tensor, axis: int, depth: int) -> None:
 def weigh_symmetric(source: torch.Tensor, axis: int, taps: Sequence[float], out: torch.Tensor) -> None:
     """``out[i] = taps[0] s[i] + sum_k taps[k] (s[i-k] + s[i+k])`` along an axis.
 
-    Parameters
-    ----------
-    source : tensor
-        Longer than ``out`` by ``len(taps) - 1`` pixels at both ends of the axis.
-    axis : int
-        The axis to sum along.
-    taps : sequence of float
-        Weight of the middle pixel, then of its neighbours at distance 1, 2, ...
-    out : tensor
-        Array for the result.
+    ``source``: longer than `out` by `len(taps) - 1` pixels at both ends of the axis; ``axis``: axis to sum along; ``taps``: weight of the middle
+    pixel, then of its neighbours at distance 1, 2, ; ``out``: array for the result.
     """
     import torch
 

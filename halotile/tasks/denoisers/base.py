@@ -181,13 +181,7 @@ class Spaced(Pixelwise):
         return self if self.spacing or max(spacing) == 1 else replace(self, spacing=spacing)
 
     def spacing_along(self, axes: int) -> tuple[float, ...]:
-        """The size of a pixel along each of so many spatial axes, the smallest as 1.
-
-        Raises
-        ------
-        ConfigError
-            When there are sizes for another number of axes.
-        """
+        """The size of a pixel along each of so many spatial axes, the smallest as 1."""
         if self.spacing is None:
             return (1.0,) * axes
         if len(self.spacing) != axes:
@@ -227,11 +221,6 @@ class Leveled(Pixelwise):
         """The strength in the units of the image: one number, or one for each pixel of a noise map.
 
         The number is rounded to ``dtype``, the type of the image, as a noise map would be: both give the same bits.
-
-        Raises
-        ------
-        ConfigError
-            When the noise level is still to be estimated and there is no noise map.
         """
         if sigma is not None:
             return sigma * strength

@@ -106,13 +106,7 @@ class DnCNN(Pixelwise):
         return {}
 
     def build(self) -> Model:
-        """Build the network with its weights.
-
-        Raises
-        ------
-        WeightsError
-            When the weights cannot be loaded, or do not fit the network.
-        """
+        """Build the network with its weights."""
         from halotile.tasks.denoisers.common.layers import ConvolutionStack
 
         tensors = load_weights(self.weights, self.sha256)

@@ -119,14 +119,7 @@ class UserNetwork(Leveled):
         return self.bytes_per_pixel_
 
     def check(self) -> Mapping[str, str]:
-        """Build the network twice, and return digests of its code, its weights, and everything else that it holds.
-
-        Raises
-        ------
-        ConfigError, WeightsError
-            As :meth:`build`; and when the two networks differ, so that each worker
-            would build a different one.
-        """
+        """Build the network twice, and return digests of its code, its weights, and everything else that it holds."""
         code = imported_digest(self.import_, import_reference(self.import_))
         # One after the other: a large network need not be in memory twice.
         (weights, whole), again = _digests(self._network()), _digests(self._network())
@@ -151,15 +144,7 @@ class UserNetwork(Leveled):
         return _weights_digest(self._network())
 
     def build(self) -> Model:
-        """Import the function, call it, load the weights. Runs the user's code.
-
-        Raises
-        ------
-        ConfigError
-            When the function cannot be imported or does not return a module.
-        WeightsError
-            When the weights cannot be loaded or are those of another network.
-        """
+        """Import the function, call it, load the weights. Runs the user's code."""
         from halotile.tasks.convolution.activations import SteadyNetwork
 
         module = self._network()

@@ -33,13 +33,7 @@ class Architecture(NamedTuple):
 
     @classmethod
     def of(cls, shapes: Shapes) -> Architecture:
-        """The architecture that weights of these shapes belong to.
-
-        Raises
-        ------
-        KeyError, ValueError
-            When they are those of another network.
-        """
+        """The architecture that weights of these shapes belong to."""
         channels, width, _, _ = shapes["last.weight"]
         levels = sum(name.startswith("up.") and name.endswith(".0.weight") for name in shapes)
         if not levels:
@@ -96,13 +90,7 @@ class UNet(Pixelwise):
 
     @cached_property
     def architecture(self) -> Architecture:
-        """Width and depth by the shapes in the file.
-
-        Raises
-        ------
-        WeightsError
-            When it cannot be read, or is that of another network.
-        """
+        """Width and depth by the shapes in the file."""
         return self._architecture_in(weight_shapes(self.weights, self.sha256))
 
     @property
@@ -143,13 +131,7 @@ class UNet(Pixelwise):
         return {}
 
     def build(self) -> Model:
-        """Build the network with its weights.
-
-        Raises
-        ------
-        WeightsError
-            When the weights cannot be loaded, or are those of another network.
-        """
+        """Build the network with its weights."""
         from halotile.tasks.convolution.activations import SteadyNetwork
         from halotile.tasks.convolution.stable import make_steady
 

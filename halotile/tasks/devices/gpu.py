@@ -262,14 +262,7 @@ def _key(model: Model, batch: torch.Tensor, sides: dict[str, torch.Tensor]) -> A
 def open_device(kind: str, precision: str, channels_last: bool, records: bool = False) -> Device:
     """Open the device of this process.
 
-    Parameters
-    ----------
-    kind : str
-        ``cpu``, or ``cuda``: the first GPU that the process may see.
-    precision, channels_last
-        As for :class:`~halotile.tasks.devices.device.Device`.
-    records : bool
-        As for :class:`Gpu`.
+    ``kind``: `cpu`, or `cuda`: the first GPU that the process may see; ``precision, channels_last``: as for `Device`; ``records``: as for `Gpu`.
     """
     if kind == "cpu":
         return Device("cpu", precision, channels_last)

@@ -63,14 +63,6 @@ class Engine(Protocol):
     ) -> dict[int, Stored]:
         """Evaluate the calls and add up the values of each slot, in the order of the calls.
 
-        Parameters
-        ----------
-        phase : str
-            Name of the tasks on the dashboard.
-        calls : sequence of Call
-            The calls.
-        inputs : sequence of Stored
-            The arrays that calls refer to by position.
-        what : str
-            The unit that a call's number counts: ``operator`` or ``tile``.
+        ``phase``: name of the tasks on the dashboard; ``inputs``: arrays that calls refer to by position; ``what``: unit that a call's number counts:
+        `operator` or `tile`.
         """

@@ -21,26 +21,14 @@ UNCOUNTED = ("PMIX_RANK", "PALS_RANKID")
 
 @dataclass(frozen=True)
 class Launcher:
-    """The names of one launcher's variables.
+    """The names of one launcher's variables."""
 
-    Parameters
-    ----------
-    rank, size : str
-        Variables with the number of this copy, and with the number of copies.
-    local_rank, local_size : str
-        The same among the copies on this machine.
-    launch : tuple of str
-        Variables that distinguish two launches.
-    by_slurm : bool
-        True if `srun` may have set them.
-    """
-
-    rank: str
+    rank: str  # rank, size: variables with the number of this copy, and with the number of copies
     size: str
-    local_rank: str
+    local_rank: str  # local_rank, local_size: same among the copies on this machine
     local_size: str
-    launch: tuple[str, ...] = ()
-    by_slurm: bool = False
+    launch: tuple[str, ...] = ()  # variables that distinguish two launches
+    by_slurm: bool = False  # true if `srun` may have set them
 
 
 def _prefixed(prefix: str, *launch: str) -> Launcher:
@@ -85,32 +73,18 @@ LAUNCHERS = {
 
 @dataclass(frozen=True)
 class Copy:
-    """One of several copies of a command.
+    """One of several copies of a command."""
 
-    Parameters
-    ----------
-    rank, size : int
-        Its number, and the number of copies.
-    local_rank, local_size : int, optional
-        The same among the copies on this machine, where that is known.
-    launch : str
-        The name of the launch, where it has one.
-    """
-
-    rank: int
+    rank: int  # rank, size: its number, and the number of copies
     size: int
+    # local_rank, local_size: same among the copies on this machine, where that is known
     local_rank: int | None = None
     local_size: int | None = None
-    launch: str = ""
+    launch: str = ""  # name of the launch, where it has one
 
 
 def copy_of(environment: Mapping[str, str] = os.environ) -> Copy | None:
     """This copy of the command; None where there is only one.
-
-    Raises
-    ------
-    ConfigError
-        Where the copies are numbered, and no variable has their count.
 
     Examples
     --------

@@ -26,47 +26,25 @@ loss of a whole machine, which breaks none, is noticed by what started the ranks
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """One rank of a program, and how it finds the others.
+    """One rank of a program, and how it finds the others."""
 
-    Parameters
-    ----------
-    rank, world_size, local_rank : int
-        Number of this rank, of all ranks, and number among those on its machine.
-    meeting : str
-        A file that does not exist yet, in a folder that all ranks see and only their user may read; ``env://``: the store that torchrun
-        started; or ``tcp://HOST:PORT``: an address of rank 0.
-    host : str
-        Address of this machine to which the other ranks connect.
-    backend : str
-        ``gloo``, ``nccl``, or ``auto``: nccl for GPUs.
-    device_mode : str, optional
-        ``cpu``, ``gpu``, or None: a GPU if there is one.
-    timeout_seconds : float
-        Longest wait for the other ranks.
-    local_size : int
-        Number of ranks on its machine.
-    gpu : int
-        Number of its GPU among those that it sees: a worker sees its own first. None where it is not known.
-    end_seconds : float
-        Longest time that a rank which is done waits for those that still work.
-    machine : int
-        Number of its machine.
-    turn : int
-        Number of groups that its process has joined before, in the store of a launcher, which keeps what they left.
-    """
-
+    # rank, world_size, local_rank: number of this rank, of all ranks, and number among those on its machine
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    # file that does not exist yet, in a folder that all ranks see and only their user may read; `env://`: the store
+    # that torchrun started; or `tcp://HOST:PORT`: an address of rank 0
     meeting: str = ""
-    host: str = "127.0.0.1"
-    backend: str = "auto"
-    device_mode: str | None = None
-    timeout_seconds: float = 60.0
-    local_size: int = 1
+    host: str = "127.0.0.1"  # address of this machine to which the other ranks connect
+    backend: str = "auto"  # `gloo`, `nccl`, or `auto`: nccl for GPUs
+    device_mode: str | None = None  # `cpu`, `gpu`, or None: a GPU if there is one
+    timeout_seconds: float = 60.0  # longest wait for the other ranks
+    local_size: int = 1  # number of ranks on its machine
+    # number of its GPU among those that it sees: a worker sees its own first. None where it is not known
     gpu: int | None = 0
-    end_seconds: float = END_SECONDS
-    machine: int = 0
+    end_seconds: float = END_SECONDS  # longest time that a rank which is done waits for those that still work
+    machine: int = 0  # number of its machine
+    # number of groups that its process has joined before, in the store of a launcher, which keeps what they left
     turn: int = 0
 
     def __post_init__(self) -> None:
@@ -78,16 +56,7 @@ class Rendezvous:
 
 @contextmanager
 def opened(place: Rendezvous) -> Iterator[TorchGroup]:
-    """Connect a rank with all others, for the length of the context; a single rank connects to nothing.
-
-    Raises
-    ------
-    PeerLost
-        When the others do not come in time.
-    ConfigError
-        For nccl without a GPU, where it is not known which of several GPUs is that of the rank, or where this process has a process group
-        already.
-    """
+    """Connect a rank with all others, for the length of the context; a single rank connects to nothing."""
     import torch
     import torch.distributed as dist
 
@@ -196,13 +165,7 @@ def _store(place: Rendezvous, patience: timedelta) -> Any:
 
 
 def _listening(place: Rendezvous, patience: timedelta) -> Any:
-    """A store that listens at one address: torch's own choice would be every interface.
-
-    Raises
-    ------
-    ConfigError
-        When rank 0 cannot listen there.
-    """
+    """A store that listens at one address: torch's own choice would be every interface."""
     import torch.distributed as dist
 
     host, _, port = place.meeting.removeprefix("tcp://").rpartition(":")

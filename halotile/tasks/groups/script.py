@@ -36,37 +36,18 @@ ASKED = signal.SIGUSR2
 
 
 def run_script(
-    script: str,
+    script: str,  # path of a Python script
     arguments: Sequence[str],
-    place: Rendezvous,
-    line: Callable[[str], None] = print,
-    attempt: int = 0,
+    place: Rendezvous,  # rank
+    line: Callable[[str], None] = print,  # called with every line of its output
+    attempt: int = 0,  # attempt, retries: number of this attempt, from 0, and of those after the first
     retries: int = 0,
     *,
+    # script sees all GPUs of its worker, in their order, and `LOCAL_RANK` is its number among the ranks of its
+    # machine
     all_gpus: bool = False,
 ) -> None:
-    """Run a script as one rank, in a process of its own.
-
-    Parameters
-    ----------
-    script : str
-        Path of a Python script.
-    arguments : sequence of str
-        Its arguments.
-    place : Rendezvous
-        The rank.
-    line : callable
-        Called with every line of its output.
-    attempt, retries : int
-        Number of this attempt, from 0, and of those after the first.
-    all_gpus : bool
-        The script sees all GPUs of its worker, in their order, and ``LOCAL_RANK`` is its number among the ranks of its machine.
-
-    Raises
-    ------
-    RankFailed
-        When it ends with another exit code than 0.
-    """
+    """Run a script as one rank, in a process of its own."""
     command = [sys.executable, "-u", "-m", "halotile.tasks.groups.script", script, *arguments]
     process = subprocess.Popen(
         command,

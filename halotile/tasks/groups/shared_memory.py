@@ -39,11 +39,6 @@ class SharedMemory:
         Number of this rank, and of all ranks.
     timeout_seconds : float
         Longest wait for another rank.
-
-    Raises
-    ------
-    OSError
-        When the system has no such files.
     """
 
     def __init__(self, rank: int, world_size: int, timeout_seconds: float) -> None:
@@ -74,13 +69,7 @@ class SharedMemory:
         return [os.getpid(), self.own.number, *self.secret, *ends]
 
     def open(self, addresses: Sequence[Sequence[int]]) -> None:
-        """Open the files and pipes of the others.
-
-        Raises
-        ------
-        OSError
-            When they are those of another machine, or may not be opened.
-        """
+        """Open the files and pipes of the others."""
         for other in self.others:
             process, number, *rest = addresses[other]
             secret, ends = bytes(rest[:SECRET_BYTES]), rest[SECRET_BYTES:]
@@ -101,13 +90,7 @@ class SharedMemory:
             os.close(self.given.popitem()[1])
 
     def exchange(self, parts: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> None:
-        """Give each other rank its part, and copy theirs into places of their shapes; all are of one type, and neither has to be contiguous.
-
-        Raises
-        ------
-        PeerLost
-            When another rank has ended, or does not answer in time.
-        """
+        """Give each other rank its part, and copy theirs into places of their shapes; all are of one type, and neither has to be contiguous."""
         file = self.own
         for other in self.others if self.turn else ():
             self._receive_signal(other, is_read=True)

@@ -42,12 +42,7 @@ def square_level(square: Values, saturated: Range = (math.nan, math.nan)) -> Squ
     Of 2 x 2 pixels that are left, none was beyond the range, ``(1 - p)^4`` of all where p is the probability of it; one alone is in
     ``4 p (1 - p)^3``. The ratio of these numbers, among 2 x 2 pixels close to an end of the range, tells how much of the noise was cut off there.
 
-    Parameters
-    ----------
-    square : ndarray
-        Rows and columns.
-    saturated : (float, float)
-        The least and the largest value, where pixels are saturated; NaN where they are not.
+    ``square``: rows and columns; ``saturated``: least and the largest value, where pixels are saturated; NaN where they are not.
 
     References
     ----------
@@ -92,10 +87,7 @@ def _spread_of_kept(quads: Values, saturated: Range, level: float) -> float:
 def kept_spread(below: float, above: float) -> float:
     """Standard deviation of the values of a normal distribution in a range, relative to that of all.
 
-    Parameters
-    ----------
-    below, above : float
-        Numbers of values below and above the range, relative to that of those in it.
+    ``below, above``: numbers of values below and above the range, relative to that of those in it.
 
     Examples
     --------

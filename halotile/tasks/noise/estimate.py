@@ -102,14 +102,8 @@ def estimate_noise_levels(
     background) do not count, nor do pixels that are not finite or saturated; where noise was cut off at these, the level is the one
     before. The samples lie at the same places every time.
 
-    Parameters
-    ----------
-    source : Readable
-        The image.
-    spatial : sequence of int
-        Positions of the spatial axes; squares lie on the last two of them.
-    looped : sequence of int
-        Positions of the axes of which each index is a plane by itself. Samples are spread over all other axes.
+    ``source``: image; ``spatial``: positions of the spatial axes; squares lie on the last two of them; ``looped``: positions of the axes of which
+    each index is a plane by itself. Samples are spread over all other axes.
 
     Returns
     -------

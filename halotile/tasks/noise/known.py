@@ -21,16 +21,8 @@ def measured_at(task: DenoiseTask, region: Region, pixels: Pixels) -> Valid:
 def noise_at(task: DenoiseTask, region: Region, brightness: Array, level: Array | float) -> Array:
     """The standard deviation of the noise of each pixel, in the units of the file.
 
-    Parameters
-    ----------
-    task : DenoiseTask
-        Its noise map, or its photon noise, comes before ``level``.
-    region : Region
-        The place.
-    brightness : ndarray
-        The image there, of less noise.
-    level : ndarray or float
-        The noise level, of a shape that broadcasts.
+    ``task``: its noise map, or its photon noise, comes before `level`; ``region``: place; ``brightness``: image there, of less noise; ``level``:
+    noise level, of a shape that broadcasts.
     """
     low, high = task.tiling.range or (0.0, 1.0)
     if has_photons(task):

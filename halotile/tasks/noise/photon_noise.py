@@ -152,10 +152,7 @@ def fit_photon_noise(squares: Sequence[Values]) -> Fit | None:
     brightness stands for the class, so that structure in most of its blocks does not count for noise. Saturated, empty and
     constant blocks are left out; pixels that are not finite do not count.
 
-    Parameters
-    ----------
-    squares : sequence of ndarray
-        Parts of one plane.
+    ``squares``: parts of one plane.
 
     References
     ----------

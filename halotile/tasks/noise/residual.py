@@ -27,16 +27,8 @@ def unbiased_risk(noisy: Values, denoised: Values, sigma: Values, denoise: Denoi
 
     ``mean((f(y) - y)² / s²) - 1 + 2 mean(b (f(y + d b) - f(y)) / d)``, with signs ``b`` drawn at random, noise ``s`` and a step ``d``.
 
-    Parameters
-    ----------
-    noisy, denoised : ndarray
-        ``y`` and ``f(y)``, of shape (..., rows, columns); NaN in holes, which do not count.
-    sigma : ndarray
-        Standard deviation of the noise of each pixel; NaN where there is none, which does not count.
-    denoise : callable
-        ``f``.
-    seed : int
-        Which signs are drawn.
+    ``noisy, denoised``: `y` and `f(y)`, of shape (..., rows, columns); NaN in holes, which do not count; ``sigma``: standard deviation of the noise
+    of each pixel; NaN where there is none, which does not count; ``denoise``: `f`; ``seed``: which signs are drawn.
 
     References
     ----------
@@ -62,10 +54,7 @@ def blind_loss(noisy: Values, sigma: Values, denoise: Denoise) -> float:
     Some pixels are replaced by the mean of their neighbours, and the result is compared with their values there. The
     variance of their noise, which that adds, is taken off.
 
-    Parameters
-    ----------
-    noisy, sigma, denoise
-        As of :func:`unbiased_risk`.
+    ``noisy, sigma, denoise``: as of `unbiased_risk`.
 
     References
     ----------
@@ -146,10 +135,7 @@ class Residual:
     def of(cls, residuals: Iterable[Values]) -> Residual:
         """The statistics of places of one image.
 
-        Parameters
-        ----------
-        residuals : iterable of ndarray
-            Rows and columns, relative to the standard deviation of the noise; NaN in holes.
+        ``residuals``: rows and columns, relative to the standard deviation of the noise; NaN in holes.
         """
         residuals = list(residuals)
         values = np.concatenate([residual[np.isfinite(residual)] for residual in residuals])

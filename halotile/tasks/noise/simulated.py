@@ -43,14 +43,8 @@ Sampler = Callable[[np.random.Generator], NDArray[Any]]
 def draw_cells(region: Region, seed: int, operator: int, draw: Sampler) -> NDArray[Any]:
     """Draw numbers for the pixels of a region, by their global positions.
 
-    Parameters
-    ----------
-    region : Region
-        Cells lie on the last two axes; a region of one axis lies in the first row.
-    seed, operator : int
-        The image of random numbers: each 0 or more.
-    draw : callable
-        Returns the numbers of one cell, shape (CELL, CELL).
+    ``region``: cells lie on the last two axes; a region of one axis lies in the first row; ``seed, operator``: image of random numbers: each 0 or
+    more; ``draw``: returns the numbers of one cell, shape (CELL, CELL).
 
     Examples
     --------

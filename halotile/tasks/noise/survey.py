@@ -39,12 +39,7 @@ def survey_planes(
 ) -> tuple[PlaneSurvey, ...]:
     """Look at samples of the planes, spread evenly where there are many; at none that are too small or cannot be read.
 
-    Parameters
-    ----------
-    source : Readable
-        The image.
-    spatial, looped : sequence of int
-        Positions of the spatial axes, and of those of which each index is a plane by itself.
+    ``source``: image; ``spatial, looped``: positions of the spatial axes, and of those of which each index is a plane by itself.
     """
     found = []
     with suppress(InputError):  # a run says so, where it matters

@@ -37,13 +37,7 @@ class Operator(Protocol):
         """Largest distance, in pixels of the image, from a measurement pixel to an image pixel that it depends on."""
 
     def measured(self, image: Shape) -> Shape:
-        """Shape of the measurement of an image of this shape.
-
-        Raises
-        ------
-        ConfigError
-            When such an image cannot be measured.
-        """
+        """Shape of the measurement of an image of this shape."""
 
     def forward(self, image: Readable) -> Readable:
         """``A x``."""
@@ -77,14 +71,8 @@ Some = TypeVar("Some", bound=Operator)
 def with_engine(operator: Some, dtype: np.dtype[Any], exact: bool) -> Some:
     """Return the operator with ``engine: auto`` of its convolutions decided, or unchanged without convolutions.
 
-    Parameters
-    ----------
-    operator : Operator
-        A blur, or a sum or composition that may contain blurs.
-    dtype : dtype
-        The dtype of the computation.
-    exact : bool
-        Whether every convolution must be a direct sum.
+    ``operator``: blur, or a sum or composition that may contain blurs; ``dtype``: dtype of the computation; ``exact``: whether every convolution must
+    be a direct sum.
 
     Examples
     --------

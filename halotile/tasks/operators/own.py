@@ -80,13 +80,7 @@ class Own(PickledByFields):
 
     @cached_property
     def built(self) -> Operator:
-        """The user's operator. Runs the user's code.
-
-        Raises
-        ------
-        ConfigError
-            When the name does not exist, refuses the options, or does not return an operator.
-        """
+        """The user's operator. Runs the user's code."""
         build = import_reference(self.import_)
         try:
             operator = build(**self.options)

@@ -110,10 +110,8 @@ GAP_PIXELS = 2
 def draw_examples(noisy: NDArray[Any], denoised: NDArray[Any]) -> list[bytes]:
     """Draw patches in a row above the same ones denoised, as a PNG; in each channel both have the contrast of the noisy one.
 
-    Parameters
-    ----------
-    noisy, denoised : ndarray
-        Shape (patches, channels, rows, columns): the first of one or two channels is drawn in grey, the first three of more in colours.
+    ``noisy, denoised``: shape (patches, channels, rows, columns): the first of one or two channels is drawn in grey, the first three of more in
+    colours.
 
     Examples
     --------

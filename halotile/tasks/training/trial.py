@@ -17,10 +17,7 @@ TIMES = 3
 def seconds_of_slot(network: Network, method: str, shape: tuple[int, int, int]) -> float:
     """Return the time that a rank on a CPU takes for its part of a batch: so many patches of that edge.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Channels, patches, and their edge in pixels.
+    ``shape``: channels, patches, and their edge in pixels.
     """
     channels, count, edge = shape
     with torch_threads():

@@ -37,18 +37,8 @@ def choose_samples(
     The places are a dark, a bright and a varied one. Code that depends on a property of its whole input, such as its mean, gives other pixels in
     tiles only where tiles differ in it.
 
-    Parameters
-    ----------
-    source : Readable
-        The image.
-    roles : Roles
-        Its axes.
-    values : tuple of float, optional
-        Values that are mapped to 0 and 1.
-    depth : tuple of (int, int)
-        The halo on each tiled axis.
-    align : int
-        Number of pixels of which tile origins must be multiples.
+    ``source``: image; ``roles``: its axes; ``values``: values that are mapped to 0 and 1; ``depth``: halo on each tiled axis; ``align``: number of
+    pixels of which tile origins must be multiples.
     """
     dims = len(roles.spatial)
     edge = _multiple(max(EDGE[dims], max(map(max, depth)) + EDGE[dims] // 2), align)
@@ -159,15 +149,8 @@ def check_depth(
     The function is tried on windows by themselves, and on an image with one window in the middle of pixels of another
     kind, one at its first corner and one at its last: on a small image, and for each axis on one that is long on it.
 
-    Parameters
-    ----------
-    depth : tuple of (int, int)
-        The halo on each axis.
-    image : tuple of int
-        Lengths of the real image.
-    is_cut : bool
-        Whether windows end with the image, as the function's own rule has it. Else a boundary rule continues the image, and
-        the function never sees its ends.
+    ``depth``: halo on each axis; ``image``: lengths of the real image; ``is_cut``: whether windows end with the image, as the function's own rule has
+    it. Else a boundary rule continues the image, and the function never sees its ends.
     """
     frame = NARROW[len(depth)] // 2
     sides = tuple(max(2 * frame, -(-(a + b + frame // 2) // frame) * frame) for a, b in depth)
@@ -187,14 +170,8 @@ def sample_difference(
 ) -> float:
     """The largest difference between the quarters of samples of the image and the whole samples, relative to the largest pixel.
 
-    Parameters
-    ----------
-    depth : tuple of (int, int)
-        The halo on each tiled axis.
-    samples : sequence of ndarray
-        Of shape (channels, *spatial); each channel is an image.
-    is_cut : bool
-        Whether the image ends where windows are cut.
+    ``depth``: halo on each tiled axis; ``samples``: of shape (channels, *spatial); each channel is an image; ``is_cut``: whether the image ends where
+    windows are cut.
     """
     found = [0.0]
     for image in itertools.chain.from_iterable(samples):

@@ -47,14 +47,7 @@ PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 def tune(task: DenoiseTask, request: TrialRequest, device: Device | None = None) -> Tuned:
     """Try tiles and batches on a block from the middle of the image.
 
-    Parameters
-    ----------
-    task : DenoiseTask
-        The job, with any tile.
-    request : TrialRequest
-        The tiles to try, and options.
-    device : Device, optional
-        By default that of the job.
+    ``task``: job, with any tile; ``request``: tiles to try, and options; ``device``: by default that of the job.
     """
     trial = _Trial(task, device)
     tried = list(trial.search(request))

@@ -129,12 +129,7 @@ Probe = Callable[[Trial, int, "torch.Tensor", list[int]], "torch.Tensor"]
 def probe(denoiser: Denoiser, dims: int) -> tuple[int, int]:
     """Probe the receptive field and alignment of a denoiser, in pixels.
 
-    Parameters
-    ----------
-    denoiser : Denoiser
-        Is built, which may run a user's code.
-    dims : int
-        Number of spatial axes.
+    ``denoiser``: is built, which may run a user's code; ``dims``: number of spatial axes.
 
     Returns
     -------
@@ -159,16 +154,8 @@ def check_purity(
 ) -> None:
     """Refuse a denoiser with memory: its results for a tile before and after another tile must agree in every bit.
 
-    Parameters
-    ----------
-    denoiser : Denoiser
-        Declares the shape of the result.
-    dims : int
-        Number of tiled axes.
-    model : callable, optional
-        Its model, if it is built already.
-    sides : collection of str
-        Names of the side inputs that it is given.
+    ``denoiser``: declares the shape of the result; ``dims``: number of tiled axes; ``model``: its model, if it is built already; ``sides``: names of
+    the side inputs that it is given.
     """
     import torch
 
@@ -239,12 +226,7 @@ def _alike(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def check_ragged(denoiser: Denoiser, image: tuple[int, ...]) -> None:
     """Refuse a strided network that cannot process the ragged far edge of the image.
 
-    Parameters
-    ----------
-    denoiser : Denoiser
-        Its alignment must be known.
-    image : tuple of int
-        Lengths of the tiled axes, in pixels.
+    ``denoiser``: its alignment must be known; ``image``: lengths of the tiled axes, in pixels.
     """
     stride = denoiser.alignment
     rest = [n % stride for n in image]

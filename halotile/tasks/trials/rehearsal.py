@@ -52,12 +52,8 @@ def tile_difference(task: DenoiseTask, *, at_once: bool = True) -> float:
     CPU in question. A small image is tried as a whole, against all of its tiles that differ in shape or place. For a larger image, a tile
     from its middle is compared with windows of about half as many pixels that are longer on one axis, and begin before the tile.
 
-    Parameters
-    ----------
-    task : DenoiseTask
-        The job. Its image is not read.
-    at_once : bool
-        Whether tiles and references are computed in parallel, by a thread each: in half the time, with twice the memory.
+    ``task``: job. Its image is not read; ``at_once``: whether tiles and references are computed in parallel, by a thread each: in half the time, with
+    twice the memory.
     """
     tiling, middle, title = task.tiling, _middle_tile(task), task.denoiser.title
     image = _padded_image(task)
@@ -239,19 +235,9 @@ def rehearse(
 ) -> Rehearsal:
     """Denoise an image in tiles and as a whole.
 
-    Parameters
-    ----------
-    denoiser : Denoiser
-        With its known alignment.
-    depth : tuple of (int, int)
-        The halo on each tiled axis.
-    image : tuple of int
-        Lengths of the tiled axes of the real image.
-    search : bool
-        Whether to try larger alignments if the tiles do not agree.
-    is_cut : bool
-        Whether the image ends where windows are cut. Else it is continued by a boundary rule, and the denoiser never sees its
-        ends: pixels near them are not compared.
+    ``denoiser``: with its known alignment; ``depth``: halo on each tiled axis; ``image``: lengths of the tiled axes of the real image; ``search``:
+    whether to try larger alignments if the tiles do not agree; ``is_cut``: whether the image ends where windows are cut. Else it is continued by a
+    boundary rule, and the denoiser never sees its ends: pixels near them are not compared.
     """
     model = Trial.of(denoiser, len(image)).model
     stages = [_Stage.of(denoiser, model, depth, image, axis, is_cut) for axis in range(len(image))]
@@ -290,16 +276,8 @@ def sample_difference(
 ) -> float:
     """The largest difference between the quarters of samples of the image and the whole samples, relative to the largest pixel.
 
-    Parameters
-    ----------
-    denoiser : Denoiser
-        With its known alignment. Channels that a sample lacks are random: its side inputs.
-    depth : tuple of (int, int)
-        The halo on each tiled axis.
-    samples : sequence of ndarray
-        Of shape (channels, *spatial).
-    is_cut : bool
-        Whether the image ends where windows are cut.
+    ``denoiser``: with its known alignment. Channels that a sample lacks are random: its side inputs; ``depth``: halo on each tiled axis; ``samples``:
+    of shape (channels, *spatial); ``is_cut``: whether the image ends where windows are cut.
     """
     model = Trial.of(denoiser, len(depth)).model
     differences = [0.0]

@@ -150,10 +150,7 @@ OWN = Path("/proc/self/cgroup")
 def cgroups_of(controller: str) -> Iterator[Path]:
     """Folders of the control groups that bound this process, its own and those around it, of both versions.
 
-    Parameters
-    ----------
-    controller : str
-        The bounded resource: ``cpu`` or ``memory``.
+    ``controller``: bounded resource: `cpu` or `memory`.
     """
     lines = []
     with suppress(OSError):  # no Linux

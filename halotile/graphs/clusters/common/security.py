@@ -160,12 +160,7 @@ def answer_allowed_only(scheduler: Any, link: str | None) -> None:
     Any web page in the browser may reach a server on loopback: under a name of its own that leads here (DNS rebinding), or by
     a websocket, whose Origin names the page. Some of Dask's pages are left out for everybody.
 
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-        The scheduler that serves the dashboard.
-    link : str, optional
-        The address of the dashboard as it is reported to the user.
+    ``scheduler``: scheduler that serves the dashboard; ``link``: address of the dashboard as it is reported to the user.
     """
     allowed = AllowedHosts((*LOOPBACK_NAMES, urlsplit(link or "").hostname))
     pages = LatePages(scheduler) if link else scheduler.http_application

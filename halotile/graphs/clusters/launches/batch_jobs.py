@@ -168,14 +168,7 @@ def job_script(system: BatchSystem, order: Order, *, address: str, logs: Path, s
 def worker_script(run: sections.Run, choice: sections.Cluster, directory: Path) -> str | None:
     """The script of the first worker of a run that has not begun; None where a worker is no batch job.
 
-    Parameters
-    ----------
-    run : Run
-        With its number of workers decided.
-    choice : Cluster
-        The cluster section.
-    directory : Path
-        The run directory.
+    ``run``: with its number of workers decided; ``directory``: run directory.
     """
     system: BatchSystem | None = getattr(find("clusters", cluster_kind_of(choice).name), "SYSTEM", None)
     if system is None:

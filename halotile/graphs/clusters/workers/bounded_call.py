@@ -38,14 +38,8 @@ class NoAnswer(Exception):
 def call_bounded(call: Callable[[], T], limit_bytes: int, seconds: float | None = None) -> T:
     """Run a call in another process, which is gone on return, and return its result.
 
-    Parameters
-    ----------
-    call : callable
-        Pickled by value where a script defines it.
-    limit_bytes : int
-        Memory that it may allocate. On Linux the kernel enforces it, and allocations beyond it fail; elsewhere nothing does.
-    seconds : float, optional
-        Time that it may take.
+    ``call``: pickled by value where a script defines it; ``limit_bytes``: memory that it may allocate. On Linux the kernel enforces it, and
+    allocations beyond it fail; elsewhere nothing does; ``seconds``: time that it may take.
     """
     ensure_forks()
     method: Any = multiprocessing.get_context(METHOD)

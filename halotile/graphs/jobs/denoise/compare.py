@@ -47,16 +47,8 @@ COARSE = 8
 def choose_crop(source: Source, task: DenoiseTask, at: Mapping[str, int], region: Region | None) -> Spans:
     """Return the place to compare settings on; where it is left open, the one with most structure of a fixed number of places.
 
-    Parameters
-    ----------
-    source : Source
-        The image as it is stored.
-    task : DenoiseTask
-        What is known of its holes.
-    at : mapping of str to int
-        Index along axes other than y and x.
-    region : Region, optional
-        Rows and columns.
+    ``source``: image as it is stored; ``task``: what is known of its holes; ``at``: index along axes other than y and x; ``region``: rows and
+    columns.
     """
     if region is not None and max(region.shape) > LARGEST:
         rows, columns = region.shape

@@ -42,10 +42,7 @@ def photon_loss(mean: NDArray[np.floating]) -> float:
 def photon_loss_of_varying(mean: NDArray[np.floating], variance: NDArray[np.floating]) -> float:
     """Return the same of pixels whose means vary from pattern to pattern, as a gamma distribution does.
 
-    Parameters
-    ----------
-    mean, variance : ndarray
-        Of the counts of each pixel over all patterns: beyond the mean, the variance is that of the pixel's means.
+    ``mean, variance``: of the counts of each pixel over all patterns: beyond the mean, the variance is that of the pixel's means.
     """
     from scipy.stats import gamma
 

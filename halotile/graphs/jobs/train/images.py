@@ -140,14 +140,8 @@ def placing_of(
 ) -> Placing:
     """Compare squares of an image with those of its second one, and with that mirrored and turned where they do not clearly fit.
 
-    Parameters
-    ----------
-    regions : sequence of Region
-        Places of the squares.
-    squares : (list of ndarray, list of ndarray)
-        Rows and columns of each, of the first and of the second.
-    is_like : bool
-        False where their structure tells that they may show different things.
+    ``regions``: places of the squares; ``squares``: rows and columns of each, of the first and of the second; ``is_like``: false where their
+    structure tells that they may show different things.
     """
     assert image.second is not None
     first, second = map(FineStructure, squares)

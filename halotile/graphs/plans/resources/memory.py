@@ -76,16 +76,8 @@ def check_share(
 ) -> None:
     """Refuse more workers than a machine has memory for.
 
-    Parameters
-    ----------
-    workers : int
-        Number of workers wanted.
-    machine : int or None
-        Memory that they share, in bytes; None where they run on other machines.
-    needed : int
-        Need of each worker, in bytes.
-    what, smaller, beside : str
-        The largest part of it, what to write to need less, and a further remark.
+    ``workers``: number of workers wanted; ``machine``: memory that they share, in bytes; None where they run on other machines; ``needed``: need of
+    each worker, in bytes; ``what, smaller, beside``: largest part of it, what to write to need less, and a further remark.
     """
     if machine is None or needed <= share_bytes(machine, workers):
         return

@@ -124,18 +124,8 @@ def growth_of(
 ) -> Growth:
     """Return the limits for shards whose pixels need so many bytes while they are computed.
 
-    Parameters
-    ----------
-    memory_bytes : int
-        Memory of a worker.
-    itemsize : int
-        Bytes of a pixel.
-    source : Source
-        The input.
-    previous : mapping, optional
-        The stored plan of the run that is resumed.
-    wanted : Output
-        The requested storage.
+    ``memory_bytes``: memory of a worker; ``itemsize``: bytes of a pixel; ``source``: input; ``previous``: stored plan of the run that is resumed;
+    ``wanted``: requested storage.
     """
     has_levels = wanted.format != "zarr" and wanted.levels != 1
     allowed = min(memory_bytes // 8, (memory_bytes - IMPORTS_BYTES) // SHARES)
@@ -322,16 +312,7 @@ def candidate_tiles(
 ) -> tuple[Size, ...]:
     """Return candidate compute tiles, the most promising first; only the given one, if there is one.
 
-    Parameters
-    ----------
-    geometry : Geometry
-        The image.
-    size : int, sequence of int or "auto"
-        The requested tile.
-    depth : tuple of (int, int)
-        The halo on each tiled axis.
-    on_gpu : bool
-        GPUs compute.
+    ``geometry``: image; ``size``: requested tile; ``depth``: halo on each tiled axis; ``on_gpu``: GPUs compute.
     """
     if size != "auto":
         return (size,)

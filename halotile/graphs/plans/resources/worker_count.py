@@ -98,14 +98,8 @@ def no_more_than(
 ) -> tuple[AJob, Requested]:
     """Return the same without workers that would be idle, where their number was not set by the user.
 
-    Parameters
-    ----------
-    job : Job
-        The job with its number of workers decided.
-    requested : Requested
-        The number that was asked for.
-    shape, unit : tuple of int
-        Shapes of the image and of the smallest block, in pixels.
+    ``job``: job with its number of workers decided; ``requested``: number that was asked for; ``shape, unit``: shapes of the image and of the
+    smallest block, in pixels.
     """
     blocks = math.prod(-(-n // u) for n, u in zip(shape, unit, strict=True))
     if not requested.why or job.run.count <= blocks:

@@ -113,12 +113,8 @@ def choose_tiles(
 
     The parameters are those of :func:`tuned_for`, and:
 
-    Parameters
-    ----------
-    previous : mapping, optional
-        The plan of the run that is resumed, as it began except for what the job sets now.
-    probe : bool
-        Try the device whatever is known, and every precision on it.
+    ``previous``: plan of the run that is resumed, as it began except for what the job sets now; ``probe``: try the device whatever is known, and
+    every precision on it.
     """
     known = None
     identity = previous["identity"] if previous is not None else {}
@@ -203,16 +199,8 @@ def _has_layouts(task: DenoiseTask, geometry: Geometry) -> bool:
 def tuned_for(job: TiledJob, task: DenoiseTask, geometry: Geometry, *, compare: bool) -> Tuned:
     """Try tiles and batches on the first GPU that the workers would use; on a CPU, only the tile of the task.
 
-    Parameters
-    ----------
-    job : Job
-        The job; values that it sets are not changed.
-    task : DenoiseTask
-        The task with a tile that fits.
-    geometry : Geometry
-        Constraints on the tiles.
-    compare : bool
-        Try all precisions.
+    ``job``: job; values that it sets are not changed; ``task``: task with a tile that fits; ``geometry``: constraints on the tiles; ``compare``: try
+    all precisions.
     """
     # The trial may import what this process can.
     ordered = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # as in workers

@@ -92,10 +92,7 @@ def is_cut_at_edge(tile: Tile, denoiser: Denoiser) -> bool:
 def rehearsed(tile: Tile, denoiser: Denoiser, halo: Halo, image: tuple[int, ...]) -> Halo:
     """Return the halo of a user's network or function after comparing its tiles with a whole image.
 
-    Parameters
-    ----------
-    image : tuple of int
-        Lengths of the tiled axes.
+    ``image``: lengths of the tiled axes.
 
     Returns
     -------

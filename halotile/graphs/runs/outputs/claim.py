@@ -55,12 +55,7 @@ ORPHAN_SECONDS = 60.0
 def claim(plan: Plan, signals: Signals | None = None) -> Iterator[HeldOutputs]:
     """Hold the outputs of a plan, with the journals of the blocks that are done, for the duration of the context.
 
-    Parameters
-    ----------
-    plan : Plan
-        The outputs to claim.
-    signals : Signals, optional
-        Signals that end the wait for an output early; by default none.
+    ``plan``: outputs to claim; ``signals``: signals that end the wait for an output early; by default none.
     """
     signals = signals or Signals()
     slots = slots_of(plan)

@@ -39,12 +39,7 @@ HELD_BYTES = 2**30
 def output_grid(layout: AnyLayout, shape: tuple[int, ...], block: tuple[int, ...]) -> Grid:
     """Return the blocks of a run as they are in its output, numbered as in the journal.
 
-    Parameters
-    ----------
-    layout : Layout
-        The layout of the output.
-    shape, block : tuple of int
-        Shape of the input and of a super-block, in pixels of the input.
+    ``layout``: layout of the output; ``shape, block``: shape of the input and of a super-block, in pixels of the input.
     """
     edges = tuple(b * m // n for b, m, n in zip(block, layout.shape, shape, strict=True))
     return Grid(layout.shape, edges, ((0, 0),) * len(edges))

@@ -187,14 +187,8 @@ class HeldOutputs:
     ) -> int:
         """Remove done blocks from the journals where outputs differ from what was written; return their number.
 
-        Parameters
-        ----------
-        signals : Signals
-            Signals that may ask to stop meanwhile.
-        thorough : bool
-            Read every byte, not only the checksums in each file.
-        only : sequence of RangeSet, optional
-            Blocks of each output to check; by default all that are done.
+        ``signals``: signals that may ask to stop meanwhile; ``thorough``: read every byte, not only the checksums in each file; ``only``: blocks of
+        each output to check; by default all that are done.
         """
         looked_at = [held.journal.done for held in self.held] if only is None else only
         damaged_of_outputs = [

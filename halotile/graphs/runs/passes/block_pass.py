@@ -110,12 +110,7 @@ class BlockPass:
     def run_on(self, cluster: RunningCluster, *, preparing: str = "start") -> None:
         """Process the remaining blocks on a cluster, until none is left or the disk is full.
 
-        Parameters
-        ----------
-        cluster : RunningCluster
-            Running workers.
-        preparing : str
-            Name in reports of the time in which workers load the job.
+        ``cluster``: running workers; ``preparing``: name in reports of the time in which workers load the job.
         """
         self.outputs.begin(self.journal, self.wanted.title)
         token = uuid.uuid4().hex[:12]

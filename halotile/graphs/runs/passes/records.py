@@ -41,14 +41,7 @@ def open_records(records: Records, grid: Grid, fingerprint: str) -> Iterator[Ope
     Nothing of them has to survive a power cut: a pass without records starts again. So they are synced only where the
     pass is interrupted, and an iteration waits for the disk once, for its checkpoint.
 
-    Parameters
-    ----------
-    records : Records
-        Folder and name of the records.
-    grid : Grid
-        The blocks.
-    fingerprint : str
-        Fingerprint of the job.
+    ``records``: folder and name of the records; ``grid``: blocks; ``fingerprint``: fingerprint of the job.
     """
     images = max(1, len(records.arrays))
     path, owner = records.folder / f"journal.{records.name}", f"{fingerprint}-{records.name}"

@@ -103,12 +103,7 @@ def band_names(page: Any) -> Channels:
 def geotiff_tags(place: Georeference, band: int | None = None) -> list[Tag]:
     """The tags of a GeoTIFF: the GeoKeys that the image came with, or else made from the EPSG code, and GDAL's own.
 
-    Parameters
-    ----------
-    place : Georeference
-        With the tags that the image came with.
-    band : int, optional
-        The only band that is written; by default all.
+    ``place``: with the tags that the image came with; ``band``: only band that is written; by default all.
     """
     code = place.crs.get("proj:code")
     keys, known = place.geokeys, _code(_shorts(place.geokeys))

@@ -39,14 +39,7 @@ class _Reference(NamedTuple):
 def other_files(file: Any, path: str, dataset: str) -> list[str]:
     """Real paths of the other files that a dataset is read from.
 
-    Parameters
-    ----------
-    file : h5py.File
-        The open file that contains the dataset.
-    path : str
-        Absolute path of that file.
-    dataset : str
-        Name of the dataset there.
+    ``file``: open file that contains the dataset; ``path``: absolute path of that file; ``dataset``: name of the dataset there.
     """
     own = os.path.realpath(path)
     others: set[str] = set()

@@ -70,14 +70,7 @@ def known_sizes(
 ) -> tuple[tuple[float, ...], tuple[str | None, ...], tuple[str, ...]]:
     """Sizes and units without those that cannot be meant, which are 1.0 and None, and a remark on each of these.
 
-    Parameters
-    ----------
-    axes : sequence of str
-        Letter of each axis.
-    stated : Coordinates
-        Coordinates in the attributes.
-    units : sequence of str or None
-        Unit of each axis in the attributes.
+    ``axes``: letter of each axis; ``stated``: coordinates in the attributes; ``units``: unit of each axis in the attributes.
 
     Examples
     --------

@@ -17,14 +17,8 @@ BYTES_PER_PIXEL = 40.0
 def for_photon_noise(denoiser: Denoiser, noise: PhotonNoise, white: float) -> Denoiser:
     """The denoiser for an image with photon noise, which takes side inputs ``gain`` and ``variance`` where planes differ.
 
-    Parameters
-    ----------
-    denoiser : Denoiser
-        With a noise level as a side input.
-    noise : PhotonNoise
-        The noise of the image, in its own units; of its first plane where they differ.
-    white : float
-        The value of the image that the denoiser sees as 1.
+    ``denoiser``: with a noise level as a side input; ``noise``: noise of the image, in its own units; of its first plane where they differ;
+    ``white``: value of the image that the denoiser sees as 1.
 
     Examples
     --------

@@ -42,15 +42,8 @@ def load_weights(
 ) -> dict[str, torch.Tensor]:
     """Load the tensors of a weights file, by name.
 
-    Parameters
-    ----------
-    path : str or Path
-        A ``.safetensors`` file, or a ``.pth`` or ``.pt`` file with nothing but tensors: pickled
-        code is refused, never run.
-    sha256 : str, optional
-        The checksum that the file must have.
-    map_location : str
-        Device to put the tensors on.
+    ``path``: a `.safetensors` file, or a `.pth` or `.pt` file with nothing but tensors: pickled code is refused, never run; ``sha256``: checksum that
+    the file must have; ``map_location``: device to put the tensors on.
     """
     path = Path(path)
     with _open_checked(path, sha256) as file:

@@ -26,16 +26,7 @@ def conjugate_gradients(
     Returns ``x`` and the largest ``|b - M x| / |b|`` of an image: above ``tol`` if ``max_iter`` products were
     too few.
 
-    Parameters
-    ----------
-    apply : callable
-        ``M``, symmetric and positive.
-    right : Tensor, shape (B, ...)
-        ``b``.
-    tol : float
-        Relative residual.
-    max_iter : int
-        Largest number of products.
+    ``apply``: `M`, symmetric and positive; ``right``: `b`; ``tol``: relative residual; ``max_iter``: largest number of products.
 
     References
     ----------
@@ -73,16 +64,8 @@ def conjugate_gradients(
 def largest_eigenvalue(apply: Apply, start: torch.Tensor, tol: float, max_iter: int) -> float:
     """Compute the largest eigenvalue of a symmetric positive operator by the Lanczos method.
 
-    Parameters
-    ----------
-    apply : callable
-        The operator.
-    start : Tensor
-        A tensor of the shape, dtype and device of an image.
-    tol : float
-        Stop when a step changes the estimate by less than a tenth of this, relative to it.
-    max_iter : int
-        Largest number of products.
+    ``apply``: operator; ``start``: tensor of the shape, dtype and device of an image; ``tol``: stop when a step changes the estimate by less than a
+    tenth of this, relative to it; ``max_iter``: largest number of products.
 
     References
     ----------

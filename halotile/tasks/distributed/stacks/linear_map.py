@@ -170,14 +170,7 @@ def find_image_shape(
 
     If several images have measurements of one shape, it is the one that deepinv's adjoints return.
 
-    Parameters
-    ----------
-    operators : sequence of Operator
-        The operators.
-    shapes : sequence of tuple of int
-        Shape of each measurement.
-    declared : sequence of tuple of int
-        For each operator the declared shape (C, H, W) of its images, or None.
+    ``shapes``: shape of each measurement; ``declared``: for each operator the declared shape (C, H, W) of its images, or None.
 
     Examples
     --------

@@ -42,12 +42,7 @@ from halotile.tasks.distributed.transport.type_conversion import convert_types, 
 def training_warnings(processor: Any, with_gradients: bool) -> dict[str, str]:
     """List the differences between a call of this processor on tiles and on the whole image, by topic.
 
-    Parameters
-    ----------
-    processor : callable
-        A network or a function.
-    with_gradients : bool
-        True if gradients are wanted.
+    ``processor``: network or a function; ``with_gradients``: true if gradients are wanted.
 
     Examples
     --------

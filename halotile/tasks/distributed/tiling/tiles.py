@@ -68,19 +68,8 @@ def blend_axis(
 ) -> list[NDArray[Any]]:
     """Weights of each tile on the part of its window inside the axis; they add up to 1 everywhere.
 
-    Parameters
-    ----------
-    tiles : sequence of AxisTile
-        The tiles.
-    length : int
-        Length of the axis.
-    overlap : int
-        Halo width: weights rise from ``overlap`` pixels before the start of the inner part to as many after
-        it.
-    kind : str
-        ``linear`` or ``hann``.
-    scale : int
-        Upscaling factor of the result.
+    ``length``: length of the axis; ``overlap``: halo width: weights rise from `overlap` pixels before the start of the inner part to as many after
+    it; ``kind``: `linear` or `hann`; ``scale``: upscaling factor of the result.
 
     Examples
     --------

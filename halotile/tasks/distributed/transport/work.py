@@ -54,12 +54,7 @@ class CallBatch:
     def compute(self, calls: Sequence[Call], after: PartialSums | None = None) -> PartialSums:
         """Evaluate calls one after the other, and add up the values of each slot.
 
-        Parameters
-        ----------
-        calls : sequence of Call
-            The calls.
-        after : PartialSums, optional
-            A result that the task only waits for.
+        ``after``: result that the task only waits for.
         """
         totals: dict[int, tuple[Array, str]] = {}
         for call in calls:

@@ -17,20 +17,10 @@ ONE_BLOCK = Grid((1,), (1,), ((0, 0),))
 
 @dataclass(frozen=True)
 class WriteFile:
-    """Writes a result, as a task of one block.
+    """Writes a result, as a task of one block."""
 
-    Parameters
-    ----------
-    encode : callable
-        Returns the content of the file; called on a worker.
-    path : Path
-        The file to write.
-    layout : FileLayout
-        Its layout.
-    """
-
-    encode: Callable[[], bytes]
-    path: Path
+    encode: Callable[[], bytes]  # returns the content of the file; called on a worker
+    path: Path  # file to write
     layout: FileLayout
     grid: Grid = ONE_BLOCK
     overlap: bool = False
@@ -62,13 +52,7 @@ class FileStages:
         return what_was_read
 
     def write(self, block: Block, result: bytes, receipt: Receipt) -> None:
-        """Replace the empty file that the run has made.
-
-        Raises
-        ------
-        OutputRefused
-            When another program has written there meanwhile.
-        """
+        """Replace the empty file that the run has made."""
         with suppress(FileNotFoundError):
             if (present := self.task.path.read_bytes()) not in (b"", result):
                 raise OutputRefused(

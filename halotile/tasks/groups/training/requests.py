@@ -22,15 +22,9 @@ WAIT, GO, END = 0.0, 1.0, 2.0
 
 @dataclass(frozen=True)
 class StepRequests:
-    """A file as long as the number of steps that were asked for, on a disk that all processes see.
+    """A file as long as the number of steps that were asked for, on a disk that all processes see."""
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    """
-
-    path: Path
+    path: Path  # file
 
     def ask(self, steps: int) -> None:
         """Ask for so many steps in all."""
@@ -44,14 +38,8 @@ class StepRequests:
     def await_step(self, step: int, group: TorchGroup, quiet: Callable[[], None]) -> bool:
         """Wait on all ranks until a step is asked for; return False once no more will be.
 
-        Parameters
-        ----------
-        step : int
-            Number of the step, from 0.
-        group : TorchGroup
-            The ranks, of which the first one looks.
-        quiet : callable
-            Called on rank 0 where the loop takes its time, again and again, and at the end.
+        ``step``: number of the step, from 0; ``group``: ranks, of which the first one looks; ``quiet``: called on rank 0 where the loop takes its
+        time, again and again, and at the end.
         """
         import torch  # the loop has no use for it
 

@@ -28,15 +28,7 @@ def write_state(path: Path, state: Mapping[str, Any], disk: Disk = DISK) -> None
 
 
 def read_content(path: Path) -> bytes:
-    """Return the content of a file, nothing where there is no file.
-
-    Raises
-    ------
-    DamagedData
-        When it is not what was written.
-    ConfigError
-        When it is a folder.
-    """
+    """Return the content of a file, nothing where there is no file."""
     try:
         with path.open("rb") as file:
             digest, body = file.read(DIGEST_BYTES), file.read()

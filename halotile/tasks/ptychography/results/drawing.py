@@ -22,12 +22,7 @@ SHOWN = 500
 def draw_object(image: NDArray[Any], light: NDArray[Any]) -> list[bytes]:
     """Draw modulus and phase of an object side by side, as a PNG; what had little light is black.
 
-    Parameters
-    ----------
-    image : ndarray, (rows, columns)
-        The complex object.
-    light : ndarray, (rows, columns)
-        The sum of the intensities that each of its pixels had.
+    ``image``: complex object; ``light``: sum of the intensities that each of its pixels had.
 
     Examples
     --------

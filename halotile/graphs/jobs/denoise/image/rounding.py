@@ -44,14 +44,8 @@ def display_channels(source: Source, pixels: Readable, begun: Begun) -> Channels
 
     The contrast that a file leaves open is that of samples of the image; a resumed run keeps the one that it began with.
 
-    Parameters
-    ----------
-    source : Source
-        The image.
-    pixels : Readable
-        Its pixels, with NaN in its holes.
-    begun : Begun
-        The output, whose name is that of the only channel where the file has none, and the plan of an earlier run there.
+    ``source``: image; ``pixels``: its pixels, with NaN in its holes; ``begun``: output, whose name is that of the only channel where the file has
+    none, and the plan of an earlier run there.
     """
     if begun.previous:
         kept = begun.previous["outputs"][0]["layout"].get("omero")

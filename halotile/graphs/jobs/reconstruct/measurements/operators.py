@@ -123,16 +123,8 @@ def image_shape(
 ) -> Shape:
     """Return the shape of the image that all measurements are of.
 
-    Parameters
-    ----------
-    operators : tuple of Operator
-        The stack.
-    data : tuple of Source
-        The measurement of each operator.
-    given : tuple of int or "auto"
-        The shape, where the job has it.
-    others : iterable of tuple of int
-        Shapes to try first, before those of the measurements.
+    ``operators``: stack; ``data``: measurement of each operator; ``given``: shape, where the job has it; ``others``: shapes to try first, before
+    those of the measurements.
     """
     if given != "auto":
         if wrong := _shape_fault(operators, data, tuple(given)):

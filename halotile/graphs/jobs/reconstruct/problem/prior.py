@@ -45,16 +45,8 @@ def denoising_of(
 ) -> DenoiseTask | None:
     """Return the denoising of a prior on a block, region by region, as a task; None where it denoises nothing.
 
-    Parameters
-    ----------
-    cut : CutImage
-        The blocks and the prior.
-    layout : Layout
-        Layout of the solver's images.
-    images : iterable of Readable
-        The first that could be an iterate is denoised, else random numbers.
-    output : Path or ObjectPath
-        Path of the result. Nothing is written there.
+    ``cut``: blocks and the prior; ``layout``: layout of the solver's images; ``images``: first that could be an iterate is denoised, else random
+    numbers; ``output``: path of the result. Nothing is written there.
     """
     denoised = denoised_of(cut.prior)
     if denoised is None:

@@ -24,12 +24,7 @@ def comes_apart(requested: bool | Auto, form: Form, prior: Prior, grid: Grid, so
     In one pass the gradient is computed on each block with the prior's halo; in two it is written and read
     once more. One pass is used as long as it computes little twice.
 
-    Parameters
-    ----------
-    requested : bool or str
-        Fuse them: True, False or ``auto``.
-    form, prior, grid, solver
-        The computation, and its blocks.
+    ``requested``: fuse them: True, False or `auto`; ``form, prior, grid, solver``: computation, and its blocks.
     """
     if (
         not prior.reach()
@@ -76,18 +71,8 @@ class Traffic:
 def traffic_of(grid: Grid, form: Form, prior: Prior, solver: Solver, dtype: np.dtype[np.generic]) -> Traffic:
     """Return the bytes that an iteration of a solver moves, as a sum over its blocks.
 
-    Parameters
-    ----------
-    grid : Grid
-        The blocks.
-    form : Form
-        Method that computes the gradient.
-    prior : Prior
-        The prior that acts on the gradient step.
-    solver : Solver
-        The solver whose vectors are read and written.
-    dtype : dtype
-        Type in which the vectors are stored.
+    ``grid``: blocks; ``form``: method that computes the gradient; ``prior``: prior that acts on the gradient step; ``solver``: solver whose vectors
+    are read and written; ``dtype``: type in which the vectors are stored.
     """
     size, wide = dtype.itemsize, prior.reach()
     read = images_read(solver)
