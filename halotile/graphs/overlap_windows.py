@@ -181,7 +181,6 @@ class Windows:
         )
 
     def read(self, block_id: Index) -> Pixels:
-        """Read one window."""
         start = tuple(edges[i] for edges, i in zip(self.edges, block_id, strict=True))
         stop = tuple(edges[i + 1] for edges, i in zip(self.edges, block_id, strict=True))
         return read_window(self.source, Region(start, stop).grow(self.depth), self.rim)
@@ -208,7 +207,6 @@ class ZarrReadable:
     chunks: tuple[int, ...]
 
     def read(self, region: Region) -> Pixels:
-        """Read the pixels of ``region``."""
         return np.asarray(self.array[region.slices])
 
 

@@ -458,7 +458,6 @@ class _CompleteCluster(SharedCluster):
         self.signals = signals
 
     def lend(self, start: Callable[[int], AbstractContextManager[RunningCluster]]) -> RunningCluster:
-        """Return the cluster."""
         running = super().lend(start)
         while len(workers_of(running.client)) < running.workers and not self.signals.requested:
             running.check()

@@ -50,7 +50,6 @@ class ChannelAxis:
         return self.source.dtype
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         return self.source.read(Region(region.start[1:], region.stop[1:]))[None]
 
 
@@ -81,7 +80,6 @@ class Checked:
         return self.source.dtype
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         pixels: NDArray[Any] = np.asarray(self.source.read(region))
         if self.hole is not None and np.any(pixels == self.hole):
             raise InputError(
@@ -121,7 +119,6 @@ class WithoutValue(WithGaps):
     value: float
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         pixels = self.source.read(region)
         return np.where(pixels == pixels.dtype.type(self.value), np.nan, pixels).astype(
             self.dtype, copy=False
@@ -137,7 +134,6 @@ class WithMask(WithGaps):
     """As :func:`axes_of_side` has them."""
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         kept = side_at(self.mask, self.axes, region) != 0
         return np.where(kept, self.source.read(region), np.nan).astype(self.dtype, copy=False)
 
@@ -178,7 +174,6 @@ class Constant:
     value: float = 0.0
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         return np.full(region.shape, self.value, self.dtype)
 
 

@@ -232,7 +232,6 @@ class DenoiseStages:
         return CoreImage(computed, what_was_read.holed, what_was_read.not_finite)
 
     def write(self, block: Block, result: CoreImage, receipt: Receipt) -> None:
-        """Write the core."""
         task, roles = self.task, self.task.roles
         with unless_lost(self.tiles.device):
             pixels = result.computed.collect()

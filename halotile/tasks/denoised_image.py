@@ -67,7 +67,6 @@ class Denoised:
         return self.source.dtype
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         window = self.grid.window_of(region)
         pixels = read_window(self.source, window, self.rim)
         arranged = self.roles.arrange(pixels)

@@ -52,7 +52,6 @@ class Sum:
     right: Readable
 
     def over(self, region: Region) -> float:
-        """The sum over ``region``."""
         left = self.left.read(region)
         right = left if self.right is self.left else self.right.read(region)
         return dot(left, right) if self.kind == "dot" else distance(left, right)

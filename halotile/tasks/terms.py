@@ -65,7 +65,6 @@ class Curved(Derived):
     fidelity: Fidelity
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         curvature = self.fidelity.curvature(np.asarray(self.at.read(region)), self.measurement.read(region))
         curved: Pixels = self.image.read(region) * curvature.astype(self.dtype, copy=False)
         return curved
@@ -91,7 +90,6 @@ class Slope:
         return self.seen.dtype
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         seen, measured = self._read(region)
         return self.fidelity.slope(seen, measured)
 
@@ -139,7 +137,6 @@ class Gradient(Derived):
     records_misfit: bool = True
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         gradient = np.zeros(region.shape, self.dtype)
         for number, term in enumerate(self.terms):
             slope = Slope(term.operator.forward(self.image), term.measurement, term.fidelity)
@@ -179,7 +176,6 @@ class NormalImage(Derived):
     terms: tuple[Term, ...]
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         total = np.zeros(region.shape, self.dtype)
         for term in self.terms:
             term.add_adjoint(term.seen(self.image), self.shape, region, total)
@@ -201,7 +197,6 @@ class Sensitivity(Derived):
     terms: tuple[Term, ...]
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         total = np.zeros(region.shape, self.dtype)
         for term in self.terms:
             ones = Constant(term.measurement.shape, self.dtype, 1.0)
@@ -222,7 +217,6 @@ class FoldedGradient(Derived):
     records_misfit: bool = True
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         # The normal operator first: for a computed image it reads b as well, in a wider region.
         gradient: NDArray[Any] = np.asarray(self.normal(self.image).read(region))
         back = self.backprojection.read(region)

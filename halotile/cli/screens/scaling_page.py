@@ -47,7 +47,6 @@ class Line:
 
 
 def write_page(path: Path, name: str, scaling: Scaling) -> None:
-    """Write the page."""
     tags = ["th", *["td"] * len(scaling.rows)]
     rows = [
         "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)

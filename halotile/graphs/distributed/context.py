@@ -118,7 +118,6 @@ class SingleRank:
             obj_list[0] = obj
 
     def broadcast_object_list(self, object_list: list[Any], src: int = 0, device: Any = None) -> list[Any]:
-        """Return the list."""
         return object_list
 
     def barrier(self) -> None:

@@ -115,7 +115,6 @@ class ProgramWork(Work):
         """Number of steps."""
 
     def files(self, at: RunView) -> ProgramFiles:
-        """Return the files of a run."""
         return ProgramFiles.of(at.directory, at.fingerprint)
 
     @abstractmethod

@@ -37,7 +37,6 @@ def find_kind(name: str) -> JobKind:
 
 
 def kind_of(job: Job) -> JobKind:
-    """Return the kind of a job."""
     return find_kind(job.kind)
 
 

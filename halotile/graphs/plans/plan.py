@@ -134,7 +134,6 @@ class Plan(Planned):
 
     @cached_property
     def kind(self) -> JobKind:
-        """Kind of the job."""
         return kind_of(self.job)
 
     @property

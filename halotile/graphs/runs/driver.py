@@ -62,7 +62,6 @@ class _View:
     status: Status
 
     def report(self, line: str) -> None:
-        """Report a line."""
         self.status.report(line)
 
     def report_row(self, rows: Sequence[Mapping[str, float]], total: int) -> None:

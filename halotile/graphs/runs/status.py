@@ -61,7 +61,6 @@ class Counts:
 
     @property
     def pixels(self) -> int:
-        """Number of pixels."""
         return sum(math.prod(phase.grid.shape) * phase.times for phase in self.passes)
 
     def before(self, phase: str, number: int) -> int:

@@ -54,11 +54,9 @@ class SubsetSolver(SolverBase):
         check_order(self.order, self.seed)
 
     def count(self, operators: int) -> int:
-        """Return the number of subsets of so many operators."""
         return operators if self.subsets == "auto" else self.subsets
 
     def epoch(self, problem: Problem) -> int:
-        """Return the number of subsets."""
         return self.count(problem.operators)
 
     def part(self, problem: Problem, iteration: int) -> Problem:
@@ -105,7 +103,6 @@ class SubsetNorms(Lanczos):
     solver: SubsetSolver
 
     def passes(self, operators: int) -> int:
-        """Return the number of passes for so many operators."""
         return PASSES_EACH * self.solver.count(operators)
 
     def epoch(self, problem: Problem) -> int:

@@ -66,7 +66,6 @@ class Lanczos(SolverBase):
         return is_spent(state)
 
     def bound(self, state: State) -> float:
-        """Return the bound of ``|A|²``."""
         return largest_eigenvalue(state)
 
 

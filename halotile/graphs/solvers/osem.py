@@ -42,7 +42,6 @@ class OrderedSubsetsEM(SubsetSolver):
     order: SubsetOrder = "cyclic"
 
     def next(self, problem: Problem, state: State, sums: Mapping[str, float]) -> State:
-        """Return the next state."""
         if state.passes == 0 and sums[CHANGE] == sums[LENGTH] == 0:
             raise InputError(
                 "the first image is 0 everywhere, and solver osem multiplies it: it would stay 0. Write a start above 0."

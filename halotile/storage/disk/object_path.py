@@ -102,7 +102,6 @@ class ObjectPath:
         return False
 
     def is_file(self) -> bool:
-        """Return True for an object."""
         try:
             self.facts()
         except FileNotFoundError:

@@ -66,7 +66,6 @@ class Hdf5Reader:
         self.pixels = h5py.Dataset(pixels.id)
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         pixels: Pixels = self.pixels[region.slices]
         return pixels
 

@@ -54,7 +54,6 @@ class NpyReader:
         self.pixels: Pixels = np.ndarray(shape, dtype, self._mapped, offset, order="F" if fortran else "C")
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         self._check_size()
         return np.array(self.pixels[region.slices], order="C")
 

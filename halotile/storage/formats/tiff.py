@@ -112,7 +112,6 @@ class TiffReader:
         self.header = header
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         pixels: Pixels = self.pixels[region.slices]
         return pixels
 

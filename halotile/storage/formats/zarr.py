@@ -151,7 +151,6 @@ class ArrayReader:
         self.local = open_local(self._folder, array.dtype, array.fill_value) if self._folder else None
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         if self.local is not None:
             return self.local.read(region)
         pixels: Pixels = self.array[region.slices]

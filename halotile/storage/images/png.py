@@ -140,7 +140,6 @@ def _squares(start: int, stop: int, step: int) -> _Squares:
 def _sum_finite(
     pixels: Pixels, rows: _Squares, columns: _Squares
 ) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """The sum and number of the finite pixels in each square."""
     total = _sum(pixels, rows, columns)
     if np.isfinite(total).all():
         return total, np.multiply.outer(rows.sizes, columns.sizes)[..., None]

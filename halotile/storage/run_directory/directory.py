@@ -48,7 +48,6 @@ class RunDirectory:
 
     @property
     def plan_path(self) -> Path:
-        """Path of the plan."""
         return self.path / names.PLAN
 
     @property
@@ -63,7 +62,6 @@ class RunDirectory:
 
     @property
     def events_path(self) -> Path:
-        """Path of the events."""
         return self.path / names.EVENTS
 
     @property

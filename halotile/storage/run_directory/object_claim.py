@@ -33,7 +33,6 @@ class ObjectClaim:
 
     @property
     def place(self) -> ObjectPath:
-        """Place of the claim."""
         return self.output.with_name(f"{self.output.name}.run") / CLAIM
 
     def holder(self) -> dict[str, Any] | None:

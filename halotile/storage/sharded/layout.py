@@ -87,7 +87,6 @@ class Layout:
 
     @cached_property
     def form(self) -> ShardFormat:
-        """Format of a shard."""
         return ShardFormat(self.shard, self.chunk, self.dtype, self.codec)
 
     @cached_property

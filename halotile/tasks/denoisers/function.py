@@ -125,7 +125,6 @@ class GivenFunction(ArrayDenoiser):
 
     @property
     def function(self) -> ArrayFunction:
-        """The function."""
         return self.call
 
 

@@ -54,7 +54,6 @@ class DnCNNNetwork:
         return {"name": "dncnn", **sizes, "residual": "subtract"}
 
     def build(self, channels: int, mean: torch.Tensor, deviation: torch.Tensor) -> torch.nn.Module:
-        """Build the network."""
         from halotile.tasks.denoisers.common.layers import NormalizedStack
 
         return NormalizedStack([channels, *[self.width] * (self.depth - 1), channels], mean, deviation)

@@ -53,7 +53,6 @@ class UNetNetwork:
         return {"name": "unet"}
 
     def build(self, channels: int, mean: torch.Tensor, deviation: torch.Tensor) -> torch.nn.Module:
-        """Build the network."""
         from halotile.tasks.denoisers.common.layers import BlindUNet
 
         network = BlindUNet(channels, self.width, self.levels)

@@ -140,7 +140,6 @@ class Simulated(Derived):
     operator: int = 0
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         clean = self.image.read(region).astype(self.dtype, copy=False)
         if self.noise == "gaussian":
             return gaussian(clean, region, sigma=self.level, seed=self.seed, operator=self.operator)

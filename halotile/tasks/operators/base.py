@@ -151,7 +151,6 @@ class PickledByFields:
 
 
 def read_all(source: Readable) -> Pixels:
-    """Read all pixels."""
     return source.read(Region.whole(source.shape))
 
 

@@ -25,7 +25,6 @@ class Cut(Computed):
         return self.window.shape
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         return self.image.read(region.shift(self.window.start)).astype(self.dtype, copy=False)
 
 

@@ -229,7 +229,6 @@ class WindowedMap(Computed):
     apply: Callable[[Array], Array]
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         window = widened(region, self.margin, self.shape)
         return self.apply(self.image.read(window))[region.relative_to(window).slices]
 
@@ -244,7 +243,6 @@ class Whole(Computed):
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         with self._lock:
             if not self._results:
                 self._results.append(self.apply(read_all(self.image)))
@@ -301,7 +299,6 @@ class DeepInv(PickledByFields):
 
     @cached_property
     def calls(self) -> Physics:
-        """The physics."""
         return Physics(build(self.physics, self.options))
 
     @cached_property

@@ -18,7 +18,6 @@ class Masked(Derived):
     mask: Readable
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         axes = len(self.mask.shape)
         weights = self.mask.read(Region(region.start[-axes:], region.stop[-axes:]))
         if weights.dtype.kind in "iu":

@@ -113,7 +113,6 @@ class Normal:
         return replace(self, engine=engine)
 
     def measured(self, image: Shape) -> Shape:
-        """The shape of the image."""
         for operator in self.operators:
             operator.measured(image)
         return image
@@ -158,7 +157,6 @@ class Folded(Derived):
     normal: Normal
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         interior = self.normal.interior(self.shape)
         centre = region.clip(interior)
         if centre == region:

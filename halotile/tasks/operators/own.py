@@ -46,7 +46,6 @@ class Applied(PickledByFields):
         return self._result.dtype
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         return self._result.read(region)
 
 

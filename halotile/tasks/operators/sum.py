@@ -33,7 +33,6 @@ class Total:
         return working_dtype(np.result_type(*(part.dtype for part in self.parts)))
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         weights = [self.dtype.type(weight) for weight in self.weights]
         total: NDArray[Any] = np.multiply(self.parts[0].read(region), weights[0], dtype=self.dtype)
         for part, weight in zip(self.parts[1:], weights[1:], strict=True):

@@ -119,7 +119,6 @@ class Within(Derived):
     before: Readable | None = None
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         pixels: Pixels = self.image.read(region).astype(self.dtype, copy=False)
         if self.before is not None:
             pixels = np.maximum(pixels, self.before.read(region) * self.dtype.type(0.5))

@@ -51,7 +51,6 @@ class Shrunk(Derived):
     by: float
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         pixels = self.image.read(region).astype(self.dtype, copy=False)
         by = self.dtype.type(self.by)
         shrunk: Pixels = pixels - np.clip(pixels, -by, by)
@@ -65,7 +64,6 @@ class Signs(Derived):
     scale: float
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         signs: Pixels = np.sign(self.image.read(region)).astype(self.dtype) * self.dtype.type(self.scale)
         return signs
 
@@ -75,7 +73,6 @@ class Magnitudes(Density):
     """``scale |x|``."""
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         magnitudes: Pixels = np.abs(self.image.read(region).astype(np.float64)) * self.scale
         return magnitudes
 

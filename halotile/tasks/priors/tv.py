@@ -68,7 +68,6 @@ class Gradients(Density):
     axes: tuple[int, ...]
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         whole = Region.whole(self.shape)
         continuation = [stop + (axis in self.axes) for axis, stop in enumerate(region.stop)]
         window = Region(region.start, tuple(continuation)).clip(whole)

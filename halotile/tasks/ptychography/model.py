@@ -79,7 +79,6 @@ class PatternGradients:
 
 
 def zero_gradients(like: PatternGradients, box: Box, count: int) -> PatternGradients:
-    """Gradients of 0 for so many patterns in a box."""
     parts = {}
     for name, part in like.parts.items():
         shape: tuple[int, ...] = part.shape

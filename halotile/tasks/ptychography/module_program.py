@@ -34,7 +34,6 @@ class ModuleRefinement(Refinement):
 
     @cached_property
     def module(self) -> torch.nn.Module:
-        """The module."""
         return built_module(self.recipe).to(self.group.device)
 
     @cached_property

@@ -373,7 +373,6 @@ class Refinement:
 
     @cached_property
     def patterns(self) -> Patterns:
-        """The patterns."""
         return Patterns(self.recipe, len(self.slots))
 
     @property
@@ -383,7 +382,6 @@ class Refinement:
 
     @cached_property
     def model(self) -> PatternModel:
-        """The model of a pattern."""
         return PatternModel.of(self.recipe, self.patterns.mask(self.group.device), self.group.device)
 
     @cached_property

@@ -229,7 +229,6 @@ class ScanRecipe:
 
     @property
     def chunks(self) -> int:
-        """Number of chunks."""
         return -(-len(self.scan.positions) // self.chunk)
 
     @property

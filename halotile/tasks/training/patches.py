@@ -60,7 +60,6 @@ class TrainingImage:
 
     @property
     def channels(self) -> int:
-        """Number of channels."""
         return 1 if self.channel is None else self.source.shape[self.channel]
 
     def sampled(self, squares: int, channel: int) -> list[Region]:
@@ -149,7 +148,6 @@ class PatchSource:
 
     @property
     def cells(self) -> int:
-        """Number of cells."""
         return self.ends[-1]
 
     @property

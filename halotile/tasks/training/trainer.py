@@ -250,7 +250,6 @@ class _Recorder:
         self.drawn = -math.inf
 
     def __call__(self, step: int, loss: float) -> None:
-        """Take the loss of a step."""
         self.losses.append(loss)
         if has_row := self._has_row(step):
             self.rows.append(self._row(step))

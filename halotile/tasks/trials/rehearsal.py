@@ -118,7 +118,6 @@ def _tiles(task: DenoiseTask) -> Iterator[Window]:
 
 
 def _tiles_of(task: DenoiseTask, block: Block) -> Iterator[Window]:
-    """Yield the tiles of a block."""
     reach = task.rim.reach(block.window, task.grid.shape)
     core = task.roles.spatial_part(block.core)
     yield from windows_of(core, task.roles.spatial_part(reach), (), task.tiling)

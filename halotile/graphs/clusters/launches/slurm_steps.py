@@ -101,7 +101,6 @@ class WorkerStep(ProcessInterface):  # type: ignore[misc]
         return f"the worker on {self.node}" if self.node else ""
 
     def command(self, slot: NodeSlot) -> list[str]:
-        """The command of the step."""
         step = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={slot.node}"]
         # All of the node's cores: of one core each, steps that overlap would get the same.
         step += [f"--cpus-per-task={slot.cores}", "--cpu-bind=none"]
@@ -147,7 +146,6 @@ class WorkerStep(ProcessInterface):  # type: ignore[misc]
         await super().close()
 
     def state(self) -> LaunchState:
-        """State of the step."""
         code = self._process.returncode if self._process else None
         if code is None:
             return LaunchState(False, "starting")

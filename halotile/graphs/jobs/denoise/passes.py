@@ -153,7 +153,6 @@ class DenoiseWork(Work):
         return inspect_residual(self.task, self.output.path)
 
     def run(self, at: RunView) -> Generator[Pass | Gather, Sums, None]:
-        """Yield the one pass."""
         yield Pass(
             PHASE,
             self.task,

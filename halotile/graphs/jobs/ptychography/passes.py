@@ -44,7 +44,6 @@ class PtychographyWork(ProgramWork):
         return ProgramFiles.of(at.directory, self.digest)
 
     def in_files(self, files: ProgramFiles, drawing: Path) -> ScanRecipe:
-        """Return the recipe with its files."""
         return replace(self.recipe, checkpoint=files.checkpoint, curve=files.curve, drawing=drawing)
 
     def end_of(self, recipe: ScanRecipe) -> Path:

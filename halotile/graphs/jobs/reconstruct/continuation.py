@@ -65,7 +65,6 @@ class Reached:
 
     @property
     def iterations(self) -> int:
-        """Number of iterations."""
         return last_of(self.rows)
 
 

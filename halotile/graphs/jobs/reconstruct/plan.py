@@ -219,7 +219,6 @@ class _Opened:
 
     @property
     def job(self) -> Reconstruction:
-        """The job."""
         return self.computing.job
 
     @property

@@ -332,7 +332,6 @@ def epochs_of(patches: PatchSource, steps: int, batch: int) -> float:
 
 
 def steps_of_epochs(patches: PatchSource, epochs: float, batch: int) -> int:
-    """Return the number of steps for so many epochs."""
     return max(1, math.ceil(epochs * _pixels(patches) / (batch * patches.patch**2)))
 
 

@@ -53,11 +53,9 @@ class TrainWork(ProgramWork):
 
     @property
     def steps(self) -> int:
-        """Number of steps."""
         return self.recipe.steps
 
     def in_files(self, files: ProgramFiles, drawing: Path) -> Recipe:
-        """Return the recipe with its files."""
         return replace(self.recipe, checkpoint=files.checkpoint, curve=files.curve, examples=drawing)
 
     def program(self, recipe: Recipe) -> Callable[[Any], None]:

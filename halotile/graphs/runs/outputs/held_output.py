@@ -114,7 +114,6 @@ class HeldOutputs:
         """Blocks of the current pass that were done when the input was last seen unchanged."""
 
     def journal_of(self, output: JobOutput) -> Journal:
-        """Return the journal of an output."""
         return next(held.journal for held in self.held if held.output.path == output.path)
 
     @property

@@ -41,12 +41,10 @@ class OutputSlot:
 
     @property
     def path(self) -> OutputPath:
-        """Path of the output."""
         return self.output.path
 
     @property
     def is_file(self) -> bool:
-        """True for an output that is a file."""
         return isinstance(self.output.layout, FileLayout)
 
     @property

@@ -100,7 +100,6 @@ class BlockPass:
 
     @property
     def done(self) -> int:
-        """Number of blocks that are done."""
         return len(self.journal.done)
 
     def left(self) -> int:

@@ -153,7 +153,6 @@ class RanksPass(OneBlockPass[RankProgram]):
 
     @property
     def phase(self) -> str:
-        """Its phase."""
         return self.wanted.phase
 
     @property

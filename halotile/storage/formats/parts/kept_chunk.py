@@ -46,7 +46,6 @@ class KeptChunkReader:
         self._kept: tuple[tuple[int, ...], Pixels] | None = None
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         pixels = np.empty(region.shape, self.header.dtype)
         spans = [
             [n for n in range(len(edges) - 1) if edges[n] < stop and edges[n + 1] > start]

@@ -91,7 +91,6 @@ class Seen(Computed):
         return (*self.image.shape[:-2], *(frame.count for frame in self.frames))
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         if self.engine != "fft":
             return _correlated(self._window(region), self.kernels, region, self.dtype, self.frames[0].step)
         if not self.fixed_cells:
@@ -119,7 +118,6 @@ class Spread(Computed):
         return (*self.image.shape[:-2], *(frame.length for frame in self.frames))
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         wide = _over(region, [f.unfolded(a, b) for f, a, b in _spans(self.frames, region)])
         pixels = self._unfolded(wide)
         for axis, (frame, start, stop) in enumerate(_spans(self.frames, region), start=-2):

@@ -35,7 +35,6 @@ class Multiplied(Derived):
     sensitivity: Readable
 
     def read(self, region: Region) -> Pixels:
-        """The pixels of ``region``."""
         read = (part.read(region) for part in (self.image, self.slope, self.sensitivity))
         pixels: list[NDArray[Any]] = [np.asarray(each) for each in read]
         image, slope, seen = pixels

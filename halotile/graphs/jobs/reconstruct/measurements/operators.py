@@ -34,7 +34,6 @@ def make_operator(choice: OperatorChoice, job: Job | None = None) -> Operator:
 
 
 def make_operators(choices: tuple[OperatorChoice, ...], job: Job) -> tuple[Operator, ...]:
-    """Return the operators of a job."""
     operators = []
     for number, choice in enumerate(choices):
         try:
