@@ -180,6 +180,8 @@ def test_nor_on_other_machines_where_dask_jobqueue_is_told_to(
             client.wait_for_workers(1, timeout=60)
             (where,) = client.run(lambda dask_worker: dask_worker.local_directory).values()
             (path,) = client.run(lambda: sys.path).values()
+            (mark,) = theirs.parent.glob("pymp-*")
+            assert [*fork_server.SEMAPHORES.glob(f"sem.{mark.name}-*")], "a later run could not remove them"
         finally:
             worker.send_signal(signal.SIGTERM)
     private = Path(where).parents[1]

@@ -26,6 +26,7 @@ from halotile.graphs.clusters.common.security import (
     host_of,
 )
 from halotile.graphs.clusters.workers.environment import keep_compiled_code_at_home
+from halotile.graphs.clusters.workers.fork_server import mark_leftovers
 from halotile.graphs.clusters.workers.settings import SETTINGS, private_scratch
 from halotile.graphs.clusters.workers.worker import OwnWorker
 
@@ -49,6 +50,7 @@ def main(words: Sequence[str] | None = None) -> None:
         os.environ[VISIBLE] = share_of(visible, own.share)
     host = address_of_interface(own.interface) if own.interface else address_towards(host_of(own.address))
     keep_compiled_code_at_home()
+    mark_leftovers()
     level = os.environ.setdefault(LEVEL, QUIET)
     logging.getLogger("distributed").setLevel(level.upper())
     encrypted = own.address.startswith("tls://")

@@ -62,7 +62,7 @@ def ensure_forks() -> None:
     if METHOD != "forkserver":
         return
     multiprocessing.get_context(METHOD).set_forkserver_preload(PRELOADED)
-    _mark_leftovers()
+    mark_leftovers()
     _await_dying()
     with children_spared_from_ctrl_c(), own_environment():
         # Batch systems send them to every process. Without this one no worker starts, and Dask waits for it; workers get them.
@@ -81,7 +81,7 @@ def ensure_forks() -> None:
 
 
 @cache
-def _mark_leftovers() -> None:
+def mark_leftovers() -> None:
     """Mark the folder and the semaphores of this process, and remove those of processes that were killed with all their children."""
     folder = Path(get_temp_dir())
     mark = f"halotile-{socket.gethostname()}"
