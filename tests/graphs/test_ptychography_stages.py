@@ -122,7 +122,7 @@ def test_a_result_is_that_of_its_stages_whenever_its_run_is_killed(folder: Path)
     assert result.read_bytes() == content
     directory.plan_path.unlink()
     refused = run(job(folder, stages=others), "--workers", "1")
-    assert "blocks of another job" in words(refused)
+    assert "1 block of another job" in words(refused)
 
 
 def test_the_end_of_a_stage_that_its_last_step_spoils_is_not_kept(folder: Path) -> None:

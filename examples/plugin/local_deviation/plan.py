@@ -27,10 +27,10 @@ from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.cutting import blocks_for
 from halotile.graphs.plans.identity import code_versions
 from halotile.graphs.plans.inputs import check_paths
-from halotile.graphs.plans.plan import Need, Plan, Resources, documents_of
-from halotile.graphs.plans.resources.memory import IMPORTS_BYTES
+from halotile.graphs.plans.plan import Planned
+from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, PROCESS, Need
 from halotile.graphs.plans.resources.sizes import Geometry, block_unit, layout_like
-from halotile.graphs.plans.stages import begin, compute_on, free_bytes, relate
+from halotile.graphs.plans.stages import Begun, compute_on
 from halotile.storage.arrays import Source, open_source
 from halotile.storage.disk.object_path import OutputPath
 from halotile.storage.grid import Grid
@@ -43,13 +43,14 @@ from halotile.tasks.roles import Roles
 from local_deviation import LocalDeviation
 from local_deviation.images import Deviation, Halved, Squares
 
+SMALLER = "a smaller output.shard"
 HELD = 8
 """Images of a block, in double precision, that a worker holds at once: an estimate."""
 
 
-def plan(job: LocalDeviation, request: PlanRequest) -> Plan:
+def plan(job: LocalDeviation, begun: Begun, request: PlanRequest) -> Planned:
     """Decide the sizes of a job."""
-    begun, computing = begin(job, request), compute_on(job, None)
+    computing = compute_on(job, None)
     source = open_source(
         job.input.path, level=job.input.level, dataset=job.input.dataset, axes=job.input.axes
     )
@@ -79,34 +80,18 @@ def plan(job: LocalDeviation, request: PlanRequest) -> Plan:
         "blocks": [list(each.grid.block) for each in work.outputs],
         "code": code_versions() | {"scipy": scipy.__version__},
     }
-    identity, earlier = relate(job, identity, begun, request)
-    needed = IMPORTS_BYTES + 8 * HELD * math.prod(n + 2 * job.radius for n in deviation.grid.block)
-    need = Need(
-        f"one block of {list(deviation.grid.block)}",
-        needed,
-        "most are its pixels",
-        "Write a smaller output.shard.",
-    )
-    return Plan(
-        job=computing.job,
+    pixels = 8 * HELD * math.prod(n + 2 * job.radius for n in deviation.grid.block)
+    parts = {PROCESS: IMPORTS_BYTES, "its pixels": pixels}
+    return Planned(
+        computing=computing,
         work=work,
-        cluster=computing.cluster,
-        requested=computing.requested,
         sources=(source,),
-        files=(),
         identity=identity,
-        resources=Resources(
-            (need,),
-            "a smaller output.shard",
-            computing.machine_bytes,
-            free_bytes(begun.output),
-            scratch_bytes=work.scratch.size_bytes,
-            scratch_inodes=deviation.layout.inodes,
-        ),
-        documents=documents_of(computing.job, computing.requested),
+        needs=(Need(f"one block of {list(deviation.grid.block)}", parts, SMALLER),),
+        smaller=SMALLER,
+        scratch_bytes=work.scratch.size_bytes,
+        scratch_inodes=deviation.layout.inodes,
         figures={"input": job.input.path, "radius": job.radius},
-        notes=computing.ignored,
-        earlier=earlier,
     )
 
 

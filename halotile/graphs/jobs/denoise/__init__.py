@@ -16,7 +16,7 @@ KIND = JobKind(
     checks=CHECKS,
     rules=RULES,
     how=("tile",),
-    identity_words={"sides": "input.sides", "range": "input.range"},
+    identity_words={"sides": "input.sides", "range": "input.range", "holes": "input.nodata"},
     inputs=("input", "sides"),
     checks_nan=True,
 )

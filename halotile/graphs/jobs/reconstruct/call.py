@@ -73,7 +73,7 @@ def reconstruct(
     start : path, optional
         An image to start from; by default zeros.
     reference : path, optional
-        The true image, to report the PSNR of every iteration.
+        The true image, to report the PSNR of every iteration: with a peak of 1 for floats, of the range for integer types.
     bounds : pair of float or None, or "auto"
         Least and greatest value of a pixel, None for none. ``"auto"``: 0 and none for ``poisson``, otherwise none.
     exact : bool

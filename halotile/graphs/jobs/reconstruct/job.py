@@ -101,7 +101,7 @@ class Reconstruction(TiledJob):
     start: ReadPath | None = None
     """An image to start from; zeros if left out."""
     reference: ReadPath | None = None
-    """The true image, to report the PSNR of every iteration."""
+    """The true image, to report the PSNR of every iteration: with a peak of 1 for floats, of the range for integer types."""
     bounds: Bounds | Auto = "auto"
     """Least and greatest value of a pixel, null for none; auto: 0 and none for counts, otherwise none."""
     exact: bool = False
