@@ -6,12 +6,14 @@ import difflib
 import json
 import types
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from halotile.errors import redacted
+from halotile.tasks.options import OwnPath, ReadPath
 
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+_WORDS: Mapping[Any, str] = {
+    int: "a whole number", float: "a number", str: "text", bool: "true or false", ReadPath: "a path", OwnPath: "a path"
+}  # fmt: skip
 ALIKE = {
     "gpu": ("cuda", "local-cuda"),
     "gpus": ("cuda", "local-cuda"),
@@ -21,7 +23,9 @@ ALIKE = {
     "batch_size": ("batch",),
 }
 """Words that users write, with the accepted words of the same meaning."""
-_PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
+KeyPath = tuple[str | int, ...]
+"""Place of a value in a job, such as ``("tile", "size")``."""
+_PLURALS: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", ReadPath: "paths"}
 
 
 def shown(value: Any) -> str:
@@ -116,8 +120,6 @@ def _phrase(part: Any) -> str:
     if get_origin(part) is tuple:
         count = "" if Ellipsis in arguments else f"{len(arguments)} "
         return f"a list of {count}{_plural(arguments[0])}"
-    if get_origin(part) is list:
-        return f"a list of {_plural(arguments[0])}"
     if part in _WORDS:
         return _WORDS[part]
     if arguments:
@@ -147,6 +149,8 @@ def _fits(value: Any, part: Any) -> bool:
         return True
     if origin is Literal:
         return isinstance(value, str) and value in arguments
+    if origin is Annotated:
+        return isinstance(value, arguments[0])
     if origin is tuple:
         return isinstance(value, tuple | list) and _elements_fit(value, arguments)
     if origin is not None and issubclass(origin, Mapping):

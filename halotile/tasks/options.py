@@ -8,11 +8,15 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
 from halotile.errors import ConfigError
 
 Auto = Literal["auto"]
+ReadPath = Annotated[str, "read"]
+"""Path of a file that is read: it has to exist when a job is checked."""
+OwnPath = Annotated[str, "own"]
+"""Path that need not exist when a job is checked."""
 
 
 def job_key(field: str) -> str:
@@ -75,10 +79,6 @@ def description_of(kind: type, key: str) -> str | None:
     return next(
         (f.metadata.get("description") for f in dataclasses.fields(kind) if job_key(f.name) == key), None
     )
-
-
-STRICT: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True, "alias_generator": job_key}
-"""Settings for reading the options from a configuration: unknown keys are errors, docstrings are descriptions."""
 
 
 def check_above_zero(key: str, value: object) -> None:

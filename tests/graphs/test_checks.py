@@ -48,7 +48,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("tile", Tile(size=()), "tile.size: [] is too small"),
     ("tile", Tile(axes="yy"), 'tile.axes: "yy" does not name axes'),
     ("tile", Tile(depth=2.5), "tile.depth: 2.5 is not auto, a whole number or"),  # type: ignore[arg-type]
-    ("input", Input(path=Path("a")), "input.path: PosixPath('a') is not text"),  # type: ignore[arg-type]
+    ("input", Input(path=Path("a")), "input.path: PosixPath('a') is not a path"),  # type: ignore[arg-type]
     ("input", Input(path="a", range=(1.0, 0.0)), "input.range: [1.0, 0.0] runs backwards"),
     (
         "input",
@@ -60,7 +60,7 @@ WRONG: list[tuple[str, Any, str]] = [
     (
         "input",
         Input(path="a", sides={"mask": 1}),  # type: ignore[dict-item]
-        'input.sides: {"mask": 1} is not a mapping of names to texts',
+        "input.sides.mask: 1 is not a path; put it in quotes if it is meant as text",
     ),
     (
         "output",

@@ -5,15 +5,19 @@ from __future__ import annotations
 import glob
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.config.problems import ConfigProblem, KeyPath
+from halotile.cli.config.problems import ConfigProblem
 from halotile.cli.config.yaml_source import Document
 from halotile.errors import ConfigError, HalotileError, InputError
 from halotile.graphs.kinds.patterns import is_pattern
 from halotile.graphs.kinds.sections import STEM
+from halotile.graphs.rules.keys import Keys
+from halotile.graphs.words import KeyPath, parts
 from halotile.storage.disk.place import broken_link
+from halotile.tasks.options import OwnPath, ReadPath
 
 
 class Findings:
@@ -61,6 +65,27 @@ class Findings:
         resolved = self.base / os.path.expanduser(path)
         # Where a link comes before "..", only the file system can resolve the path.
         return os.path.realpath(resolved) if ".." in resolved.parts else str(resolved)
+
+    def with_paths(
+        self, path: KeyPath, keys: Keys, values: Mapping[str, Any], written: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Return the values at a place with absolute paths, and record those that are read.
+
+        Parameters
+        ----------
+        written : mapping, optional
+            Keys that are misspelt in the file: their files are checked nevertheless.
+        """
+        resolved = dict(values)
+        for key in (key for key in keys if key in values):
+            value, allowed, place = values[key], parts(keys[key].type), (*path, (written or {}).get(key, key))
+            if OwnPath in allowed and isinstance(value, str):
+                resolved[key] = self.absolute(value)
+            elif ReadPath in allowed:
+                resolved[key] = self.read(place, value)
+            elif Mapping[str, ReadPath] in allowed and isinstance(value, dict):
+                resolved[key] = {name: self.read((*place, name), file) for name, file in value.items()}
+        return resolved
 
     def problems(self) -> list[ConfigProblem]:
         """Return all faults, with missing files, in the order of the document; the command line comes last."""

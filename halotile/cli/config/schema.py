@@ -9,19 +9,30 @@ import itertools
 import re
 import textwrap
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
-from halotile.cli.config.kinds import VERSION, JobKeys, is_named, keys_of
+from halotile.cli.config.kinds import VERSION, JobKeys, is_named, keys_of_job
 from halotile.errors import HalotileError
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.finder import find_kind, kind_names
 from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
-from halotile.graphs.rules.check import checks_of
+from halotile.graphs.rules.check import checks_of, of_section
+from halotile.graphs.rules.keys import Keys, keys_of, stand_ins, written_keys
 from halotile.graphs.rules.values import Above, AtLeast, Named
-from halotile.graphs.rules.written_options import stand_ins, written_form
-from halotile.tasks.options import job_key
+from halotile.graphs.words import parts
+from halotile.tasks.options import OwnPath, ReadPath, job_key, required_keys
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_TYPES: Mapping[Any, dict[str, Any]] = {
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    type(None): {"type": "null"},
+    ReadPath: {"type": "string", "format": "path"},
+    OwnPath: {"type": "string", "format": "path"},
+    Any: {},
+}
 
 
 def config_schema() -> dict[str, Any]:
@@ -34,7 +45,7 @@ def config_schema() -> dict[str, Any]:
     True
     """
     job_names = kind_names()
-    kinds = [_job_schema(name, keys_of(name)) for name in job_names]
+    kinds = [_job_schema(name, keys_of_job(name)) for name in job_names]
     common = {
         "version": {"const": VERSION, "description": "Version of this format."},
         "job": {"enum": job_names, "description": "Kind of job."},
@@ -50,24 +61,23 @@ def config_schema() -> dict[str, Any]:
 
 def _job_schema(name: str, keys: JobKeys) -> dict[str, Any]:
     checks = checks_of(find_kind(name))
-    parts = {section: _section_schema(section, schema, checks) for section, schema in keys.sections.items()}
+    sections = {
+        section: _section_schema(section, schema, checks) for section, schema in keys.sections.items()
+    }
     for listed, schema in keys.lists.items():
         entry = _section_schema(listed, schema, checks)
-        parts[listed] = {
+        sections[listed] = {
             "description": entry["description"],
             "type": "array",
             "minItems": 1,
             "items": entry,
         }
-    if keys.values is not None:
-        described = _attribute_docs(keys.schema)
-        values = _section_schema("", keys.values, checks)["properties"]
-        parts |= {key: {"description": described.get(key, ""), **entry} for key, entry in values.items()}
+    sections |= _properties(keys.values, _attribute_docs(keys.schema), of_section(checks, ""))
     return {
         "title": name,
         "description": (keys.schema.__doc__ or "").strip().splitlines()[0],
-        "properties": {"version": {"const": VERSION}, "job": {"const": name}} | parts,
-        "required": ["version", "job", *(part for part in keys.keys if keys.requires(part))],
+        "properties": {"version": {"const": VERSION}, "job": {"const": name}} | sections,
+        "required": ["version", "job", *filter(keys.requires, keys.keys)],
         "additionalProperties": False,
     }
 
@@ -81,7 +91,7 @@ def _attribute_docs(job: type) -> dict[str, str]:
         for field, below in itertools.pairwise(body.body):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
                 text = ast.literal_eval(below.value)
-                docs[ast.unparse(field.target)] = " ".join(str(text).split())
+                docs[job_key(ast.unparse(field.target))] = " ".join(str(text).split())
     return docs
 
 
@@ -94,24 +104,52 @@ def _section_schema(section: str, schema: type, checks: Mapping[tuple[str, str],
             **({} if hasattr(schema, "name") else {"required": ["name"]}),
             "anyOf": [choice for choice in choices if choice],
         }
-    section_schema = _inlined(schema)
-    for key, entry in section_schema["properties"].items():
-        _add_bounds(entry, checks.get((section, key)))
-    return section_schema
+    return {
+        "title": schema.__name__,
+        "description": (schema.__doc__ or "").strip().splitlines()[0],
+        "type": "object",
+        "properties": _properties(keys_of(schema), _attribute_docs(schema), of_section(checks, section)),
+        "required": required_keys(schema),
+        "additionalProperties": False,
+    }
 
 
-def _add_bounds(entry: dict[str, Any], check: object) -> None:
-    """Write the bounds that a check sets for a number beside its type, at every level of the entry."""
-    if entry.get("type") in ("integer", "number"):
-        if isinstance(check, AtLeast):
-            entry["minimum"] = check.least
-        elif isinstance(check, Above):
-            entry["exclusiveMinimum"] = check.bound
-    if entry.get("type") == "string" and isinstance(check, Named):
-        entry["enum"] = check.names
-    for inner in (*entry.get("anyOf", ()), entry.get("items")):
-        if isinstance(inner, dict):
-            _add_bounds(inner, check)
+def _properties(keys: Keys, described: Mapping[str, str], checks: Mapping[str, Check]) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    for key, kind in keys.items():
+        description, usual = kind.field.metadata.get("description"), kind.field.default
+        properties[key] = {
+            "description": description or described.get(key, ""),
+            **_type_schema(kind.type, checks.get(key)),
+        }
+        if usual is not dataclasses.MISSING:
+            properties[key]["default"] = list(usual) if isinstance(usual, tuple) else usual
+    return properties
+
+
+def _type_schema(annotation: Any, check: Check | None = None) -> dict[str, Any]:
+    """Return the schema of a type, with the bounds that a check sets for its numbers, and the names that it accepts."""
+    schemas = [_part_schema(part, check) for part in parts(annotation)]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def _part_schema(part: Any, check: Check | None) -> dict[str, Any]:
+    origin, arguments = get_origin(part), get_args(part)
+    if origin is tuple and Ellipsis in arguments:
+        return {"type": "array", "items": _type_schema(arguments[0], check)}
+    if origin is tuple:
+        count, entries = len(arguments), list(map(_type_schema, arguments))
+        return {"type": "array", "prefixItems": entries, "minItems": count, "maxItems": count}
+    if origin is Mapping:
+        return {"type": "object", "additionalProperties": _type_schema(arguments[1]) or True}
+    schema: dict[str, Any] = {"enum": list(arguments)} if origin is Literal else dict(_TYPES[part])
+    if part in (int, float) and isinstance(check, AtLeast):
+        schema["minimum"] = check.least
+    elif part in (int, float) and isinstance(check, Above):
+        schema["exclusiveMinimum"] = check.bound
+    elif part is str and isinstance(check, Named):
+        schema["enum"] = check.names
+    return schema
 
 
 def _choice_schema(
@@ -122,23 +160,21 @@ def _choice_schema(
         declared = choice.declared(name)
     except (HalotileError, AttributeError):
         return None
-    schema = _inlined(written_form(choice, declared))
-    described = parameters_of(declared) | _attribute_docs(choice)
-    for key, entry in schema["properties"].items():
-        entry.setdefault("description", described.get(key, ""))
-        _add_bounds(entry, checks.get((section, key)))
-    nested = stand_ins(declared) if choice.differs else {}
-    for key in (key for key, kind in nested.items() if kind == "denoiser"):
-        described_key = schema["properties"][key]["description"]
-        schema["properties"][key] = _section_schema(key, DenoiserChoice, checks) | {
-            "description": described_key
+    keys = written_keys(declared, choice)
+    described = _attribute_docs(choice) | _attribute_docs(declared) | parameters_of(declared)
+    properties = _properties(keys, described, of_section(checks, section))
+    for key in (key for key, kind in stand_ins(declared).items() if kind == "denoiser"):
+        properties[key] = _section_schema(key, DenoiserChoice, checks) | {
+            "description": properties[key]["description"]
         }
     description = (declared.__doc__ or name).strip().splitlines()[0]
-    return schema | {
+    required = [key for key, kind in keys.items() if kind.is_required]
+    return {
         "title": name,
         "description": description,
-        "properties": {"name": {"const": name, "description": description}} | schema["properties"],
-        "required": [*([] if hasattr(choice, "name") else ["name"]), *schema.get("required", [])],
+        "type": "object",
+        "properties": {"name": {"const": name, "description": description}} | properties,
+        "required": required if hasattr(choice, "name") else ["name", *required],
         "additionalProperties": False,
     }
 
@@ -156,18 +192,3 @@ def parameters_of(kind: type) -> dict[str, str]:
     section = re.search(r"^Parameters\n-+\n(.*?)(?=^\S+\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
     entries = re.findall(r"^(\w+) : .*\n((?:(?: .*)?\n?)*)", section[1] if section else "", re.MULTILINE)
     return {job_key(name): " ".join(body.split()) for name, body in entries}
-
-
-def _inlined(schema: type) -> dict[str, Any]:
-    """Return the schema of one dataclass, without titles that only repeat its keys."""
-    from pydantic import TypeAdapter
-
-    inlined = TypeAdapter(schema).json_schema()
-    # The rest of the docstring is for programmers; editors show this line.
-    inlined["description"] = (schema.__doc__ or "").strip().splitlines()[0] if schema.__doc__ else ""
-    properties: Mapping[str, dict[str, Any]] = inlined.get("properties", {})
-    for field in properties.values():
-        field.pop("title", None)
-        if "description" in field:
-            field["description"] = " ".join(field["description"].split())
-    return inlined

@@ -6,23 +6,22 @@ dataclass; the options of a named choice are checked against the class that the 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.config.choices import read_choice
-from halotile.cli.config.fields import check_fields, field_types
+from halotile.cli.config.choices import read_choice, read_part
 from halotile.cli.config.findings import Findings
-from halotile.cli.config.kinds import HEAD, VERSION, JobKeys, is_named, keys_of, paths_in
-from halotile.cli.config.problems import ConfigProblem, KeyPath
+from halotile.cli.config.kinds import HEAD, VERSION, JobKeys, is_named, keys_of_job
+from halotile.cli.config.problems import ConfigProblem
 from halotile.cli.config.yaml_source import Document
 from halotile.errors import HalotileError
 from halotile.graphs.kinds.finder import find_kind, kind_names
-from halotile.graphs.kinds.sections import OWN, Cluster, Job
-from halotile.graphs.rules.check import checks_of, common_checks, credentials_in, rules_of
+from halotile.graphs.kinds.sections import Cluster, Job
+from halotile.graphs.rules.check import checks_of, common_checks, credentials_in, of_section, rules_of
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
-from halotile.graphs.words import nearest, shown
+from halotile.graphs.rules.keys import faults_in, keys_of, taken, unknown
+from halotile.graphs.words import KeyPath, nearest, shown
 from halotile.tasks.options import required_keys
 
 FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-import to the command"}
@@ -72,17 +71,17 @@ def _head(findings: Findings, tree: Mapping[str, Any]) -> JobKeys | None:
     kinds = kind_names()
     if isinstance(kind, str) and kind in kinds:
         try:
-            return keys_of(kind)
+            return keys_of_job(kind)
         except HalotileError as error:
             findings.fault(("job",), str(error))
             return None
     if kind is None:
         findings.fault(("job",), f"missing; write {' or '.join(f'`job: {name}`' for name in kinds)}")
-        return max(map(keys_of, kinds), key=lambda keys: len({*keys.keys} & tree.keys()))
+        return max(map(keys_of_job, kinds), key=lambda keys: len({*keys.keys} & tree.keys()))
     near = nearest(str(kind), kinds)
     hint = f"did you mean {near}?" if near else f"write one of {', '.join(kinds)}"
     findings.fault(("job",), f"no job is called {shown(kind)}; {hint}")
-    return keys_of(near) if near else None
+    return keys_of_job(near) if near else None
 
 
 class _Check:
@@ -97,50 +96,41 @@ class _Check:
         self.kind = kind
         self.written = {part: self._key_of(part) for part in kind.keys}
         """The key under which each part is written."""
-        self.declared: dict[str, Any] = {}
-        """Classes that the names in sections refer to, by registry word."""
+        self.denoiser: Any = None
+        """The denoiser that the section of that name describes."""
 
     def parts(self) -> dict[str, Any]:
         """Return the parts of the job; those that are wrong or left out are missing."""
         self._unknown_parts()
         built = {name: self._section(name, schema) for name, schema in self.kind.sections.items()}
         built |= {name: self._list(name, schema) for name, schema in self.kind.lists.items()}
-        values = self._values(self.kind.values) if self.kind.values else None
-        plain = {f.name: getattr(values, f.name) for f in dataclasses.fields(values)} if values else {}
-        self._checks()
-        self._check_rules(built, plain)
-        return {key: value for key, value in built.items() if value is not None} | plain
+        built = {name: part for name, part in built.items() if part is not None} | self._values()
+        self._check_rules(built)
+        return built
 
     def _unknown_parts(self) -> None:
         for key in self.tree:
             if key in FLAGS:
                 self.found.fault((key,), FLAGS[key])
             elif key not in self.kind.keys and key not in HEAD:
-                self.found.fault((key,), self._unknown(key, [*HEAD, *self.kind.keys]))
+                self.found.fault((key,), self._elsewhere(key) or unknown(key, [*HEAD, *self.kind.keys]))
 
     def _key_of(self, part: str) -> str:
         """Return the key that a part is written under: the content of a misspelt section is checked as well."""
         keys = self.kind.keys
-        unknown = (key for key in self.tree if key not in (*keys, *HEAD, *FLAGS))
-        misspelt = next((key for key in unknown if nearest(key, keys) == part), part)
+        strange = (key for key in self.tree if key not in (*keys, *HEAD, *FLAGS))
+        misspelt = next((key for key in strange if nearest(key, keys) == part), part)
         return part if part in self.tree else misspelt
 
-    def _unknown(self, key: str, accepted: Iterable[str]) -> str:
-        """Return the message for an unknown key: the key that was meant, here or in another section."""
-        accepted, sections = list(accepted), self.kind.sections
-        elsewhere = [f"{name}.{key}" for name, schema in sections.items() if key in field_types(schema)]
-        meant = " or ".join(elsewhere) or nearest(key, accepted)
-        return (
-            f"unknown key; did you mean {meant}?"
-            if meant
-            else f"unknown key; write one of {', '.join(accepted)}"
-        )
+    def _elsewhere(self, key: str) -> str | None:
+        """Return the message for a key that a section has, where it is unknown."""
+        places = [f"{name}.{key}" for name, schema in self.kind.sections.items() if key in keys_of(schema)]
+        return f"unknown key; did you mean {' or '.join(places)}?" if places else None
 
     def _section(self, section: str, schema: type) -> Any:
         """Return one section as its dataclass, or None where it has faults or is left out."""
-        key = self.written[section]
+        key, first = self.written[section], next(iter(keys_of(schema)))
         values = self.tree.get(key)
-        first = next(iter(field_types(schema)))
         if values is None:
             if self.kind.requires(section):
                 self.found.fault((key,), f"missing; write `{section}: {{{first}: ...}}`")
@@ -149,34 +139,32 @@ class _Check:
             instead = f"{section}: {{{first}: {shown(values)}}}"
             self.found.fault((key,), f"{shown(values)} is not a section; write `{instead}`")
             return None
-        if is_named(schema):
-            return self._choice((key,), section, schema, values)
-        return self._fields((key,), schema, values)
+        return self._part((key,), section, schema, values)
 
-    def _fields(self, place: KeyPath, schema: type, values: Mapping[str, Any]) -> Any:
-        """Return values at a place as their dataclass, or None where they have faults."""
-        built, faults = check_fields(schema, self._with_paths(place, schema, values))
-        field_names = field_types(schema)
-        for path, message in faults:
-            unknown = len(path) == 1 and path[0] not in field_names
-            self.found.fault(
-                (*place, *path), self._unknown(str(path[0]), field_names) if unknown else message
-            )
-        return built
-
-    def _choice(self, path: KeyPath, part: str, schema: type, values: Mapping[str, Any]) -> Any:
-        chosen = read_choice(self.found, path, schema, values)
-        if chosen is None:
+    def _part(self, place: KeyPath, section: str, schema: Any, values: Mapping[str, Any]) -> Any:
+        """Return a section, or an entry of a list, as its dataclass; None where it has faults."""
+        checks = of_section(self.value_checks, section)
+        if not is_named(schema):
+            keys = keys_of(schema)
+            resolved = self.found.with_paths(place, keys, values)
+            return read_part(self.found, place, schema, keys, values, resolved, checks, self._elsewhere)
+        chosen = read_choice(self.found, place, schema, values, checks)
+        if section == "denoiser":
+            self.denoiser = chosen.built if chosen else None
+        if chosen is None or (section in self.kind.lists and self.found.is_wrong(place)):
             return None
-        self.declared[part] = chosen.declared
-        return chosen.as_part(schema)
+        # Rules of its other keys find their faults as well.
+        right = {key for key in chosen.written if not self.found.is_wrong((*place, key))}
+        return schema.of(
+            {key: value for key, value in chosen.written.items() if key in right or key == "name"}
+        )
 
     def _list(self, name: str, schema: type) -> Any:
         """Return the entries of a list, or None where one of them is wrong."""
         key = self.written[name]
         values = self.tree.get(key)
         shown_keys = ("name", "data") if is_named(schema) else required_keys(schema)
-        entry = f"- {{{', '.join(f'{field}: ...' for field in field_types(schema) if field in shown_keys)}}}"
+        entry = f"- {{{', '.join(f'{field}: ...' for field in keys_of(schema) if field in shown_keys)}}}"
         if values is None:
             if self.kind.requires(name):
                 self.found.fault((key,), f"missing; write `{name}:` and below it `{entry}`")
@@ -188,72 +176,35 @@ class _Check:
             return None
         entries = []
         for number, value in enumerate(values):
-            if not isinstance(value, dict):
-                self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")
-            elif is_named(schema):
-                chosen = read_choice(self.found, (key, number), schema, value)
-                entries.append(chosen.as_part(schema) if chosen and chosen.declared else None)
+            if isinstance(value, dict):
+                entries.append(self._part((key, number), name, schema, value))
             else:
-                entries.append(self._fields((key, number), schema, value))
+                self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")
         return None if self.found.is_wrong((key,)) else tuple(entries)
 
-    def _values(self, schema: type) -> Any:
-        """Return the values outside all sections, as their dataclass."""
-        names = field_types(schema)
-        keys = {self.written[name]: name for name in names if self.tree.get(self.written[name]) is not None}
-        values = self._with_paths((), schema, {name: self.tree[key] for key, name in keys.items()})
-        built, faults = check_fields(schema, values)
-        for path, message in faults:
-            self.found.fault((self.written[str(path[0])], *path[1:]), message)
-        return built
+    def _values(self) -> dict[str, Any]:
+        """Return the values outside all sections that are right, with the defaults of those that are left out."""
+        keys = self.kind.values
+        given = {
+            name: self.tree[key] for name in keys if self.tree.get(key := self.written[name]) is not None
+        }
+        faults = faults_in(keys, given, of_section(self.value_checks, ""))
+        for (name, *rest), message in faults.items():
+            self.found.fault((self.written[str(name)], *rest), message)
+        wrong = {place[0] for place in faults}
+        given = {name: kind.field.default for name, kind in keys.items()} | self.found.with_paths(
+            (), keys, given, self.written
+        )
+        return {name: taken(value, keys[name].type) for name, value in given.items() if name not in wrong}
 
-    def _with_paths(self, path: KeyPath, schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values with absolute paths, and record those that are read."""
-        resolved = dict(values)
-        for key, mark in paths_in(schema).items():
-            value = values.get(key)
-            if mark == OWN:
-                resolved |= {key: self.found.absolute(value)} if isinstance(value, str) else {}
-            elif isinstance(value, dict):
-                resolved[key] = {
-                    name: self.found.read((*path, key, name), file) for name, file in value.items()
-                }
-            elif key in values:
-                # Outside sections the key may be misspelt; its file is checked nevertheless.
-                resolved[key] = self.found.read((*path, key if path else self.written[key]), value)
-        return resolved
-
-    def _checks(self) -> None:
-        """Record values that the types allow and the job does not."""
-        for (section, key), check in self.value_checks.items():
-            for path, value in self._places(section, key):
-                if value is not None and not self.found.is_wrong(path) and (message := check(value)):
-                    self.found.fault(path, message)
-
-    def _places(self, section: str, key: str) -> Iterator[tuple[KeyPath, Any]]:
-        """Yield the places of a key of a section, with its values."""
-        if not section:
-            if key in self.written:
-                yield (self.written[key],), self.tree.get(self.written[key])
-            return
-        values = self.tree.get(self.written.get(section, ""))
-        if isinstance(values, dict) and section in self.kind.sections:
-            yield (self.written[section], key), values.get(key)
-        elif isinstance(values, list) and section in self.kind.lists:
-            for number, value in enumerate(values):
-                if isinstance(value, dict):
-                    yield (self.written[section], number, key), value.get(key)
-
-    def _check_rules(self, built: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
-        """Record the faults of parts that do not agree."""
-        known_parts = {**{name: part for name, part in built.items() if part is not None}, **plain}
+    def _check_rules(self, built: Mapping[str, Any]) -> None:
+        """Record the faults of parts that do not agree; a rule of a part that is wrong itself is skipped."""
+        known_parts = dict(built)
         for name, schema in self.kind.sections.items():
             if self.tree.get(self.written[name]) is None and not self.kind.requires(name):
                 known_parts[name] = schema()
-        if "denoiser" in self.kind.sections:
-            known_parts.pop("denoiser", None)
-            if self.declared.get("denoiser") is not None:
-                known_parts["denoiser"] = self.declared["denoiser"]
+        if known_parts.pop("denoiser", None) is not None and self.denoiser is not None:
+            known_parts["denoiser"] = self.denoiser
         for (part, *rest), message in apply_rules(self.rules, known_parts).items():
             path = (self.written[str(part)], *rest)
             if not self.found.is_wrong(path[:2]):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.config.problems import ConfigProblem, KeyPath
+from halotile.cli.config.problems import ConfigProblem
 from halotile.errors import ConfigError
-from halotile.graphs.words import dotted
+from halotile.graphs.words import KeyPath, dotted
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20

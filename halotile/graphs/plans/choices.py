@@ -11,7 +11,7 @@ import numpy as np
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.kinds.sections import DenoiserChoice, Job, NamedChoice
 from halotile.graphs.plans.inputs import check_whole
-from halotile.graphs.rules.written_options import WrittenAs, stand_ins
+from halotile.graphs.rules.keys import WrittenAs, stand_ins
 from halotile.storage.arrays import Source, open_array, planes_last
 from halotile.storage.grid import Region
 from halotile.tasks.denoisers.base import Denoiser
@@ -82,7 +82,7 @@ def make_chosen(choice: NamedChoice, job: Job | None = None) -> Any:
     if left_out := [key for key in required_keys(declared) if key not in options]:
         hints = "".join(f" {key} is {text}." for key in left_out if (text := description_of(declared, key)))
         raise ConfigError(f"{what}: write {' and '.join(left_out)}, which has no default.{hints}")
-    kinds = stand_ins(declared) if choice.differs else {}
+    kinds = stand_ins(declared)
     try:
         return declared(
             **{fields[key].name: _value(value, kinds.get(key), choice, job) for key, value in options.items()}
