@@ -9,6 +9,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from halotile.cli.config.kinds import VERSION, JobKeys, is_named, keys_of_job
@@ -19,7 +20,7 @@ from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
 from halotile.graphs.rules.check import checks_of, of_section
 from halotile.graphs.rules.keys import Keys, keys_of, stand_ins, written_keys
 from halotile.graphs.rules.values import Above, AtLeast, Named
-from halotile.graphs.words import parts
+from halotile.graphs.words import entry_types, parts, value_type
 from halotile.tasks.options import OwnPath, ReadPath, job_key, required_keys
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -31,7 +32,7 @@ _TYPES: Mapping[Any, dict[str, Any]] = {
     type(None): {"type": "null"},
     ReadPath: {"type": "string", "format": "path"},
     OwnPath: {"type": "string", "format": "path"},
-    Any: {},
+    Path: {"type": "string", "format": "path"},
 }
 
 
@@ -134,15 +135,15 @@ def _type_schema(annotation: Any, check: Check | None = None) -> dict[str, Any]:
 
 
 def _part_schema(part: Any, check: Check | None) -> dict[str, Any]:
-    origin, arguments = get_origin(part), get_args(part)
-    if origin is tuple and Ellipsis in arguments:
-        return {"type": "array", "items": _type_schema(arguments[0], check)}
-    if origin is tuple:
-        count, entries = len(arguments), list(map(_type_schema, arguments))
+    if kinds := entry_types(part, 0):
+        entries, count = list(map(_type_schema, kinds)), len(kinds)
         return {"type": "array", "prefixItems": entries, "minItems": count, "maxItems": count}
-    if origin is Mapping:
-        return {"type": "object", "additionalProperties": _type_schema(arguments[1]) or True}
-    schema: dict[str, Any] = {"enum": list(arguments)} if origin is Literal else dict(_TYPES[part])
+    if kinds := entry_types(part, 1):
+        return {"type": "array", "items": _type_schema(kinds[0], check)}
+    if (kind := value_type(part)) is not None:
+        return {"type": "object", "additionalProperties": _type_schema(kind) or True}
+    words = list(get_args(part)) if get_origin(part) is Literal else []
+    schema: dict[str, Any] = {"enum": words} if words else dict(_TYPES.get(part, {}))
     if part in (int, float) and isinstance(check, AtLeast):
         schema["minimum"] = check.least
     elif part in (int, float) and isinstance(check, Above):

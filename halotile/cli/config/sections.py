@@ -6,23 +6,237 @@ dataclass; the options of a named choice are checked against the class that the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import glob
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.config.choices import read_choice, read_part
-from halotile.cli.config.findings import Findings
 from halotile.cli.config.kinds import HEAD, VERSION, JobKeys, is_named, keys_of_job
 from halotile.cli.config.problems import ConfigProblem
 from halotile.cli.config.yaml_source import Document
-from halotile.errors import HalotileError
+from halotile.errors import ConfigError, HalotileError, InputError
+from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.finder import find_kind, kind_names
-from halotile.graphs.kinds.sections import Cluster, Job
+from halotile.graphs.kinds.patterns import is_pattern
+from halotile.graphs.kinds.sections import STEM, Cluster, DenoiserChoice, Job, NamedChoice
 from halotile.graphs.rules.check import checks_of, common_checks, credentials_in, of_section, rules_of
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
-from halotile.graphs.rules.keys import faults_in, keys_of, taken, unknown
-from halotile.graphs.words import KeyPath, nearest, shown
-from halotile.tasks.options import required_keys
+from halotile.graphs.rules.keys import (
+    Keys,
+    build,
+    fault_of_option,
+    faults_in,
+    keys_of,
+    stand_ins,
+    taken,
+    unknown,
+    written_keys,
+)
+from halotile.graphs.words import KeyPath, expected, nearest, parts, shown
+from halotile.storage.disk.place import broken_link
+from halotile.tasks.options import OwnPath, ReadPath, required_keys
+
+
+class Findings:
+    """Collects faults, one for each key.
+
+    Parameters
+    ----------
+    document : Document
+        The document as read from a file, with overrides from the command line.
+    base : Path
+        The folder that relative paths start from.
+    makes_data : bool
+        The measurements will be written by the job: they need not exist.
+    """
+
+    def __init__(self, document: Document, base: Path, *, makes_data: bool = False) -> None:
+        self.document = document
+        self.base = Path(os.path.abspath(base))
+        self.makes_data = makes_data
+        self._problems = list(document.problems)
+        self._files: dict[KeyPath, str] = {}
+
+    def fault(self, path: KeyPath, message: str, error: type[HalotileError] = ConfigError) -> None:
+        """Record a fault, unless its key has one already."""
+        if all(problem.path != path for problem in self._problems):
+            self._problems.append(ConfigProblem(self.document.place_of(path), path, message, error))
+
+    def is_wrong(self, path: KeyPath) -> bool:
+        """Return True where a key has a fault, or a value inside it."""
+        return any(problem.path[: len(path)] == path for problem in self._problems)
+
+    def read(self, path: KeyPath, file: Any) -> Any:
+        """Record a file that is read; return its path, resolved if it is text, against the configuration's folder."""
+        if not isinstance(file, str):
+            return file
+        self._files[path] = self.absolute(file)
+        if is_pattern(pattern := os.path.join(glob.escape(str(self.base)), os.path.expanduser(file))):
+            self._files[path] = pattern  # brackets in the name of the folder are none of it
+        return self._files[path]
+
+    def absolute(self, path: str) -> str:
+        """Return a path resolved against the configuration's folder; addresses such as s3:// stay."""
+        if "://" in path:
+            return path
+        resolved = self.base / os.path.expanduser(path)
+        # Where a link comes before "..", only the file system can resolve the path.
+        return os.path.realpath(resolved) if ".." in resolved.parts else str(resolved)
+
+    def with_paths(
+        self, path: KeyPath, keys: Keys, values: Mapping[str, Any], written: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Return the values at a place with absolute paths, and record those that are read.
+
+        Parameters
+        ----------
+        written : mapping, optional
+            Keys that are misspelt in the file: their files are checked nevertheless.
+        """
+        resolved = dict(values)
+        for key in (key for key in keys if key in values):
+            value, allowed, place = values[key], parts(keys[key].type), (*path, (written or {}).get(key, key))
+            if OwnPath in allowed and isinstance(value, str):
+                resolved[key] = self.absolute(value)
+            elif ReadPath in allowed:
+                resolved[key] = self.read(place, value)
+            elif Mapping[str, ReadPath] in allowed and isinstance(value, dict):
+                resolved[key] = {name: self.read((*place, name), file) for name, file in value.items()}
+        return resolved
+
+    def problems(self) -> list[ConfigProblem]:
+        """Return all faults, with missing files, in the order of the document; the command line comes last."""
+        outputs = {file for path, file in self._files.items() if self.makes_data and path[-1] == "data"}
+        for path, file in self._files.items():
+            if "://" not in file and file not in outputs and not _exists(file):
+                self.fault(path, missing(file), InputError)
+        return sorted(self._problems, key=_line)
+
+
+def _exists(file: str) -> bool:
+    """Return True for a file, for a pattern that matches one, and for a path that depends on it."""
+    return STEM in file or os.path.exists(file) or is_pattern(file)
+
+
+def missing(file: str | os.PathLike[str]) -> str:
+    """Return the message that a file does not exist."""
+    link = broken_link(file)
+    return (
+        f"{file} does not exist: {link}. Mend it, or write another path" if link else f"{file} does not exist"
+    )
+
+
+def _line(problem: ConfigProblem) -> int:
+    line = problem.place.rpartition(":")[2]
+    return int(line) if line.isdigit() else sys.maxsize
+
+
+Checks = Mapping[str, Check]
+
+
+def read_part(
+    found: Findings,
+    path: KeyPath,
+    kind: type,
+    keys: Keys,
+    values: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+    checks: Checks,
+    elsewhere: Callable[[str], str | None],
+) -> Any:
+    """Return values at a place, ``resolved`` to absolute paths, as an instance of a class, or None where they have faults."""
+    built, faults = build(kind, keys, resolved, faults_in(keys, values, checks, elsewhere))
+    for place, message in faults.items():
+        found.fault((*path, *place), message)
+    return built
+
+
+def read_choice(
+    found: Findings,
+    path: KeyPath,
+    choice: type[NamedChoice],
+    values: Mapping[str, Any],
+    checks: Checks,
+    *,
+    is_nested: bool = False,
+) -> tuple[Mapping[str, Any] | None, Any]:
+    """Return the choice in a mapping with absolute paths, and as an instance of its class; None for what is wrong."""
+    key = "name" if "name" in values else next((k for k in values if nearest(k, ["name"])), "name")
+    if key != "name":
+        found.fault((*path, key), "unknown key; did you mean name?")
+    name = _name(found, (*path, key), choice, values.get(key, getattr(choice, "name", None)))
+    declared = _declared(found, (*path, key), choice, name) if name is not None else None
+    if name is None or declared is None:
+        return None, None
+    keys = written_keys(declared, None if is_nested else choice)
+    beside = {option: value for option, value in values.items() if option != key}
+    resolved = found.with_paths(path, keys, _with_nested(found, path, choice, declared, beside))
+    elsewhere = partial(fault_of_option, choice, name)
+    built = read_part(found, path, declared, keys, beside, resolved, checks, elsewhere)
+    for file in built.files() if hasattr(built, "files") else ():
+        if not os.path.exists(file):
+            option = next((option for option in resolved if str(resolved[option]) == str(file)), "")
+            found.fault((*path, option) if option else path, missing(file))
+    return {"name": name, **resolved}, built
+
+
+def _name(found: Findings, path: KeyPath, choice: type[NamedChoice], name: Any) -> str | None:
+    accepted = choice.accepted()
+    one_of = f"write one of {', '.join(accepted)}"
+    if name is None:
+        found.fault((*path[:-1], "name"), f"missing; {one_of}")
+    elif not isinstance(name, str):
+        found.fault(path, f"{shown(name)} is not {expected(str)}; {one_of}")
+    elif name not in accepted:
+        near = nearest(name, accepted, likeness=0.6)  # the names are short
+        hint = f"did you mean {near}?" if near else one_of
+        found.fault(path, f"no {choice.word()} is called {name}; {hint}")
+        return near
+    else:
+        return name
+    return None
+
+
+def _declared(found: Findings, path: KeyPath, choice: type[NamedChoice], name: str) -> type | None:
+    try:
+        return choice.declared(name)
+    except HalotileError as error:
+        found.fault(path, str(error))
+    except AttributeError:
+        found.fault(path, f"the plug-in {name} declares no {choice.attribute}; repair or uninstall it")
+    return None
+
+
+def _with_nested(
+    found: Findings, path: KeyPath, choice: type[NamedChoice], declared: type, values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options of a choice, with the choices among them checked, and absolute paths in these and in mappings."""
+    kinds, resolved = stand_ins(declared), dict(values)
+    for key, value in values.items():
+        place = (*path, key)
+        if kinds.get(key) == "denoiser":
+            resolved[key] = _nested(found, place, DenoiserChoice, value)
+        elif kinds.get(key) == "operators" and isinstance(value, list):
+            resolved[key] = [_nested(found, (*place, n), choice, entry) for n, entry in enumerate(value)]
+        elif isinstance(value, dict) and choice is not DenoiserChoice:
+            resolved[key] = {
+                inner: found.read((*place, inner), part) if str(part).endswith(".npy") else part
+                for inner, part in value.items()
+            }
+    return resolved
+
+
+def _nested(found: Findings, path: KeyPath, choice: type[NamedChoice], value: Any) -> Any:
+    """Return a choice among the options of another as a mapping."""
+    if not isinstance(value, dict):
+        name = value if isinstance(value, str) else "..."
+        found.fault(path, f"{shown(value)} is not a mapping; write `{{name: {name}, ...}}`")
+        return value
+    return read_choice(found, path, choice, value, {}, is_nested=True)[0] or value
+
 
 FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-import to the command"}
 
@@ -148,16 +362,14 @@ class _Check:
             keys = keys_of(schema)
             resolved = self.found.with_paths(place, keys, values)
             return read_part(self.found, place, schema, keys, values, resolved, checks, self._elsewhere)
-        chosen = read_choice(self.found, place, schema, values, checks)
+        written, built = read_choice(self.found, place, schema, values, checks)
         if section == "denoiser":
-            self.denoiser = chosen.built if chosen else None
-        if chosen is None or (section in self.kind.lists and self.found.is_wrong(place)):
+            self.denoiser = built
+        if written is None or (section in self.kind.lists and self.found.is_wrong(place)):
             return None
         # Rules of its other keys find their faults as well.
-        right = {key for key in chosen.written if not self.found.is_wrong((*place, key))}
-        return schema.of(
-            {key: value for key, value in chosen.written.items() if key in right or key == "name"}
-        )
+        right = {key for key in written if key == "name" or not self.found.is_wrong((*place, key))}
+        return schema.of({key: written[key] for key in written if key in right})
 
     def _list(self, name: str, schema: type) -> Any:
         """Return the entries of a list, or None where one of them is wrong."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, Field
@@ -14,7 +15,18 @@ import numpy as np
 from halotile.errors import ConfigError, HalotileError
 from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.sections import NamedChoice
-from halotile.graphs.words import KeyPath, choices, dotted, expected, fits, nearest, parts, shown
+from halotile.graphs.words import (
+    KeyPath,
+    choices,
+    dotted,
+    entry_types,
+    expected,
+    fits,
+    nearest,
+    parts,
+    shown,
+    value_type,
+)
 from halotile.storage.rim import Readable
 from halotile.storage.views import Constant
 from halotile.tasks.denoisers.base import Denoiser
@@ -241,15 +253,11 @@ def _type_faults(value: Any, annotation: Any) -> Iterator[tuple[KeyPath, str]]:
 def _entries(value: Any, annotation: Any) -> Iterator[tuple[str | int, Any, Any]]:
     """Yield place, value and type of each entry, where the only type allowed is a list or mapping that the value is."""
     allowed = [part for part in parts(annotation) if part is not type(None)]
-    origin, arguments = get_origin(allowed[0]), get_args(allowed[0])
-    if len(allowed) > 1:
-        return
-    if origin is tuple and isinstance(value, list | tuple):
-        kinds = arguments[:1] * len(value) if Ellipsis in arguments else arguments
-        if len(kinds) == len(value):
-            yield from zip(range(len(value)), value, kinds, strict=True)
-    elif origin is Mapping and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        yield from ((key, entry, arguments[1]) for key, entry in value.items())
+    kinds = entry_types(allowed[0], len(value)) if isinstance(value, list | tuple) else None
+    if len(allowed) == 1 and kinds is not None and len(kinds) == len(value):
+        yield from zip(range(len(value)), value, kinds, strict=True)
+    elif len(allowed) == 1 and isinstance(value, Mapping) and (kind := value_type(allowed[0])) is not None:
+        yield from ((key, entry, kind) for key, entry in value.items())
 
 
 def _advice(value: Any, annotation: Any) -> str:
@@ -296,27 +304,19 @@ def build(
             if rest[key] is None:
                 return None, faults
         try:
-            built = kind(
-                **{fields[key].name: _trial_value(value, kinds.get(key)) for key, value in rest.items()}
-            )
+            for key in kinds.keys() & {key for key, value in rest.items() if value is not None}:
+                rest[key] = _TRIALS[kinds[key]](rest[key])
+            built = kind(**{fields[key].name: value for key, value in rest.items()})
             return (None if faults else built), faults
         except ValueError as error:
             message = str(error).rstrip(".")
-        named = next((word for word in _words(message) if word in keys), None)
+        named = next((word for word in re.findall(r"\w+", message) if word in keys), None)
         if named in wrong:
             return None, faults
         faults[(named,) if named else ()] = message
         if named is None:
             return None, faults
         wrong.add(named)
-
-
-def _words(message: str) -> list[str]:
-    return "".join(c if c.isalnum() or c == "_" else " " for c in message).split()
-
-
-def _trial_value(value: Any, kind: WrittenAs | None) -> Any:
-    return value if kind is None or value is None else _TRIALS[kind](value)
 
 
 def taken(value: Any, annotation: Any) -> Any:
@@ -327,11 +327,10 @@ def taken(value: Any, annotation: Any) -> Any:
     >>> taken([0, 1], tuple[float, float]), taken(3, int | Literal["auto"])
     ((0.0, 1.0), 3)
     """
-    if isinstance(value, list):
-        kinds = next((get_args(part) for part in parts(annotation) if get_origin(part) is tuple), ())
-        return tuple(taken(entry, kinds[0]) for entry in value) if kinds else value
-    if isinstance(value, dict):
-        kinds = next((get_args(part) for part in parts(annotation) if get_origin(part) is Mapping), ())
-        return {key: taken(entry, kinds[1]) for key, entry in value.items()} if kinds else value
     allowed = parts(annotation)
+    for part in allowed:
+        if isinstance(value, list) and (kinds := entry_types(part, len(value))) is not None:
+            return tuple(map(taken, value, kinds))
+        if isinstance(value, dict) and (kind := value_type(part)) is not None:
+            return {key: taken(entry, kind) for key, entry in value.items()}
     return float(value) if type(value) is int and float in allowed and int not in allowed else value
