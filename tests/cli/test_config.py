@@ -290,8 +290,10 @@ def test_a_missing_input_alone_is_bad_data(config: Path) -> None:
     assert RUNNER.invoke(app, ["validate", str(config)]).exit_code == 4
 
 
-def test_missing_weights_are_told_before_anything_starts(config: Path) -> None:
-    text = config.read_text().replace("{name: tv, strength: 0.1}", "{name: dncnn, weights: gone.safetensors}")
+@pytest.mark.parametrize("name", ["dncnn", "unet"])
+def test_missing_weights_are_told_before_anything_starts(config: Path, name: str) -> None:
+    denoiser = f"{{name: {name}, weights: gone.safetensors}}"
+    text = config.read_text().replace("{name: tv, strength: 0.1}", denoiser)
     config.write_text(text)
     with pytest.raises(
         ConfigError, match=r"config\.yaml:5: denoiser\.weights: .*gone\.safetensors does not exist"

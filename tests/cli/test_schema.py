@@ -11,11 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from halotile import registry
-from halotile.cli.config.kinds import is_named, keys_of_job
+from halotile.cli.config.kinds import keys_of_job
 from halotile.cli.config.schema import config_schema
 from halotile.cli.config.yaml_source import read_text
 from halotile.cli.main import app
 from halotile.graphs.kinds.finder import kind_names
+from halotile.graphs.kinds.sections import NamedChoice
 from halotile.graphs.rules.keys import keys_of
 
 
@@ -38,7 +39,7 @@ SECTIONS = [
     (job, name)
     for job in kind_names()
     for name, section in keys_of_job(job).sections.items()
-    if not is_named(section)
+    if not issubclass(section, NamedChoice)
 ]
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from halotile import registry
-from halotile.cli.config.kinds import is_named, keys_of_job
+from halotile.cli.config.kinds import keys_of_job
 from halotile.cli.config.schema import config_schema
 from halotile.cli.config.yaml_source import read_text
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.kinds.finder import kind_names
+from halotile.graphs.kinds.sections import NamedChoice
 from halotile.graphs.rules.keys import Keys, keys_of, written_keys
-from halotile.tasks.options import required_keys
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = {
@@ -77,7 +77,7 @@ def test_the_examples_have_every_key_with_its_default(
         assert written[key] == value
         written[key] = None
     keys = keys_of(schema)
-    if is_named(schema):
+    if issubclass(schema, NamedChoice):
         keys = written_keys(schema.declared(written.pop("name")), schema)
     check_values(written, keys)
 
@@ -119,4 +119,6 @@ def check_row(page: str, name: str, schema: type) -> None:
     assert found, f"the table of {page} has no {name}"
     row = found[1]
     assert set(re.findall(r"`(\w+)`", row)) == set(keys_of(schema))
-    assert set(re.findall(r"\*\*`(\w+)`\*\*", row)) == set(required_keys(schema))
+    assert set(re.findall(r"\*\*`(\w+)`\*\*", row)) == {
+        key for key, kind in keys_of(schema).items() if kind.is_required
+    }

@@ -6,23 +6,20 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from halotile.graphs.kinds.finder import find_kind
-from halotile.graphs.kinds.sections import Job, NamedChoice
+from halotile.graphs.kinds.sections import Job
 from halotile.graphs.rules.keys import Key, Keys, keys_of
 from halotile.graphs.words import parts
-from halotile.tasks.options import required_keys
 
 VERSION = 1
 HEAD = ("version", "job")
-FLAGS = ("allow_import", "import_folder")
-"""Fields of a job that no file may set."""
-
-
-def is_named(schema: Any) -> TypeGuard[type[NamedChoice]]:
-    """Return True for a part of a job that is a choice by name."""
-    return isinstance(schema, type) and issubclass(schema, NamedChoice)
+FLAGS = dict.fromkeys(
+    ("allow_import", "import_folder"),
+    "a file cannot allow itself to run code; add --allow-import to the command",
+)
+"""Fields of a job that no file may set, with the message that says so."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class JobKeys:
 
     def requires(self, key: str) -> bool:
         """Return True where a key has to be written."""
-        return key in required_keys(self.schema)
+        return any(name == key and kind.is_required for name, kind in keys_of(self.schema).items())
 
 
 @functools.cache

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from halotile.cli.config.kinds import VERSION, JobKeys, is_named, keys_of_job
+from halotile.cli.config.kinds import VERSION, JobKeys, keys_of_job
 from halotile.errors import HalotileError
-from halotile.graphs.kinds.base import Check
+from halotile.graphs.kinds.base import Check, JobKind
 from halotile.graphs.kinds.finder import find_kind, kind_names
 from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
-from halotile.graphs.rules.check import checks_of, of_section
+from halotile.graphs.rules.check import checks_of
 from halotile.graphs.rules.keys import Keys, keys_of, stand_ins, written_keys
 from halotile.graphs.rules.values import Above, AtLeast, Named
 from halotile.graphs.words import entry_types, parts, value_type
-from halotile.tasks.options import OwnPath, ReadPath, job_key, required_keys
+from halotile.tasks.options import OwnPath, ReadPath, job_key
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES: Mapping[Any, dict[str, Any]] = {
@@ -46,39 +46,39 @@ def config_schema() -> dict[str, Any]:
     True
     """
     job_names = kind_names()
-    kinds = [_job_schema(name, keys_of_job(name)) for name in job_names]
-    common = {
-        "version": {"const": VERSION, "description": "Version of this format."},
-        "job": {"enum": job_names, "description": "Kind of job."},
-    }
     return {
         "$schema": DIALECT,
         "title": "halotile job",
         "type": "object",
-        "properties": common,
-        "anyOf": kinds,
+        "properties": {
+            "version": {"const": VERSION, "description": "Version of this format."},
+            "job": {"enum": job_names, "description": "Kind of job."},
+        },
+        "anyOf": [_job_schema(name, keys_of_job(name)) for name in job_names],
     }
 
 
 def _job_schema(name: str, keys: JobKeys) -> dict[str, Any]:
-    checks = checks_of(find_kind(name))
-    sections = {
-        section: _section_schema(section, schema, checks) for section, schema in keys.sections.items()
-    }
-    for listed, schema in keys.lists.items():
-        entry = _section_schema(listed, schema, checks)
-        sections[listed] = {
-            "description": entry["description"],
-            "type": "array",
-            "minItems": 1,
-            "items": entry,
-        }
-    sections |= _properties(keys.values, _attribute_docs(keys.schema), of_section(checks, ""))
+    kind = find_kind(name)
+    properties: dict[str, Any] = {"version": {"const": VERSION}, "job": {"const": name}}
+    for section, schema in {**keys.sections, **keys.lists}.items():
+        entry = properties[section] = _section_schema(section, schema, kind)
+        if section in keys.lists:
+            described = {"description": entry["description"]}
+            properties[section] = {**described, "type": "array", "minItems": 1, "items": entry}
+    properties |= _properties(keys.values, _attribute_docs(keys.schema), checks_of("", keys.schema, kind))
+    required = ["version", "job", *filter(keys.requires, keys.keys)]
+    return _object(name, keys.schema, properties, required)
+
+
+def _object(title: str, described: type, properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     return {
-        "title": name,
-        "description": (keys.schema.__doc__ or "").strip().splitlines()[0],
-        "properties": {"version": {"const": VERSION}, "job": {"const": name}} | sections,
-        "required": ["version", "job", *filter(keys.requires, keys.keys)],
+        "title": title,
+        # The rest of the docstring is for programmers.
+        "description": (described.__doc__ or title).strip().splitlines()[0],
+        "type": "object",
+        "properties": properties,
+        "required": required,
         "additionalProperties": False,
     }
 
@@ -96,23 +96,18 @@ def _attribute_docs(job: type) -> dict[str, str]:
     return docs
 
 
-def _section_schema(section: str, schema: type, checks: Mapping[tuple[str, str], Check]) -> dict[str, Any]:
-    if is_named(schema):
-        choices = [_choice_schema(section, schema, name, checks) for name in schema.accepted()]
+def _section_schema(section: str, schema: type, kind: JobKind) -> dict[str, Any]:
+    if issubclass(schema, NamedChoice):
+        choices = [_choice_schema(section, schema, name, kind) for name in schema.accepted()]
         return {
             "description": (schema.__doc__ or "").strip(),
             "type": "object",
             **({} if hasattr(schema, "name") else {"required": ["name"]}),
             "anyOf": [choice for choice in choices if choice],
         }
-    return {
-        "title": schema.__name__,
-        "description": (schema.__doc__ or "").strip().splitlines()[0],
-        "type": "object",
-        "properties": _properties(keys_of(schema), _attribute_docs(schema), of_section(checks, section)),
-        "required": required_keys(schema),
-        "additionalProperties": False,
-    }
+    keys = keys_of(schema)
+    properties = _properties(keys, _attribute_docs(schema), checks_of(section, schema, kind))
+    return _object(schema.__name__, schema, properties, [key for key in keys if keys[key].is_required])
 
 
 def _properties(keys: Keys, described: Mapping[str, str], checks: Mapping[str, Check]) -> dict[str, Any]:
@@ -154,7 +149,7 @@ def _part_schema(part: Any, check: Check | None) -> dict[str, Any]:
 
 
 def _choice_schema(
-    section: str, choice: type[NamedChoice], name: str, checks: Mapping[tuple[str, str], Check]
+    section: str, choice: type[NamedChoice], name: str, kind: JobKind
 ) -> dict[str, Any] | None:
     """Return the schema of one named choice with its options; a plug-in that cannot be loaded is left out."""
     try:
@@ -163,21 +158,17 @@ def _choice_schema(
         return None
     keys = written_keys(declared, choice)
     described = _attribute_docs(choice) | _attribute_docs(declared) | parameters_of(declared)
-    properties = _properties(keys, described, of_section(checks, section))
-    for key in (key for key, kind in stand_ins(declared).items() if kind == "denoiser"):
-        properties[key] = _section_schema(key, DenoiserChoice, checks) | {
-            "description": properties[key]["description"]
-        }
-    description = (declared.__doc__ or name).strip().splitlines()[0]
-    required = [key for key, kind in keys.items() if kind.is_required]
-    return {
-        "title": name,
-        "description": description,
-        "type": "object",
-        "properties": {"name": {"const": name, "description": description}} | properties,
-        "required": required if hasattr(choice, "name") else ["name", *required],
-        "additionalProperties": False,
-    }
+    properties = _properties(keys, described, checks_of(section, choice, kind))
+    for key in (key for key, written_as in stand_ins(declared).items() if written_as == "denoiser"):
+        text = {"description": properties[key]["description"]}
+        properties[key] = _section_schema(key, DenoiserChoice, kind) | text
+    required = [
+        *([] if hasattr(choice, "name") else ["name"]),
+        *(key for key in keys if keys[key].is_required),
+    ]
+    made = _object(name, declared, properties, required)
+    made["properties"] = {"name": {"const": name, "description": made["description"]}} | properties
+    return made
 
 
 def parameters_of(kind: type) -> dict[str, str]:

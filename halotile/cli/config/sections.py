@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.config.kinds import HEAD, VERSION, JobKeys, is_named, keys_of_job
+from halotile.cli.config.kinds import FLAGS, HEAD, VERSION, JobKeys, keys_of_job
 from halotile.cli.config.problems import ConfigProblem
 from halotile.cli.config.yaml_source import Document
 from halotile.errors import ConfigError, HalotileError, InputError
@@ -22,7 +22,7 @@ from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.finder import find_kind, kind_names
 from halotile.graphs.kinds.patterns import is_pattern
 from halotile.graphs.kinds.sections import STEM, Cluster, DenoiserChoice, Job, NamedChoice
-from halotile.graphs.rules.check import checks_of, common_checks, credentials_in, of_section, rules_of
+from halotile.graphs.rules.check import checks_of, credentials_in, rules_of
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
 from halotile.graphs.rules.keys import (
     Keys,
@@ -37,7 +37,7 @@ from halotile.graphs.rules.keys import (
 )
 from halotile.graphs.words import KeyPath, expected, nearest, parts, shown
 from halotile.storage.disk.place import broken_link
-from halotile.tasks.options import OwnPath, ReadPath, required_keys
+from halotile.tasks.options import OwnPath, ReadPath
 
 
 class Findings:
@@ -99,7 +99,7 @@ class Findings:
         resolved = dict(values)
         for key in (key for key in keys if key in values):
             value, allowed, place = values[key], parts(keys[key].type), (*path, (written or {}).get(key, key))
-            if OwnPath in allowed and isinstance(value, str):
+            if (OwnPath in allowed or Path in allowed) and isinstance(value, str):
                 resolved[key] = self.absolute(value)
             elif ReadPath in allowed:
                 resolved[key] = self.read(place, value)
@@ -238,9 +238,6 @@ def _nested(found: Findings, path: KeyPath, choice: type[NamedChoice], value: An
     return read_choice(found, path, choice, value, {}, is_nested=True)[0] or value
 
 
-FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-import to the command"}
-
-
 def check_config(
     document: Document, base: Path, *, makes_data: bool = False
 ) -> tuple[Job | None, list[ConfigProblem]]:
@@ -303,9 +300,7 @@ class _Check:
 
     def __init__(self, found: Findings, tree: dict[str, Any], kind: JobKeys) -> None:
         self.found = found
-        job = find_kind(kind.schema.kind) if issubclass(kind.schema, Job) else None
-        self.value_checks = checks_of(job) if job else common_checks(kind.sections)
-        self.rules = rules_of(job) if job else OF_CLUSTERS
+        self.job = find_kind(kind.schema.kind) if issubclass(kind.schema, Job) else None
         self.tree = tree
         self.kind = kind
         self.written = {part: self._key_of(part) for part in kind.keys}
@@ -316,9 +311,9 @@ class _Check:
     def parts(self) -> dict[str, Any]:
         """Return the parts of the job; those that are wrong or left out are missing."""
         self._unknown_parts()
-        built = {name: self._section(name, schema) for name, schema in self.kind.sections.items()}
-        built |= {name: self._list(name, schema) for name, schema in self.kind.lists.items()}
-        built = {name: part for name, part in built.items() if part is not None} | self._values()
+        schemas = {**self.kind.sections, **self.kind.lists}
+        read = {name: self._section(name, schema) for name, schema in schemas.items()}
+        built = {name: part for name, part in read.items() if part is not None} | self._values()
         self._check_rules(built)
         return built
 
@@ -341,58 +336,46 @@ class _Check:
         places = [f"{name}.{key}" for name, schema in self.kind.sections.items() if key in keys_of(schema)]
         return f"unknown key; did you mean {' or '.join(places)}?" if places else None
 
-    def _section(self, section: str, schema: type) -> Any:
-        """Return one section as its dataclass, or None where it has faults or is left out."""
-        key, first = self.written[section], next(iter(keys_of(schema)))
-        values = self.tree.get(key)
+    def _section(self, name: str, schema: type) -> Any:
+        """Return a section, or the entries of a list; None where it has faults or is left out."""
+        key, keys, is_list = self.written[name], keys_of(schema), name in self.kind.lists
+        values, first = self.tree.get(key), next(iter(keys))
+        entry = f"- {{{', '.join(f'{key}: ...' for key, kind in keys.items() if kind.is_required)}}}"
         if values is None:
-            if self.kind.requires(section):
-                self.found.fault((key,), f"missing; write `{section}: {{{first}: ...}}`")
-            return None
-        if not isinstance(values, dict):
-            instead = f"{section}: {{{first}: {shown(values)}}}"
-            self.found.fault((key,), f"{shown(values)} is not a section; write `{instead}`")
-            return None
-        return self._part((key,), section, schema, values)
+            if self.kind.requires(name):
+                instead = f"`{name}:` and below it `{entry}`" if is_list else f"`{name}: {{{first}: ...}}`"
+                self.found.fault((key,), f"missing; write {instead}")
+        elif not isinstance(values, list if is_list else dict):
+            instead = f"section; write `{name}: {{{first}: {shown(values)}}}`"
+            instead = f"list; write entries below it, such as `{entry}`" if is_list else instead
+            self.found.fault((key,), f"{shown(values)} is not a {instead}")
+        elif isinstance(values, dict):
+            return self._part((key,), name, schema, values)
+        else:
+            entries = []
+            for number, value in enumerate(values):
+                if isinstance(value, dict):
+                    entries.append(self._part((key, number), name, schema, value))
+                else:
+                    self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")
+            return None if self.found.is_wrong((key,)) else tuple(entries)
+        return None
 
     def _part(self, place: KeyPath, section: str, schema: Any, values: Mapping[str, Any]) -> Any:
         """Return a section, or an entry of a list, as its dataclass; None where it has faults."""
-        checks = of_section(self.value_checks, section)
-        if not is_named(schema):
+        checks = checks_of(section, schema, self.job)
+        if not issubclass(schema, NamedChoice):
             keys = keys_of(schema)
             resolved = self.found.with_paths(place, keys, values)
             return read_part(self.found, place, schema, keys, values, resolved, checks, self._elsewhere)
         written, built = read_choice(self.found, place, schema, values, checks)
         if section == "denoiser":
-            self.denoiser = built
+            self.denoiser = None if self.found.is_wrong(place) else built
         if written is None or (section in self.kind.lists and self.found.is_wrong(place)):
             return None
         # Rules of its other keys find their faults as well.
         right = {key for key in written if key == "name" or not self.found.is_wrong((*place, key))}
         return schema.of({key: written[key] for key in written if key in right})
-
-    def _list(self, name: str, schema: type) -> Any:
-        """Return the entries of a list, or None where one of them is wrong."""
-        key = self.written[name]
-        values = self.tree.get(key)
-        shown_keys = ("name", "data") if is_named(schema) else required_keys(schema)
-        entry = f"- {{{', '.join(f'{field}: ...' for field in keys_of(schema) if field in shown_keys)}}}"
-        if values is None:
-            if self.kind.requires(name):
-                self.found.fault((key,), f"missing; write `{name}:` and below it `{entry}`")
-            return None
-        if not isinstance(values, list):
-            self.found.fault(
-                (key,), f"{shown(values)} is not a list; write entries below it, such as `{entry}`"
-            )
-            return None
-        entries = []
-        for number, value in enumerate(values):
-            if isinstance(value, dict):
-                entries.append(self._part((key, number), name, schema, value))
-            else:
-                self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")
-        return None if self.found.is_wrong((key,)) else tuple(entries)
 
     def _values(self) -> dict[str, Any]:
         """Return the values outside all sections that are right, with the defaults of those that are left out."""
@@ -400,7 +383,7 @@ class _Check:
         given = {
             name: self.tree[key] for name in keys if self.tree.get(key := self.written[name]) is not None
         }
-        faults = faults_in(keys, given, of_section(self.value_checks, ""))
+        faults = faults_in(keys, given, checks_of("", self.kind.schema, self.job))
         for (name, *rest), message in faults.items():
             self.found.fault((self.written[str(name)], *rest), message)
         wrong = {place[0] for place in faults}
@@ -417,7 +400,9 @@ class _Check:
                 known_parts[name] = schema()
         if known_parts.pop("denoiser", None) is not None and self.denoiser is not None:
             known_parts["denoiser"] = self.denoiser
-        for (part, *rest), message in apply_rules(self.rules, known_parts).items():
+        for (part, *rest), message in apply_rules(
+            rules_of(self.job) if self.job else OF_CLUSTERS, known_parts
+        ).items():
             path = (self.written[str(part)], *rest)
             if not self.found.is_wrong(path[:2]):
                 self.found.fault(path, message)

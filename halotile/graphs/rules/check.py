@@ -12,7 +12,7 @@ from halotile.graphs.kinds.sections import Job
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules, no_check_for_nan
 from halotile.graphs.rules.keys import PlacedFaults, faults_in, keys_of, raise_faults
 from halotile.graphs.rules.values import COMMON
-from halotile.graphs.words import KeyPath, parts
+from halotile.graphs.words import KeyPath
 from halotile.storage.disk.object_path import credentials_fault
 
 
@@ -34,7 +34,7 @@ def check_job(job: Job) -> None:
     halotile.errors.ConfigError: run.workers: 0 is too small; write at least 1
     """
     kind = kind_of(job)
-    faults = _value_faults(job, checks_of(kind)) | dict(credentials_in(job))
+    faults = _value_faults(job, kind) | dict(credentials_in(job))
     if not faults:
         names = [
             name for name, key in keys_of(type(job)).items() if key.type is not Any and name != "denoiser"
@@ -43,37 +43,18 @@ def check_job(job: Job) -> None:
     raise_faults(faults)
 
 
-def of_section(checks: Mapping[tuple[str, str], Check], section: str) -> Mapping[str, Check]:
-    """Return the checks of one section, by key."""
-    return {key: check for (part, key), check in checks.items() if part == section}
-
-
-def checks_of(kind: JobKind) -> Mapping[tuple[str, str], Check]:
-    """Return the checks of all values of a kind of job, by section and key."""
-    return {**common_checks({name: key.type for name, key in keys_of(kind.job).items()}), **kind.checks}
-
-
-def common_checks(sections: Mapping[str, Any]) -> Mapping[tuple[str, str], Check]:
-    """Return the checks of the sections of a common type, whatever their names.
-
-    Parameters
-    ----------
-    sections : mapping
-        The type of each section by its name.
+def checks_of(section: str, schema: type, kind: JobKind | None = None) -> Mapping[str, Check]:
+    """Return the checks of a section by key: those of its type, whatever its name, and those of the kind of job.
 
     Examples
     --------
     >>> from halotile.graphs.kinds.sections import Output
-    >>> sorted(common_checks({"target": Output}))
-    [('target', 'chunk'), ('target', 'dtype'), ('target', 'levels'), ('target', 'path'), ('target', 'shard')]
+    >>> sorted(checks_of("target", Output))
+    ['chunk', 'dtype', 'levels', 'path', 'shard']
     """
-    return {
-        (name, key): check
-        for name, hint in sections.items()
-        for part in parts(hint)
-        for (section, key), check in COMMON.items()
-        if isinstance(part, type) and issubclass(part, section)
-    }
+    common = {key: check for (part, key), check in COMMON.items() if issubclass(schema, part)}
+    own = kind.checks if kind else {}
+    return common | {key: check for (part, key), check in own.items() if part == section}
 
 
 def credentials_in(part: Any, position: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
@@ -101,7 +82,7 @@ def rules_of(kind: JobKind) -> tuple[Rule, ...]:
     return (*kind.rules, *OF_CLUSTERS, *(() if kind.checks_nan else (no_check_for_nan,)))
 
 
-def _value_faults(job: Job, checks: Mapping[tuple[str, str], Check]) -> PlacedFaults:
+def _value_faults(job: Job, kind: JobKind) -> PlacedFaults:
     """Return the faults of all values, section by section."""
     faults: PlacedFaults = {}
     values: dict[str, Any] = {}
@@ -115,7 +96,7 @@ def _value_faults(job: Job, checks: Mapping[tuple[str, str], Check]) -> PlacedFa
             values |= {} if keys[name].type is Any else {name: part}
             continue
         for place, entry in entries.items() if name != "denoiser" else ():
-            own = {key: getattr(entry, kind.field.name) for key, kind in keys_of(type(entry)).items()}
-            found = faults_in(keys_of(type(entry)), own, of_section(checks, name))
+            given = {key: getattr(entry, own.field.name) for key, own in keys_of(type(entry)).items()}
+            found = faults_in(keys_of(type(entry)), given, checks_of(name, type(entry), kind))
             faults |= {(*place, *inner): message for inner, message in found.items()}
-    return faults | faults_in({name: keys[name] for name in values}, values, of_section(checks, ""))
+    return faults | faults_in({name: keys[name] for name in values}, values, checks_of("", type(job), kind))

@@ -39,26 +39,19 @@ PlacedFaults = dict[KeyPath, str]
 """Messages by place."""
 WrittenAs = Literal["array", "image", "operators", "denoiser"]
 
-_WRITTEN: Mapping[WrittenAs, Any] = {
-    "array": ReadPath,
-    "image": ReadPath,
-    "operators": tuple[Mapping[str, Any], ...],
-    "denoiser": Mapping[str, Any],
+_WRITTEN: Mapping[WrittenAs, tuple[Any, Callable[[Any], Any]]] = {
+    "array": (ReadPath, lambda _: np.ones((1, 1))),
+    "image": (ReadPath, lambda _: Constant((1, 1), np.dtype("float32"))),
+    "operators": (tuple[Mapping[str, Any], ...], lambda value: tuple(Shift(shift=(0, 0)) for _ in value)),
+    "denoiser": (Mapping[str, Any], lambda _: Median(size=3)),
 }
-_TRIALS: Mapping[WrittenAs, Callable[[Any], Any]] = {
-    "array": lambda _: np.ones((1, 1)),
-    "image": lambda _: Constant((1, 1), np.dtype("float32")),
-    "operators": lambda value: tuple(Shift(shift=(0, 0)) for _ in value),
-    "denoiser": lambda _: Median(size=3),
-}
-"""Values that a class is tried with: the content of a file is not known yet."""
+"""Types in a job file, and values that a class is tried with: the content of a file is not known yet."""
 _STAND_INS: Mapping[Any, Any] = {
     int: 3, float: 1.0, str: "module:name", bool: False, ReadPath: "file", OwnPath: "file"
 }  # fmt: skip
 """Values that pass every check, for a required option that is wrong itself while the others are checked."""
-_OLD_BOOLEANS = dict.fromkeys(("yes", "on", "y", "true"), "true") | dict.fromkeys(
-    ("no", "off", "n", "false"), "false"
-)
+_YES, _NO = ("yes", "on", "y", "true"), ("no", "off", "n", "false")
+"""Booleans of YAML 1.1."""
 
 
 class Key(NamedTuple):
@@ -113,7 +106,7 @@ def written_keys(declared: type, choice: type[NamedChoice] | None = None) -> Key
 def _type_of(hint: Any, kind: WrittenAs | None) -> Any:
     """Return the type of a value in a job file: a path for an array, a name for a Python object."""
     if kind is not None:
-        return _WRITTEN[kind] | None if type(None) in parts(hint) else _WRITTEN[kind]
+        return _WRITTEN[kind][0] | None if type(None) in parts(hint) else _WRITTEN[kind][0]
     return str if {str, Any} == set(parts(hint)) else hint
 
 
@@ -264,8 +257,8 @@ def _advice(value: Any, annotation: Any) -> str:
     """Return a hint at the value that was probably meant."""
     allowed = {*parts(annotation)}
     if isinstance(value, str):
-        if bool in allowed and (word := _OLD_BOOLEANS.get(value.lower())):
-            return f"; in YAML 1.2 that is text: write {word}"
+        if bool in allowed and value.lower() in _YES + _NO:
+            return f"; in YAML 1.2 that is text: write {'true' if value.lower() in _YES else 'false'}"
         if {int, float} & allowed:
             with suppress(ValueError):
                 return "; write it without quotes" if math.isfinite(float(value)) else ""
@@ -305,7 +298,7 @@ def build(
                 return None, faults
         try:
             for key in kinds.keys() & {key for key, value in rest.items() if value is not None}:
-                rest[key] = _TRIALS[kinds[key]](rest[key])
+                rest[key] = _WRITTEN[kinds[key]][1](rest[key])
             built = kind(**{fields[key].name: value for key, value in rest.items()})
             return (None if faults else built), faults
         except ValueError as error:
