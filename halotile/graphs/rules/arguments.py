@@ -116,7 +116,7 @@ def check_options(kind: type, options: Words) -> None:
     Traceback (most recent call last):
     halotile.errors.ConfigError: cores: "two" is not a whole number
     """
-    raise_faults(faults_in({key.field.name: key for key in keys_of(kind).values()}, options))
+    raise_faults(faults_in({key.field.name: key for key in keys_of(kind).values()}, options, in_file=False))
 
 
 def cluster_of_script(written: str | Words | Cluster | Client) -> Cluster:

@@ -97,6 +97,7 @@ def _value_faults(job: Job, kind: JobKind) -> PlacedFaults:
             continue
         for place, entry in entries.items() if name != "denoiser" else ():
             given = {key: getattr(entry, own.field.name) for key, own in keys_of(type(entry)).items()}
-            found = faults_in(keys_of(type(entry)), given, checks_of(name, type(entry), kind))
+            found = faults_in(keys_of(type(entry)), given, checks_of(name, type(entry), kind), in_file=False)
             faults |= {(*place, *inner): message for inner, message in found.items()}
-    return faults | faults_in({name: keys[name] for name in values}, values, checks_of("", type(job), kind))
+    own_keys = {name: keys[name] for name in values}
+    return faults | faults_in(own_keys, values, checks_of("", type(job), kind), in_file=False)

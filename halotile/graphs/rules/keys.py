@@ -177,6 +177,8 @@ def faults_in(
     values: Mapping[str, Any],
     checks: Mapping[str, Check] | None = None,
     elsewhere: Callable[[str], str | None] = lambda _: None,
+    *,
+    in_file: bool = True,
 ) -> PlacedFaults:
     """Return the faults of a part of a job: unknown and missing keys, types, and what the checks of values find.
 
@@ -190,6 +192,8 @@ def faults_in(
         Checks of values of the right type, by key. Empty values are not checked.
     elsewhere : callable
         Returns a better message for an unknown key, such as one that another section has.
+    in_file : bool
+        A file may have a key without a value; a script gives None itself.
 
     Examples
     --------
@@ -203,7 +207,7 @@ def faults_in(
             faults[key,] = elsewhere(key) or unknown(key, keys)
             continue
         wrong = {(key, *place): message for place, message in _type_faults(value, keys[key].type)}
-        if wrong and value is None:
+        if wrong and value is None and in_file:
             instead = "" if keys[key].is_required else ", or leave the key out for its default"
             wrong = {(key,): f"is empty; write {expected(keys[key].type)}{instead}"}
         check = (checks or {}).get(key)
