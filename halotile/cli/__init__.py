@@ -1,4 +1,4 @@
-"""The command line: its configuration, commands and output. The only package that imports typer and pydantic."""
+"""The command line: its configuration, commands and output. The only package that imports typer and rich."""
 
 from __future__ import annotations
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import difflib
 import json
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from halotile.errors import redacted
+from halotile.tasks.options import OwnPath, ReadPath
 
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+_WORDS: Mapping[Any, str] = {
+    int: "a whole number", float: "a number", str: "text", bool: "true or false",
+    ReadPath: "a path", OwnPath: "a path", Path: "a path",
+}  # fmt: skip
 ALIKE = {
     "gpu": ("cuda", "local-cuda"),
     "gpus": ("cuda", "local-cuda"),
@@ -21,7 +25,9 @@ ALIKE = {
     "batch_size": ("batch",),
 }
 """Words that users write, with the accepted words of the same meaning."""
-_PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
+KeyPath = tuple[str | int, ...]
+"""Place of a value in a job, such as ``("tile", "size")``."""
+_PLURALS: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "texts", ReadPath: "paths"}
 
 
 def shown(value: Any) -> str:
@@ -112,26 +118,39 @@ def expected(annotation: Any) -> str:
 
 
 def _phrase(part: Any) -> str:
-    arguments = get_args(part)
-    if get_origin(part) is tuple:
-        count = "" if Ellipsis in arguments else f"{len(arguments)} "
-        return f"a list of {count}{_plural(arguments[0])}"
-    if get_origin(part) is list:
-        return f"a list of {_plural(arguments[0])}"
-    if part in _WORDS:
-        return _WORDS[part]
-    if arguments:
-        plural = _PLURALS.get(arguments[-1])
-        return f"a mapping of names to {plural}" if plural else "a mapping"
-    return getattr(part, "__name__", str(part))
+    if (kinds := entry_types(part, 1)) is not None:
+        entries = expected(kinds[0]) if get_origin(kinds[0]) is Literal else _PLURALS.get(kinds[0], "values")
+        return f"a list of {entries}" if len(kinds) == 1 else f"a list of {len(kinds)} {entries}"
+    if (kind := value_type(part)) is not None:
+        return f"a mapping of names to {_PLURALS[kind]}" if kind in _PLURALS else "a mapping"
+    return _WORDS[part] if part in _WORDS else getattr(part, "__name__", str(part))
 
 
-def _plural(part: Any) -> str:
-    return expected(part) if get_origin(part) is Literal else _PLURALS.get(part, "values")
+def entry_types(part: Any, count: int) -> tuple[Any, ...] | None:
+    """Return the types of the entries of a list with so many, unless it has another number of them; None for other types.
+
+    Examples
+    --------
+    >>> entry_types(tuple[int, ...], 3), entry_types(tuple[int, str], 3), entry_types(str, 3)
+    ((<class 'int'>, <class 'int'>, <class 'int'>), (<class 'int'>, <class 'str'>), None)
+    """
+    origin, arguments = get_origin(part) or part, get_args(part)
+    if not isinstance(origin, type) or not issubclass(origin, Sequence) or origin is str:
+        return None
+    is_fixed = origin is tuple and arguments and Ellipsis not in arguments
+    return arguments if is_fixed else (arguments or (Any,))[:1] * count
+
+
+def value_type(part: Any) -> Any | None:
+    """Return the type of the values of a mapping; None for other types."""
+    origin = get_origin(part) or part
+    if not isinstance(origin, type) or not issubclass(origin, Mapping):
+        return None
+    return (get_args(part) or (str, Any))[1]
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Return True where a value is of a type. Nothing is converted, but a list is accepted for a tuple.
+    """Return True where a value is of a type. Nothing is converted, but a list is accepted for a tuple, and text for a path.
 
     Examples
     --------
@@ -142,21 +161,18 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def _fits(value: Any, part: Any) -> bool:
-    origin, arguments = get_origin(part), get_args(part)
-    if part is Any:
-        return True
-    if origin is Literal:
-        return isinstance(value, str) and value in arguments
-    if origin is tuple:
-        return isinstance(value, tuple | list) and _elements_fit(value, arguments)
-    if origin is not None and issubclass(origin, Mapping):
-        return isinstance(value, Mapping) and all(_elements_fit(item, arguments) for item in value.items())
+    if get_origin(part) is Literal:
+        return isinstance(value, str) and value in get_args(part)
+    if get_origin(part) is Annotated:
+        return fits(value, get_args(part)[0])
+    if (kinds := entry_types(part, len(value) if isinstance(value, tuple | list) else -1)) is not None:
+        return isinstance(value, tuple | list) and len(kinds) == len(value) and all(map(fits, value, kinds))
+    if (kind := value_type(part)) is not None:
+        named = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+        return named and all(fits(entry, kind) for entry in value.values())
     if part in (int, float):
         return isinstance(value, int if part is int else int | float) and not isinstance(value, bool)
-    return isinstance(value, part)
-
-
-def _elements_fit(values: tuple[Any, ...] | list[Any], arguments: tuple[Any, ...]) -> bool:
-    if Ellipsis in arguments:
-        return all(fits(value, arguments[0]) for value in values)
-    return len(values) == len(arguments) and all(map(fits, values, arguments))
+    if part is Path:
+        return isinstance(value, str | Path)
+    # Other annotations, such as of a function, are for the class.
+    return part is Any or not isinstance(part, type) or isinstance(value, part)

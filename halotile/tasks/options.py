@@ -8,11 +8,15 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
 from halotile.errors import ConfigError
 
 Auto = Literal["auto"]
+ReadPath = Annotated[str, "read"]
+"""Path of a file that is read: it has to exist when a job is checked."""
+OwnPath = Annotated[str, "own"]
+"""Path that need not exist when a job is checked."""
 
 
 def job_key(field: str) -> str:
@@ -44,41 +48,9 @@ def option_fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
     return {job_key(f.name): f for f in dataclasses.fields(kind) if f.init and f.metadata.get("option", True)}
 
 
-def required_keys(kind: type) -> list[str]:
-    """The keys of a dataclass that have no default.
-
-    Examples
-    --------
-    >>> from halotile.tasks.denoisers.tv import TotalVariation
-    >>> required_keys(TotalVariation)
-    ['strength']
-    """
-    missing = dataclasses.MISSING
-    return [
-        key for key, f in option_fields(kind).items() if f.default is missing and f.default_factory is missing
-    ]
-
-
 def with_description(text: str) -> dict[str, str]:
     """Metadata of a field that describes what to write, where the type alone does not."""
     return {"description": text}
-
-
-def description_of(kind: type, key: str) -> str | None:
-    """The text that :func:`with_description` gave a key of a dataclass, if any.
-
-    Examples
-    --------
-    >>> from halotile.tasks.denoisers.dncnn import DnCNN
-    >>> description_of(DnCNN, "depth")
-    """
-    return next(
-        (f.metadata.get("description") for f in dataclasses.fields(kind) if job_key(f.name) == key), None
-    )
-
-
-STRICT: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True, "alias_generator": job_key}
-"""Settings for reading the options from a configuration: unknown keys are errors, docstrings are descriptions."""
 
 
 def check_above_zero(key: str, value: object) -> None:

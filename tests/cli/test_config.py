@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import halotile
-from halotile.cli.config.kinds import keys_of
+from halotile.cli.config.kinds import keys_of_job
 from halotile.cli.config.loading import Flags, load_job, load_saved_job, read_config
 from halotile.cli.config.sections import check_config
 from halotile.cli.main import app
@@ -77,16 +77,16 @@ LIES = [
     ("input: ", "inptu: ", 3, "inptu: unknown key; did you mean input?"),
     ("input:    {path: noisy.npy, level: 0}\n", "", 1, "input: missing; write `input: {path: ...}`"),
     ("{path: noisy.npy, level: 0}", "noisy.npy", 3, 'write `input: {path: "noisy.npy"}`'),
-    ("{path: noisy.npy, level: 0}", "{level: 0}", 3, "input.path: missing; write text"),
+    ("{path: noisy.npy, level: 0}", "{level: 0}", 3, "input.path: missing; write a path"),
     ("path: noisy.npy", "pth: noisy.npy", 3, "input.pth: unknown key; did you mean path?"),
-    ("path: noisy.npy", "path: 12", 3, "input.path: 12 is not text; put it in quotes"),
+    ("path: noisy.npy", "path: 12", 3, "input.path: 12 is not a path; put it in quotes"),
     ("path: noisy.npy", 'path: ""', 3, "input.path: is empty"),
     ("level: 0", "level: -1", 3, "input.level: -1 is too small; write at least 0"),
     ("level: 0", "axes: yy", 3, 'input.axes: "yy" does not name axes'),
     ("level: 0", "range: [1, 0]", 3, "input.range: [1, 0] runs backwards"),
     ("level: 0", "range: [0, .inf]", 3, "input.range: [0, Infinity] is not finite"),
     ("level: 0", "range: [0, 1, 2]", 3, "not auto or a list of 2 numbers"),
-    ("level: 0", "sides: {sigma: 3}", 3, "input.sides.sigma: 3 is not text"),
+    ("level: 0", "sides: {sigma: 3}", 3, "input.sides.sigma: 3 is not a path"),
     (
         "overwrite: false",
         "overwrite: NO",
@@ -116,6 +116,8 @@ LIES = [
     ("size: auto", "siez: auto", 6, "tile.siez: unknown key; did you mean size?"),
     ("size: auto", "size: [256, 0]", 6, "[256, 0] is too small; write at least 1"),
     ("size: auto", "size: []", 6, "write at least 1"),
+    ("depth: auto", "depth: []", 6, "tile.depth: [] is too small; write at least 0"),
+    ("level: 0", "range: []", 3, "input.range: [] is not auto or a list of 2 numbers"),
     ("depth: auto", "depth: -3", 6, "-3 is too small; write at least 0"),
     ("boundary: auto", "boundary: refelct", 6, "did you mean reflect?"),
     ("batch: auto", "batch: true", 6, "true is not auto or a whole number"),
@@ -288,8 +290,10 @@ def test_a_missing_input_alone_is_bad_data(config: Path) -> None:
     assert RUNNER.invoke(app, ["validate", str(config)]).exit_code == 4
 
 
-def test_missing_weights_are_told_before_anything_starts(config: Path) -> None:
-    text = config.read_text().replace("{name: tv, strength: 0.1}", "{name: dncnn, weights: gone.safetensors}")
+@pytest.mark.parametrize("name", ["dncnn", "unet"])
+def test_missing_weights_are_told_before_anything_starts(config: Path, name: str) -> None:
+    denoiser = f"{{name: {name}, weights: gone.safetensors}}"
+    text = config.read_text().replace("{name: tv, strength: 0.1}", denoiser)
     config.write_text(text)
     with pytest.raises(
         ConfigError, match=r"config\.yaml:5: denoiser\.weights: .*gone\.safetensors does not exist"
@@ -444,4 +448,4 @@ def test_a_damaged_saved_job_is_refused(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("kind", kind_names())
 def test_the_sections_of_a_job_are_fields_of_its_dataclass(kind: str) -> None:
-    assert set(keys_of(kind).sections) <= set(keys_of(kind).schema.__dataclass_fields__)
+    assert set(keys_of_job(kind).sections) <= set(keys_of_job(kind).schema.__dataclass_fields__)

@@ -11,12 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from halotile import registry
-from halotile.cli.config.fields import field_types
-from halotile.cli.config.kinds import is_named, keys_of
+from halotile.cli.config.kinds import keys_of_job
 from halotile.cli.config.schema import config_schema
 from halotile.cli.config.yaml_source import read_text
 from halotile.cli.main import app
 from halotile.graphs.kinds.finder import kind_names
+from halotile.graphs.kinds.sections import NamedChoice
+from halotile.graphs.rules.keys import keys_of
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,8 @@ def of(schema: dict[str, Any], job: str) -> dict[str, Any]:
 SECTIONS = [
     (job, name)
     for job in kind_names()
-    for name, section in keys_of(job).sections.items()
-    if not is_named(section)
+    for name, section in keys_of_job(job).sections.items()
+    if not issubclass(section, NamedChoice)
 ]
 
 
@@ -47,7 +48,7 @@ def test_every_key_is_there_with_a_description_and_no_other_is_allowed(
     schema: dict[str, Any], job: str, section: str
 ) -> None:
     part = of(schema, job)["properties"][section]
-    assert set(part["properties"]) == set(field_types(keys_of(job).sections[section]))
+    assert set(part["properties"]) == set(keys_of(keys_of_job(job).sections[section]))
     assert all(entry["description"] for entry in part["properties"].values())
     assert part["additionalProperties"] is False
 
@@ -64,8 +65,9 @@ def test_every_denoiser_is_a_choice_by_its_name(schema: dict[str, Any]) -> None:
         choices = {each["properties"]["name"]["const"]: each for each in choice["anyOf"]}
         assert set(choices) == set(registry.names("denoisers"))
         for name, each in choices.items():
-            options = field_types(registry.find("denoisers", name).DENOISER)
+            options = keys_of(registry.find("denoisers", name).DENOISER)
             assert set(each["properties"]) == {"name", *options}
+            assert all(entry["description"] for entry in each["properties"].values())
             assert each["additionalProperties"] is False
             assert "name" in each["required"]
 
@@ -75,7 +77,7 @@ def test_every_operator_is_a_choice_with_its_measurement(schema: dict[str, Any])
     choices = {entry["properties"]["name"]["const"]: entry for entry in entries}
     assert set(choices) == set(registry.names("operators")) - {"normal"}
     for name, choice in choices.items():
-        options = field_types(registry.find("operators", name).OPERATOR)
+        options = keys_of(registry.find("operators", name).OPERATOR)
         assert set(choice["properties"]) == {"name", "data", "noise_sigma", *options}
         assert all(entry["description"] for entry in choice["properties"].values())
         assert {"name", "data"} <= set(choice["required"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +29,9 @@ from halotile.graphs.jobs.train.job import Training, WeightsFile
 from halotile.graphs.kinds.finder import kinds
 from halotile.graphs.kinds.sections import Cluster, DenoiserChoice, Input, Output, Run, Tile
 from halotile.graphs.plans.identity import fingerprint
-from halotile.graphs.rules.check import check_job, checks_of, credentials_in
+from halotile.graphs.rules.check import check_job, credentials_in
+from halotile.graphs.rules.keys import build, faults_in, keys_of
+from halotile.graphs.rules.values import COMMON
 
 
 def job(section: str, part: Any) -> Denoising:
@@ -48,7 +52,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("tile", Tile(size=()), "tile.size: [] is too small"),
     ("tile", Tile(axes="yy"), 'tile.axes: "yy" does not name axes'),
     ("tile", Tile(depth=2.5), "tile.depth: 2.5 is not auto, a whole number or"),  # type: ignore[arg-type]
-    ("input", Input(path=Path("a")), "input.path: PosixPath('a') is not text"),  # type: ignore[arg-type]
+    ("input", Input(path=Path("a")), "input.path: PosixPath('a') is not a path"),  # type: ignore[arg-type]
     ("input", Input(path="a", range=(1.0, 0.0)), "input.range: [1.0, 0.0] runs backwards"),
     (
         "input",
@@ -60,7 +64,7 @@ WRONG: list[tuple[str, Any, str]] = [
     (
         "input",
         Input(path="a", sides={"mask": 1}),  # type: ignore[dict-item]
-        'input.sides: {"mask": 1} is not a mapping of names to texts',
+        "input.sides.mask: 1 is not a path; put it in quotes if it is meant as text",
     ),
     (
         "output",
@@ -136,7 +140,8 @@ def test_every_check_is_of_a_key_that_there_is() -> None:
     scanned = Ptychography(input=ScanInput(path="a"), output=ResultFile(path="b.cxi"))
     places[""] = SimpleNamespace(**(vars(solved) | vars(trained) | vars(scanned)))
     places |= {"model": ModelOptions(), "stages": StageOptions(epochs=1)}
-    checked = {place for kind in kinds().values() for place in checks_of(kind)}
+    checked = {(part.__name__.lower(), key) for part, key in COMMON}
+    checked |= {place for kind in kinds().values() for place in kind.checks}
     assert [key for section, key in checked if not hasattr(places[section], key)] == []
 
 
@@ -191,3 +196,31 @@ def test_one_is_one_however_it_is_written() -> None:
         {"strength": 1.0, "range": [0.0, 0.5]}
     )
     assert fingerprint({"strength": 1}) != fingerprint({"strength": 1.5})
+
+
+@dataclass(frozen=True)
+class PlugIn:
+    """Options in annotations that no part of halotile has, as a plug-in may write them."""
+
+    file: Path = Path("a")
+    numbers: list[int] = field(default_factory=list)
+    words: Sequence[str] = ()
+    table: dict[str, float] = field(default_factory=dict)
+    anything: Any = None
+    call: Callable[[int], int] | None = None
+
+
+def test_options_of_a_plug_in_may_have_other_annotations() -> None:
+    keys = keys_of(PlugIn)
+    right = {"file": "b.npy", "numbers": [1], "words": ["a"], "table": {"x": 1}, "anything": [None, {}]}
+    assert faults_in(keys, right) == {}
+    built, faults = build(PlugIn, keys, right, {})
+    assert faults == {}
+    assert (built.numbers, built.table) == ((1,), {"x": 1.0})
+    wrong = {"file": 3, "numbers": [1, "x"], "words": "a", "table": {"x": "y"}}
+    assert faults_in(keys, wrong) == {
+        ("file",): "3 is not a path",
+        ("numbers", 1): '"x" is not a whole number',
+        ("words",): '"a" is not a list of texts',
+        ("table", "x"): '"y" is not a number',
+    }

@@ -106,7 +106,7 @@ def test_a_denoiser_is_said_in_words_or_handed_over(denoiser: dict[str, Any], ma
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"prior": {"name": "tv", "wieght": 3}}, "prior has no key 'wieght'; did you mean weight"),
+        ({"prior": {"name": "tv", "wieght": 3}}, "prior.wieght: unknown key; did you mean weight"),
         ({"prior": 3}, "prior is 3: that is neither a name nor a mapping"),
         ({"prior": "pnp"}, "prior pnp: write denoiser, which has no default. denoiser is a denoiser: {name: dncnn"),
         ({"prior": {"name": "pnp", "denoiser": "tv"}}, "denoiser is 'tv', without its options"),

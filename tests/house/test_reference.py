@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from halotile import registry
-from halotile.cli.config.fields import field_types
-from halotile.cli.config.kinds import is_named, keys_of
+from halotile.cli.config.kinds import keys_of_job
 from halotile.cli.config.schema import config_schema
 from halotile.cli.config.yaml_source import read_text
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.kinds.finder import kind_names
-from halotile.graphs.rules.written_options import written_form
-from halotile.tasks.options import job_key, required_keys
+from halotile.graphs.kinds.sections import NamedChoice
+from halotile.graphs.rules.keys import Keys, keys_of, written_keys
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = {
@@ -37,7 +36,9 @@ SHARED = {
 """Sections that are those of a denoising job."""
 ADVISED = {("denoise", "denoiser"): {"sigma": "auto"}}
 """Values other than the defaults that every example has."""
-SECTIONS = [(job, name) for job in kind_names() for name in keys_of(job).sections if name not in SHARED[job]]
+SECTIONS = [
+    (job, name) for job in kind_names() for name in keys_of_job(job).sections if name not in SHARED[job]
+]
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +59,12 @@ def test_the_examples_have_every_part(examples: dict[str, dict[str, Any]]) -> No
         assert set(examples[job]) == set(part["properties"]) - left_out
 
 
-def check_values(written: dict[str, Any], schema: type) -> None:
+def check_values(written: dict[str, Any], keys: Keys) -> None:
     """Assert that every key is there with its default."""
-    assert set(written) == set(field_types(schema))
-    for field in dataclasses.fields(schema):
-        if (key := job_key(field.name)) not in required_keys(schema):
-            usual = {} if field.default is dataclasses.MISSING else field.default
+    assert set(written) == set(keys)
+    for key, kind in keys.items():
+        if not kind.is_required:
+            usual = {} if kind.field.default is dataclasses.MISSING else kind.field.default
             assert written[key] == (list(usual) if isinstance(usual, tuple) else usual), key
 
 
@@ -71,29 +72,30 @@ def check_values(written: dict[str, Any], schema: type) -> None:
 def test_the_examples_have_every_key_with_its_default(
     examples: dict[str, dict[str, Any]], job: str, section: str
 ) -> None:
-    written, schema = dict(examples[job][section]), keys_of(job).sections[section]
+    written, schema = dict(examples[job][section]), keys_of_job(job).sections[section]
     for key, value in ADVISED.get((job, section), {}).items():
         assert written[key] == value
         written[key] = None
-    if is_named(schema):
-        schema = written_form(schema, schema.declared(written.pop("name")))
-    check_values(written, schema)
+    keys = keys_of(schema)
+    if issubclass(schema, NamedChoice):
+        keys = written_keys(schema.declared(written.pop("name")), schema)
+    check_values(written, keys)
 
 
 @pytest.mark.parametrize("job", ["ptychography", "reconstruct", "simulate", "train"])
 def test_the_examples_have_every_key_outside_of_sections(
     examples: dict[str, dict[str, Any]], job: str
 ) -> None:
-    tree, values = examples[job], keys_of(job).values
-    assert values is not None
-    check_values({field.name: tree[field.name] for field in dataclasses.fields(values)}, values)
+    tree, keys = examples[job], keys_of_job(job).values
+    assert keys
+    check_values({key: tree[key] for key in keys}, keys)
 
 
 @pytest.mark.parametrize("job", ["reconstruct", "simulate"])
 def test_the_examples_have_every_key_of_an_operator(examples: dict[str, dict[str, Any]], job: str) -> None:
-    (operator,) = examples[job]["operators"]
-    written = written_form(OperatorChoice, OperatorChoice.declared(operator["name"]))
-    check_values({k: v for k, v in operator.items() if k != "name"}, written)
+    operator = dict(examples[job]["operators"][0])
+    keys = written_keys(OperatorChoice.declared(operator.pop("name")), OperatorChoice)
+    check_values(operator, keys)
 
 
 @pytest.mark.parametrize("name", registry.names("denoisers"))
@@ -116,5 +118,7 @@ def check_row(page: str, name: str, schema: type) -> None:
     found = re.search(rf"^\| `{name}` \| (.*?) \|", (DOCS / page).read_text(), re.MULTILINE)
     assert found, f"the table of {page} has no {name}"
     row = found[1]
-    assert set(re.findall(r"`(\w+)`", row)) == set(field_types(schema))
-    assert set(re.findall(r"\*\*`(\w+)`\*\*", row)) == set(required_keys(schema))
+    assert set(re.findall(r"`(\w+)`", row)) == set(keys_of(schema))
+    assert set(re.findall(r"\*\*`(\w+)`\*\*", row)) == {
+        key for key, kind in keys_of(schema).items() if kind.is_required
+    }

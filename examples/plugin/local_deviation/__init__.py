@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from halotile.graphs.kinds.base import Figures, JobKind, Row
-from halotile.graphs.kinds.sections import Input, Output, OutputJob, OwnPath
+from halotile.graphs.kinds.sections import Input, Output, OutputJob
 from halotile.graphs.plans.rows import cost_rows, output_rows
 from halotile.graphs.rules.combinations import Faults
 from halotile.graphs.rules.values import AtLeast, output_path
+from halotile.tasks.options import OwnPath
 
 
 @dataclass(frozen=True, kw_only=True)

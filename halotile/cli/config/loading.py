@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from halotile.cli.config.kinds import VERSION
-from halotile.cli.config.problems import KeyPath, raise_problems
+from halotile.cli.config.problems import raise_problems
 from halotile.cli.config.sections import check_cluster, check_config
 from halotile.cli.config.yaml_source import Document, read_file, read_text
 from halotile.errors import ConfigError
 from halotile.graphs.kinds.patterns import for_its_image, takes_many
 from halotile.graphs.kinds.sections import Cluster, Job
+from halotile.graphs.words import KeyPath
 
 
 @dataclass(frozen=True, kw_only=True)

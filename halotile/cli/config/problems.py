@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halotile.errors import ConfigError, HalotileError, InputError
-from halotile.graphs.words import dotted
-
-KeyPath = tuple[str | int, ...]
-"""Place of a value in a configuration, such as ``("tile", "size")``."""
+from halotile.graphs.words import KeyPath, dotted
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,31 @@ import itertools
 import re
 import textwrap
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
-from halotile.cli.config.kinds import VERSION, JobKeys, is_named, keys_of
+from halotile.cli.config.kinds import VERSION, JobKeys, keys_of_job
 from halotile.errors import HalotileError
-from halotile.graphs.kinds.base import Check
+from halotile.graphs.kinds.base import Check, JobKind
 from halotile.graphs.kinds.finder import find_kind, kind_names
 from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
 from halotile.graphs.rules.check import checks_of
+from halotile.graphs.rules.keys import Keys, keys_of, stand_ins, written_keys
 from halotile.graphs.rules.values import Above, AtLeast, Named
-from halotile.graphs.rules.written_options import stand_ins, written_form
-from halotile.tasks.options import job_key
+from halotile.graphs.words import entry_types, parts, value_type
+from halotile.tasks.options import OwnPath, ReadPath, job_key
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_TYPES: Mapping[Any, dict[str, Any]] = {
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    type(None): {"type": "null"},
+    ReadPath: {"type": "string", "format": "path"},
+    OwnPath: {"type": "string", "format": "path"},
+    Path: {"type": "string", "format": "path"},
+}
 
 
 def config_schema() -> dict[str, Any]:
@@ -34,40 +46,39 @@ def config_schema() -> dict[str, Any]:
     True
     """
     job_names = kind_names()
-    kinds = [_job_schema(name, keys_of(name)) for name in job_names]
-    common = {
-        "version": {"const": VERSION, "description": "Version of this format."},
-        "job": {"enum": job_names, "description": "Kind of job."},
-    }
     return {
         "$schema": DIALECT,
         "title": "halotile job",
         "type": "object",
-        "properties": common,
-        "anyOf": kinds,
+        "properties": {
+            "version": {"const": VERSION, "description": "Version of this format."},
+            "job": {"enum": job_names, "description": "Kind of job."},
+        },
+        "anyOf": [_job_schema(name, keys_of_job(name)) for name in job_names],
     }
 
 
 def _job_schema(name: str, keys: JobKeys) -> dict[str, Any]:
-    checks = checks_of(find_kind(name))
-    parts = {section: _section_schema(section, schema, checks) for section, schema in keys.sections.items()}
-    for listed, schema in keys.lists.items():
-        entry = _section_schema(listed, schema, checks)
-        parts[listed] = {
-            "description": entry["description"],
-            "type": "array",
-            "minItems": 1,
-            "items": entry,
-        }
-    if keys.values is not None:
-        described = _attribute_docs(keys.schema)
-        values = _section_schema("", keys.values, checks)["properties"]
-        parts |= {key: {"description": described.get(key, ""), **entry} for key, entry in values.items()}
+    kind = find_kind(name)
+    properties: dict[str, Any] = {"version": {"const": VERSION}, "job": {"const": name}}
+    for section, schema in {**keys.sections, **keys.lists}.items():
+        entry = properties[section] = _section_schema(section, schema, kind)
+        if section in keys.lists:
+            described = {"description": entry["description"]}
+            properties[section] = {**described, "type": "array", "minItems": 1, "items": entry}
+    properties |= _properties(keys.values, _attribute_docs(keys.schema), checks_of("", keys.schema, kind))
+    required = ["version", "job", *filter(keys.requires, keys.keys)]
+    return _object(name, keys.schema, properties, required)
+
+
+def _object(title: str, described: type, properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     return {
-        "title": name,
-        "description": (keys.schema.__doc__ or "").strip().splitlines()[0],
-        "properties": {"version": {"const": VERSION}, "job": {"const": name}} | parts,
-        "required": ["version", "job", *(part for part in keys.keys if keys.requires(part))],
+        "title": title,
+        # The rest of the docstring is for programmers.
+        "description": (described.__doc__ or title).strip().splitlines()[0],
+        "type": "object",
+        "properties": properties,
+        "required": required,
         "additionalProperties": False,
     }
 
@@ -81,66 +92,83 @@ def _attribute_docs(job: type) -> dict[str, str]:
         for field, below in itertools.pairwise(body.body):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
                 text = ast.literal_eval(below.value)
-                docs[ast.unparse(field.target)] = " ".join(str(text).split())
+                docs[job_key(ast.unparse(field.target))] = " ".join(str(text).split())
     return docs
 
 
-def _section_schema(section: str, schema: type, checks: Mapping[tuple[str, str], Check]) -> dict[str, Any]:
-    if is_named(schema):
-        choices = [_choice_schema(section, schema, name, checks) for name in schema.accepted()]
+def _section_schema(section: str, schema: type, kind: JobKind) -> dict[str, Any]:
+    if issubclass(schema, NamedChoice):
+        choices = [_choice_schema(section, schema, name, kind) for name in schema.accepted()]
         return {
             "description": (schema.__doc__ or "").strip(),
             "type": "object",
             **({} if hasattr(schema, "name") else {"required": ["name"]}),
             "anyOf": [choice for choice in choices if choice],
         }
-    section_schema = _inlined(schema)
-    for key, entry in section_schema["properties"].items():
-        _add_bounds(entry, checks.get((section, key)))
-    return section_schema
+    keys = keys_of(schema)
+    properties = _properties(keys, _attribute_docs(schema), checks_of(section, schema, kind))
+    return _object(schema.__name__, schema, properties, [key for key in keys if keys[key].is_required])
 
 
-def _add_bounds(entry: dict[str, Any], check: object) -> None:
-    """Write the bounds that a check sets for a number beside its type, at every level of the entry."""
-    if entry.get("type") in ("integer", "number"):
-        if isinstance(check, AtLeast):
-            entry["minimum"] = check.least
-        elif isinstance(check, Above):
-            entry["exclusiveMinimum"] = check.bound
-    if entry.get("type") == "string" and isinstance(check, Named):
-        entry["enum"] = check.names
-    for inner in (*entry.get("anyOf", ()), entry.get("items")):
-        if isinstance(inner, dict):
-            _add_bounds(inner, check)
+def _properties(keys: Keys, described: Mapping[str, str], checks: Mapping[str, Check]) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    for key, kind in keys.items():
+        description, usual = kind.field.metadata.get("description"), kind.field.default
+        properties[key] = {
+            "description": description or described.get(key, ""),
+            **_type_schema(kind.type, checks.get(key)),
+        }
+        if usual is not dataclasses.MISSING:
+            properties[key]["default"] = list(usual) if isinstance(usual, tuple) else usual
+    return properties
+
+
+def _type_schema(annotation: Any, check: Check | None = None) -> dict[str, Any]:
+    """Return the schema of a type, with the bounds that a check sets for its numbers, and the names that it accepts."""
+    schemas = [_part_schema(part, check) for part in parts(annotation)]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def _part_schema(part: Any, check: Check | None) -> dict[str, Any]:
+    if kinds := entry_types(part, 0):
+        entries, count = list(map(_type_schema, kinds)), len(kinds)
+        return {"type": "array", "prefixItems": entries, "minItems": count, "maxItems": count}
+    if kinds := entry_types(part, 1):
+        return {"type": "array", "items": _type_schema(kinds[0], check)}
+    if (kind := value_type(part)) is not None:
+        return {"type": "object", "additionalProperties": _type_schema(kind) or True}
+    words = list(get_args(part)) if get_origin(part) is Literal else []
+    schema: dict[str, Any] = {"enum": words} if words else dict(_TYPES.get(part, {}))
+    if part in (int, float) and isinstance(check, AtLeast):
+        schema["minimum"] = check.least
+    elif part in (int, float) and isinstance(check, Above):
+        schema["exclusiveMinimum"] = check.bound
+    elif part is str and isinstance(check, Named):
+        schema["enum"] = check.names
+    return schema
 
 
 def _choice_schema(
-    section: str, choice: type[NamedChoice], name: str, checks: Mapping[tuple[str, str], Check]
+    section: str, choice: type[NamedChoice], name: str, kind: JobKind
 ) -> dict[str, Any] | None:
     """Return the schema of one named choice with its options; a plug-in that cannot be loaded is left out."""
     try:
         declared = choice.declared(name)
     except (HalotileError, AttributeError):
         return None
-    schema = _inlined(written_form(choice, declared))
-    described = parameters_of(declared) | _attribute_docs(choice)
-    for key, entry in schema["properties"].items():
-        entry.setdefault("description", described.get(key, ""))
-        _add_bounds(entry, checks.get((section, key)))
-    nested = stand_ins(declared) if choice.differs else {}
-    for key in (key for key, kind in nested.items() if kind == "denoiser"):
-        described_key = schema["properties"][key]["description"]
-        schema["properties"][key] = _section_schema(key, DenoiserChoice, checks) | {
-            "description": described_key
-        }
-    description = (declared.__doc__ or name).strip().splitlines()[0]
-    return schema | {
-        "title": name,
-        "description": description,
-        "properties": {"name": {"const": name, "description": description}} | schema["properties"],
-        "required": [*([] if hasattr(choice, "name") else ["name"]), *schema.get("required", [])],
-        "additionalProperties": False,
-    }
+    keys = written_keys(declared, choice)
+    described = _attribute_docs(choice) | _attribute_docs(declared) | parameters_of(declared)
+    properties = _properties(keys, described, checks_of(section, choice, kind))
+    for key in (key for key, written_as in stand_ins(declared).items() if written_as == "denoiser"):
+        text = {"description": properties[key]["description"]}
+        properties[key] = _section_schema(key, DenoiserChoice, kind) | text
+    required = [
+        *([] if hasattr(choice, "name") else ["name"]),
+        *(key for key in keys if keys[key].is_required),
+    ]
+    made = _object(name, declared, properties, required)
+    made["properties"] = {"name": {"const": name, "description": made["description"]}} | properties
+    return made
 
 
 def parameters_of(kind: type) -> dict[str, str]:
@@ -156,18 +184,3 @@ def parameters_of(kind: type) -> dict[str, str]:
     section = re.search(r"^Parameters\n-+\n(.*?)(?=^\S+\n-+\n|\Z)", text, re.MULTILINE | re.DOTALL)
     entries = re.findall(r"^(\w+) : .*\n((?:(?: .*)?\n?)*)", section[1] if section else "", re.MULTILINE)
     return {job_key(name): " ".join(body.split()) for name, body in entries}
-
-
-def _inlined(schema: type) -> dict[str, Any]:
-    """Return the schema of one dataclass, without titles that only repeat its keys."""
-    from pydantic import TypeAdapter
-
-    inlined = TypeAdapter(schema).json_schema()
-    # The rest of the docstring is for programmers; editors show this line.
-    inlined["description"] = (schema.__doc__ or "").strip().splitlines()[0] if schema.__doc__ else ""
-    properties: Mapping[str, dict[str, Any]] = inlined.get("properties", {})
-    for field in properties.values():
-        field.pop("title", None)
-        if "description" in field:
-            field["description"] = " ".join(field["description"].split())
-    return inlined

@@ -6,26 +6,233 @@ dataclass; the options of a named choice are checked against the class that the 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import glob
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.config.choices import read_choice
-from halotile.cli.config.fields import check_fields, field_types
-from halotile.cli.config.findings import Findings
-from halotile.cli.config.kinds import HEAD, VERSION, JobKeys, is_named, keys_of, paths_in
-from halotile.cli.config.problems import ConfigProblem, KeyPath
+from halotile.cli.config.kinds import FLAGS, HEAD, VERSION, JobKeys, keys_of_job
+from halotile.cli.config.problems import ConfigProblem
 from halotile.cli.config.yaml_source import Document
-from halotile.errors import HalotileError
+from halotile.errors import ConfigError, HalotileError, InputError
+from halotile.graphs.kinds.base import Check
 from halotile.graphs.kinds.finder import find_kind, kind_names
-from halotile.graphs.kinds.sections import OWN, Cluster, Job
-from halotile.graphs.rules.check import checks_of, common_checks, credentials_in, rules_of
+from halotile.graphs.kinds.patterns import is_pattern
+from halotile.graphs.kinds.sections import STEM, Cluster, DenoiserChoice, Job, NamedChoice
+from halotile.graphs.rules.check import checks_of, credentials_in, rules_of
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
-from halotile.graphs.words import nearest, shown
-from halotile.tasks.options import required_keys
+from halotile.graphs.rules.keys import (
+    Keys,
+    build,
+    fault_of_option,
+    faults_in,
+    keys_of,
+    stand_ins,
+    taken,
+    unknown,
+    written_keys,
+)
+from halotile.graphs.words import KeyPath, expected, nearest, parts, shown
+from halotile.storage.disk.place import broken_link
+from halotile.tasks.options import OwnPath, ReadPath
 
-FLAGS = {"allow_import": "a file cannot allow itself to run code; add --allow-import to the command"}
+
+class Findings:
+    """Collects faults, one for each key.
+
+    Parameters
+    ----------
+    document : Document
+        The document as read from a file, with overrides from the command line.
+    base : Path
+        The folder that relative paths start from.
+    makes_data : bool
+        The measurements will be written by the job: they need not exist.
+    """
+
+    def __init__(self, document: Document, base: Path, *, makes_data: bool = False) -> None:
+        self.document = document
+        self.base = Path(os.path.abspath(base))
+        self.makes_data = makes_data
+        self._problems = list(document.problems)
+        self._files: dict[KeyPath, str] = {}
+
+    def fault(self, path: KeyPath, message: str, error: type[HalotileError] = ConfigError) -> None:
+        """Record a fault, unless its key has one already."""
+        if all(problem.path != path for problem in self._problems):
+            self._problems.append(ConfigProblem(self.document.place_of(path), path, message, error))
+
+    def is_wrong(self, path: KeyPath) -> bool:
+        """Return True where a key has a fault, or a value inside it."""
+        return any(problem.path[: len(path)] == path for problem in self._problems)
+
+    def read(self, path: KeyPath, file: Any) -> Any:
+        """Record a file that is read; return its path, resolved if it is text, against the configuration's folder."""
+        if not isinstance(file, str):
+            return file
+        self._files[path] = self.absolute(file)
+        if is_pattern(pattern := os.path.join(glob.escape(str(self.base)), os.path.expanduser(file))):
+            self._files[path] = pattern  # brackets in the name of the folder are none of it
+        return self._files[path]
+
+    def absolute(self, path: str) -> str:
+        """Return a path resolved against the configuration's folder; addresses such as s3:// stay."""
+        if "://" in path:
+            return path
+        resolved = self.base / os.path.expanduser(path)
+        # Where a link comes before "..", only the file system can resolve the path.
+        return os.path.realpath(resolved) if ".." in resolved.parts else str(resolved)
+
+    def with_paths(
+        self, path: KeyPath, keys: Keys, values: Mapping[str, Any], written: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Return the values at a place with absolute paths, and record those that are read.
+
+        ``written``: keys that are misspelt in the file: their files are checked nevertheless.
+        """
+        resolved = dict(values)
+        for key in (key for key in keys if key in values):
+            value, allowed, place = values[key], parts(keys[key].type), (*path, (written or {}).get(key, key))
+            if (OwnPath in allowed or Path in allowed) and isinstance(value, str):
+                resolved[key] = self.absolute(value)
+            elif ReadPath in allowed:
+                resolved[key] = self.read(place, value)
+            elif Mapping[str, ReadPath] in allowed and isinstance(value, dict):
+                resolved[key] = {name: self.read((*place, name), file) for name, file in value.items()}
+        return resolved
+
+    def problems(self) -> list[ConfigProblem]:
+        """Return all faults, with missing files, in the order of the document; the command line comes last."""
+        outputs = {file for path, file in self._files.items() if self.makes_data and path[-1] == "data"}
+        for path, file in self._files.items():
+            if "://" not in file and file not in outputs and not _exists(file):
+                self.fault(path, missing(file), InputError)
+        return sorted(self._problems, key=_line)
+
+
+def _exists(file: str) -> bool:
+    """Return True for a file, for a pattern that matches one, and for a path that depends on it."""
+    return STEM in file or os.path.exists(file) or is_pattern(file)
+
+
+def missing(file: str | os.PathLike[str]) -> str:
+    """Return the message that a file does not exist."""
+    link = broken_link(file)
+    return (
+        f"{file} does not exist: {link}. Mend it, or write another path" if link else f"{file} does not exist"
+    )
+
+
+def _line(problem: ConfigProblem) -> int:
+    line = problem.place.rpartition(":")[2]
+    return int(line) if line.isdigit() else sys.maxsize
+
+
+Checks = Mapping[str, Check]
+
+
+def read_part(
+    found: Findings,
+    path: KeyPath,
+    kind: type,
+    keys: Keys,
+    values: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+    checks: Checks,
+    elsewhere: Callable[[str], str | None],
+) -> Any:
+    """Return values at a place, ``resolved`` to absolute paths, as an instance of a class, or None where they have faults."""
+    built, faults = build(kind, keys, resolved, faults_in(keys, values, checks, elsewhere))
+    for place, message in faults.items():
+        found.fault((*path, *place), message)
+    return built
+
+
+def read_choice(
+    found: Findings,
+    path: KeyPath,
+    choice: type[NamedChoice],
+    values: Mapping[str, Any],
+    checks: Checks,
+    *,
+    is_nested: bool = False,
+) -> tuple[Mapping[str, Any] | None, Any]:
+    """Return the choice in a mapping with absolute paths, and as an instance of its class; None for what is wrong."""
+    key = "name" if "name" in values else next((k for k in values if nearest(k, ["name"])), "name")
+    if key != "name":
+        found.fault((*path, key), "unknown key; did you mean name?")
+    name = _name(found, (*path, key), choice, values.get(key, getattr(choice, "name", None)))
+    declared = _declared(found, (*path, key), choice, name) if name is not None else None
+    if name is None or declared is None:
+        return None, None
+    keys = written_keys(declared, None if is_nested else choice)
+    beside = {option: value for option, value in values.items() if option != key}
+    resolved = found.with_paths(path, keys, _with_nested(found, path, choice, declared, beside))
+    elsewhere = partial(fault_of_option, choice, name)
+    built = read_part(found, path, declared, keys, beside, resolved, checks, elsewhere)
+    for file in built.files() if hasattr(built, "files") else ():
+        if not os.path.exists(file):
+            option = next((option for option in resolved if str(resolved[option]) == str(file)), "")
+            found.fault((*path, option) if option else path, missing(file))
+    return {"name": name, **resolved}, built
+
+
+def _name(found: Findings, path: KeyPath, choice: type[NamedChoice], name: Any) -> str | None:
+    accepted = choice.accepted()
+    one_of = f"write one of {', '.join(accepted)}"
+    if name is None:
+        found.fault((*path[:-1], "name"), f"missing; {one_of}")
+    elif not isinstance(name, str):
+        found.fault(path, f"{shown(name)} is not {expected(str)}; {one_of}")
+    elif name not in accepted:
+        near = nearest(name, accepted, likeness=0.6)  # the names are short
+        hint = f"did you mean {near}?" if near else one_of
+        found.fault(path, f"no {choice.word()} is called {name}; {hint}")
+        return near
+    else:
+        return name
+    return None
+
+
+def _declared(found: Findings, path: KeyPath, choice: type[NamedChoice], name: str) -> type | None:
+    try:
+        return choice.declared(name)
+    except HalotileError as error:
+        found.fault(path, str(error))
+    except AttributeError:
+        found.fault(path, f"the plug-in {name} declares no {choice.attribute}; repair or uninstall it")
+    return None
+
+
+def _with_nested(
+    found: Findings, path: KeyPath, choice: type[NamedChoice], declared: type, values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options of a choice, with the choices among them checked, and absolute paths in these and in mappings."""
+    kinds, resolved = stand_ins(declared), dict(values)
+    for key, value in values.items():
+        place = (*path, key)
+        if kinds.get(key) == "denoiser":
+            resolved[key] = _nested(found, place, DenoiserChoice, value)
+        elif kinds.get(key) == "operators" and isinstance(value, list):
+            resolved[key] = [_nested(found, (*place, n), choice, entry) for n, entry in enumerate(value)]
+        elif isinstance(value, dict) and choice is not DenoiserChoice:
+            resolved[key] = {
+                inner: found.read((*place, inner), part) if str(part).endswith(".npy") else part
+                for inner, part in value.items()
+            }
+    return resolved
+
+
+def _nested(found: Findings, path: KeyPath, choice: type[NamedChoice], value: Any) -> Any:
+    """Return a choice among the options of another as a mapping."""
+    if not isinstance(value, dict):
+        name = value if isinstance(value, str) else "..."
+        found.fault(path, f"{shown(value)} is not a mapping; write `{{name: {name}, ...}}`")
+        return value
+    return read_choice(found, path, choice, value, {}, is_nested=True)[0] or value
 
 
 def check_config(
@@ -66,17 +273,17 @@ def _head(findings: Findings, tree: Mapping[str, Any]) -> JobKeys | None:
     kinds = kind_names()
     if isinstance(kind, str) and kind in kinds:
         try:
-            return keys_of(kind)
+            return keys_of_job(kind)
         except HalotileError as error:
             findings.fault(("job",), str(error))
             return None
     if kind is None:
         findings.fault(("job",), f"missing; write {' or '.join(f'`job: {name}`' for name in kinds)}")
-        return max(map(keys_of, kinds), key=lambda keys: len({*keys.keys} & tree.keys()))
+        return max(map(keys_of_job, kinds), key=lambda keys: len({*keys.keys} & tree.keys()))
     near = nearest(str(kind), kinds)
     hint = f"did you mean {near}?" if near else f"write one of {', '.join(kinds)}"
     findings.fault(("job",), f"no job is called {shown(kind)}; {hint}")
-    return keys_of(near) if near else None
+    return keys_of_job(near) if near else None
 
 
 class _Check:
@@ -84,171 +291,109 @@ class _Check:
 
     def __init__(self, found: Findings, tree: dict[str, Any], kind: JobKeys) -> None:
         self.found = found
-        job = find_kind(kind.schema.kind) if issubclass(kind.schema, Job) else None
-        self.value_checks = checks_of(job) if job else common_checks(kind.sections)
-        self.rules = rules_of(job) if job else OF_CLUSTERS
+        self.job = find_kind(kind.schema.kind) if issubclass(kind.schema, Job) else None
         self.tree = tree
         self.kind = kind
         self.written = {part: self._key_of(part) for part in kind.keys}
         """The key under which each part is written."""
-        self.declared: dict[str, Any] = {}
-        """Classes that the names in sections refer to, by registry word."""
+        self.denoiser: Any = None
+        """The denoiser that the section of that name describes."""
 
     def parts(self) -> dict[str, Any]:
         """Return the parts of the job; those that are wrong or left out are missing."""
         self._unknown_parts()
-        built = {name: self._section(name, schema) for name, schema in self.kind.sections.items()}
-        built |= {name: self._list(name, schema) for name, schema in self.kind.lists.items()}
-        values = self._values(self.kind.values) if self.kind.values else None
-        plain = {f.name: getattr(values, f.name) for f in dataclasses.fields(values)} if values else {}
-        self._checks()
-        self._check_rules(built, plain)
-        return {key: value for key, value in built.items() if value is not None} | plain
+        schemas = {**self.kind.sections, **self.kind.lists}
+        read = {name: self._section(name, schema) for name, schema in schemas.items()}
+        built = {name: part for name, part in read.items() if part is not None} | self._values()
+        self._check_rules(built)
+        return built
 
     def _unknown_parts(self) -> None:
         for key in self.tree:
             if key in FLAGS:
                 self.found.fault((key,), FLAGS[key])
             elif key not in self.kind.keys and key not in HEAD:
-                self.found.fault((key,), self._unknown(key, [*HEAD, *self.kind.keys]))
+                self.found.fault((key,), self._elsewhere(key) or unknown(key, [*HEAD, *self.kind.keys]))
 
     def _key_of(self, part: str) -> str:
         """Return the key that a part is written under: the content of a misspelt section is checked as well."""
         keys = self.kind.keys
-        unknown = (key for key in self.tree if key not in (*keys, *HEAD, *FLAGS))
-        misspelt = next((key for key in unknown if nearest(key, keys) == part), part)
+        strange = (key for key in self.tree if key not in (*keys, *HEAD, *FLAGS))
+        misspelt = next((key for key in strange if nearest(key, keys) == part), part)
         return part if part in self.tree else misspelt
 
-    def _unknown(self, key: str, accepted: Iterable[str]) -> str:
-        """Return the message for an unknown key: the key that was meant, here or in another section."""
-        accepted, sections = list(accepted), self.kind.sections
-        elsewhere = [f"{name}.{key}" for name, schema in sections.items() if key in field_types(schema)]
-        meant = " or ".join(elsewhere) or nearest(key, accepted)
-        return (
-            f"unknown key; did you mean {meant}?"
-            if meant
-            else f"unknown key; write one of {', '.join(accepted)}"
-        )
+    def _elsewhere(self, key: str) -> str | None:
+        """Return the message for a key that a section has, where it is unknown."""
+        places = [f"{name}.{key}" for name, schema in self.kind.sections.items() if key in keys_of(schema)]
+        return f"unknown key; did you mean {' or '.join(places)}?" if places else None
 
-    def _section(self, section: str, schema: type) -> Any:
-        """Return one section as its dataclass, or None where it has faults or is left out."""
-        key = self.written[section]
-        values = self.tree.get(key)
-        first = next(iter(field_types(schema)))
-        if values is None:
-            if self.kind.requires(section):
-                self.found.fault((key,), f"missing; write `{section}: {{{first}: ...}}`")
-            return None
-        if not isinstance(values, dict):
-            instead = f"{section}: {{{first}: {shown(values)}}}"
-            self.found.fault((key,), f"{shown(values)} is not a section; write `{instead}`")
-            return None
-        if is_named(schema):
-            return self._choice((key,), section, schema, values)
-        return self._fields((key,), schema, values)
-
-    def _fields(self, place: KeyPath, schema: type, values: Mapping[str, Any]) -> Any:
-        """Return values at a place as their dataclass, or None where they have faults."""
-        built, faults = check_fields(schema, self._with_paths(place, schema, values))
-        field_names = field_types(schema)
-        for path, message in faults:
-            unknown = len(path) == 1 and path[0] not in field_names
-            self.found.fault(
-                (*place, *path), self._unknown(str(path[0]), field_names) if unknown else message
-            )
-        return built
-
-    def _choice(self, path: KeyPath, part: str, schema: type, values: Mapping[str, Any]) -> Any:
-        chosen = read_choice(self.found, path, schema, values)
-        if chosen is None:
-            return None
-        self.declared[part] = chosen.declared
-        return chosen.as_part(schema)
-
-    def _list(self, name: str, schema: type) -> Any:
-        """Return the entries of a list, or None where one of them is wrong."""
-        key = self.written[name]
-        values = self.tree.get(key)
-        shown_keys = ("name", "data") if is_named(schema) else required_keys(schema)
-        entry = f"- {{{', '.join(f'{field}: ...' for field in field_types(schema) if field in shown_keys)}}}"
+    def _section(self, name: str, schema: type) -> Any:
+        """Return a section, or the entries of a list; None where it has faults or is left out."""
+        key, keys, is_list = self.written[name], keys_of(schema), name in self.kind.lists
+        values, first = self.tree.get(key), next(iter(keys))
+        entry = f"- {{{', '.join(f'{key}: ...' for key, kind in keys.items() if kind.is_required)}}}"
         if values is None:
             if self.kind.requires(name):
-                self.found.fault((key,), f"missing; write `{name}:` and below it `{entry}`")
-            return None
-        if not isinstance(values, list):
-            self.found.fault(
-                (key,), f"{shown(values)} is not a list; write entries below it, such as `{entry}`"
-            )
-            return None
-        entries = []
-        for number, value in enumerate(values):
-            if not isinstance(value, dict):
-                self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")
-            elif is_named(schema):
-                chosen = read_choice(self.found, (key, number), schema, value)
-                entries.append(chosen.as_part(schema) if chosen and chosen.declared else None)
-            else:
-                entries.append(self._fields((key, number), schema, value))
-        return None if self.found.is_wrong((key,)) else tuple(entries)
-
-    def _values(self, schema: type) -> Any:
-        """Return the values outside all sections, as their dataclass."""
-        names = field_types(schema)
-        keys = {self.written[name]: name for name in names if self.tree.get(self.written[name]) is not None}
-        values = self._with_paths((), schema, {name: self.tree[key] for key, name in keys.items()})
-        built, faults = check_fields(schema, values)
-        for path, message in faults:
-            self.found.fault((self.written[str(path[0])], *path[1:]), message)
-        return built
-
-    def _with_paths(self, path: KeyPath, schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values with absolute paths, and record those that are read."""
-        resolved = dict(values)
-        for key, mark in paths_in(schema).items():
-            value = values.get(key)
-            if mark == OWN:
-                resolved |= {key: self.found.absolute(value)} if isinstance(value, str) else {}
-            elif isinstance(value, dict):
-                resolved[key] = {
-                    name: self.found.read((*path, key, name), file) for name, file in value.items()
-                }
-            elif key in values:
-                # Outside sections the key may be misspelt; its file is checked nevertheless.
-                resolved[key] = self.found.read((*path, key if path else self.written[key]), value)
-        return resolved
-
-    def _checks(self) -> None:
-        """Record values that the types allow and the job does not."""
-        for (section, key), check in self.value_checks.items():
-            for path, value in self._places(section, key):
-                if value is not None and not self.found.is_wrong(path) and (message := check(value)):
-                    self.found.fault(path, message)
-
-    def _places(self, section: str, key: str) -> Iterator[tuple[KeyPath, Any]]:
-        """Yield the places of a key of a section, with its values."""
-        if not section:
-            if key in self.written:
-                yield (self.written[key],), self.tree.get(self.written[key])
-            return
-        values = self.tree.get(self.written.get(section, ""))
-        if isinstance(values, dict) and section in self.kind.sections:
-            yield (self.written[section], key), values.get(key)
-        elif isinstance(values, list) and section in self.kind.lists:
+                instead = f"`{name}:` and below it `{entry}`" if is_list else f"`{name}: {{{first}: ...}}`"
+                self.found.fault((key,), f"missing; write {instead}")
+        elif not isinstance(values, list if is_list else dict):
+            instead = f"section; write `{name}: {{{first}: {shown(values)}}}`"
+            instead = f"list; write entries below it, such as `{entry}`" if is_list else instead
+            self.found.fault((key,), f"{shown(values)} is not a {instead}")
+        elif isinstance(values, dict):
+            return self._part((key,), name, schema, values)
+        else:
+            entries = []
             for number, value in enumerate(values):
                 if isinstance(value, dict):
-                    yield (self.written[section], number, key), value.get(key)
+                    entries.append(self._part((key, number), name, schema, value))
+                else:
+                    self.found.fault((key, number), f"{shown(value)} is not a mapping; write `{entry}`")
+            return None if self.found.is_wrong((key,)) else tuple(entries)
+        return None
 
-    def _check_rules(self, built: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
-        """Record the faults of parts that do not agree."""
-        known_parts = {**{name: part for name, part in built.items() if part is not None}, **plain}
+    def _part(self, place: KeyPath, section: str, schema: Any, values: Mapping[str, Any]) -> Any:
+        """Return a section, or an entry of a list, as its dataclass; None where it has faults."""
+        checks = checks_of(section, schema, self.job)
+        if not issubclass(schema, NamedChoice):
+            keys = keys_of(schema)
+            resolved = self.found.with_paths(place, keys, values)
+            return read_part(self.found, place, schema, keys, values, resolved, checks, self._elsewhere)
+        written, built = read_choice(self.found, place, schema, values, checks)
+        if section == "denoiser":
+            self.denoiser = None if self.found.is_wrong(place) else built
+        if written is None or (section in self.kind.lists and self.found.is_wrong(place)):
+            return None
+        # Rules of its other keys find their faults as well.
+        right = {key for key in written if key == "name" or not self.found.is_wrong((*place, key))}
+        return schema.of({key: written[key] for key in written if key in right})
+
+    def _values(self) -> dict[str, Any]:
+        """Return the values outside all sections that are right, with the defaults of those that are left out."""
+        keys = self.kind.values
+        given = {
+            name: self.tree[key] for name in keys if self.tree.get(key := self.written[name]) is not None
+        }
+        faults = faults_in(keys, given, checks_of("", self.kind.schema, self.job))
+        for (name, *rest), message in faults.items():
+            self.found.fault((self.written[str(name)], *rest), message)
+        wrong = {place[0] for place in faults}
+        given = {name: kind.field.default for name, kind in keys.items()} | self.found.with_paths(
+            (), keys, given, self.written
+        )
+        return {name: taken(value, keys[name].type) for name, value in given.items() if name not in wrong}
+
+    def _check_rules(self, built: Mapping[str, Any]) -> None:
+        """Record the faults of parts that do not agree; a rule of a part that is wrong itself is skipped."""
+        known_parts = dict(built)
         for name, schema in self.kind.sections.items():
             if self.tree.get(self.written[name]) is None and not self.kind.requires(name):
                 known_parts[name] = schema()
-        if "denoiser" in self.kind.sections:
-            known_parts.pop("denoiser", None)
-            if self.declared.get("denoiser") is not None:
-                known_parts["denoiser"] = self.declared["denoiser"]
-        for (part, *rest), message in apply_rules(self.rules, known_parts).items():
+        if known_parts.pop("denoiser", None) is not None and self.denoiser is not None:
+            known_parts["denoiser"] = self.denoiser
+        for (part, *rest), message in apply_rules(
+            rules_of(self.job) if self.job else OF_CLUSTERS, known_parts
+        ).items():
             path = (self.written[str(part)], *rest)
             if not self.found.is_wrong(path[:2]):
                 self.found.fault(path, message)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from halotile.cli.config.problems import ConfigProblem, KeyPath
+from halotile.cli.config.problems import ConfigProblem
 from halotile.errors import ConfigError
 from halotile.graphs.amounts import counted
-from halotile.graphs.words import dotted
+from halotile.graphs.words import KeyPath, dotted
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20

@@ -12,19 +12,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from halotile import registry
-from halotile.tasks.options import Auto
+from halotile.tasks.options import Auto, OwnPath, ReadPath
 
-STRICT: dict[str, Any] = {"extra": "forbid", "use_attribute_docstrings": True}
-"""Settings of pydantic for these classes: unknown keys are errors."""
-
-READ, OWN = "read", "own"
-ReadPath = Annotated[str, READ]
-"""Path of a file that is read: it has to exist when a job is checked."""
-OwnPath = Annotated[str, OWN]
-"""Path that need not exist when a job is checked."""
 STEM = "{stem}"
 """Stands for the name of each image, without its suffix."""
 Size = int | tuple[int, ...]
@@ -51,8 +43,6 @@ def parse_bytes(text: str | int) -> int:
 class Input:
     """The image that is read."""
 
-    __pydantic_config__ = STRICT
-
     path: ReadPath
     """Zarr array or OME-Zarr group; TIFF, .npy, HDF5, PNG or JPEG file, or a microscope's. A pattern such as "scans/*.tif": each of these images."""
     level: int = 0
@@ -76,8 +66,6 @@ class Input:
 class Output:
     """The result: an OME-Zarr, or a sharded Zarr v3 array."""
 
-    __pydantic_config__ = STRICT
-
     path: OwnPath
     """Path of the Zarr to write, or its place in an object store, such as s3://bucket/clean.zarr."""
     overwrite: bool = False
@@ -100,8 +88,6 @@ class Output:
 class Tile:
     """The cutting of the image into tiles and blocks."""
 
-    __pydantic_config__ = STRICT
-
     size: Size | Auto = "auto"
     """Edge of one compute tile in pixels."""
     depth: Size | Auto = "auto"
@@ -123,8 +109,6 @@ class Tile:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Execution of the job: workers, memory, device and precision."""
-
-    __pydantic_config__ = STRICT
 
     workers: int | Auto = "auto"
     """Number of worker processes; auto: as the cores and the memory of this machine permit, or all of an allocation."""
@@ -153,8 +137,6 @@ class Run:
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """The cluster that the workers belong to."""
-
-    __pydantic_config__ = STRICT
 
     kind: str = "auto"
     """Kind of cluster: a name in halotile.graphs.clusters. auto: as the environment indicates, else this machine."""
@@ -200,8 +182,6 @@ class NamedChoice:
     """Name of the class in a module of that registry."""
     hidden: ClassVar[tuple[str, ...]] = ()
     """Names that jobs cannot use."""
-    differs: ClassVar[bool] = True
-    """False where a job file has each option as the class takes it: no path stands for an array."""
 
     name: str
     options: Mapping[str, Any]
@@ -252,7 +232,6 @@ class DenoiserChoice(NamedChoice):
 
     registry: ClassVar[str] = "denoisers"
     attribute: ClassVar[str] = "DENOISER"
-    differs: ClassVar[bool] = False
 
     name: str
     """Name of a file in halotile.tasks.denoisers or of a plug-in."""

@@ -11,12 +11,12 @@ import numpy as np
 from halotile.errors import ConfigError, InputError
 from halotile.graphs.kinds.sections import DenoiserChoice, Job, NamedChoice
 from halotile.graphs.plans.inputs import check_whole
-from halotile.graphs.rules.written_options import WrittenAs, stand_ins
+from halotile.graphs.rules.keys import WrittenAs, keys_of, stand_ins
 from halotile.storage.arrays import Source, open_array, planes_last
 from halotile.storage.grid import Region
 from halotile.tasks.denoisers.base import Denoiser
 from halotile.tasks.denoisers.function import ArrayDenoiser
-from halotile.tasks.options import description_of, import_from, option_fields, required_keys
+from halotile.tasks.options import import_from, option_fields
 from halotile.tasks.user_code import qualified_name
 
 
@@ -70,10 +70,12 @@ def make_chosen(choice: NamedChoice, job: Job | None = None) -> Any:
         raise ConfigError(f"{what} has no option {unknown[0]!r}. {advice}")
     if job is not None and "import" in fields:
         allow_imports(what, options, job)
-    if left_out := [key for key in required_keys(declared) if key not in options]:
-        hints = "".join(f" {key} is {text}." for key in left_out if (text := description_of(declared, key)))
+    keys = keys_of(declared)
+    if left_out := [key for key in keys if keys[key].is_required and key not in options]:
+        texts = {key: keys[key].field.metadata.get("description") for key in left_out}
+        hints = "".join(f" {key} is {text}." for key, text in texts.items() if text)
         raise ConfigError(f"{what}: write {' and '.join(left_out)}, which has no default.{hints}")
-    kinds = stand_ins(declared) if choice.differs else {}
+    kinds = stand_ins(declared)
     try:
         return declared(
             **{fields[key].name: _value(value, kinds.get(key), choice, job) for key, value in options.items()}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from halotile.errors import ConfigError
 from halotile.graphs.clusters.base import AUTO
@@ -16,9 +15,15 @@ from halotile.graphs.clusters.common.cluster_kind import check_one_script, clust
 from halotile.graphs.clusters.common.security import host_of, is_loopback
 from halotile.graphs.kinds.sections import Cluster, NamedChoice
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules
-from halotile.graphs.rules.written_options import fault_of_option
-from halotile.graphs.words import dotted, expected, fits, nearest, shown
-from halotile.tasks.options import option_fields
+from halotile.graphs.rules.keys import (
+    fault_of_option,
+    faults_in,
+    keys_of,
+    raise_faults,
+    unknown,
+    written_keys,
+)
+from halotile.graphs.words import shown
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -57,28 +62,26 @@ def section(name: str, kind: type[T], written: str | Words, first: str = "name")
     --------
     >>> section("cluster", Cluster, {"kind": "slurm", "queu": "fast"}, "kind")
     Traceback (most recent call last):
-    halotile.errors.ConfigError: cluster has no key 'queu'; did you mean queue?
+    halotile.errors.ConfigError: cluster.queu: unknown key; did you mean queue?
     """
     values = {first: written} if isinstance(written, str) else written
     if not isinstance(values, Mapping):
         raise ConfigError(
             f'{name} is {shown(written)}: that is neither a {first} nor a mapping. Write {{"{first}": ...}}.'
         )
-    keys = _keys_of(kind, values)
-    for key in values:
-        if key not in keys:
-            near = nearest(str(key), keys)
-            if issubclass(kind, NamedChoice) and not near:
-                given = str(values.get("name", getattr(kind, "name", "")))
-                if fault := fault_of_option(kind, given, str(key)):
-                    raise ConfigError(f"{name}.{key}: {fault}")
-            raise ConfigError(
-                f"{name} has no key {key!r}; "
-                + (f"did you mean {near}?" if near else f"write some of {', '.join(keys)}.")
-            )
     # A job is a value: its lists become tuples, whether they were given as lists or tuples.
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    return kind.of(values) if issubclass(kind, NamedChoice) else kind(**values)
+    if not issubclass(kind, NamedChoice):
+        raise_faults({(name, key): unknown(key, keys_of(kind)) for key in values if key not in keys_of(kind)})
+        return kind(**values)
+    given = values.get("name", getattr(kind, "name", None))
+    if given in kind.accepted():  # the check of the job reports others
+        keys = ["name", *written_keys(kind.declared(given), kind)]
+        strange = (key for key in values if key not in keys)
+        raise_faults(
+            {(name, key): fault_of_option(kind, given, key) or unknown(key, keys) for key in strange}
+        )
+    return kind.of(values)
 
 
 def check_options(kind: type, options: Words) -> None:
@@ -88,32 +91,12 @@ def check_options(kind: type, options: Words) -> None:
     --------
     >>> check_options(Cluster, {"queu": "fast"})
     Traceback (most recent call last):
-    halotile.errors.ConfigError: there is no option queu; did you mean queue?
+    halotile.errors.ConfigError: queu: unknown key; did you mean queue?
     >>> check_options(Cluster, {"cores": "two"})
     Traceback (most recent call last):
     halotile.errors.ConfigError: cores: "two" is not a whole number
     """
-    hints = get_type_hints(kind)
-    names = [field.name for field in dataclasses.fields(kind) if field.init]
-    for name, value in options.items():
-        if name not in names:
-            near = nearest(name, names)
-            meant = f"; did you mean {near}?" if near else f". Write some of {', '.join(names)}."
-            raise ConfigError(f"there is no option {name}{meant}")
-        if not fits(value, hints[name]):
-            raise ConfigError(f"{name}: {shown(value)} is not {expected(hints[name])}")
-
-
-def _keys_of(kind: type, values: Words) -> list[str]:
-    """Return the keys of a section; those of a choice by name depend on the name."""
-    keys = [field.name for field in dataclasses.fields(kind)]
-    if not issubclass(kind, NamedChoice):
-        return keys
-    name = values.get("name", getattr(kind, "name", None))
-    if name not in kind.accepted():  # which the check of the job reports
-        return [*keys, *values]
-    declared = kind.declared(name)
-    return [*(key for key in keys if key != "options"), *option_fields(declared)]
+    raise_faults(faults_in({key.field.name: key for key in keys_of(kind).values()}, options, in_file=False))
 
 
 def cluster_of_script(written: str | Words | Cluster | Client) -> Cluster:
@@ -149,6 +132,5 @@ def cluster_of(written: str | Words | Cluster) -> Cluster:
     ('slurm', ('module load cuda',))
     """
     choice = written if isinstance(written, Cluster) else section("cluster", Cluster, written, "kind")
-    for position, message in apply_rules(OF_CLUSTERS, {"cluster": choice}).items():
-        raise ConfigError(f"{dotted(position)}: {message}")
+    raise_faults(apply_rules(OF_CLUSTERS, {"cluster": choice}))
     return choice

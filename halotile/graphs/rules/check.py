@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from halotile.errors import ConfigError
 from halotile.graphs.kinds.base import Check, JobKind, Rule
 from halotile.graphs.kinds.finder import kind_of
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.rules.combinations import OF_CLUSTERS, apply_rules, no_check_for_nan
+from halotile.graphs.rules.keys import PlacedFaults, faults_in, keys_of, raise_faults
 from halotile.graphs.rules.values import COMMON
-from halotile.graphs.words import dotted, expected, fits, parts, shown
+from halotile.graphs.words import KeyPath
 from halotile.storage.disk.object_path import credentials_fault
-
-_hints_of: Callable[[type], dict[str, Any]] = functools.cache(get_type_hints)
-Position = tuple[str | int, ...]
-"""Keys that lead to a value of a job."""
 
 
 def check_job(job: Job) -> None:
@@ -34,44 +29,30 @@ def check_job(job: Job) -> None:
     halotile.errors.ConfigError: run.workers: 0 is too small; write at least 1
     """
     kind = kind_of(job)
-    faults_found = {**dict(_value_faults(job, checks_of(kind))), **dict(credentials_in(job))}
-    if not faults_found:
-        hints = _hints_of(type(job))
-        names = [name for name, hint in hints.items() if hint is not Any and name != "denoiser"]
-        faults_found = disagreements(kind, {name: getattr(job, name) for name in names})
-    faults = [f"{dotted(position)}: {message}" for position, message in faults_found.items()]
-    if len(faults) > 1:
-        faults.insert(0, f"{len(faults)} problems in the job; nothing was started")
-    if faults:
-        raise ConfigError("\n".join(faults))
+    faults = _value_faults(job, kind) | dict(credentials_in(job))
+    if not faults:
+        names = [
+            name for name, key in keys_of(type(job)).items() if key.type is not Any and name != "denoiser"
+        ]
+        faults = apply_rules(rules_of(kind), {name: getattr(job, name) for name in names})
+    raise_faults(faults)
 
 
-def checks_of(kind: JobKind) -> Mapping[tuple[str, str], Check]:
-    """Return the checks of all values of a kind of job, by section and key."""
-    return {**common_checks(_hints_of(kind.job)), **kind.checks}
-
-
-def common_checks(sections: Mapping[str, Any]) -> Mapping[tuple[str, str], Check]:
-    """Return the checks of the sections of a common type, whatever their names.
-
-    ``sections``: type of each section by its name.
+def checks_of(section: str, schema: type, kind: JobKind | None = None) -> Mapping[str, Check]:
+    """Return the checks of a section by key: those of its type, whatever its name, and those of the kind of job.
 
     Examples
     --------
     >>> from halotile.graphs.kinds.sections import Output
-    >>> sorted(common_checks({"target": Output}))
-    [('target', 'chunk'), ('target', 'dtype'), ('target', 'levels'), ('target', 'path'), ('target', 'shard')]
+    >>> sorted(checks_of("target", Output))
+    ['chunk', 'dtype', 'levels', 'path', 'shard']
     """
-    return {
-        (name, key): check
-        for name, hint in sections.items()
-        for part in parts(hint)
-        for (section, key), check in COMMON.items()
-        if isinstance(part, type) and issubclass(part, section)
-    }
+    common = {key: check for (part, key), check in COMMON.items() if issubclass(schema, part)}
+    own = kind.checks if kind else {}
+    return common | {key: check for (part, key), check in own.items() if part == section}
 
 
-def credentials_in(part: Any, position: Position = ()) -> Iterator[tuple[Position, str]]:
+def credentials_in(part: Any, position: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Yield the fault of every address with credentials in it, except in the commands of the cluster section.
 
     Examples
@@ -96,52 +77,22 @@ def rules_of(kind: JobKind) -> tuple[Rule, ...]:
     return (*kind.rules, *OF_CLUSTERS, *(() if kind.checks_nan else (no_check_for_nan,)))
 
 
-def disagreements(kind: JobKind, parts: Mapping[str, Any]) -> dict[Position, str]:
-    """Return the faults of parts that have to agree, as far as these parts are known.
-
-    ``parts``: its sections, lists and values by name; a denoiser that it names is passed as `denoiser`.
-
-    Examples
-    --------
-    >>> from halotile.graphs.kinds.finder import find_kind
-    >>> from halotile.graphs.jobs.reconstruct.job import PriorChoice, SolverChoice
-    >>> disagreements(find_kind("reconstruct"), {"solver": SolverChoice(name="cg"), "prior": PriorChoice(name="l1")})
-    {('prior', 'name'): 'l1 with solver cg, which knows no prior; write none, or solver.name: admm, fista, gd, pgd, sgd or svrg'}
-    """
-    return apply_rules(rules_of(kind), parts)
-
-
-def _value_faults(job: Job, checks: Mapping[tuple[str, str], Check]) -> Iterator[tuple[Position, str]]:
-    """Yield the faults of all values, section by section."""
-    hints, values = _hints_of(type(job)), []
-    for field in dataclasses.fields(job):
-        part = getattr(job, field.name)
-        if dataclasses.is_dataclass(part) and not isinstance(part, type):
-            if "denoiser" not in field.name:
-                yield from _faults((field.name,), field.name, part, checks)
-        elif isinstance(part, tuple) and part and all(map(dataclasses.is_dataclass, part)):
-            for number, entry in enumerate(part):
-                yield from _faults((field.name, number), field.name, entry, checks)
-        elif hints[field.name] is not Any:
-            values.append(field)
-    for field in values:
-        yield from _fault((), "", field.name, getattr(job, field.name), hints[field.name], checks)
-
-
-def _faults(
-    position: Position, section: str, part: Any, checks: Mapping[tuple[str, str], Check]
-) -> Iterator[tuple[Position, str]]:
-    hints = _hints_of(type(part))
-    for field in dataclasses.fields(part):
-        yield from _fault(position, section, field.name, getattr(part, field.name), hints[field.name], checks)
-
-
-def _fault(
-    position: Position, section: str, key: str, value: Any, hint: Any, checks: Mapping[tuple[str, str], Check]
-) -> Iterator[tuple[Position, str]]:
-    """Yield the fault of one value, if it has one."""
-    check = checks.get((section, key))
-    if not fits(value, hint):
-        yield (*position, key), f"{shown(value)} is not {expected(hint)}"
-    elif check is not None and value is not None and (message := check(value)):
-        yield (*position, key), message
+def _value_faults(job: Job, kind: JobKind) -> PlacedFaults:
+    """Return the faults of all values, section by section."""
+    faults: PlacedFaults = {}
+    values: dict[str, Any] = {}
+    keys = keys_of(type(job))
+    for name in keys:
+        part = getattr(job, name)
+        entries: dict[KeyPath, Any] = {(name,): part}
+        if isinstance(part, tuple) and part and all(map(dataclasses.is_dataclass, part)):
+            entries = {(name, number): entry for number, entry in enumerate(part)}
+        elif not dataclasses.is_dataclass(part):
+            values |= {} if keys[name].type is Any else {name: part}
+            continue
+        for place, entry in entries.items() if name != "denoiser" else ():
+            given = {key: getattr(entry, own.field.name) for key, own in keys_of(type(entry)).items()}
+            found = faults_in(keys_of(type(entry)), given, checks_of(name, type(entry), kind), in_file=False)
+            faults |= {(*place, *inner): message for inner, message in found.items()}
+    own_keys = {name: keys[name] for name in values}
+    return faults | faults_in(own_keys, values, checks_of("", type(job), kind), in_file=False)

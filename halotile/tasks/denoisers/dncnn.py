@@ -20,7 +20,7 @@ from halotile.tasks.denoisers.common.weights import (
     weight_shapes,
 )
 from halotile.tasks.options import (
-    STRICT,
+    OwnPath,
     check_channels,
     check_weights,
     check_whole,
@@ -48,13 +48,12 @@ class DnCNN(Pixelwise):
     17
     """
 
-    __pydantic_config__ = STRICT
     name: ClassVar[str] = "dncnn"
     dims: ClassVar[tuple[int, ...]] = (2,)
     boundary: ClassVar[str] = "cut"
     convolutional: ClassVar[bool] = True
 
-    weights: str = field(
+    weights: OwnPath = field(
         metadata=with_description(
             "the path of a weights file: .safetensors, or .pth with nothing but tensors; none comes with halotile, and "
             "`python examples/train_dncnn.py dncnn.safetensors` trains a small network in a minute or two"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halotile.errors import ConfigError
 from halotile.tasks.denoisers.base import Model, Pixelwise
-from halotile.tasks.options import STRICT, check_reference, check_whole, import_reference
+from halotile.tasks.options import check_reference, check_whole, import_reference
 from halotile.tasks.user_code import imported_digest, qualified_name, value_digest
 
 if TYPE_CHECKING:
@@ -67,8 +67,6 @@ class Function(ArrayDenoiser):
     >>> Function(import_="scipy.ndimage:uniform_filter", options={"size": 3}, depth=1).receptive_field()
     1
     """
-
-    __pydantic_config__ = STRICT
 
     import_: str
     """The function: "package.module:name"."""

@@ -17,7 +17,7 @@ from halotile.tasks.convolution.shifted_sums import (
 )
 from halotile.tasks.denoisers.base import Model, Spaced, holed
 from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for
-from halotile.tasks.options import STRICT, check_above_zero
+from halotile.tasks.options import check_above_zero
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,6 @@ class Gaussian(Spaced):
     8
     """
 
-    __pydantic_config__ = STRICT
     name: ClassVar[str] = "gaussian"
     dims: ClassVar[tuple[int, ...]] = (3, 2)
     boundary: ClassVar[str] = "reflect"

@@ -11,7 +11,7 @@ from halotile.tasks.convolution.median_networks import SORTED_SIZES, MedianNetwo
 from halotile.tasks.convolution.shifted_sums import box_sum, rows_around, strips
 from halotile.tasks.denoisers.base import Model, Pixelwise, holed
 from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for
-from halotile.tasks.options import STRICT, check_odd
+from halotile.tasks.options import check_odd
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,6 @@ class Median(Pixelwise):
     2
     """
 
-    __pydantic_config__ = STRICT
     name: ClassVar[str] = "median"
     dims: ClassVar[tuple[int, ...]] = (3, 2)
     boundary: ClassVar[str] = "reflect"

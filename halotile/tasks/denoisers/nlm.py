@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from halotile.tasks.convolution.shifted_sums import box_sum
 from halotile.tasks.denoisers.base import TINY, LeveledFilter, number_like
 from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for, one_number
-from halotile.tasks.options import STRICT, check_odd, check_whole
+from halotile.tasks.options import check_odd, check_whole
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,6 @@ class NonLocalMeans(LeveledFilter):
     8
     """
 
-    __pydantic_config__ = STRICT
     name: ClassVar[str] = "nlm"
     dims: ClassVar[tuple[int, ...]] = (3, 2)
     boundary: ClassVar[str] = "reflect"

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from halotile.tasks.denoisers.base import Model, Pixelwise
-from halotile.tasks.options import STRICT
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +21,6 @@ class NoDenoising(Pixelwise):
     0
     """
 
-    __pydantic_config__ = STRICT
     name: ClassVar[str] = "none"
     dims: ClassVar[tuple[int, ...]] = (2, 3)
     boundary: ClassVar[str] = "reflect"

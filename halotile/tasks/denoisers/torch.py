@@ -12,8 +12,8 @@ from halotile.tasks.convolution.stable import make_steady, spread
 from halotile.tasks.denoisers.base import Leveled, Model
 from halotile.tasks.denoisers.common.weights import load_weights, shape_mismatches, shapes_of, summarize
 from halotile.tasks.options import (
-    STRICT,
     Auto,
+    OwnPath,
     check_above_zero,
     check_channels,
     check_reference,
@@ -39,7 +39,6 @@ class UserNetwork(Leveled):
     44
     """
 
-    __pydantic_config__ = STRICT
     name: ClassVar[str] = "torch"
     dims: ClassVar[tuple[int, ...]] = (2, 3)
     boundary: ClassVar[str] = "cut"
@@ -53,7 +52,7 @@ class UserNetwork(Leveled):
     """The function that builds the network: "package.module:build"."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments for that function."""
-    weights: str | None = None
+    weights: OwnPath | None = None
     """Weights file to load into the network: .safetensors, or .pth with nothing but tensors in it."""
     sha256: str | None = None
     """Checksum that the weights file must have."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from halotile.tasks.denoisers.base import TINY, LeveledFilter, number_like
 from halotile.tasks.denoisers.compiled.library import by_plane, kernel_for, one_number
-from halotile.tasks.options import STRICT, check_whole
+from halotile.tasks.options import check_whole
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,6 @@ class TotalVariation(LeveledFilter):
     30
     """
 
-    __pydantic_config__ = STRICT
     name: ClassVar[str] = "tv"
     dims: ClassVar[tuple[int, ...]] = (3, 2)
     boundary: ClassVar[str] = "cut"

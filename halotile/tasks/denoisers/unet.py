@@ -21,7 +21,7 @@ from halotile.tasks.denoisers.common.weights import (
     trained_range,
     weight_shapes,
 )
-from halotile.tasks.options import STRICT, check_weights, with_description
+from halotile.tasks.options import OwnPath, check_weights, with_description
 
 
 class Architecture(NamedTuple):
@@ -70,13 +70,12 @@ class UNet(Pixelwise):
     O. Ronneberger, P. Fischer, T. Brox, U-Net: convolutional networks for biomedical image segmentation, MICCAI (2015).
     """
 
-    __pydantic_config__ = STRICT
     name: ClassVar[str] = "unet"
     dims: ClassVar[tuple[int, ...]] = (2,)
     boundary: ClassVar[str] = "reflect"
     convolutional: ClassVar[bool] = True
 
-    weights: str = field(
+    weights: OwnPath = field(
         metadata=with_description(
             "the path of a weights file, which a job `train` writes: see docs/training.md"
         )

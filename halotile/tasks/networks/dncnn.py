@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from halotile.tasks.options import STRICT, check_whole
+from halotile.tasks.options import check_whole
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,6 @@ class DnCNNNetwork:
     {'name': 'dncnn', 'depth': 7, 'width': 32, 'channels': [1, 1], 'residual': 'subtract'}
     """
 
-    __pydantic_config__ = STRICT
     name: ClassVar[str] = "dncnn"
     begins_as_identity: ClassVar[bool] = True
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from halotile.graphs.kinds.sections import STRICT, DenoiserChoice, Input, TiledJob
+from halotile.graphs.kinds.sections import DenoiserChoice, Input, TiledJob
 from halotile.tasks.options import Auto
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseModel:
     """The noise of the image, for a denoiser with ``sigma: auto``."""
-
-    __pydantic_config__ = STRICT
 
     model: Literal["auto", "gaussian", "poisson-gaussian"] = "gaussian"
     """gaussian: the same everywhere in a plane. poisson-gaussian: that of counted photons and of the readout, which grows with brightness.

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
-from halotile.graphs.kinds.sections import STRICT, Job, OwnPath, ReadPath
-from halotile.tasks.options import Auto, job_key
+from halotile.graphs.kinds.sections import Job
+from halotile.tasks.options import Auto, OwnPath, ReadPath
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScanInput:
     """The scan."""
-
-    __pydantic_config__ = STRICT
 
     path: ReadPath
     """Zarr group that recon-cli convert makes of a scan."""
@@ -25,8 +23,6 @@ class ScanInput:
 @dataclass(frozen=True, kw_only=True)
 class ResultFile:
     """Object, probe, positions and losses."""
-
-    __pydantic_config__ = STRICT
 
     path: OwnPath
     """Path of the file to write, .cxi or .h5."""
@@ -40,8 +36,6 @@ _NO_OPTIONS: Any = field(default_factory=dict)
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """The model of a pattern."""
-
-    __pydantic_config__ = STRICT | {"alias_generator": job_key}
 
     field: Literal["far", "near"] = "far"
     """far: the detector sees a Fourier transform; near: a wave that was propagated by the angular spectrum method."""
@@ -76,8 +70,6 @@ class ModelOptions:
 @dataclass(frozen=True, kw_only=True)
 class StageOptions:
     """Epochs with one solver."""
-
-    __pydantic_config__ = STRICT
 
     solver: Literal["adam", "sgd", "rpie", "lbfgs"] = "adam"
     """adam; sgd, steepest descent; rpie, the regularised ptychographic iterative engine; lbfgs, limited-memory BFGS of all patterns at once."""

@@ -112,7 +112,7 @@ def reconstruct(
     >>> seen = halotile.measurement("blur", "y.zarr", kernel=[[0.5, 0.5]], noise_sigma=0.01)
     >>> halotile.reconstruct([seen], "x.zarr", prior={"name": "tv", "wieght": 30.0})
     Traceback (most recent call last):
-    halotile.errors.ConfigError: prior has no key 'wieght'; did you mean weight?
+    halotile.errors.ConfigError: prior.wieght: unknown key; did you mean weight?
     >>> halotile.reconstruct([seen], "x.zarr", prior={"name": "tv", "weight": 30.0})  # doctest: +SKIP
     """
     job = Reconstruction(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from halotile.graphs.kinds.sections import NamedChoice, ReadPath, TiledJob
-from halotile.tasks.options import Auto
+from halotile.graphs.kinds.sections import NamedChoice, TiledJob
+from halotile.tasks.options import Auto, ReadPath
 
 Bounds = tuple[float | None, float | None]
 """Least and greatest value of a pixel; None for none."""
@@ -23,7 +23,7 @@ class OperatorChoice(NamedChoice):
 
     name: str
     """Name of a file in halotile.tasks.operators or of a plug-in."""
-    data: str
+    data: ReadPath
     """The measurement: anything that can be the input of a denoising job."""
     noise_sigma: float = 1.0
     """Standard deviation of the noise of the measurement, which is weighted by 1 / noise_sigma²."""

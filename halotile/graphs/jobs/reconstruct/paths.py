@@ -9,7 +9,9 @@ from typing import Any
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
 from halotile.graphs.kinds.sections import DenoiserChoice, NamedChoice
 from halotile.graphs.rules.arguments import whole_path
-from halotile.graphs.rules.written_options import stand_ins
+from halotile.graphs.rules.keys import stand_ins, written_keys
+from halotile.graphs.words import parts
+from halotile.tasks.options import OwnPath, ReadPath
 
 
 def with_whole_paths(job: Reconstruction) -> Reconstruction:
@@ -34,13 +36,17 @@ def _whole_options(choice: NamedChoice, options: Any) -> dict[str, Any]:
     if "operator" in options or choice.name not in choice.accepted():
         return dict(options)
     declared = choice.declared(choice.name)
-    meant = stand_ins(declared) if choice.differs else {"weights": "array"}
-    return {key: _whole_option(key, value, meant.get(key), type(choice)) for key, value in options.items()}
+    keys, kinds = written_keys(declared), stand_ins(declared)
+    paths = {key for key, kind in keys.items() if {ReadPath, OwnPath} & {*parts(kind.type)}}
+    whole = {
+        key: whole_path(key, value)
+        for key, value in options.items()
+        if key in paths and isinstance(value, str | os.PathLike)
+    }
+    return {key: _whole_option(value, kinds.get(key), type(choice)) for key, value in options.items()} | whole
 
 
-def _whole_option(key: str, value: Any, kind: str | None, choice: type[NamedChoice]) -> Any:
-    if kind in ("array", "image") and isinstance(value, str | os.PathLike):
-        return whole_path(key, value)
+def _whole_option(value: Any, kind: str | None, choice: type[NamedChoice]) -> Any:
     if kind == "operators" and isinstance(value, list | tuple):
         return [_whole_mapping(inner, choice) for inner in value]
     return _whole_mapping(value, DenoiserChoice) if kind == "denoiser" else value

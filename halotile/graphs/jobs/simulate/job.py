@@ -9,17 +9,15 @@ from typing import ClassVar, Literal, Self, get_args
 
 from halotile.errors import ConfigError
 from halotile.graphs.jobs.reconstruct.job import OperatorChoice, Reconstruction
-from halotile.graphs.kinds.sections import STRICT, Job, ReadPath, Size
+from halotile.graphs.kinds.sections import Job, Size
 from halotile.graphs.words import nearest
 from halotile.tasks.noise.simulated import Noise
-from halotile.tasks.options import Auto
+from halotile.tasks.options import Auto, ReadPath
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseChoice:
     """The noise of simulated measurements."""
-
-    __pydantic_config__ = STRICT
 
     name: Noise = "gaussian"
     """gaussian: of the operator's noise_sigma; poisson: counts; none."""
@@ -57,8 +55,6 @@ class NoiseChoice:
 @dataclass(frozen=True, kw_only=True)
 class Storage:
     """Storage of the measurements: sharded Zarr v3 arrays at the ``data`` of the operators."""
-
-    __pydantic_config__ = STRICT
 
     overwrite: bool = False
     """Replace existing Zarrs at these paths."""

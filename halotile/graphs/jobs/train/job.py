@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
-from halotile.graphs.kinds.sections import STRICT, Input, Job, NamedChoice, OwnPath, ReadPath
-from halotile.tasks.options import Auto
+from halotile.graphs.kinds.sections import Input, Job, NamedChoice
+from halotile.tasks.options import Auto, OwnPath, ReadPath
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,6 @@ class NetworkChoice(NamedChoice):
 @dataclass(frozen=True, kw_only=True)
 class WeightsFile:
     """The trained weights."""
-
-    __pydantic_config__ = STRICT
 
     path: OwnPath
     """Path of the file to write, .safetensors."""

@@ -15,7 +15,7 @@ from halotile.graphs.jobs.reconstruct.job import OperatorChoice
 from halotile.graphs.kinds.sections import Job
 from halotile.graphs.plans.choices import make_chosen
 from halotile.graphs.plans.inputs import check_whole
-from halotile.graphs.rules.written_options import stand_ins
+from halotile.graphs.rules.keys import stand_ins
 from halotile.registry import find
 from halotile.storage.arrays import Source, open_array, open_source, planes_last
 from halotile.storage.views import checked
