@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import uuid
@@ -34,11 +35,10 @@ from halotile.graphs.runs.passes.futures import await_all, results
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group
 from halotile.graphs.tree_sum import groups_of, key_of, plan_sums
 from halotile.registry import find
-from halotile.storage.rim import Array
+from halotile.storage.disk.stored import Stored
 from halotile.tasks.devices.device import choose_device, seed_everything
 from halotile.tasks.distributed.transport.calls import Call, working_bytes
-from halotile.tasks.distributed.transport.stored import Stored, store
-from halotile.tasks.distributed.transport.work import CallBatch, PartialSums
+from halotile.tasks.distributed.transport.work import CallWork, PartialSums
 from halotile.tasks.groups.opening import END_SECONDS
 from halotile.tasks.options import check_above_zero, check_whole
 
@@ -243,7 +243,8 @@ class DistributedContext(SingleRank):
         """Largest number of partial sums on disk at once, so far."""
         self.task_bytes: int | None = None
         """Memory of one task; None without a limit."""
-        self._streams = 0
+        self.streams = itertools.count(1)
+        """Numbers that tell the random numbers of distributed objects apart."""
         self._resources = ExitStack()
         self._folder: Path | None = None
         self._client: Client | None = None
@@ -362,15 +363,6 @@ class DistributedContext(SingleRank):
         numbers = (int(ending) for ending in endings if ending.isdecimal())
         return folder / f"{name}-{max(numbers, default=0) + 1:04d}"
 
-    def stream(self) -> int:
-        """Return a number for random numbers that no other distributed object of this context has."""
-        self._streams += 1
-        return self._streams
-
-    def put(self, array: Array, kind: str) -> Stored:
-        """Write an array where workers can read it."""
-        return store(array, self.folder, kind)
-
     def run(
         self, phase: str, calls: Sequence[Call], inputs: Sequence[Stored], what: str
     ) -> dict[int, Stored]:
@@ -386,7 +378,7 @@ class DistributedContext(SingleRank):
         sizes = [os.path.getsize(stored.path) for stored in inputs]
         check_memory(what, calls, sizes, self.task_bytes)
         folder = tempfile.mkdtemp(dir=self.folder)
-        work = CallBatch(folder, tuple(inputs), phase, what, self.accumulate is not None, str(self.device))
+        work = CallWork(folder, tuple(inputs), phase, what, self.accumulate is not None, str(self.device))
         groups, are_added = groups_of(calls, sum(sizes))
         sums: list[PartialSums]
         if are_added:
@@ -458,12 +450,12 @@ class DistributedContext(SingleRank):
         return program.run(self.client, ranks, retries, self.world_size)
 
     is_lazy = staticmethod(dask_arrays.is_lazy)
-    lazy_blocks = staticmethod(dask_arrays.lazy_blocks)
-    lazy_tiles = staticmethod(dask_arrays.lazy_tiles)
 
-    def lazy_totals(self, phase: str, calls: Sequence[Call], arrays: Sequence[Any], slots: int) -> list[Any]:
-        """Return the totals of calls on Dask arrays, as Dask arrays."""
-        return dask_arrays.lazy_totals(phase, calls, arrays, slots, self.split_every)
+    def run_lazily(
+        self, phase: str, calls: Sequence[Call], arrays: Sequence[Any], like: Sequence[Any], what: str
+    ) -> list[Any]:
+        """Return the totals of calls on Dask arrays, as Dask arrays with the shapes and dtypes of ``like``."""
+        return dask_arrays.run_lazily(phase, calls, arrays, like, what, self.split_every)
 
     def __deepcopy__(self, memo: Any) -> Self:
         """Return the context itself: a copy of a distributed object uses the same workers."""

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.engine import Engine
-from halotile.tasks.distributed.stacks.operators import make_packer, pack_arguments
 from halotile.tasks.distributed.tiling.batch_statistics import batch_norms, pool, update_running
 from halotile.tasks.distributed.tiling.processor_call import (
     Argument,
@@ -32,9 +30,9 @@ from halotile.tasks.distributed.tiling.stride_trial import (
     tiling_error,
 )
 from halotile.tasks.distributed.tiling.tiles import Tiles, tiles_of
-from halotile.tasks.distributed.transport.calls import Call
+from halotile.tasks.distributed.transport.calls import Call, Engine, call_on_arrays, compute, evaluate
 from halotile.tasks.distributed.transport.contents import cell_content, contents_of, running_statistics
-from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
+from halotile.tasks.distributed.transport.objects import make_packer, pack_arguments
 from halotile.tasks.distributed.transport.random_state import DrawSequence
 from halotile.tasks.distributed.transport.type_conversion import convert_types, empty_tensor
 
@@ -288,8 +286,8 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         self.processor = processor
         self.options = options or TilingOptions()
         self.max_batch_size = self.options.max_batch_size
-        self._packer = make_packer(ctx, processor)
-        self._draws = DrawSequence(ctx.seed, ctx.stream())
+        self._packer = make_packer(processor, ctx.folder, ctx.device)
+        self._draws = DrawSequence(ctx.seed, next(ctx.streams))
         self._warned: set[str] = set()
         self._checked_modes: set[tuple[bool, bool]] = set()
         self._strides: dict[tuple[int, ...], float] = {}
@@ -329,7 +327,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
                 "or compute() the image first."
             )
         if self.ctx.is_lazy(x):
-            return self.ctx.lazy_tiles(PHASE, x, call, tiles)
+            return self._forward_lazy(x, call, tiles)
         # The number of a batch: that of its first tile, counted on from image to image.
         firsts = [images[0] * len(tiles) + numbers[0] for images, numbers in batches]
         called = [
@@ -342,17 +340,24 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             results = self._evaluate_with(norms, call, weights, columns, firsts)
         else:
             inputs = tuple(range(1 + len(tensors)))
-            calls = tuple(
+            calls = [
                 Call(each, inputs, (slot,), first)
                 for slot, (each, first) in enumerate(zip(called, firsts, strict=True))
-            )
-            results = evaluate(Batch(self.ctx, PHASE, calls, len(calls), "tile"), [x, *tensors])
+            ]
+            results = evaluate(self.ctx, PHASE, calls, [x, *tensors], len(calls), "tile")
         parts: list[list[torch.Tensor]] = [[] for _ in range(len(tiles))]
         for result, (_, numbers) in zip(results, batches, strict=True):
             for number, part in zip(numbers, torch.chunk(result, len(numbers)), strict=True):
                 parts[number].append(part)
         joined = [part[0] if len(part) == 1 else torch.cat(part) for part in parts]
         return tiles.join(joined, lambda shape, like: empty_tensor(self.ctx, shape, like))
+
+    def _forward_lazy(self, x: Any, call: ProcessorCall, tiles: Tiles) -> Any:
+        """Process an image that is not computed yet: each task reads the window of its tile alone."""
+        windows = [tiles.window(x, number) for number in range(len(tiles))]
+        calls = [Call(call.for_batch(n), (n,), (n,), n) for n in range(len(tiles))]
+        like = call_on_arrays(call, np.zeros(windows[0].shape, x.dtype)) * len(tiles)
+        return tiles.join_lazily(self.ctx.run_lazily(PHASE, calls, windows, like, "tile"))
 
     def _batch_norms(self, is_cut: bool, is_lazy: bool) -> list[torch.nn.Module]:
         """Return the layers that normalise by the statistics of all images.
@@ -432,7 +437,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             used = (*range(len(inputs), len(inputs) + len(row)), *range(len(weights)))
             calls.append(Call(call.for_batch(number), used, (slot,), number))
             inputs += row
-        return evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), what), inputs)
+        return evaluate(self.ctx, PHASE, calls, inputs, len(calls), what)
 
     def _stride(
         self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]
@@ -479,7 +484,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             limit_bytes=self.ctx.task_bytes and self.ctx.task_bytes * 9 // 10,
         )
         trial_call = Call(trial, tuple(range(1 + len(small))), (0,), 0)
-        (stride,) = Batch(self.ctx, PHASE, (trial_call,), 1, "tile").values([like, *small])
+        (stride,) = compute(self.ctx, PHASE, [trial_call], [like, *small], 1, "tile")
         assert stride is not None
         return float(stride)
 
@@ -503,7 +508,17 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         weights = {n: p for n, p in named.items() if p.requires_grad and torch.is_grad_enabled()}
         positional = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         keywords = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Tensor)}
-        constants = pack_arguments(self.ctx, (positional, keywords) if positional or keywords else None)
+        constants, live = pack_arguments(
+            (positional, keywords) if positional or keywords else None,
+            self.ctx.folder,
+            self.ctx.device,
+            keeps_live=torch.is_grad_enabled(),
+        )
+        if live:
+            raise ConfigError(
+                f"a tensor of shape {tuple(live[0].shape)} wants a gradient inside another argument of a denoiser, where it would get "
+                "none. Give the tensor itself as an argument, or write detach()."
+            )
         self._warn()
         packed, draw = self._packer.pack(), self._draws.next()
         return ProcessorCall(packed, constants, arguments, tuple(weights), None, draw), list(weights.values())

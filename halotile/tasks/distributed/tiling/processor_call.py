@@ -13,8 +13,7 @@ import torch
 from halotile.tasks.distributed.tiling.batch_statistics import UnmeasuredLayer, given_statistics, measure
 from halotile.tasks.distributed.tiling.tiles import Tiles
 from halotile.tasks.distributed.transport.calls import Tensors
-from halotile.tasks.distributed.transport.loaded_objects import load_for_call
-from halotile.tasks.distributed.transport.packing import Packed
+from halotile.tasks.distributed.transport.objects import Packed, load_for_call
 from halotile.tasks.distributed.transport.random_state import Draw
 from halotile.tasks.distributed.transport.tensors import check_tensor
 

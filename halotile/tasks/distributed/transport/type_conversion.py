@@ -19,7 +19,7 @@ from halotile.storage.disk.place import ZARR_FILES
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_output
-from halotile.tasks.distributed.engine import Engine
+from halotile.tasks.distributed.transport.calls import Engine
 from halotile.tasks.distributed.transport.tensors import tensor_kind_of, to_array, to_tensor
 
 IN_MEMORY_BYTES = 2**26

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 
 from halotile.errors import InputError, TaskFailed
+from halotile.storage.disk.stored import Stored, store
 from halotile.storage.rim import Array
-from halotile.tasks.distributed.transport.calls import Call, Derivative, PureFunction
-from halotile.tasks.distributed.transport.stored import Stored, store
+from halotile.tasks.distributed.transport.calls import Call, TensorFunction, call_on_arrays, checked_values
 from halotile.tasks.distributed.transport.tensors import (
-    check_tensor,
     default_dtype,
     promoted_kind,
     tensor_kind_of,
@@ -39,7 +38,7 @@ class PartialSums:
 
 
 @dataclass(frozen=True)
-class CallBatch:
+class CallWork:
     """Calls with their common inputs and settings; pickles to a few kilobytes.
 
     Parameters
@@ -130,9 +129,7 @@ class CallBatch:
             inputs = (self.inputs[place] for place in call.inputs)
             tensors = [to_tensor(stored.load(), stored.kind, self.device) for stored in inputs]
             with torch.no_grad(), default_dtype(self.default_dtype):
-                values = call.function(*tensors)
-            for value in values:
-                _check_value(call.function, value)
+                values = checked_values(call.function, call.function(*tensors))
             return {
                 slot: (to_array(value), tensor_kind_of(value))
                 for slot, value in zip(call.slots, values, strict=True)
@@ -149,12 +146,6 @@ def _task_failure(task: str, error: Exception) -> TaskFailed:
     return failed
 
 
-def _check_value(function: PureFunction, value: Any) -> None:
-    """Refuse a value that is not a tensor; a derivative may be None."""
-    if value is not None or not isinstance(function, Derivative):
-        check_tensor(getattr(function, "name", "the function"), value)
-
-
 def _sum(left: Array, right: Array, in_double: bool) -> Array:
     dtype: Any = None
     if in_double and left.dtype.kind in "fc":
@@ -169,17 +160,8 @@ def _sum(left: Array, right: Array, in_double: bool) -> Array:
     return total
 
 
-def call_on_arrays(function: PureFunction, place: int, *arrays: Array) -> Array:
-    """Return one value of a function of arrays."""
-    with torch.no_grad():
-        value = function(*(to_tensor(np.array(array)) for array in arrays))[place]
-    _check_value(function, value)
-    assert value is not None
-    return to_array(value)
-
-
-def run_named_task(task: str, function: PureFunction, place: int, *arrays: Array) -> Array:
-    """Return one value of a function of arrays, on a worker.
+def run_named_task(task: str, function: TensorFunction, *arrays: Array) -> list[Array]:
+    """Return the values of a function of arrays, on a worker.
 
     Raises
     ------
@@ -187,7 +169,7 @@ def run_named_task(task: str, function: PureFunction, place: int, *arrays: Array
         With the name of the task that failed.
     """
     try:
-        return call_on_arrays(function, place, *arrays)
+        return call_on_arrays(function, *arrays)
     except Exception as error:
         raise _task_failure(task, error) from None
 
