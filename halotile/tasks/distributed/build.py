@@ -64,15 +64,8 @@ def build(
         return build_fidelity(value, ctx, count, shared, reduction)
     if kind == "parameters":
         return _check_parameters(value)
-    if kind == "module":
-        return build_model(value, ctx, tiling)
-    if kind == "prior":
-        return build_prior(value, ctx, tiling)
-    if not callable(value):
-        raise WrongKind(
-            f"the denoiser is a {type(value).__name__}, which cannot be called. Write a network or a function."
-        )
-    return build_processing(value, ctx, tiling)
+    builders = {"module": build_model, "prior": build_prior, "denoiser": build_processing}
+    return builders[kind](value, ctx, tiling)
 
 
 def build_stack(
@@ -143,6 +136,10 @@ def build_processing(processor: Any, ctx: Engine, tiling: TilingOptions) -> Dist
 
     It is an instance of deepinv's class if deepinv is imported already: importing it takes seconds.
     """
+    if not callable(processor):
+        raise WrongKind(
+            f"the denoiser is a {type(processor).__name__}, which cannot be called. Write a network or a function."
+        )
     if "deepinv" not in sys.modules:
         return DistributedProcessing(ctx, processor, tiling)
     from halotile.tasks.distributed.tiling.deepinv_class import DeepinvProcessing

@@ -248,7 +248,7 @@ class LocalStack:
         places = tuple(range(1 + len(y)))
         calls = [
             Call(BlockFunction(self.packed, "misfit", image, region, weights), places, (0,), number)
-            for number, region in enumerate(blocks_of(image))
+            for number, region in enumerate(cut_blocks(image))
         ]
         (total,) = compute(self.engine, "forward", calls, [x, *y], 1, "block")
         assert total is not None
@@ -257,7 +257,7 @@ class LocalStack:
     def _apply_lazily(self, output: OutputName, arrays: Sequence[Any], image: Shape) -> list[Any]:
         """Return lazy results of lazy arrays: each block is computed once its windows are."""
         inputs = [tuple(array.shape) for array in arrays]
-        shapes, regions = self._output_shapes(output, image), blocks_of(image)
+        shapes, regions = self._output_shapes(output, image), cut_blocks(image)
         margin, count = self._margin(inputs), len(shapes)
         cut: list[Any] = []
         calls, like = [], []
@@ -291,7 +291,7 @@ class LocalStack:
     def _run(
         self, output: OutputName, image: Shape, tensors: list[torch.Tensor], weights: tuple[float, ...] = ()
     ) -> list[torch.Tensor]:
-        regions = blocks_of(image)
+        regions = cut_blocks(image)
         shapes = self._output_shapes(output, image)
         count = len(shapes)
         calls = [
@@ -316,12 +316,12 @@ def _phase(output: OutputName) -> str:
     return "forward" if output == "forward" else "adjoint"
 
 
-def blocks_of(image: Shape) -> list[Region]:
+def cut_blocks(image: Shape) -> list[Region]:
     """List the blocks of an image, whole along leading axes; smaller ones if there would be fewer than four.
 
     Examples
     --------
-    >>> [region.shape for region in blocks_of((1, 2, 600, 512))]
+    >>> [region.shape for region in cut_blocks((1, 2, 600, 512))]
     [(1, 2, 512, 512), (1, 2, 88, 512)]
     """
     front, (rows, columns) = image[:-2], image[-2:]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import random
 import warnings
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import CellType
 from typing import Any
 
 import numpy as np
@@ -21,17 +19,15 @@ from halotile.tasks.distributed.tiling.processor_call import (
     ImageCall,
     Images,
     ProcessorCall,
-    find_tensors,
-)
-from halotile.tasks.distributed.tiling.stride_trial import (
     StrideTrial,
+    find_tensors,
     has_trial,
     shrink_argument,
     tiling_error,
 )
-from halotile.tasks.distributed.tiling.tiles import Tiles, tiles_of
+from halotile.tasks.distributed.tiling.tiles import Tiles, make_tiles
 from halotile.tasks.distributed.transport.calls import Call, Engine, call_on_arrays, compute, evaluate
-from halotile.tasks.distributed.transport.contents import cell_content, contents_of, running_statistics
+from halotile.tasks.distributed.transport.contents import contents_of, direct_contents, running_statistics
 from halotile.tasks.distributed.transport.objects import make_packer, pack_arguments
 from halotile.tasks.distributed.transport.random_state import DrawSequence
 from halotile.tasks.distributed.transport.type_conversion import convert_types, empty_tensor
@@ -57,7 +53,7 @@ def training_warnings(processor: Any, with_gradients: bool) -> dict[str, str]:
     """
     messages = {}
     contents = contents_of(processor)
-    name = f"the denoiser ({name_of(processor)})"
+    name = f"the denoiser ({processor_name(processor)})"
     if with_gradients and (weight := _unknown_weight(processor, contents)):
         messages["weights"] = (
             f"{name} holds weights that want gradients ({weight}), and distribute knows the weights of a network only: these get "
@@ -93,20 +89,13 @@ def _unknown_weight(processor: Any, contents: list[Any]) -> str | None:
 def _foreign_generator(contents: list[Any]) -> str | None:
     """Type of a NumPy or Python generator among the contents."""
     for held in contents:
-        entries: Iterable[Any] = ()
-        if isinstance(held, dict):
-            entries = held.values()
-        elif isinstance(held, CellType):
-            entries = (cell_content(held),)
-        elif isinstance(held, list | tuple | set | frozenset | deque):
-            entries = held
-        for entry in entries:
+        for entry in direct_contents(held) or ():
             if isinstance(entry, np.random.Generator | np.random.RandomState | random.Random):
                 return f"{type(entry).__module__.split('.')[0]}'s {type(entry).__name__}"
     return None
 
 
-def name_of(processor: Any) -> str:
+def processor_name(processor: Any) -> str:
     """Name of a processor in messages."""
     return str(getattr(processor, "__name__", type(processor).__name__))
 
@@ -226,14 +215,11 @@ class TilingOptions:
     images_per_task: int | None = None
 
     def __post_init__(self) -> None:
-        if self.images_per_task is not None and self.images_per_task < 1:
-            raise ConfigError(
-                f"images_per_task is {self.images_per_task}: a task needs an image. Write 1 or more, or leave it out."
-            )
-        if self.max_batch_size is not None and self.max_batch_size < 1:
-            raise ConfigError(
-                f"max_batch_size is {self.max_batch_size}: a task needs a tile. Write 1 or more, or leave it out."
-            )
+        for name in ("images_per_task", "max_batch_size"):
+            if (size := getattr(self, name)) is not None and size < 1:
+                raise ConfigError(
+                    f"{name} is {size}: a task needs one at least. Write 1 or more, or leave it out."
+                )
         if isinstance(self.strategy, str):
             if self.strategy not in STRATEGIES:
                 raise ConfigError(
@@ -245,7 +231,7 @@ class TilingOptions:
     def tiles(self, shape: Sequence[int]) -> Tiles:
         """Cut an image of this shape."""
         overlap = 0 if self.strategy == "basic" else self.overlap
-        return tiles_of(shape, self.patch_size, overlap, self.tiling_dims, self.blending)
+        return make_tiles(shape, self.patch_size, overlap, self.tiling_dims, self.blending)
 
     def batches(self, tiles: Tiles) -> list[tuple[Images, tuple[int, ...]]]:
         """Group images, and their tiles, into batches, which depend on the images and the options alone."""
@@ -374,7 +360,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             return []
         if is_cut or is_lazy or not trained.keys() <= {id(layer) for layer in norms}:
             raise ConfigError(
-                f"the denoiser ({name_of(self.processor)}) is in training mode, and has layers with running statistics "
+                f"the denoiser ({processor_name(self.processor)}) is in training mode, and has layers with running statistics "
                 f"({next(iter(trained.values()), 'batch norm')}), which normalise by all pixels of a batch: a tile has only its own. Write eval(), for the network "
                 "or for these layers; layers without them, such as GroupNorm; images that fit into patch_size, of a network of "
                 "BatchNorm layers; or unsafe=True to normalise each batch of tiles by itself."
@@ -402,7 +388,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             number, mean, variance, pixels = pooled
             statistics += [mean, variance]
             found.append((norms[number], mean, variance, pixels))
-        results = self._evaluate(replace(call, normalises="given"), [*weights, *statistics], columns, numbers)
+        results = self._evaluate(replace(call, normalises="fixed"), [*weights, *statistics], columns, numbers)
         for each in found:
             update_running(*each)
         return results
@@ -453,7 +439,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         trains = any(running_statistics(held) for held in contents_of(self.processor))
         if self.options.unsafe or trains or not has_trial(x, axes):
             return 1
-        name = f"the denoiser ({name_of(self.processor)})"
+        name = f"the denoiser ({processor_name(self.processor)})"
         key = (len(x.shape), *axes)
         if key not in self._strides:
             self._strides[key] = self._try_stride(x, call, tensors, axes)

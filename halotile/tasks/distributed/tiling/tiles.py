@@ -297,7 +297,7 @@ def _read_span(image: Any, axis: int, span: Span) -> Any:
     return np.take(part, at - low, axis)
 
 
-def tiles_of(
+def make_tiles(
     shape: Sequence[int],
     patch_size: int | Sequence[int],
     overlap: int | Sequence[int],
@@ -313,7 +313,7 @@ def tiles_of(
 
     Examples
     --------
-    >>> tiles_of((1, 3, 64, 64), 32, 8, None, None).axes
+    >>> make_tiles((1, 3, 64, 64), 32, 8, None, None).axes
     (2, 3)
     """
     if 0 in shape:

@@ -17,7 +17,7 @@ from halotile.storage.rim import Array
 from halotile.tasks.distributed.transport.contents import contents_of
 from halotile.tasks.distributed.transport.objects import RemoteObject, load_for_call
 from halotile.tasks.distributed.transport.random_state import Draw
-from halotile.tasks.distributed.transport.tensors import check_tensor, tensor_kind_of, to_array, to_tensor
+from halotile.tasks.distributed.transport.tensors import check_tensor, dtype_name, to_array, to_tensor
 from halotile.tasks.operators.deepinv import COPIES
 
 BACKWARD = "adjoint"
@@ -245,7 +245,7 @@ def compute(
     what: str = "operator",
 ) -> list[torch.Tensor | None]:
     """Compute the totals of calls, without gradients; None for slots that no value was added to."""
-    stored = [store(to_array(tensor), engine.folder, tensor_kind_of(tensor)) for tensor in tensors]
+    stored = [store(to_array(tensor), engine.folder, dtype_name(tensor)) for tensor in tensors]
     try:
         results = engine.run(phase, calls, stored, what)
     finally:

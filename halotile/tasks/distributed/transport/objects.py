@@ -31,7 +31,7 @@ from halotile.tasks.distributed.transport.contents import (
     running_statistics,
 )
 from halotile.tasks.distributed.transport.random_state import Draw, global_generators, seeded
-from halotile.tasks.distributed.transport.tensors import tensor_kind_of, to_array, to_tensor, version_of
+from halotile.tasks.distributed.transport.tensors import dtype_name, to_array, to_tensor, version_of
 
 CACHE_BYTES = 2**30
 """Size of the objects that a process keeps loaded."""
@@ -288,7 +288,7 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         self.constant.setdefault(id(value), value)
         serial = list(self.constant).index(id(value))
         is_parameter = isinstance(value, torch.nn.Parameter)
-        return serial, name, tensor_kind_of(value), is_parameter, bool(value.requires_grad)
+        return serial, name, dtype_name(value), is_parameter, bool(value.requires_grad)
 
 
 class _Reader(pickle.Unpickler):

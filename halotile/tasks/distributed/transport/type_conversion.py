@@ -20,7 +20,7 @@ from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_output
 from halotile.tasks.distributed.transport.calls import Engine
-from halotile.tasks.distributed.transport.tensors import tensor_kind_of, to_array, to_tensor
+from halotile.tasks.distributed.transport.tensors import dtype_name, to_array, to_tensor
 
 IN_MEMORY_BYTES = 2**26
 """Assembled images up to this size are kept in memory, larger ones in a file."""
@@ -98,7 +98,7 @@ def empty_tensor(ctx: Engine, shape: tuple[int, ...], like: torch.Tensor) -> tor
     """Allocate a tensor for results: a large one in a file, whose pages the system may write out."""
     if math.prod(shape) * like.element_size() < IN_MEMORY_BYTES or like.device.type != "cpu":
         return like.new_empty(shape)
-    return _in_a_file(ctx, shape, to_array(like.new_empty(())).dtype, tensor_kind_of(like))
+    return _in_a_file(ctx, shape, to_array(like.new_empty(())).dtype, dtype_name(like))
 
 
 def _in_a_file(ctx: Engine, shape: tuple[int, ...], dtype: Any, kind: str | None = None) -> torch.Tensor:

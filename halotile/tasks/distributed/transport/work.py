@@ -19,8 +19,8 @@ from halotile.storage.rim import Array
 from halotile.tasks.distributed.transport.calls import Call, TensorFunction, call_on_arrays, checked_values
 from halotile.tasks.distributed.transport.tensors import (
     default_dtype,
-    promoted_kind,
-    tensor_kind_of,
+    dtype_name,
+    promoted_dtype,
     to_array,
     to_tensor,
 )
@@ -116,7 +116,7 @@ class CallWork:
         """Add an array to the total of a slot, in their common type."""
         if slot in totals:
             before, kind_before = totals[slot]
-            array, kind = _sum(before, array, self.in_double), promoted_kind(kind_before, kind)
+            array, kind = _sum(before, array, self.in_double), promoted_dtype(kind_before, kind)
         totals[slot] = array, kind
 
     def _store(self, totals: dict[int, tuple[Array, str]]) -> PartialSums:
@@ -131,7 +131,7 @@ class CallWork:
             with torch.no_grad(), default_dtype(self.default_dtype):
                 values = checked_values(call.function, call.function(*tensors))
             return {
-                slot: (to_array(value), tensor_kind_of(value))
+                slot: (to_array(value), dtype_name(value))
                 for slot, value in zip(call.slots, values, strict=True)
                 if value is not None
             }
