@@ -54,23 +54,9 @@ def task_bytes(client: Client) -> int | None:
 
 
 def check_memory(what: str, calls: Sequence[Call], sizes: Sequence[int], allowed: int | None) -> None:
-    """Refuse calls of which one needs more memory than a task has.
+    """Refuse calls if one needs more than the memory of a task, which includes the worker's imports.
 
-    Parameters
-    ----------
-    what : str
-        The unit that a call's number counts.
-    calls : sequence of Call
-        The calls.
-    sizes : sequence of int
-        Bytes of the arrays that calls refer to.
-    allowed : int, optional
-        Memory of a task, including the worker's imports.
-
-    Raises
-    ------
-    MemoryRefused
-        With the figures.
+    ``sizes`` are the bytes of the arrays that calls refer to, and ``what`` is the unit that their numbers count.
     """
     if allowed is None:
         return

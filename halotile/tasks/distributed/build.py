@@ -29,31 +29,10 @@ def build(
     reduction: str | None = "sum",
     **options: Any,
 ) -> Any:
-    """Return the distributed form of an object.
+    """Return the distributed form of an object, with ``options`` of stacks.
 
-    Parameters
-    ----------
-    value : object
-        A physics, a denoiser, a fidelity, several of them, or a factory.
-    ctx : Engine
-        The context.
-    kind : str
-        One of the kinds, or ``auto``.
-    count : int, optional
-        Number of operators that a factory makes.
-    shared : mapping, optional
-        Argument of a factory.
-    tiling : TilingOptions
-        Options of denoisers.
-    reduction : str, optional
-        Reduction of fidelities. The adjoint of a stack is a sum in any case.
-    **options
-        Options of stacks.
-
-    Raises
-    ------
-    ConfigError
-        When the kind of the object is ambiguous, or not the one given.
+    ``count`` and ``shared`` are for a factory, ``tiling`` is for denoisers, and ``reduction`` for fidelities: the
+    adjoint of a stack is a sum in any case.
     """
     kind = detect_kind(value) if kind == "auto" else kind
     if kind not in KINDS:

@@ -27,7 +27,7 @@ from halotile.tasks.distributed.stacks.physics import (
     DistributedStackedPhysics,
     SingleLinearOperator,
 )
-from halotile.tasks.distributed.transport.calls import Call, Engine, ObjectCall, Tensors, compute
+from halotile.tasks.distributed.transport.calls import Call, ObjectCall, Tensors, compute
 from halotile.tasks.distributed.transport.type_conversion import convert_types
 
 BLOCKS: dict[tuple[str, bool], OutputName] = {
@@ -67,11 +67,6 @@ def solve(
 def eigenvalue(product: Apply, start: torch.Tensor, *, tol: float, max_iter: int) -> Tensors:
     """Compute the largest eigenvalue by the Lanczos method."""
     return (torch.tensor(largest_eigenvalue(product, start, tol, max_iter), dtype=torch.float64),)
-
-
-def is_small(engine: Engine, x: torch.Tensor) -> bool:
-    """Return True if an iteration on this image is a single call."""
-    return engine.accumulate is None and x.numel() * x.element_size() < SMALL_BYTES
 
 
 MAX_PRODUCTS = 200
@@ -252,29 +247,27 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
                 stacklevel=2,
             )
         with torch.no_grad():
-            norm = self._largest_eigenvalue(x0.detach(), tol, max_iter, kwargs)
+            function = partial(eigenvalue, tol=tol, max_iter=max_iter)
+            norm = float(self._iterate(function, [x0.detach()], 1, kwargs)[0])
         if verbose:
             print(f"||A||² = {norm:.4g}")
         return torch.tensor(norm, dtype=x0.real.dtype, device=x0.device)
 
     def _iterate(
-        self, function: Callable[..., Tensors], tensors: Sequence[torch.Tensor], count: int
-    ) -> list[torch.Tensor]:
-        """Run an iteration on one worker, and return its ``count`` values."""
+        self,
+        function: Callable[..., Tensors],
+        tensors: Sequence[torch.Tensor],
+        count: int,
+        kwargs: Mapping[str, Any],
+    ) -> list[Any]:
+        """Run an iteration with ``A^T A`` on one worker if its image is small, or here; return its ``count`` values."""
+        size = tensors[0].numel() * tensors[0].element_size()
+        if kwargs or self.ctx.accumulate is not None or size >= SMALL_BYTES:
+            return list(function(partial(self.A_adjoint_A, reduce_op="sum", **kwargs), *tensors))
         inputs = [*tensors, *live_tensors(self.operators)]
         call = ObjectCall(partial(iterate, function), tuple(sent.remote for sent in self.operators))
         calls = [Call(call, tuple(range(len(inputs))), tuple(range(count)), 0)]
-        values = compute(self.ctx, ADJOINT, calls, inputs, count, "iteration")
-        return [value for value in values if value is not None]
-
-    def _largest_eigenvalue(
-        self, start: torch.Tensor, tol: float, max_iter: int, kwargs: Mapping[str, Any]
-    ) -> float:
-        if not kwargs and is_small(self.ctx, start):
-            (norm,) = self._iterate(partial(eigenvalue, tol=tol, max_iter=max_iter), [start], 1)
-            return float(norm)
-        product = partial(self.A_adjoint_A, reduce_op="sum", **kwargs)
-        return largest_eigenvalue(product, start, tol, max_iter)
+        return compute(self.ctx, ADJOINT, calls, inputs, count, "iteration")
 
     def _system(
         self,
@@ -290,10 +283,8 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
         apply = shifted(partial(self.A_adjoint_A, reduce_op="sum", **kwargs), weight, shift)
 
         def solver(right: torch.Tensor) -> tuple[torch.Tensor, float]:
-            if kwargs or not is_small(self.ctx, right):
-                return conjugate_gradients(apply, right, goal, steps)
             function = partial(solve, shift=shift, tol=goal, max_iter=steps)
-            solution, residual = self._iterate(function, [right, weight], 2)
+            solution, residual = self._iterate(function, [right, weight], 2, kwargs)
             return solution, float(residual)
 
         def warn(residual: float) -> None:
