@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from halotile.errors import TaskFailed
 from halotile.storage.disk.durable import is_full
+from halotile.storage.disk.stored import Stored, store
 from halotile.storage.grid import Region
 from halotile.storage.rim import Readable
 from halotile.storage.sharded.output import ShardWriter
 from halotile.tasks.block import peak_memory_bytes
-from halotile.tasks.distributed.transport.stored import Stored, store
 from halotile.tasks.exact_sums import add_exactly
 from halotile.tasks.operators.base import InMemory, Shape, read_all
 from halotile.tasks.options import import_from

@@ -176,6 +176,8 @@ def test_invalid_arguments_are_refused_with_their_values(
 def test_operators_of_another_kind_are_refused(ctx: DistributedContext) -> None:
     with pytest.raises(WrongKind, match="holds int"):
         distribute([3], ctx, type_object="physics")
+    with pytest.raises(WrongKind, match=r"holds Physics\. Write LinearPhysics objects"):
+        distribute([physics.Physics()], ctx, type_object="linear_physics")
     stack = distribute(lambda *_: 3, ctx, type_object="linear_physics", num_operators=1)
     with pytest.raises(TaskFailed, match="must return LinearPhysics"):
         stack.A(image(1, 1, 8, 8))

@@ -367,3 +367,20 @@ def test_a_network_that_fails_on_trial_windows_is_reported(ctx: DistributedConte
     )
     with torch.no_grad(), pytest.warns(UserWarning, match="fails on small windows"):
         tiled(ctx, of_tiles)(image(1, 1, 40, 40))
+
+
+class NoiseLevel:
+    """A tensor that is held by an object of the user's."""
+
+    def __init__(self, wants_gradient: bool) -> None:
+        self.sigma = torch.ones(2).requires_grad_(wants_gradient)
+
+
+def test_a_tensor_deep_inside_an_argument_gets_no_gradient_in_silence(ctx: DistributedContext) -> None:
+    scale: Callable[[torch.Tensor, NoiseLevel], torch.Tensor] = lambda x, level: x * level.sigma.sum()  # noqa: E731
+    x = image(1, 1, 8, 8)
+    assert torch.equal(tiled(ctx, scale)(x, NoiseLevel(False)), 2 * x)
+    with torch.no_grad():
+        assert torch.equal(tiled(ctx, scale)(x, NoiseLevel(True)), 2 * x)
+    with pytest.raises(ConfigError, match=r"shape \(2,\) wants a gradient inside another argument"):
+        tiled(ctx, scale)(x, NoiseLevel(True))

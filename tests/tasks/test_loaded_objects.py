@@ -15,7 +15,7 @@ import torch
 
 from halotile.tasks.distributed.tiling.processor_call import ProcessorCall
 from halotile.tasks.distributed.transport.calls import Derivative
-from halotile.tasks.distributed.transport.packing import Packer
+from halotile.tasks.distributed.transport.objects import Packer
 from halotile.tasks.distributed.transport.random_state import Draw
 
 X = torch.ones(1, 1, 6, 6)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.tiling.tiles import BLENDINGS, Tiles, blend_axis, cut_axis, tiles_of
+from halotile.tasks.distributed.tiling.tiles import BLENDINGS, Tiles, blend_axis, cut_axis, make_tiles
 
 lengths, patches, overlaps = st.integers(1, 60), st.integers(1, 20), st.integers(0, 12)
 
@@ -46,7 +46,7 @@ def test_weights_add_up_to_1_everywhere(kind: str, length: int, patch: int, over
 def test_joining_undoes_cutting(
     shape: tuple[int, ...], patch: int, overlap: int, blending: str | None
 ) -> None:
-    tiles = tiles_of((2, *shape), patch, overlap, (1, 2), blending)
+    tiles = make_tiles((2, *shape), patch, overlap, (1, 2), blending)
     image = torch.rand(2, *shape, dtype=torch.float64)
     made = [tiles.trim(tiles.window(image, number)) for number in range(len(tiles))]
     torch.testing.assert_close(tiles.join(made), image)
@@ -72,10 +72,10 @@ def test_windows_are_mirrored_as_torch_pads() -> None:
 )
 def test_invalid_tiles_are_refused(options: tuple[object, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        tiles_of((1, 1, 16, 16), *options)  # type: ignore[arg-type]
+        make_tiles((1, 1, 16, 16), *options)  # type: ignore[arg-type]
 
 
 def test_a_processor_that_changes_the_size_by_a_fraction_is_refused() -> None:
-    tiles = tiles_of((1, 1, 16, 16), 8, 2, None, None)
+    tiles = make_tiles((1, 1, 16, 16), 8, 2, None, None)
     with pytest.raises(ConfigError, match="do not fit together"):
         tiles.trim(torch.zeros(1, 1, 9, 12))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import uuid
@@ -10,11 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from operator import getitem
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
+import dask.array as da
+from dask import delayed
+from dask.delayed import Delayed
 from distributed import Client, default_client
 
 from halotile.errors import ConfigError, MemoryRefused, OutputRefused
@@ -25,20 +30,18 @@ from halotile.graphs.clusters.common.cluster_kind import check_one_script, clust
 from halotile.graphs.clusters.common.machine import cores_here
 from halotile.graphs.clusters.common.security import owned_folder, private_base
 from halotile.graphs.clusters.scheduler import joined
-from halotile.graphs.distributed import dask_arrays
 from halotile.graphs.kinds import sections
 from halotile.graphs.kinds.sections import parse_bytes
 from halotile.graphs.plans.resources.memory import IMPORTS_BYTES, MIB, machine_bytes
 from halotile.graphs.rules.arguments import Words, cluster_of
 from halotile.graphs.runs.passes.futures import await_all, results
 from halotile.graphs.runs.passes.torch_ranks import TorchProgram, call_with_group
-from halotile.graphs.tree_sum import groups_of, key_of, plan_sums
+from halotile.graphs.tree_sum import groups_of, key_of, plan_sums, tree
 from halotile.registry import find
-from halotile.storage.rim import Array
+from halotile.storage.disk.stored import Stored
 from halotile.tasks.devices.device import choose_device, seed_everything
 from halotile.tasks.distributed.transport.calls import Call, working_bytes
-from halotile.tasks.distributed.transport.stored import Stored, store
-from halotile.tasks.distributed.transport.work import CallBatch, PartialSums
+from halotile.tasks.distributed.transport.work import CallWork, PartialSums, add_arrays, run_named_task
 from halotile.tasks.groups.opening import END_SECONDS
 from halotile.tasks.options import check_above_zero, check_whole
 
@@ -51,10 +54,9 @@ def task_bytes(client: Client) -> int | None:
 
 
 def check_memory(what: str, calls: Sequence[Call], sizes: Sequence[int], allowed: int | None) -> None:
-    """Refuse calls of which one needs more memory than a task has.
+    """Refuse calls if one needs more than the memory of a task, which includes the worker's imports.
 
-    ``what``: unit that a call's number counts; ``sizes``: bytes of the arrays that calls refer to; ``allowed``: memory of a task, including the
-    worker's imports.
+    ``sizes`` are the bytes of the arrays that calls refer to, and ``what`` is the unit that their numbers count.
     """
     if allowed is None:
         return
@@ -118,6 +120,7 @@ class SingleRank:
             obj_list[0] = obj
 
     def broadcast_object_list(self, object_list: list[Any], src: int = 0, device: Any = None) -> list[Any]:
+        """Return the list."""
         return object_list
 
     def barrier(self) -> None:
@@ -229,7 +232,8 @@ class DistributedContext(SingleRank):
         """Largest number of partial sums on disk at once, so far."""
         self.task_bytes: int | None = None
         """Memory of one task; None without a limit."""
-        self._streams = 0
+        self.streams = itertools.count(1)
+        """Numbers that tell the random numbers of distributed objects apart."""
         self._resources = ExitStack()
         self._folder: Path | None = None
         self._client: Client | None = None
@@ -348,15 +352,6 @@ class DistributedContext(SingleRank):
         numbers = (int(ending) for ending in endings if ending.isdecimal())
         return folder / f"{name}-{max(numbers, default=0) + 1:04d}"
 
-    def stream(self) -> int:
-        """Return a number for random numbers that no other distributed object of this context has."""
-        self._streams += 1
-        return self._streams
-
-    def put(self, array: Array, kind: str) -> Stored:
-        """Write an array where workers can read it."""
-        return store(array, self.folder, kind)
-
     def run(
         self, phase: str, calls: Sequence[Call], inputs: Sequence[Stored], what: str
     ) -> dict[int, Stored]:
@@ -372,7 +367,7 @@ class DistributedContext(SingleRank):
         sizes = [os.path.getsize(stored.path) for stored in inputs]
         check_memory(what, calls, sizes, self.task_bytes)
         folder = tempfile.mkdtemp(dir=self.folder)
-        work = CallBatch(folder, tuple(inputs), phase, what, self.accumulate is not None, str(self.device))
+        work = CallWork(folder, tuple(inputs), phase, what, self.accumulate is not None, str(self.device))
         groups, are_added = groups_of(calls, sum(sizes))
         sums: list[PartialSums]
         if are_added:
@@ -443,13 +438,29 @@ class DistributedContext(SingleRank):
         program = TorchProgram(call, self.folder, backend, self.device_mode, timeout_seconds, end_seconds)
         return program.run(self.client, ranks, retries, self.world_size)
 
-    is_lazy = staticmethod(dask_arrays.is_lazy)
-    lazy_blocks = staticmethod(dask_arrays.lazy_blocks)
-    lazy_tiles = staticmethod(dask_arrays.lazy_tiles)
+    def is_lazy(self, value: Any) -> bool:
+        """Return True for a Dask array."""
+        return isinstance(value, da.Array)
 
-    def lazy_totals(self, phase: str, calls: Sequence[Call], arrays: Sequence[Any], slots: int) -> list[Any]:
-        """Return the totals of calls on Dask arrays, as Dask arrays."""
-        return dask_arrays.lazy_totals(phase, calls, arrays, slots, self.split_every)
+    def run_lazily(
+        self, phase: str, calls: Sequence[Call], arrays: Sequence[Any], like: Sequence[Any], what: str
+    ) -> list[da.Array]:
+        """Return the totals of calls as Dask arrays with the shapes and dtypes of ``like``.
+
+        Each call reads its arrays whole. Nothing is computed before the result is.
+        """
+        token = uuid.uuid4().hex[:8]
+        whole = [_whole(array) for array in arrays]
+        parts: list[list[Delayed]] = [[] for _ in like]
+        for call in calls:
+            key = f"{phase}-{token}-{call.number}"
+            # Bound by partial: Dask would search every field of every argument for tasks.
+            run = partial(run_named_task, f"{phase} of {what} {call.number}", call.function)
+            values = delayed(run, pure=False)(*(whole[place] for place in call.inputs), dask_key_name=key)
+            for place, slot in enumerate(call.slots):
+                parts[slot].append(delayed(getitem)(values, place, dask_key_name=f"{key}-{place}"))
+        sums = (tree(part, add_arrays, self.split_every, f"{token}-{n}") for n, part in enumerate(parts))
+        return [da.from_delayed(s, each.shape, each.dtype) for s, each in zip(sums, like, strict=True)]
 
     def __deepcopy__(self, memo: Any) -> Self:
         """Return the context itself: a copy of a distributed object uses the same workers."""
@@ -466,3 +477,10 @@ def _is_default_taken() -> bool:
 def count_workers(client: Client) -> int:
     """Number of workers that a cluster has now, at least one."""
     return max(1, len(present_workers(client)))
+
+
+def _whole(array: Any) -> Delayed:
+    """Return an array as a single delayed block."""
+    if not isinstance(array, da.Array):
+        return delayed(array)
+    return array.rechunk(-1).to_delayed().item()

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from halotile.errors import ConfigError, MissingPackage, WrongKind
-from halotile.tasks.distributed.engine import Engine
-from halotile.tasks.distributed.stacks.operators import CommonOperators, make_all, pack_all
+from halotile.tasks.distributed.stacks.operators import CommonOperators, make_all, send_all
 from halotile.tasks.distributed.tiling.processing import DistributedProcessing, TilingOptions
+from halotile.tasks.distributed.transport.calls import Engine
 from halotile.tasks.distributed.transport.contents import wants_gradients
 
 KINDS = ("physics", "linear_physics", "denoiser", "prior", "data_fidelity", "module", "parameters")
@@ -29,26 +29,10 @@ def build(
     reduction: str | None = "sum",
     **options: Any,
 ) -> Any:
-    """Return the distributed form of an object.
+    """Return the distributed form of an object, with ``options`` of stacks.
 
-    Parameters
-    ----------
-    value : object
-        A physics, a denoiser, a fidelity, several of them, or a factory.
-    ctx : Engine
-        The context.
-    kind : str
-        One of the kinds, or ``auto``.
-    count : int, optional
-        Number of operators that a factory makes.
-    shared : mapping, optional
-        Argument of a factory.
-    tiling : TilingOptions
-        Options of denoisers.
-    reduction : str, optional
-        Reduction of fidelities. The adjoint of a stack is a sum in any case.
-    **options
-        Options of stacks.
+    ``count`` and ``shared`` are for a factory, ``tiling`` is for denoisers, and ``reduction`` for fidelities: the
+    adjoint of a stack is a sum in any case.
     """
     kind = detect_kind(value) if kind == "auto" else kind
     if kind not in KINDS:
@@ -59,15 +43,8 @@ def build(
         return build_fidelity(value, ctx, count, shared, reduction)
     if kind == "parameters":
         return _check_parameters(value)
-    if kind == "module":
-        return build_model(value, ctx, tiling)
-    if kind == "prior":
-        return build_prior(value, ctx, tiling)
-    if not callable(value):
-        raise WrongKind(
-            f"the denoiser is a {type(value).__name__}, which cannot be called. Write a network or a function."
-        )
-    return build_processing(value, ctx, tiling)
+    builders = {"module": build_model, "prior": build_prior, "denoiser": build_processing}
+    return builders[kind](value, ctx, tiling)
 
 
 def build_stack(
@@ -80,7 +57,7 @@ def build_stack(
 ) -> Any:
     """Return a distributed stack: of a stack, a list, a single physics, or the objects of a factory."""
     try:
-        from deepinv.physics import Physics
+        from deepinv.physics import LinearPhysics, Physics
 
         from halotile.tasks.distributed.stacks.linear import DistributedStackedLinearPhysics
         from halotile.tasks.distributed.stacks.linear_map import RewritingFactory, rewrite
@@ -90,17 +67,23 @@ def build_stack(
             "a distributed physics needs deepinv: pip install 'halotile[deepinv]'"
         ) from error
     exact = bool(options.get("exact"))
-    stack = DistributedStackedPhysics if kind == "physics" else DistributedStackedLinearPhysics
+    is_linear = kind != "physics"
+    stack = DistributedStackedLinearPhysics if is_linear else DistributedStackedPhysics
+    base = LinearPhysics if is_linear else Physics
     if not isinstance(value, Physics | list | tuple):
         factory = value if wants_gradients((value, shared)) else RewritingFactory(value, exact)
-        return stack(ctx, CommonOperators(make_all(ctx, factory, count, shared)), **options)
+        return stack(
+            ctx,
+            CommonOperators(make_all(ctx, factory, count, shared, base.__name__ if is_linear else None)),
+            **options,
+        )
     parts = unstack([value] if isinstance(value, Physics) else value)
-    wrong = [type(part).__name__ for part in parts if not isinstance(part, Physics)]
+    wrong = [type(part).__name__ for part in parts if not isinstance(part, base)]
     if wrong or not parts:
         raise WrongKind(
-            f"the list of physics holds {', '.join(wrong) or 'nothing'}. Write deepinv.physics objects."
+            f"the list of physics holds {', '.join(wrong) or 'nothing'}. Write {base.__name__} objects of deepinv."
         )
-    operators = pack_all(ctx, [rewrite(part, exact) for part in parts], local=parts)
+    operators = send_all(ctx, [rewrite(part, exact) for part in parts], local=parts)
     is_single = isinstance(value, Physics) and not hasattr(value, "physics_list")
     return stack(ctx, CommonOperators(operators), is_single=is_single, **options)
 
@@ -121,9 +104,9 @@ def build_fidelity(
         value = list(value.data_fidelity_list)
     if isinstance(value, DataFidelity):
         fidelity = value if wants_gradients(value) else copy.deepcopy(value)
-        return DistributedDataFidelity(ctx, pack_all(ctx, [value]), fidelity, reduction=reduction)
+        return DistributedDataFidelity(ctx, send_all(ctx, [value]), fidelity, reduction=reduction)
     is_list = isinstance(value, list | tuple)
-    operators = pack_all(ctx, value) if is_list else make_all(ctx, value, count, shared)
+    operators = send_all(ctx, value) if is_list else make_all(ctx, value, count, shared)
     return DistributedDataFidelity(ctx, operators, reduction=reduction)
 
 
@@ -132,6 +115,10 @@ def build_processing(processor: Any, ctx: Engine, tiling: TilingOptions) -> Dist
 
     It is an instance of deepinv's class if deepinv is imported already: importing it takes seconds.
     """
+    if not callable(processor):
+        raise WrongKind(
+            f"the denoiser is a {type(processor).__name__}, which cannot be called. Write a network or a function."
+        )
     if "deepinv" not in sys.modules:
         return DistributedProcessing(ctx, processor, tiling)
     from halotile.tasks.distributed.tiling.deepinv_class import DeepinvProcessing

@@ -12,21 +12,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from halotile.errors import ConfigError
+from halotile.errors import ConfigError, InputError
 from halotile.storage.grid import Region
-from halotile.storage.rim import Readable
-from halotile.tasks.distributed.engine import Engine
+from halotile.storage.rim import Array, Readable
 from halotile.tasks.distributed.stacks.linear_map import (
     LinearMap,
     find_image_shape,
     is_supported,
     measured_shapes,
 )
-from halotile.tasks.distributed.stacks.operators import make_packer
-from halotile.tasks.distributed.stacks.windows import LazyBlock, wrapped_windows
-from halotile.tasks.distributed.transport.calls import Call, Tensors
-from halotile.tasks.distributed.transport.evaluate import Batch
-from halotile.tasks.distributed.transport.packing import Packed
+from halotile.tasks.distributed.tiling.tiles import concatenate_grid
+from halotile.tasks.distributed.transport.calls import Call, Engine, Tensors, compute
+from halotile.tasks.distributed.transport.objects import Packed, make_packer
 from halotile.tasks.distributed.transport.tensors import to_tensor
 from halotile.tasks.distributed.transport.type_conversion import empty_tensor
 from halotile.tasks.operators.base import InMemory, Operator, Shape, with_engine
@@ -41,10 +38,63 @@ BLOCK = 1024
 SINGLE = np.dtype(np.float32)
 """Dtype that the way of computing a convolution is chosen for."""
 OutputName = Literal["forward", "adjoint", "normal", "gradient", "misfit"]
+TRANSPOSE: dict[OutputName, OutputName] = {"forward": "adjoint", "adjoint": "forward", "normal": "normal"}
+
+
+def wrapped_windows(region: Region, margin: int, shape: Sequence[int]) -> tuple[Region, ...]:
+    """List the windows up to ``margin`` pixels around a region of a periodic image.
+
+    Near a rim there are several.
+
+    Only the last two axes have margins.
+
+    Examples
+    --------
+    >>> [(r.start, r.stop) for r in wrapped_windows(Region((0, 4), (4, 8)), 2, (12, 30))]
+    [((0, 2), (6, 10)), ((10, 2), (12, 10))]
+    """
+    front = [[(0, n)] for n in shape[:-2]]
+    near = [
+        _runs(start - margin, stop + margin, length)
+        for start, stop, length in zip(region.start[-2:], region.stop[-2:], shape[-2:], strict=True)
+    ]
+    return tuple(
+        Region(tuple(a for a, _ in spans), tuple(b for _, b in spans))
+        for spans in itertools.product(*front, *near)
+    )
+
+
+def _runs(start: int, stop: int, length: int) -> list[tuple[int, int]]:
+    """Split a span of a periodic axis into runs."""
+    if stop - start >= length:
+        return [(0, length)]
+    inside = (max(0, start), min(length, stop))
+    if start < 0 and start + length > stop:
+        return [inside, (start + length, length)]
+    if stop > length and stop - length < start:
+        return [(0, stop - length), inside]
+    return [inside] if start >= 0 and stop <= length else [(0, length)]
 
 
 @dataclass(frozen=True)
-class BlockCall:
+class PartialArray:
+    """An array of which only some windows are present."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    parts: tuple[tuple[Region, Array], ...]
+
+    def read(self, region: Region) -> Array:
+        """Read the pixels of ``region``."""
+        for window, pixels in self.parts:
+            if region.inside(window):
+                part: Array = pixels[region.relative_to(window).slices]
+                return part
+        raise InputError(f"{region} was read, but only {[window for window, _ in self.parts]} are present.")
+
+
+@dataclass(frozen=True)
+class BlockFunction:
     """One block of ``A x``, ``A^T y``, ``A^T A x``, the gradient or the misfit.
 
     The gradient is ``sum_i w_i A_i^T (A_i x - y_i)``.
@@ -55,13 +105,19 @@ class BlockCall:
     image: Shape
     region: Region  # block, in pixels of the image; for measurements, the block's share of them
     weights: tuple[float, ...] = ()  # `w_i`, for gradient and misfit
+    # for each input its shape, and the windows of it that take its place among the tensors
+    windows: tuple[tuple[Shape, tuple[Region, ...]], ...] | None = None
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        return self.compute([InMemory(tensor.numpy()) for tensor in tensors])
-
-    def compute(self, sources: Sequence[Readable]) -> Tensors:
-        """Compute the block from arrays of which only parts are read."""
-        operators: list[Operator] = [packed.get() for packed in self.operators]
+        sources: list[Readable] = [InMemory(tensor.numpy()) for tensor in tensors]
+        if self.windows is not None:
+            pixels = iter(tensor.numpy() for tensor in tensors)
+            dtype = sources[0].dtype
+            sources = [
+                PartialArray(shape, dtype, tuple(zip(near, itertools.islice(pixels, len(near)), strict=True)))
+                for shape, near in self.windows
+            ]
+        operators: list[Operator] = [packed.load().value for packed in self.operators]
         if self.output == "normal":
             terms = tuple(Term(operator, sources[0]) for operator in operators)
             return (to_tensor(NormalImage(sources[0], terms).read(self.region)),)
@@ -124,25 +180,21 @@ class LocalStack:
         normal = Normal(operators=blurs, weights=(1.0,) * len(blurs)).with_engine(SINGLE, exact=False)
         return LocalStack(self.engine, (pack_local(self.engine, normal, exact=True),), exact=True)
 
-    def accepts(self, image: Shape) -> bool:
-        """Return True if every operator accepts an image of this shape."""
-        return measured_shapes(self.operators, image) is not None
+    def image_shape(self, output: OutputName, tensors: Sequence[Any]) -> Shape | None:
+        """Shape of the image that the operators accept, or that has such measurements; None if there is none."""
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        if output == "adjoint":
+            return find_image_shape(self.operators, shapes, self._declared)
+        return shapes[0] if measured_shapes(self.operators, shapes[0]) is not None else None
 
-    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """``(A_1 x, ..., A_n x)``."""
-        return self._linear(tuple(x.shape))([x])
-
-    def adjoint(self, y: Sequence[torch.Tensor], image: Shape) -> torch.Tensor:
-        """``sum_i A_i^T y_i``."""
-        return self._linear(image).transposed(y)[0]
-
-    def normal(self, x: torch.Tensor) -> torch.Tensor:
-        """``sum_i A_i^T A_i x``."""
-        image = tuple(x.shape)
-        if self._folded is not None:
-            return self._folded.adjoint([x], image)
-        apply = partial(self._run, "normal", image)
-        return LinearMap(apply, apply)([x])[0]
+    def apply(self, output: OutputName, tensors: Sequence[Any], image: Shape) -> list[Any]:
+        """Apply ``A``, ``A^T`` or ``A^T A`` to tensors, differentiable any number of times, or to lazy arrays."""
+        if output == "normal" and self._folded is not None:
+            return self._folded.apply("adjoint", tensors, image)
+        if self.engine.is_lazy(tensors[0]):
+            return self._apply_lazily(output, tensors, image)
+        transpose = partial(self._run, TRANSPOSE[output], image)
+        return LinearMap(partial(self._run, output, image), transpose)(tensors)
 
     def gradient(
         self, x: torch.Tensor, y: Sequence[torch.Tensor], weights: tuple[float, ...]
@@ -162,31 +214,36 @@ class LocalStack:
         """``sum_i w_i |A_i x - y_i|² / 2`` of each image of a batch, without gradients."""
         image = tuple(x.shape)
         places = tuple(range(1 + len(y)))
-        calls = tuple(
-            Call(BlockCall(self.packed, "misfit", image, region, weights), places, (0,), number)
-            for number, region in enumerate(blocks_of(image))
-        )
-        (total,) = Batch(self.engine, "forward", calls, 1, "block").values([x, *y])
+        calls = [
+            Call(BlockFunction(self.packed, "misfit", image, region, weights), places, (0,), number)
+            for number, region in enumerate(cut_blocks(image))
+        ]
+        (total,) = compute(self.engine, "forward", calls, [x, *y], 1, "block")
         assert total is not None
         return total.to(x.dtype)
 
-    def image_shape(self, y: Sequence[torch.Tensor]) -> Shape | None:
-        """Shape of the image that has such measurements; None if there is none."""
-        return find_image_shape(self.operators, [tuple(part.shape) for part in y], self._declared)
-
-    def lazy(self, output: OutputName, arrays: Sequence[Any], image: Shape) -> list[Any]:
+    def _apply_lazily(self, output: OutputName, arrays: Sequence[Any], image: Shape) -> list[Any]:
         """Return lazy results of lazy arrays: each block is computed once its windows are."""
-        if output == "normal" and self._folded is not None:
-            return self._folded.lazy("adjoint", arrays, image)
-        inputs = tuple(tuple(array.shape) for array in arrays)
-        shapes = self._output_shapes(output, image)
-        margin = self._margin(inputs)
-        blocks, places = [], []
-        for region in blocks_of(image):
-            near = tuple(wrapped_windows(share_of(region, image, shape), margin, shape) for shape in inputs)
-            blocks.append(LazyBlock(BlockCall(self.packed, output, image, region), inputs, near))
-            places.append([share_of(region, image, shape) for shape in shapes])
-        return self.engine.lazy_blocks(_phase(output), blocks, places, arrays)
+        inputs = [tuple(array.shape) for array in arrays]
+        shapes, regions = self._output_shapes(output, image), cut_blocks(image)
+        margin, count = self._margin(inputs), len(shapes)
+        cut: list[Any] = []
+        calls, like = [], []
+        for number, region in enumerate(regions):
+            near = [wrapped_windows(share_of(region, image, shape), margin, shape) for shape in inputs]
+            function = BlockFunction(
+                self.packed, output, image, region, windows=tuple(zip(inputs, near, strict=True))
+            )
+            pixels = [array[w.slices] for array, windows in zip(arrays, near, strict=True) for w in windows]
+            slots = range(number * count, (number + 1) * count)
+            calls.append(Call(function, tuple(range(len(cut), len(cut) + len(pixels))), tuple(slots), number))
+            cut += pixels
+            empty = np.empty((), arrays[0].dtype)
+            like += [np.broadcast_to(empty, share_of(region, image, shape).shape) for shape in shapes]
+        parts = self.engine.run_lazily(_phase(output), calls, cut, like, "block")
+        rows = len({region.start[-2] for region in regions})
+        grid = rows, len(regions) // rows
+        return [concatenate_grid(parts[slot::count], (-2, -1), grid) for slot in range(count)]
 
     def _margin(self, shapes: Sequence[Shape]) -> int:
         """Largest distance that a block reads.
@@ -196,28 +253,25 @@ class LocalStack:
         is_aligned = all(o.measured(shape) == shape for o in self.operators for shape in shapes)
         return 3 * max(operator.reach for operator in self.operators) + (64 if is_aligned else 512)
 
-    def _linear(self, image: Shape) -> LinearMap:
-        return LinearMap(partial(self._run, "forward", image), partial(self._run, "adjoint", image))
-
     def _output_shapes(self, output: OutputName, image: Shape) -> list[Shape]:
         return [o.measured(image) for o in self.operators] if output == "forward" else [image]
 
     def _run(
         self, output: OutputName, image: Shape, tensors: list[torch.Tensor], weights: tuple[float, ...] = ()
     ) -> list[torch.Tensor]:
-        regions = blocks_of(image)
+        regions = cut_blocks(image)
         shapes = self._output_shapes(output, image)
         count = len(shapes)
-        calls = tuple(
+        calls = [
             Call(
-                BlockCall(self.packed, output, image, region, weights),
+                BlockFunction(self.packed, output, image, region, weights),
                 tuple(range(len(tensors))),
                 tuple(range(number * count, (number + 1) * count)),
                 number,
             )
             for number, region in enumerate(regions)
-        )
-        blocks = iter(Batch(self.engine, _phase(output), calls, len(calls) * count, "block").values(tensors))
+        ]
+        blocks = iter(compute(self.engine, _phase(output), calls, tensors, len(calls) * count, "block"))
         results = [empty_tensor(self.engine, shape, tensors[0]) for shape in shapes]
         for region in regions:
             for result, shape in zip(results, shapes, strict=True):
@@ -230,12 +284,12 @@ def _phase(output: OutputName) -> str:
     return "forward" if output == "forward" else "adjoint"
 
 
-def blocks_of(image: Shape) -> list[Region]:
+def cut_blocks(image: Shape) -> list[Region]:
     """List the blocks of an image, whole along leading axes; smaller ones if there would be fewer than four.
 
     Examples
     --------
-    >>> [region.shape for region in blocks_of((1, 2, 600, 512))]
+    >>> [region.shape for region in cut_blocks((1, 2, 600, 512))]
     [(1, 2, 512, 512), (1, 2, 88, 512)]
     """
     front, (rows, columns) = image[:-2], image[-2:]
@@ -271,4 +325,4 @@ def pack_local(
 ) -> LocalOperator:
     """Send an operator to the workers; ``exact``: with convolutions as direct sums."""
     chosen = with_engine(operator, SINGLE, exact)
-    return LocalOperator(operator, chosen, make_packer(engine, chosen).pack(), declared)
+    return LocalOperator(operator, chosen, make_packer(chosen, engine.folder, engine.device).pack(), declared)

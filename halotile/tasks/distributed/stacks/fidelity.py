@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import torch
 from deepinv.distributed.distribute import DistributedDataFidelity as DeepinvClass
+from deepinv.optim.data_fidelity import L2
 from deepinv.optim.potential import Potential
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.stacks.blockwise import is_large
 from halotile.tasks.distributed.stacks.krylov import System, conjugate_gradients
 from halotile.tasks.distributed.stacks.linear import (
@@ -22,7 +22,7 @@ from halotile.tasks.distributed.stacks.linear import (
     DistributedStackedLinearPhysics,
     as_weight,
 )
-from halotile.tasks.distributed.stacks.operators import Operators, chosen_numbers, pack_live
+from halotile.tasks.distributed.stacks.operators import SentObjects, check_unchanged, chosen_numbers
 from halotile.tasks.distributed.stacks.physics import (
     ADJOINT,
     FORWARD,
@@ -30,13 +30,42 @@ from halotile.tasks.distributed.stacks.physics import (
     check_reduction,
     evaluate_reduced,
 )
-from halotile.tasks.distributed.transport.calls import FidelityCall, SquareWeight, square_weight
+from halotile.tasks.distributed.transport.calls import Engine, ObjectCall, Tensors
+from halotile.tasks.distributed.transport.objects import pack_arguments
 from halotile.tasks.distributed.transport.type_conversion import convert_types
 
 PROX_GAP = 0.05
 """Largest residual of the equation of a prox, relative to the length of the step, without a warning."""
 DIVERGENCE = 10.0
 """Largest growth of that residual over a descent that is a warning and not an error."""
+
+
+def evaluate_term(
+    output: Literal["fn", "grad"],
+    tensors: Sequence[torch.Tensor],
+    fidelity: Any,
+    physics: Any,
+    arguments: Any,
+) -> Tensors:
+    """Return ``d(A x, y)``, or its gradient ``A^T d'(A x, y)``: forward and adjoint in one call.
+
+    The arguments are those of the distance, and keywords of distance and operator.
+    """
+    (x, y), (args, kwargs) = tensors, arguments or ((), {})
+    value = getattr(fidelity.d, output)(physics.A(x, **kwargs), y, *args, **kwargs)
+    return (value if output == "fn" else physics.A_vjp(x, value, **kwargs),)
+
+
+def square_weight(fidelity: Any) -> float | None:
+    """Return the weight of ``|A x - y|²``, or None for another distance."""
+    is_square = type(fidelity) is L2 and not isinstance(fidelity.norm, torch.Tensor)
+    return float(fidelity.norm) if is_square else None
+
+
+def weight_tensor(tensors: Sequence[torch.Tensor], fidelity: Any) -> Tensors:
+    """Return the weight of ``|A x - y|²`` as a tensor; NaN for another distance."""
+    weight = square_weight(fidelity)
+    return (torch.full((1,), math.nan if weight is None else weight, dtype=torch.float64),)
 
 
 class _Descent(Potential):  # type: ignore[misc]
@@ -60,7 +89,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
     ----------
     ctx : Engine
         The context.
-    fidelities : Operators
+    fidelities : tuple of SentObject
         One for each operator, or one for all.
     single : DataFidelity, optional
         The one for all, in this process.
@@ -69,7 +98,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
     """
 
     def __init__(
-        self, ctx: Engine, fidelities: Operators, single: Any = None, *, reduction: str | None = "sum"
+        self, ctx: Engine, fidelities: SentObjects, single: Any = None, *, reduction: str | None = "sum"
     ) -> None:
         super(DeepinvClass, self).__init__()
         check_reduction("reduction", reduction)
@@ -82,7 +111,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
         """Return the fidelity of some of the operators, for a stack that was selected in the same way."""
         if self.single_fidelity is not None:
             return self
-        chosen = self.fidelities.select(chosen_numbers(len(self.fidelities), which))
+        chosen = tuple(self.fidelities[number] for number in chosen_numbers(len(self.fidelities), which))
         return DistributedDataFidelity(self.ctx, chosen, reduction=self.reduction_mode)
 
     @convert_types
@@ -112,8 +141,6 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
         deepinv's descent along the gradient of the sum, with its keywords ``stepsize_inter``,
         ``max_iter_inter`` and ``tol_inter``; there is a warning if it has not converged.
         """
-        from deepinv.optim.data_fidelity import L2
-
         self._check(physics)
         is_linear = isinstance(physics, DistributedStackedLinearPhysics)
         if is_linear and type(self.single_fidelity) is L2:
@@ -170,17 +197,17 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
         parts = physics._measurements(y)
         if not args and not kwargs and (result := self._sum_blocks(output, x, parts, physics)) is not None:
             return result
-        packed, live = pack_live(self.ctx, (args, kwargs) if args or kwargs else None)
-        operators, fidelities = physics.operators, self.fidelities
-        if self.single_fidelity is not None:
-            fidelities = fidelities.select([0] * len(operators))
-        operators.check()
-        functions = [
-            FidelityCall(fidelity, operator, output, packed)
-            for fidelity, operator in zip(fidelities.remote, operators.remote, strict=True)
-        ]
-        held = [(*a, *b, *live) for a, b in zip(fidelities.live, operators.live, strict=True)]
-        return evaluate_reduced(self.ctx, phase, functions, [x], parts, self.reduction_mode, held)
+        arguments = (args, kwargs) if args or kwargs else None
+        packed, live = pack_arguments(arguments, self.ctx.folder, self.ctx.device)
+        check_unchanged(physics.operators)
+        # One fidelity for all operators, or one for each.
+        pairs = list(
+            zip(self.fidelities * (len(physics) // len(self.fidelities)), physics.operators, strict=True)
+        )
+        function = partial(evaluate_term, output)
+        calls = {n: ObjectCall(function, (f.remote, o.remote, packed)) for n, (f, o) in enumerate(pairs)}
+        held = [(*fidelity.live, *operator.live, *live) for fidelity, operator in pairs]
+        return evaluate_reduced(self.ctx, phase, calls, [x], parts, self.reduction_mode, held)
 
     def _sum_blocks(
         self, output: Literal["fn", "grad"], x: Any, parts: list[torch.Tensor], physics: Any
@@ -195,8 +222,8 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
         ):
             return None
         needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *parts))
-        local = physics._local_stack(x) if isinstance(physics, DistributedStackedLinearPhysics) else None
-        if local is None or (output == "fn" and needs_grad):
+        local = physics._local_stack() if isinstance(physics, DistributedStackedLinearPhysics) else None
+        if local is None or local.image_shape("gradient", [x]) is None or (output == "fn" and needs_grad):
             return None
         result: torch.Tensor = (local.misfit if output == "fn" else local.gradient)(x, parts, weights)
         return result
@@ -205,8 +232,8 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
         """Return the weight of each square; None if there are other distances."""
         if self.single_fidelity is not None:
             weights = [square_weight(self.single_fidelity)] * count
-        elif self.fidelities.local:
-            weights = [square_weight(fidelity) for fidelity in self.fidelities.local]
+        elif self.fidelities[0].local is not None:
+            weights = [square_weight(fidelity.local) for fidelity in self.fidelities]
         else:
             weights = self._factory_weights
         known = tuple(weight for weight in weights if weight is not None)
@@ -215,8 +242,8 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
     @cached_property
     def _factory_weights(self) -> list[float | None]:
         """Weights of fidelities that a factory makes, which workers compute."""
-        functions = [SquareWeight(fidelity) for fidelity in self.fidelities.remote]
-        values = evaluate_reduced(self.ctx, FORWARD, functions, (), (), None, self.fidelities.live)
+        calls = {n: ObjectCall(weight_tensor, (each.remote,)) for n, each in enumerate(self.fidelities)}
+        values = evaluate_reduced(self.ctx, FORWARD, calls, (), (), None, [f.live for f in self.fidelities])
         return [None if math.isnan(weight) else float(weight) for weight in values]
 
     def _check(self, physics: Any) -> None:
@@ -225,7 +252,7 @@ class DistributedDataFidelity(DeepinvClass):  # type: ignore[misc]
                 f"physics is a {type(physics).__name__}: a distributed fidelity needs a distributed physics. "
                 "Write distribute(physics, ctx)."
             )
-        self.fidelities.check("fidelity")
+        check_unchanged(self.fidelities, "fidelity")
         if self.single_fidelity is None and len(self.fidelities) != len(physics):
             raise ConfigError(
                 f"there are {len(self.fidelities)} fidelities for {len(physics)} operators. Write one for each."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
 from typing import Any
@@ -14,58 +13,37 @@ from deepinv.distributed.distribute import DistributedStackedLinearPhysics as De
 from deepinv.physics import LinearPhysics, StackedLinearPhysics
 
 from halotile.errors import ConfigError, WrongKind
-from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.stacks.blockwise import (
     LocalOperator,
     LocalStack,
+    OutputName,
     is_large,
     local_operator,
 )
 from halotile.tasks.distributed.stacks.krylov import Apply, System, conjugate_gradients, largest_eigenvalue
-from halotile.tasks.distributed.stacks.operators import Operators
+from halotile.tasks.distributed.stacks.operators import SentObjects, check_unchanged, live_tensors
 from halotile.tasks.distributed.stacks.physics import (
     ADJOINT,
     DistributedStackedPhysics,
     SingleLinearOperator,
-    check_reduction,
 )
-from halotile.tasks.distributed.transport.calls import Call, RemoteObject, Tensors, check_kind
-from halotile.tasks.distributed.transport.evaluate import Batch
-from halotile.tasks.distributed.transport.loaded_objects import load_for_call
+from halotile.tasks.distributed.transport.calls import Call, ObjectCall, Tensors, compute
 from halotile.tasks.distributed.transport.type_conversion import convert_types
 
+BLOCKS: dict[tuple[str, bool], OutputName] = {
+    ("A", False): "forward",
+    ("forward", False): "forward",
+    ("A_adjoint", True): "adjoint",
+    ("A_adjoint_A", True): "normal",
+}
+"""Results that blocks can compute, by the name of the method, and True for a sum or mean over the operators."""
 SMALL_BYTES = 2**16
 """Iterations on images smaller than this are single calls."""
 
 
-@dataclass(frozen=True)
-class IterationCall:
-    """An iteration with products ``sum_i A_i^T A_i x``, added up in the order of the operators."""
-
-    # returns values, from the product as a function of `x` and the input tensors
-    iterate: Callable[..., Tensors]
-    operators: tuple[RemoteObject, ...]
-    kind: str | None  # name of the class of `deepinv.physics` that they must be instances of
-
-    def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        with load_for_call(None, tensors, *self.operators) as (own, *operators):
-            for operator in operators:
-                check_kind(operator, self.kind)
-            return self.iterate(lambda x: reduce(add, (o.A_adjoint_A(x) for o in operators)), *own)
-
-    def run(
-        self,
-        engine: Engine,
-        phase: str,
-        tensors: Sequence[torch.Tensor],
-        live: Sequence[torch.Tensor],
-        count: int,
-    ) -> list[torch.Tensor]:
-        """Run the iteration on one worker, and return its ``count`` values."""
-        inputs = [*tensors, *live]
-        call = Call(self, tuple(range(len(inputs))), tuple(range(count)), 0)
-        values = Batch(engine, phase, (call,), count, "iteration").values(inputs)
-        return [value for value in values if value is not None]
+def iterate(function: Callable[..., Tensors], tensors: Sequence[torch.Tensor], *operators: Any) -> Tensors:
+    """Call an iteration with the product ``sum_i A_i^T A_i x``, added up in the order of the operators."""
+    return function(lambda x: reduce(add, (o.A_adjoint_A(x) for o in operators)), *tensors)
 
 
 def shifted(product: Apply, weight: torch.Tensor, shift: float) -> Apply:
@@ -91,11 +69,6 @@ def eigenvalue(product: Apply, start: torch.Tensor, *, tol: float, max_iter: int
     return (torch.tensor(largest_eigenvalue(product, start, tol, max_iter), dtype=torch.float64),)
 
 
-def is_small(engine: Engine, x: torch.Tensor) -> bool:
-    """Return True if an iteration on this image is a single call."""
-    return engine.accumulate is None and x.numel() * x.element_size() < SMALL_BYTES
-
-
 MAX_PRODUCTS = 200
 """Default limit of conjugate gradient steps."""
 TOLERANCE = 1e-6
@@ -114,74 +87,58 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
         As for :class:`~halotile.tasks.distributed.stacks.physics.DistributedStackedPhysics`.
     """
 
-    kind = "LinearPhysics"
     single_operator = SingleLinearOperator
-    _local_cache: tuple[Operators, LocalStack | None] | None = None
+    _local_cache: tuple[SentObjects, LocalStack | None] | None = None
 
-    def _measure(
-        self,
-        name: str,
-        x: torch.Tensor,
-        gather: bool,
-        reduce_op: str | None,
-        kwargs: Any,
-        draws: bool = False,
-    ) -> Any:
-        is_lazy = self.ctx.is_lazy(x)
-        is_plain = reduce_op is None and not kwargs and not (draws and is_lazy)
-        if is_plain and is_large(self.ctx, x) and (local := self._local_stack(x)):
-            results = local.lazy("forward", [x], tuple(x.shape)) if is_lazy else local.forward(x)
-            return self._gather(self._add_noise(results) if draws else results, gather)
-        return super()._measure(name, x, gather, reduce_op, kwargs, draws)
+    def _compute_blocks(self, name: str, tensors: Sequence[Any], reduce_op: str | None) -> Any:
+        """Compute large images of local operators by blocks; None for others."""
+        output = BLOCKS.get((name, reduce_op is not None))
+        if output is None or not all(is_large(self.ctx, tensor) for tensor in tensors):
+            return None
+        is_noisy = name == "forward"
+        if is_noisy and self.ctx.is_lazy(tensors[0]):
+            return None
+        local = self._local_stack()
+        image = local and local.image_shape(output, tensors)
+        if not (local and image):
+            return None
+        results = local.apply(output, tensors, image)
+        if reduce_op is None:
+            return self._add_noise(results) if is_noisy else results
+        return results[0] / self.num_operators if reduce_op == "mean" else results[0]
 
-    def _local_stack(self, x: Any = None) -> LocalStack | None:
-        """Return the stack by blocks if its operators are local and accept ``x``; determined once."""
+    def _local_stack(self) -> LocalStack | None:
+        """Return the stack by blocks if its operators are local; determined once."""
         operators = self.operators
-        operators.check()
+        check_unchanged(operators)
         if self._local_cache is None or self._local_cache[0] is not self._common.operators:
             # Blocks are computed without torch: operators that want gradients have a task each.
-            are_there = bool(operators.local) and not operators.all_live
+            are_there = operators[0].local is not None and not live_tensors(operators)
             parts = [self._local_operator(number) for number in self._numbers] if are_there else [None]
             found = [part for part in parts if part is not None]
             local = LocalStack(self.ctx, found, self.exact) if len(found) == len(parts) else None
             self._local_cache = self._common.operators, local
-        _, local = self._local_cache
-        return local if x is None or (local and local.accepts(tuple(x.shape))) else None
+        return self._local_cache[1]
 
     def _local_operator(self, number: int) -> LocalOperator | None:
         """Return an operator for blocks, if it can be one; tried and sent once for a stack and its subsets."""
         tried: dict[int, LocalOperator | None] = self._common.tried
         if number not in tried:
-            physics = self._common.operators.local[number]
+            physics = self._common.operators[number].local
             tried[number] = local_operator(self.ctx, physics, self.exact, self.reach)
         return tried[number]
-
-    def _reduce(self, total: torch.Tensor, reduce_op: str) -> torch.Tensor:
-        return total / self.num_operators if reduce_op == "mean" else total
 
     @convert_types
     def A_adjoint(self, y: Any, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any) -> Any:
         """``sum_i A_i^T y_i``, their mean, or with ``reduce_op=None`` the list of its terms."""
-        check_reduction("reduce_op", reduce_op)
-        parts = self._measurements(y)
-        is_cut = reduce_op and not kwargs and all(is_large(self.ctx, part) for part in parts)
-        if reduce_op and is_cut and (local := self._local_stack()) and (image := local.image_shape(parts)):
-            if self.ctx.is_lazy(parts[0]):
-                return self._reduce(local.lazy("adjoint", parts, image)[0], reduce_op)
-            return self._reduce(local.adjoint(parts, image), reduce_op)
-        return self._remote_call(ADJOINT, "A_adjoint", (), parts, reduce_op, kwargs)
+        return self._remote_call("A_adjoint", (), self._measurements(y), reduce_op, kwargs)
 
     @convert_types
     def A_adjoint_A(
         self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
     ) -> Any:
         """``sum_i A_i^T A_i x``, forward and adjoint in one task for each operator."""
-        check_reduction("reduce_op", reduce_op)
-        if reduce_op and not kwargs and is_large(self.ctx, x) and (local := self._local_stack(x)):
-            if self.ctx.is_lazy(x):
-                return self._reduce(local.lazy("normal", [x], tuple(x.shape))[0], reduce_op)
-            return self._reduce(local.normal(x), reduce_op)
-        return self._remote_call(ADJOINT, "A_adjoint_A", [x], (), reduce_op, kwargs)
+        return self._remote_call("A_adjoint_A", [x], (), reduce_op, kwargs)
 
     @convert_types
     def A_A_adjoint(self, y: Any, gather: bool = True, **kwargs: Any) -> Any:
@@ -207,7 +164,7 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
         parts = self._measurements(y)
         self._check_values("A_dagger", *parts)
         if local_only:
-            return self._remote_call(ADJOINT, "A_dagger", (), parts, "mean", kwargs)
+            return self._remote_call("A_dagger", (), parts, "mean", kwargs)
         if solver != "CG":
             options = {"solver": solver, "max_iter": max_iter, "tol": tol, "verbose": verbose}
             return LinearPhysics.A_dagger(self, y, **options, **kwargs)
@@ -248,13 +205,13 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
     ) -> torch.Tensor:
         """Compute ``|A|²``, the largest eigenvalue of ``A^T A``, by the Lanczos method."""
         self._check_values("compute_sqnorm", x0)
-        self.operators.check()
+        check_unchanged(self.operators)
         if local_only:
             options = {"max_iter": max_iter, "tol": tol, "verbose": False, **kwargs}
-            return self._remote_call(ADJOINT, "compute_sqnorm", [x0], (), "sum", options).reshape(())
+            return self._remote_call("compute_sqnorm", [x0], (), "sum", options).reshape(())
         if (
             torch.is_grad_enabled()
-            and self.operators.all_live
+            and live_tensors(self.operators)
             and "compute_sqnorm" not in self._common.warned
         ):
             self._common.warned.add("compute_sqnorm")
@@ -264,20 +221,27 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
                 stacklevel=2,
             )
         with torch.no_grad():
-            norm = self._largest_eigenvalue(x0.detach(), tol, max_iter, kwargs)
+            function = partial(eigenvalue, tol=tol, max_iter=max_iter)
+            norm = float(self._iterate(function, [x0.detach()], 1, kwargs)[0])
         if verbose:
             print(f"||A||² = {norm:.4g}")
         return torch.tensor(norm, dtype=x0.real.dtype, device=x0.device)
 
-    def _largest_eigenvalue(
-        self, start: torch.Tensor, tol: float, max_iter: int, kwargs: Mapping[str, Any]
-    ) -> float:
-        if not kwargs and is_small(self.ctx, start):
-            iterate = partial(eigenvalue, tol=tol, max_iter=max_iter)
-            call = IterationCall(iterate, self.operators.remote, self.kind)
-            return float(call.run(self.ctx, ADJOINT, [start], self.operators.all_live, 1)[0])
-        product = partial(self.A_adjoint_A, reduce_op="sum", **kwargs)
-        return largest_eigenvalue(product, start, tol, max_iter)
+    def _iterate(
+        self,
+        function: Callable[..., Tensors],
+        tensors: Sequence[torch.Tensor],
+        count: int,
+        kwargs: Mapping[str, Any],
+    ) -> list[Any]:
+        """Run an iteration with ``A^T A`` on one worker if its image is small, or here; return its ``count`` values."""
+        size = tensors[0].numel() * tensors[0].element_size()
+        if kwargs or self.ctx.accumulate is not None or size >= SMALL_BYTES:
+            return list(function(partial(self.A_adjoint_A, reduce_op="sum", **kwargs), *tensors))
+        inputs = [*tensors, *live_tensors(self.operators)]
+        call = ObjectCall(partial(iterate, function), tuple(sent.remote for sent in self.operators))
+        calls = [Call(call, tuple(range(len(inputs))), tuple(range(count)), 0)]
+        return compute(self.ctx, ADJOINT, calls, inputs, count, "iteration")
 
     def _system(
         self,
@@ -293,11 +257,8 @@ class DistributedStackedLinearPhysics(DistributedStackedPhysics, DeepinvClass, S
         apply = shifted(partial(self.A_adjoint_A, reduce_op="sum", **kwargs), weight, shift)
 
         def solver(right: torch.Tensor) -> tuple[torch.Tensor, float]:
-            if kwargs or not is_small(self.ctx, right):
-                return conjugate_gradients(apply, right, goal, steps)
-            iterate = partial(solve, shift=shift, tol=goal, max_iter=steps)
-            call = IterationCall(iterate, self.operators.remote, self.kind)
-            solution, residual = call.run(self.ctx, ADJOINT, [right, weight], self.operators.all_live, 2)
+            function = partial(solve, shift=shift, tol=goal, max_iter=steps)
+            solution, residual = self._iterate(function, [right, weight], 2, kwargs)
             return solution, float(residual)
 
         def warn(residual: float) -> None:

@@ -2,91 +2,77 @@
 
 from __future__ import annotations
 
-import itertools
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from halotile.errors import ConfigError, WrongKind
-from halotile.tasks.distributed.engine import Engine
-from halotile.tasks.distributed.transport.calls import FactoryObject, RemoteObject
-from halotile.tasks.distributed.transport.packing import Packed, Packer
+from halotile.tasks.distributed.transport.calls import Engine
+from halotile.tasks.distributed.transport.objects import (
+    FactoryObject,
+    LiveTensors,
+    Packed,
+    Packer,
+    RemoteObject,
+    Versions,
+    make_packer,
+)
 from halotile.tasks.distributed.transport.tensors import version_of
-
-ARGUMENTS_FOLDER = "words"
-Held = tuple[torch.Tensor, ...]
-"""Tensors that an object holds."""
-Versions = tuple[tuple[torch.Tensor, int | None], ...]
-"""Tensors that an object holds, with their versions."""
 
 
 @dataclass(frozen=True)
-class Operators:
-    """Numbered objects on the workers."""
+class SentObject:
+    """An object on the workers."""
 
-    remote: tuple[RemoteObject, ...]  # objects on the workers
-    local: tuple[Any, ...]  # same objects in this process; empty for those of a factory
-    live: tuple[Held, ...]  # tensors of each object that want gradients: inputs of every call
-    constant: tuple[Versions, ...]  # other tensors of each object, with their versions when they were sent
+    remote: RemoteObject  # object on the workers
+    live: LiveTensors  # its tensors that want gradients: inputs of every call
+    constant: Versions  # its other tensors, with their versions when they were sent
+    local: Any = None  # same object in this process; None for one of a factory
 
-    def __len__(self) -> int:
-        return len(self.remote)
+    def repack(self, value: Any) -> SentObject:
+        """Send a changed value. The files of the old one stay, for gradients still to be computed."""
+        assert isinstance(self.remote, Packed)
+        packer = Packer(value, self.remote.folder, self.remote.device, keeps_live=True)
+        return replace(self, remote=packer.pack(), live=packer.live, constant=packer.constant)
 
-    def select(self, numbers: Sequence[int]) -> Operators:
-        """Return the objects of these numbers."""
 
-        def pick(held: tuple[Any, ...]) -> tuple[Any, ...]:
-            return tuple(held[number] for number in numbers) if held else ()
+SentObjects = tuple[SentObject, ...]
 
-        return Operators(pick(self.remote), pick(self.local), pick(self.live), pick(self.constant))
 
-    @property
-    def all_live(self) -> Held:
-        """The tensors that want gradients, object by object."""
-        return tuple(itertools.chain(*self.live))
+def live_tensors(sent: SentObjects) -> LiveTensors:
+    """The tensors that want gradients, object by object."""
+    return tuple(tensor for each in sent for tensor in each.live)
 
-    def check(self, what: str = "operator") -> None:
-        """Refuse objects of which a tensor was changed since it was sent, or wants a gradient since: it would get none."""
-        for number, held in enumerate(self.constant):
-            for tensor, version in held:
-                is_late = tensor.requires_grad and torch.is_grad_enabled()
-                if not is_late and version_of(tensor) == version:
-                    continue
-                name = f"a tensor of shape {tuple(tensor.shape)} of {what} {number}"
-                if is_late:
-                    raise ConfigError(
-                        f"{name} wants a gradient since requires_grad_() was called on it, and did not when the {what} was "
-                        "distributed. Call distribute(...) afterwards."
-                    )
+
+def check_unchanged(sent: SentObjects, what: str = "operator") -> None:
+    """Refuse objects of which a tensor was changed since it was sent, or wants a gradient since: it would get none."""
+    for number, each in enumerate(sent):
+        for tensor, version in each.constant:
+            is_late = tensor.requires_grad and torch.is_grad_enabled()
+            if not is_late and version_of(tensor) == version:
+                continue
+            name = f"a tensor of shape {tuple(tensor.shape)} of {what} {number}"
+            if is_late:
                 raise ConfigError(
-                    f"{name} was changed in place, and the workers have its values from before. Call distribute(...) "
-                    "afterwards, or requires_grad_() on the tensor before distribute(...): then each call has its values."
+                    f"{name} wants a gradient since requires_grad_() was called on it, and did not when the {what} was "
+                    "distributed. Call distribute(...) afterwards."
                 )
-
-    def repack(self, changed: Mapping[int, Any]) -> Operators:
-        """Replace objects by number. The files of the old ones stay, for gradients still to be computed."""
-        rows = list(zip(self.remote, self.live, self.constant, strict=True))
-        for number, value in changed.items():
-            packed, *_ = rows[number]
-            assert isinstance(packed, Packed)
-            packer = Packer(value, packed.folder, packed.device, keeps_live=True)
-            rows[number] = packer.pack(), packer.live, packer.constant
-        remote, live, constant = zip(*rows, strict=True)
-        return Operators(remote, self.local, live, constant)
+            raise ConfigError(
+                f"{name} was changed in place, and the workers have its values from before. Call distribute(...) "
+                "afterwards, or requires_grad_() on the tensor before distribute(...): then each call has its values."
+            )
 
 
 @dataclass(eq=False)
 class CommonOperators:
     """The operators of a stack, which its subsets share with it."""
 
-    operators: Operators  # all of them, as they are now
-    stored: tuple[tuple[Any, ...], Held] | None = None
-    """The parameters of the last call that stored some, and their tensors, which stay alive: they are told apart by id."""
+    operators: SentObjects  # all of them, as they are now
+    stored: tuple[tuple[Any, ...], LiveTensors] | None = None
+    """The parameters of the last call that stored some, and their tensors, which stay alive: they are identified by id."""
     tried: dict[int, Any] = field(default_factory=dict)
     """Operators for blocks by number, or None for one that cannot be computed by blocks."""
     warned: set[str] = field(default_factory=set)
@@ -117,75 +103,34 @@ def chosen_numbers(count: int, which: slice | Sequence[int]) -> Sequence[int]:
     return numbers
 
 
-def pack_all(engine: Engine, values: Sequence[Any], local: Sequence[Any] | None = None) -> Operators:
-    """Pack objects as they are now, without later changes. ``local`` are the objects to use in this process."""
-    rows = [_pack_named(engine, value, f"operator {number}") for number, value in enumerate(values)]
-    remote, live, constant = zip(*rows, strict=True) if rows else ((), (), ())
-    return Operators(remote, tuple(values if local is None else local), live, constant)
+def send_all(engine: Engine, values: Sequence[Any], local: Sequence[Any] | None = None) -> SentObjects:
+    """Send objects as they are now, without later changes. ``local`` are the objects to use in this process."""
+    pairs = enumerate(zip(values, values if local is None else local, strict=True))
+    return tuple(_send(engine, value, f"operator {number}", same) for number, (value, same) in pairs)
 
 
-def make_packer(engine: Engine, value: Any, keeps_live: bool = False) -> Packer:
-    """Return a packer for an object, with a folder of its own."""
-    return Packer(value, tempfile.mkdtemp(dir=engine.folder), str(engine.device), keeps_live)
-
-
-def _pack_named(engine: Engine, value: Any, name: str) -> tuple[Packed, Held, Versions]:
-    """Pack an object, and name it in the error if it cannot be sent; return its live and constant tensors as well."""
-    packer = make_packer(engine, value, keeps_live=True)
+def _send(engine: Engine, value: Any, name: str, local: Any = None) -> SentObject:
+    packer = make_packer(value, engine.folder, engine.device, keeps_live=True)
     try:
-        return packer.pack(), packer.live, packer.constant
+        return SentObject(packer.pack(), packer.live, packer.constant, local)
     except WrongKind as error:
         raise WrongKind(f"{name}: {error}") from error
 
 
 def make_all(
-    engine: Engine, factory: Callable[..., Any], count: int | None, shared: Mapping[str, Any] | None
-) -> Operators:
-    """Return the objects of a factory, each made when it is first needed."""
+    engine: Engine,
+    factory: Callable[..., Any],
+    count: int | None,
+    shared: Mapping[str, Any] | None,
+    kind: str | None = None,
+) -> SentObjects:
+    """Return the objects of a factory, each made when it is first needed, as instances of this class of ``deepinv.physics``."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ConfigError(
             f"num_operators is {count!r}: the number of operators that the factory makes is not known. "
             "When using a factory, write num_operators=4 or the like."
         )
-    packed, live, constant = _pack_named(engine, (factory, shared), "the factory and its shared values")
-    remote = tuple(FactoryObject(packed, index, str(engine.device)) for index in range(count))
-    return Operators(remote, (), (live,) * count, (constant,) * count)
-
-
-def pack_live(engine: Engine, arguments: Any) -> tuple[Packed | None, Held]:
-    """Pack arguments of a call, None if there are none; return the tensors among them that want gradients as well."""
-    if not arguments:
-        return None, ()
-    packer = Packer(arguments, _arguments_folder(engine), str(engine.device), keeps_live=True)
-    return packer.pack(), packer.live
-
-
-def pack_arguments(engine: Engine, arguments: Any) -> Packed | None:
-    """Pack arguments of a call that are constants, equal ones once; None if there are none."""
-    if not arguments:
-        return None
-    if torch.is_grad_enabled() and (name := _name_requiring_grad(arguments)) is not None:
-        raise ConfigError(
-            f"{name} wants a gradient, and lies inside another argument of a denoiser, where it would get none. Give the tensor itself "
-            f"as an argument, or write {name}.detach()."
-        )
-    return Packer(arguments, _arguments_folder(engine), str(engine.device)).pack()
-
-
-def _arguments_folder(engine: Engine) -> Path:
-    folder = engine.folder / ARGUMENTS_FOLDER
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-def _name_requiring_grad(arguments: Any, name: str = "an argument") -> str | None:
-    """Name of a tensor among arguments that requires a gradient."""
-    if isinstance(arguments, torch.Tensor):
-        return name if arguments.requires_grad else None
-    entries: Iterable[Any] = ()
-    if isinstance(arguments, Mapping):
-        entries = arguments.items()
-    elif isinstance(arguments, list | tuple):
-        entries = ((name, entry) for entry in arguments)
-    names = (_name_requiring_grad(entry, key) for key, entry in entries)
-    return next((found for found in names if found is not None), None)
+    sent = _send(engine, (factory, shared), "the factory and its shared values")
+    assert isinstance(sent.remote, Packed)
+    made = (FactoryObject(sent.remote, n, str(engine.device), kind, sent.remote.live) for n in range(count))
+    return tuple(replace(sent, remote=remote) for remote in made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,15 @@ from deepinv.physics import LinearPhysics, Physics
 from deepinv.utils.tensorlist import TensorList
 
 from halotile.errors import ConfigError, WrongKind
-from halotile.tasks.distributed.engine import Engine
 from halotile.tasks.distributed.stacks.linear_map import rewrite
 from halotile.tasks.distributed.stacks.operators import (
     CommonOperators,
-    Held,
-    Operators,
+    SentObjects,
+    check_unchanged,
     chosen_numbers,
-    pack_live,
 )
-from halotile.tasks.distributed.transport.calls import Call, MethodCall, PureFunction, SensorCall
-from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
-from halotile.tasks.distributed.transport.packing import Packed
+from halotile.tasks.distributed.transport.calls import Call, Engine, ObjectCall, Tensors, evaluate
+from halotile.tasks.distributed.transport.objects import LiveTensors, Packed, pack_arguments
 from halotile.tasks.distributed.transport.random_state import DrawSequence
 from halotile.tasks.distributed.transport.tensors import version_of
 from halotile.tasks.distributed.transport.type_conversion import convert_types
@@ -49,8 +47,8 @@ class SingleOperator(Physics):  # type: ignore[misc]
 
     def __init__(self, stack: DistributedStackedPhysics, number: int) -> None:
         models = {}
-        if local := stack.operators.local:
-            models = {"noise_model": local[number].noise_model, "sensor_model": local[number].sensor_model}
+        if local := stack.operators[number].local:
+            models = {"noise_model": local.noise_model, "sensor_model": local.sensor_model}
         super().__init__(**models)
         self._stack = (stack,)  # in a tuple, so that it is not a submodule
         self.number = number
@@ -64,7 +62,8 @@ class SingleOperator(Physics):  # type: ignore[misc]
         return self._remote_call("A_vjp", [x, v], kwargs)
 
     def _remote_call(self, name: str, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> torch.Tensor:
-        return self._stack[0].apply_single(self.number, name, tensors, kwargs)
+        result: torch.Tensor = self._stack[0]._remote_call(name, tensors, (), "sum", kwargs, only=self.number)
+        return result
 
 
 class SingleLinearOperator(SingleOperator, LinearPhysics):  # type: ignore[misc]
@@ -105,8 +104,6 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         The stack stands for a single operator: then a measurement is a tensor, not a list of one.
     """
 
-    kind: str | None = None
-    """Class of ``deepinv.physics`` that operators made by a factory must be instances of."""
     single_operator: type[SingleOperator] = SingleOperator
     """Class of a single operator of the stack."""
 
@@ -135,12 +132,12 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         self.exact = exact
         self.reach = reach
         self.is_single = is_single
-        self._draws = DrawSequence(ctx.seed, ctx.stream())
+        self._draws = DrawSequence(ctx.seed, next(ctx.streams))
         self._common = common
         self._numbers = tuple(range(len(common.operators)) if numbers is None else numbers)
         self.num_operators = len(self._numbers)
         self.local_indexes = list(range(self.num_operators))
-        self.local_physics = list(self.operators.local)
+        self.local_physics = [each.local for each in self.operators if each.local is not None]
         if is_single and self.local_physics:
             self.noise_model = self.local_physics[0].noise_model
         self._noise = (self.noise_model,)  # in a tuple, so that it is not a second submodule
@@ -151,9 +148,9 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         return [self[number] for number in range(self.num_operators)]
 
     @property
-    def operators(self) -> Operators:
+    def operators(self) -> SentObjects:
         """The operators of this stack, as they are now."""
-        return self._common.operators.select(self._numbers)
+        return tuple(self._common.operators[number] for number in self._numbers)
 
     def __len__(self) -> int:
         return self.num_operators
@@ -179,7 +176,7 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
     @convert_types
     def A(self, x: torch.Tensor, gather: bool = True, reduce_op: str | None = None, **kwargs: Any) -> Any:
         """``(A_1 x, ..., A_n x)``, or their sum or mean."""
-        return self._measure("A", x, gather, reduce_op, kwargs)
+        return self._gather(self._remote_call("A", [x], (), reduce_op, kwargs), gather, reduce_op)
 
     @convert_types
     def forward(
@@ -192,14 +189,15 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         """
         if self.noise_model is not self._noise[0]:  # it was assigned
             self.set_noise_model(self.noise_model)
-        return self._measure("forward", x, gather, reduce_op, kwargs, draws=True)
+        results = self._remote_call("forward", [x], (), reduce_op, kwargs)
+        return self._gather(results, gather, reduce_op)
 
     @convert_types
     def A_vjp(
         self, x: torch.Tensor, v: Any, gather: bool = True, reduce_op: str | None = "sum", **kwargs: Any
     ) -> Any:
         """``sum_i J_i^T v_i`` with derivatives at ``x``; for ``reduce_op=None`` the list of terms."""
-        return self._remote_call(ADJOINT, "A_vjp", [x], self._measurements(v), reduce_op, kwargs)
+        return self._remote_call("A_vjp", [x], self._measurements(v), reduce_op, kwargs)
 
     def update(self, **kwargs: Any) -> None:
         """Change parameters of operators and noise, such as ``filter``, here and for all later calls."""
@@ -220,16 +218,18 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         if not kwargs:
             return
         common = self._common
-        local = common.operators.local
-        if not local:
+        operators = list(common.operators)
+        if operators[0].local is None:
             raise ConfigError(
                 f"{method} has nothing to change: a factory makes the operators on the workers. Call distribute(...) again "
                 "with other shared values."
             )
         changed = numbers or self._numbers
         for number in changed:
-            getattr(local[number], method)(**kwargs)
-        common.operators = common.operators.repack({n: rewrite(local[n], self.exact) for n in changed})
+            getattr(operators[number].local, method)(**kwargs)
+        for number in changed:
+            operators[number] = operators[number].repack(rewrite(operators[number].local, self.exact))
+        common.operators = tuple(operators)
         common.stored = None
         common.tried.clear()
 
@@ -238,11 +238,11 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
         name: str,
         kwargs: Mapping[str, Any],
         packed: Packed | None,
-        live: Held,
+        live: LiveTensors,
         numbers: tuple[int, ...],
     ) -> None:
         """Store the parameters of a call in the operators, as deepinv does, except in those of a factory."""
-        if name not in UPDATING_METHODS or packed is None or not self.operators.local:
+        if name not in UPDATING_METHODS or packed is None or self.operators[0].local is None:
             return
         method = "update" if name == "forward" else "update_parameters"
         parameters = (method, numbers, packed.digest, *((id(each), version_of(each)) for each in live))
@@ -270,20 +270,10 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
             )
         return measurements
 
-    def _measure(
-        self,
-        name: str,
-        x: torch.Tensor,
-        gather: bool,
-        reduce_op: str | None,
-        kwargs: Any,
-        draws: bool = False,
-    ) -> Any:
-        result = self._remote_call(FORWARD, name, [x], (), reduce_op, kwargs, draws=draws)
-        return self._gather(result, gather) if reduce_op is None else result
-
-    def _gather(self, results: Sequence[Any], gather: bool) -> Any:
+    def _gather(self, results: Any, gather: bool, reduce_op: str | None) -> Any:
         """Return measurements as a ``TensorList``, as a list of arrays, or as that of a single operator."""
+        if reduce_op is not None:
+            return results
         if self.is_single:
             return results[0]
         is_tensors = all(isinstance(result, torch.Tensor) for result in results)
@@ -291,15 +281,14 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
 
     def _remote_call(
         self,
-        phase: str,
         name: str,
         shared: Sequence[torch.Tensor],
         own: Sequence[torch.Tensor],
         reduce_op: str | None,
         kwargs: Any,
-        draws: bool = False,
+        only: int | None = None,
     ) -> Any:
-        """Call a method of every operator, and return the list of results or its reduction.
+        """Call a method of every operator, or of one, and return the list of results or its reduction.
 
         Its arguments are the shared tensors, followed by the operator's own one, if there are any.
         """
@@ -309,49 +298,60 @@ class DistributedStackedPhysics(DeepinvClass):  # type: ignore[misc]
                 "from halotile import distribute."
             )
         check_reduction("reduce_op", reduce_op)
-        packed, live = pack_live(self.ctx, kwargs)
-        self._store_parameters(name, kwargs, packed, live, self._numbers)
-        operators = self.operators
-        operators.check()
-        draw = self._draws.next() if draws else None
-        functions = [
-            MethodCall(operator, name, packed, draw and draw.for_number(number), self.kind)
-            for number, operator in enumerate(operators.remote)
-        ]
-        held = [(*own_live, *live) for own_live in operators.live]
-        return evaluate_reduced(self.ctx, phase, functions, shared, own, reduce_op, held)
+        if only is None and not kwargs:
+            results = self._compute_blocks(name, [*shared, *own], reduce_op)
+            if results is not None:
+                return results
+        packed, live = pack_arguments(kwargs, self.ctx.folder, self.ctx.device)
+        numbers = range(self.num_operators) if only is None else [only]
+        self._store_parameters(name, kwargs, packed, live, tuple(self._numbers[number] for number in numbers))
+        check_unchanged(self.operators)
+        draw = self._draws.next() if name == "forward" and only is None else None
+        operators = {number: self.operators[number] for number in numbers}
+        calls = {
+            number: ObjectCall(
+                partial(call_method, name), (sent.remote, packed), draw and draw.for_number(number), name
+            )
+            for number, sent in operators.items()
+        }
+        held = [(*sent.live, *live) for sent in operators.values()]
+        phase = FORWARD if name in ("A", "forward") else ADJOINT
+        return evaluate_reduced(self.ctx, phase, calls, shared, own, reduce_op, held)
 
-    def apply_single(self, number: int, name: str, tensors: list[torch.Tensor], kwargs: Any) -> torch.Tensor:
-        """Call a method of one operator."""
-        packed, live = pack_live(self.ctx, kwargs)
-        self._store_parameters(name, kwargs, packed, live, (self._numbers[number],))
-        operators = self.operators
-        operators.check()
-        method = MethodCall(operators.remote[number], name, packed, kind=self.kind)
-        inputs = [*tensors, *operators.live[number], *live]
-        call = Call(method, tuple(range(len(inputs))), (0,), number)
-        return evaluate(Batch(self.ctx, FORWARD if name == "A" else ADJOINT, (call,), 1), inputs)[0]
+    def _compute_blocks(self, name: str, tensors: Sequence[Any], reduce_op: str | None) -> Any:
+        """Compute large images of local operators by blocks; None for others."""
+        return None
 
     def _add_noise(self, measurements: Sequence[torch.Tensor]) -> list[Any]:
         """Add the noise that the operators' own forward calls would add."""
         draw = self._draws.next()
-        operators = enumerate(self.operators.remote)
-        functions = [SensorCall(operator, draw.for_number(number)) for number, operator in operators]
-        live = self.operators.live
-        noisy: list[Any] = evaluate_reduced(self.ctx, FORWARD, functions, (), measurements, None, live)
+        operators = self.operators
+        calls = {n: ObjectCall(add_noise, (o.remote,), draw.for_number(n)) for n, o in enumerate(operators)}
+        live = [sent.live for sent in operators]
+        noisy: list[Any] = evaluate_reduced(self.ctx, FORWARD, calls, (), measurements, None, live)
         return noisy
+
+
+def call_method(name: str, tensors: Sequence[torch.Tensor], operator: Any, kwargs: Any) -> Tensors:
+    """Return ``operator.name(*tensors, **kwargs)``."""
+    return (getattr(operator, name)(*tensors, **(kwargs or {})),)
+
+
+def add_noise(tensors: Sequence[torch.Tensor], physics: Any) -> Tensors:
+    """Apply the noise and the sensor model of a physics to a measurement: what follows after ``A``."""
+    return (physics.sensor(physics.noise(*tensors)),)
 
 
 def evaluate_reduced(
     engine: Engine,
     phase: str,
-    functions: Sequence[PureFunction],
+    functions: Mapping[int, ObjectCall],
     shared: Sequence[torch.Tensor],
     own: Sequence[torch.Tensor],
     reduction: str | None,
-    live: Sequence[Held],
+    live: Sequence[LiveTensors],
 ) -> Any:
-    """Evaluate the function of each operator, and return the list of values or its reduction.
+    """Evaluate the function of each operator, by number, and return the list of values or its reduction.
 
     Its inputs are the shared tensors, followed by the operator's own one, if there are any, and by those that
     its objects are given anew. One that several operators hold is one input, so its gradient is one sum.
@@ -360,8 +360,8 @@ def evaluate_reduced(
     inputs = [*shared, *own]
     places: dict[tuple[int, int], int] = {}
     calls = []
-    for n, (function, held) in enumerate(zip(functions, live, strict=True)):
-        used = (*common, len(shared) + n) if own else common
+    for slot, ((number, function), held) in enumerate(zip(functions.items(), live, strict=True)):
+        used = (*common, len(shared) + slot) if own else common
         earlier: Counter[int] = Counter()
         for tensor in held:
             # One that a call holds twice, such as an operator and its keyword, is two inputs.
@@ -371,8 +371,8 @@ def evaluate_reduced(
                 places[key] = len(inputs)
                 inputs.append(tensor)
             used = (*used, places[key])
-        calls.append(Call(function, used, (0 if reduction else n,), n))
-    values = evaluate(Batch(engine, phase, tuple(calls), 1 if reduction else len(calls)), inputs)
+        calls.append(Call(function, used, (0 if reduction else slot,), number))
+    values = evaluate(engine, phase, calls, inputs, 1 if reduction else len(calls))
     if reduction is None:
         return values
     return values[0] / len(calls) if reduction == "mean" else values[0]

@@ -37,7 +37,7 @@ def batch_norms(network: Any) -> list[torch.nn.Module]:
 
 
 @contextmanager
-def given_statistics(network: Any, statistics: Sequence[torch.Tensor]) -> Iterator[None]:
+def fixed_statistics(network: Any, statistics: Sequence[torch.Tensor]) -> Iterator[None]:
     """Let layers normalise by given statistics: a mean and a variance for each, in the order in which they are used."""
     layers = batch_norms(network)
     used: list[int] = []

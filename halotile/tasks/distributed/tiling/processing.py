@@ -5,36 +5,30 @@ from __future__ import annotations
 import math
 import random
 import warnings
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import CellType
 from typing import Any
 
 import numpy as np
 import torch
 
 from halotile.errors import ConfigError
-from halotile.tasks.distributed.engine import Engine
-from halotile.tasks.distributed.stacks.operators import make_packer, pack_arguments
 from halotile.tasks.distributed.tiling.batch_statistics import batch_norms, pool, update_running
 from halotile.tasks.distributed.tiling.processor_call import (
     Argument,
     ImageCall,
     Images,
     ProcessorCall,
-    find_tensors,
-)
-from halotile.tasks.distributed.tiling.stride_trial import (
     StrideTrial,
+    find_tensors,
     has_trial,
     shrink_argument,
     tiling_error,
 )
-from halotile.tasks.distributed.tiling.tiles import Tiles, tiles_of
-from halotile.tasks.distributed.transport.calls import Call
-from halotile.tasks.distributed.transport.contents import cell_content, contents_of, running_statistics
-from halotile.tasks.distributed.transport.evaluate import Batch, evaluate
+from halotile.tasks.distributed.tiling.tiles import Tiles, make_tiles
+from halotile.tasks.distributed.transport.calls import Call, Engine, call_on_arrays, compute, evaluate
+from halotile.tasks.distributed.transport.contents import contents_of, direct_contents, running_statistics
+from halotile.tasks.distributed.transport.objects import make_packer, pack_arguments
 from halotile.tasks.distributed.transport.random_state import DrawSequence
 from halotile.tasks.distributed.transport.type_conversion import convert_types, empty_tensor
 
@@ -54,7 +48,7 @@ def training_warnings(processor: Any, with_gradients: bool) -> dict[str, str]:
     """
     messages = {}
     contents = contents_of(processor)
-    name = f"the denoiser ({name_of(processor)})"
+    name = f"the denoiser ({processor_name(processor)})"
     if with_gradients and (weight := _unknown_weight(processor, contents)):
         messages["weights"] = (
             f"{name} holds weights that want gradients ({weight}), and distribute knows the weights of a network only: these get "
@@ -90,20 +84,13 @@ def _unknown_weight(processor: Any, contents: list[Any]) -> str | None:
 def _foreign_generator(contents: list[Any]) -> str | None:
     """Type of a NumPy or Python generator among the contents."""
     for held in contents:
-        entries: Iterable[Any] = ()
-        if isinstance(held, dict):
-            entries = held.values()
-        elif isinstance(held, CellType):
-            entries = (cell_content(held),)
-        elif isinstance(held, list | tuple | set | frozenset | deque):
-            entries = held
-        for entry in entries:
+        for entry in direct_contents(held) or ():
             if isinstance(entry, np.random.Generator | np.random.RandomState | random.Random):
                 return f"{type(entry).__module__.split('.')[0]}'s {type(entry).__name__}"
     return None
 
 
-def name_of(processor: Any) -> str:
+def processor_name(processor: Any) -> str:
     """Name of a processor in messages."""
     return str(getattr(processor, "__name__", type(processor).__name__))
 
@@ -193,14 +180,11 @@ class TilingOptions:
     images_per_task: int | None = None
 
     def __post_init__(self) -> None:
-        if self.images_per_task is not None and self.images_per_task < 1:
-            raise ConfigError(
-                f"images_per_task is {self.images_per_task}: a task needs an image. Write 1 or more, or leave it out."
-            )
-        if self.max_batch_size is not None and self.max_batch_size < 1:
-            raise ConfigError(
-                f"max_batch_size is {self.max_batch_size}: a task needs a tile. Write 1 or more, or leave it out."
-            )
+        for name in ("images_per_task", "max_batch_size"):
+            if (size := getattr(self, name)) is not None and size < 1:
+                raise ConfigError(
+                    f"{name} is {size}: a task needs one at least. Write 1 or more, or leave it out."
+                )
         if isinstance(self.strategy, str):
             if self.strategy not in STRATEGIES:
                 raise ConfigError(
@@ -212,7 +196,7 @@ class TilingOptions:
     def tiles(self, shape: Sequence[int]) -> Tiles:
         """Cut an image of this shape."""
         overlap = 0 if self.strategy == "basic" else self.overlap
-        return tiles_of(shape, self.patch_size, overlap, self.tiling_dims, self.blending)
+        return make_tiles(shape, self.patch_size, overlap, self.tiling_dims, self.blending)
 
     def batches(self, tiles: Tiles) -> list[tuple[Images, tuple[int, ...]]]:
         """Group images, and their tiles, into batches, which depend on the images and the options alone."""
@@ -253,8 +237,8 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         self.processor = processor
         self.options = options or TilingOptions()
         self.max_batch_size = self.options.max_batch_size
-        self._packer = make_packer(ctx, processor)
-        self._draws = DrawSequence(ctx.seed, ctx.stream())
+        self._packer = make_packer(processor, ctx.folder, ctx.device)
+        self._draws = DrawSequence(ctx.seed, next(ctx.streams))
         self._warned: set[str] = set()
         self._checked_modes: set[tuple[bool, bool]] = set()
         self._strides: dict[tuple[int, ...], float] = {}
@@ -294,7 +278,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
                 "or compute() the image first."
             )
         if self.ctx.is_lazy(x):
-            return self.ctx.lazy_tiles(PHASE, x, call, tiles)
+            return self._forward_lazy(x, call, tiles)
         # The number of a batch: that of its first tile, counted on from image to image.
         firsts = [images[0] * len(tiles) + numbers[0] for images, numbers in batches]
         called = [
@@ -307,17 +291,24 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             results = self._evaluate_with(norms, call, weights, columns, firsts)
         else:
             inputs = tuple(range(1 + len(tensors)))
-            calls = tuple(
+            calls = [
                 Call(each, inputs, (slot,), first)
                 for slot, (each, first) in enumerate(zip(called, firsts, strict=True))
-            )
-            results = evaluate(Batch(self.ctx, PHASE, calls, len(calls), "tile"), [x, *tensors])
+            ]
+            results = evaluate(self.ctx, PHASE, calls, [x, *tensors], len(calls), "tile")
         parts: list[list[torch.Tensor]] = [[] for _ in range(len(tiles))]
         for result, (_, numbers) in zip(results, batches, strict=True):
             for number, part in zip(numbers, torch.chunk(result, len(numbers)), strict=True):
                 parts[number].append(part)
         joined = [part[0] if len(part) == 1 else torch.cat(part) for part in parts]
         return tiles.join(joined, lambda shape, like: empty_tensor(self.ctx, shape, like))
+
+    def _forward_lazy(self, x: Any, call: ProcessorCall, tiles: Tiles) -> Any:
+        """Process an image that is not computed yet: each task reads the window of its tile alone."""
+        windows = [tiles.window(x, number) for number in range(len(tiles))]
+        calls = [Call(call.for_batch(n), (n,), (n,), n) for n in range(len(tiles))]
+        like = call_on_arrays(call, np.zeros(windows[0].shape, x.dtype)) * len(tiles)
+        return tiles.join_lazily(self.ctx.run_lazily(PHASE, calls, windows, like, "tile"))
 
     def _batch_norms(self, is_cut: bool, is_lazy: bool) -> list[torch.nn.Module]:
         """Return the layers that normalise by the statistics of all images."""
@@ -328,7 +319,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             return []
         if is_cut or is_lazy or not trained.keys() <= {id(layer) for layer in norms}:
             raise ConfigError(
-                f"the denoiser ({name_of(self.processor)}) is in training mode, and has layers with running statistics "
+                f"the denoiser ({processor_name(self.processor)}) is in training mode, and has layers with running statistics "
                 f"({next(iter(trained.values()), 'batch norm')}), which normalise by all pixels of a batch: a tile has only its own. Write eval(), for the network "
                 "or for these layers; layers without them, such as GroupNorm; images that fit into patch_size, of a network of "
                 "BatchNorm layers; or unsafe=True to normalise each batch of tiles by itself."
@@ -356,7 +347,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             number, mean, variance, pixels = pooled
             statistics += [mean, variance]
             found.append((norms[number], mean, variance, pixels))
-        results = self._evaluate(replace(call, normalises="given"), [*weights, *statistics], columns, numbers)
+        results = self._evaluate(replace(call, normalises="fixed"), [*weights, *statistics], columns, numbers)
         for each in found:
             update_running(*each)
         return results
@@ -391,7 +382,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             used = (*range(len(inputs), len(inputs) + len(row)), *range(len(weights)))
             calls.append(Call(call.for_batch(number), used, (slot,), number))
             inputs += row
-        return evaluate(Batch(self.ctx, PHASE, tuple(calls), len(calls), what), inputs)
+        return evaluate(self.ctx, PHASE, calls, inputs, len(calls), what)
 
     def _stride(
         self, x: Any, call: ProcessorCall, tensors: Sequence[torch.Tensor], axes: Sequence[int]
@@ -401,7 +392,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         trains = any(running_statistics(held) for held in contents_of(self.processor))
         if self.options.unsafe or trains or not has_trial(x, axes):
             return 1
-        name = f"the denoiser ({name_of(self.processor)})"
+        name = f"the denoiser ({processor_name(self.processor)})"
         key = (len(x.shape), *axes)
         if key not in self._strides:
             self._strides[key] = self._try_stride(x, call, tensors, axes)
@@ -432,7 +423,7 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
             limit_bytes=self.ctx.task_bytes and self.ctx.task_bytes * 9 // 10,
         )
         trial_call = Call(trial, tuple(range(1 + len(small))), (0,), 0)
-        (stride,) = Batch(self.ctx, PHASE, (trial_call,), 1, "tile").values([like, *small])
+        (stride,) = compute(self.ctx, PHASE, [trial_call], [like, *small], 1, "tile")
         assert stride is not None
         return float(stride)
 
@@ -456,7 +447,17 @@ class DistributedProcessing(torch.nn.Module):  # type: ignore[misc]
         weights = {n: p for n, p in named.items() if p.requires_grad and torch.is_grad_enabled()}
         positional = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         keywords = {key: value for key, value in kwargs.items() if not isinstance(value, torch.Tensor)}
-        constants = pack_arguments(self.ctx, (positional, keywords) if positional or keywords else None)
+        constants, live = pack_arguments(
+            (positional, keywords) if positional or keywords else None,
+            self.ctx.folder,
+            self.ctx.device,
+            keeps_live=torch.is_grad_enabled(),
+        )
+        if live:
+            raise ConfigError(
+                f"a tensor of shape {tuple(live[0].shape)} wants a gradient inside another argument of a denoiser, where it would get "
+                "none. Give the tensor itself as an argument, or write detach()."
+            )
         self._warn()
         packed, draw = self._packer.pack(), self._draws.next()
         return ProcessorCall(packed, constants, arguments, tuple(weights), None, draw), list(weights.values())

@@ -10,13 +10,90 @@ from typing import Any, Literal
 
 import torch
 
-from halotile.tasks.distributed.tiling.batch_statistics import UnmeasuredLayer, given_statistics, measure
+from halotile.errors import ConfigError
+from halotile.tasks.denoisers.base import NARROW
+from halotile.tasks.devices.device import is_out_of_memory
+from halotile.tasks.devices.memory_limits import size_limited
+from halotile.tasks.distributed.tiling.batch_statistics import UnmeasuredLayer, fixed_statistics, measure
 from halotile.tasks.distributed.tiling.tiles import Tiles
 from halotile.tasks.distributed.transport.calls import Tensors
-from halotile.tasks.distributed.transport.loaded_objects import load_for_call
-from halotile.tasks.distributed.transport.packing import Packed
+from halotile.tasks.distributed.transport.objects import Packed, load_for_call
 from halotile.tasks.distributed.transport.random_state import Draw
 from halotile.tasks.distributed.transport.tensors import check_tensor
+from halotile.tasks.trials.probe import FAR, LENGTHS, stride_along
+from halotile.tasks.trials.trial import Trial
+
+
+@dataclass(frozen=True)
+class StrideTrial:
+    """The multiple on which tiles of a processor have to begin, found by calling it on windows."""
+
+    call: ProcessorCall  # call on windows, without tiles
+    channels: int  # channels, dims: number of channels of the images, and of axes after that of the channels
+    dims: int
+    axes: tuple[int, ...]  # axes in question, counted from the one after the channels
+    limit_bytes: int | None  # largest size of the process
+
+    def __call__(self, like: torch.Tensor, *tensors: torch.Tensor) -> Tensors:
+        """Return the multiple for windows of the dtype of ``like``, or ``FAR`` or ``PLACED``.
+
+        It is NaN if the processor fails, and infinite if it runs out of memory.
+        """
+
+        def model(windows: torch.Tensor) -> torch.Tensor:
+            arguments = zip(self.call.arguments, tensors, strict=True)
+            parts = (_expand(argument, tensor, windows) for argument, tensor in arguments)
+            (result,) = self.call(windows.to(like), *parts)
+            assert result is not None
+            return result.cpu()
+
+        with size_limited(self.limit_bytes):
+            try:
+                window = torch.zeros(1, self.channels, *[NARROW[self.dims]] * self.dims)
+                with torch.no_grad():
+                    result = model(window)
+                scale = max(1, result.shape[2] // window.shape[2])
+                trial = Trial(model, "the processor", (self.channels, result.shape[1]), scale, self.dims)
+                strides = [stride_along(trial, axis) for axis in self.axes]
+            except Exception as error:
+                return (torch.tensor([float("inf" if is_out_of_memory(error) else "nan")]),)
+        # FAR and PLACED are both below any stride.
+        return (torch.tensor([float(min(strides) if min(strides) <= 0 else math.lcm(*strides))]),)
+
+
+def has_trial(image: torch.Tensor, axes: Sequence[int]) -> bool:
+    """Return True for images that are cut along spatial axes, and whose dtype has NaN."""
+    dtype = image.dtype if isinstance(image.dtype, torch.dtype) else None
+    is_float = dtype is None or dtype.is_floating_point or dtype.is_complex
+    return is_float and len(image.shape) - 2 in LENGTHS and min(axes, default=0) >= 2
+
+
+def shrink_argument(argument: Argument, tensor: torch.Tensor) -> torch.Tensor:
+    """Reduce an argument to the part that can be expanded for windows of any size."""
+    if argument.role == "image":
+        return tensor[(slice(1), slice(None), *[slice(1)] * (tensor.dim() - 2))]
+    return tensor[:1] if argument.role == "sample" else tensor
+
+
+def _expand(argument: Argument, tensor: torch.Tensor, windows: torch.Tensor) -> torch.Tensor:
+    if argument.role == "image":
+        return tensor.expand(len(windows), tensor.shape[1], *windows.shape[2:])
+    return argument.repeat(tensor, len(windows))
+
+
+def tiling_error(name: str, stride: float) -> ConfigError:
+    """Return the error for a processor that cannot be tiled."""
+    reason = (
+        f"looks at the whole image, or at least {max(LENGTHS[2]) // 2 - 1} pixels far: tiles cannot give its result. A "
+        "normalisation, attention or Fourier transform over all pixels does that. Write a local network"
+        if stride == FAR
+        else "gives other pixels where a window begins elsewhere: its result depends on the position of the tile. A position encoding "
+        "does that. Write a network without one"
+    )
+    return ConfigError(
+        f"{name} {reason}; or distribute(..., unsafe=True), if each tile by itself is what you want."
+    )
+
 
 Images = tuple[int, int]
 """Numbers of some images of a batch: the first, and the one after the last."""
@@ -40,7 +117,7 @@ class Argument:
             return torch.cat([whole.window(tensor, number) for number in numbers])
         return self.repeat(tensor, len(numbers))
 
-    def of_images(self, tensor: torch.Tensor, images: Images, count: int) -> torch.Tensor:
+    def select_images(self, tensor: torch.Tensor, images: Images, count: int) -> torch.Tensor:
         """Return the part of a tensor that goes with some of ``count`` images."""
         is_for_each = self.role != "constant" and tensor.shape[0] == count
         return tensor[slice(*images)] if is_for_each else tensor
@@ -58,11 +135,11 @@ def find_tensors(
     """Find the tensors among arguments, with their roles for an image that is cut along these axes."""
     places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     found = [(place, value) for place, value in places if isinstance(value, torch.Tensor)]
-    arguments = tuple(Argument(place, role_of(value.shape, image, axes)) for place, value in found)
+    arguments = tuple(Argument(place, find_role(value.shape, image, axes)) for place, value in found)
     return arguments, [value for _, value in found]
 
 
-def role_of(shape: Sequence[int], image: Sequence[int], axes: Sequence[int]) -> Role:
+def find_role(shape: Sequence[int], image: Sequence[int], axes: Sequence[int]) -> Role:
     """Role of a tensor of one shape for the tiles of an image of another.
 
     A tensor as large as the image along the cut axes is cut like it. Otherwise its first axis may be the
@@ -71,9 +148,9 @@ def role_of(shape: Sequence[int], image: Sequence[int], axes: Sequence[int]) -> 
 
     Examples
     --------
-    >>> [role_of(shape, (4, 3, 64, 64), (2, 3)) for shape in [(4, 1, 64, 64), (4, 2), (4,), (7, 2), ()]]
+    >>> [find_role(shape, (4, 3, 64, 64), (2, 3)) for shape in [(4, 1, 64, 64), (4, 2), (4,), (7, 2), ()]]
     ['image', 'sample', 'sample', 'constant', 'constant']
-    >>> [role_of(shape, (1, 3, 64, 64), (2, 3)) for shape in [(1, 2), (1,), (1, 1, 5, 5)]]
+    >>> [find_role(shape, (1, 3, 64, 64), (2, 3)) for shape in [(1, 2), (1,), (1, 1, 5, 5)]]
     ['sample', 'constant', 'constant']
     """
     if len(shape) == len(image) and all(shape[axis] == image[axis] for axis in axes):
@@ -95,9 +172,9 @@ class ProcessorCall:
     weights: tuple[str, ...] = ()
     tiles: Tiles | None = None  # tiles that results are trimmed for; without them, results are not trimmed
     draw: Draw | None = None  # random numbers of the call
-    # `given`: layers of batch norm take their statistics from the inputs after the weights; `measured`: the result is
+    # `fixed`: layers of batch norm take their statistics from the inputs after the weights; `measured`: the result is
     # a measurement of the next layer; None: they normalise by the batch of the call
-    normalises: Literal["given", "measured"] | None = None
+    normalises: Literal["fixed", "measured"] | None = None
 
     def for_batch(self, number: int) -> ProcessorCall:
         """Return the same call with random numbers for the batch that begins with this tile."""
@@ -117,7 +194,7 @@ class ProcessorCall:
             values = tensors[len(self.arguments) :]
             weights = dict(zip(self.weights, values, strict=False))
             statistics = (
-                given_statistics(processor, values[len(weights) :]) if self.normalises else nullcontext()
+                fixed_statistics(processor, values[len(weights) :]) if self.normalises else nullcontext()
             )
             try:
                 with statistics:
@@ -155,7 +232,7 @@ class ImageCall:
         tiles = replace(self.tiles, shape=tuple(image.shape))
         batch = torch.cat([tiles.window(image, number) for number in self.numbers])
         parts = (
-            argument.for_tiles(argument.of_images(tensor, self.images, count), tiles, self.numbers)
+            argument.for_tiles(argument.select_images(tensor, self.images, count), tiles, self.numbers)
             for argument, tensor in zip(self.call.arguments, tensors, strict=True)
         )
         return [batch, *parts]

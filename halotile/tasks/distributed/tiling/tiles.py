@@ -150,7 +150,7 @@ class Tiles:
     def _tile(self, number: int) -> list[AxisTile]:
         return [tiles[i] for tiles, i in zip(self.axis_tiles, self._indices[number], strict=True)]
 
-    def window(self, image: torch.Tensor, number: int) -> torch.Tensor:
+    def window(self, image: Any, number: int) -> Any:
         """Return the window of a tile, mirrored about the edge pixels where it extends past them."""
         for axis, tile in zip(self.axes, self._tile(number), strict=True):
             image = _read_span(image, axis, tile.window)
@@ -171,7 +171,7 @@ class Tiles:
         for axis, (tile, *_) in zip(self.axes, self.axis_tiles, strict=True):
             scale = self._scale(result, axis, tile.window)
             start, stop = ((edge - tile.window[0]) * scale for edge in tile.inner)
-            result = result.narrow(axis, start, stop - start)
+            result = narrow(result, axis, start, stop)
         return result
 
     def join(self, results: Sequence[torch.Tensor], empty: Empty | None = None) -> torch.Tensor:
@@ -198,23 +198,32 @@ class Tiles:
             whole[place] += part
         return whole
 
-    def _place(
-        self, result: torch.Tensor, number: int, scales: Sequence[int]
-    ) -> tuple[tuple[slice, ...], torch.Tensor]:
+    def join_lazily(self, results: Sequence[Any]) -> Any:
+        """Assemble the image from trimmed tiles that are lazy arrays."""
+        if self.blending is not None:
+            raise ConfigError(
+                f"blending is {self.blending!r}, which dask arrays do not support. compute() them first, or leave it out."
+            )
+        spans = [tile.inner for tile, *_ in self.axis_tiles]
+        scales = [self._scale(results[0], axis, span) for axis, span in zip(self.axes, spans, strict=True)]
+        parts = [self._place(result, number, scales)[1] for number, result in enumerate(results)]
+        return concatenate_grid(parts, self.axes, [len(tiles) for tiles in self.axis_tiles])
+
+    def _place(self, result: Any, number: int, scales: Sequence[int]) -> tuple[tuple[slice, ...], Any]:
         """Return the place of a tile in the image, and the part of its result that goes there."""
-        place = [slice(None)] * result.dim()
+        place = [slice(None)] * len(result.shape)
         for axis, tile, scale in zip(self.axes, self._tile(number), scales, strict=True):
             if self.blending is None:
                 (start, stop), origin = tile.core, tile.inner[0]
             else:
                 start, stop = max(0, tile.window[0]), min(self.shape[axis], tile.window[1])
                 origin = tile.window[0]
-            result = result.narrow(axis, (start - origin) * scale, (stop - start) * scale)
+            result = narrow(result, axis, (start - origin) * scale, (stop - origin) * scale)
             place[axis] = slice(start * scale, stop * scale)
         return tuple(place), result
 
     @staticmethod
-    def _scale(result: torch.Tensor, axis: int, span: Span) -> int:
+    def _scale(result: Any, axis: int, span: Span) -> int:
         """Upscaling factor of a result for a span of the image along an axis."""
         length = span[1] - span[0]
         scale, rest = divmod(int(result.shape[axis]), length)
@@ -226,19 +235,40 @@ class Tiles:
         return scale
 
 
-def _read_span(image: torch.Tensor, axis: int, span: Span) -> torch.Tensor:
+def narrow(array: Any, axis: int, start: int, stop: int) -> Any:
+    """Return some pixels along one axis, of a tensor or another array."""
+    return array[(slice(None),) * axis + (slice(start, stop),)]
+
+
+def concatenate_grid(parts: Sequence[Any], axes: Sequence[int], counts: Sequence[int]) -> Any:
+    """Join arrays that are not tensors into one: ``counts`` of them along each of the axes, the last one first.
+
+    Examples
+    --------
+    >>> concatenate_grid([np.full((1, 2), n) for n in range(4)], (0, 1), (2, 2)).tolist()
+    [[0, 0, 1, 1], [2, 2, 3, 3]]
+    """
+    for axis, count in reversed(list(zip(axes, counts, strict=True))):
+        rows = (parts[start : start + count] for start in range(0, len(parts), count))
+        parts = [np.concatenate(row, axis) for row in rows]
+    return parts[0]
+
+
+def _read_span(image: Any, axis: int, span: Span) -> Any:
     """Return a run of pixels along one axis, mirrored past its ends."""
     length = image.shape[axis]
     start, stop = max(0, span[0]), min(length, span[1])
     if (start, stop) == span:
-        return image.narrow(axis, start, stop - start)
+        return narrow(image, axis, start, stop)
     at = source_positions(*span, length, "mirror")
     low, high = int(at.min()), int(at.max()) + 1
-    part = image.narrow(axis, low, high - low)
-    return part.index_select(axis, torch.from_numpy(at - low).to(image.device))
+    part = narrow(image, axis, low, high)
+    if isinstance(part, torch.Tensor):
+        return part.index_select(axis, torch.from_numpy(at - low).to(image.device))
+    return np.take(part, at - low, axis)
 
 
-def tiles_of(
+def make_tiles(
     shape: Sequence[int],
     patch_size: int | Sequence[int],
     overlap: int | Sequence[int],
@@ -249,7 +279,7 @@ def tiles_of(
 
     Examples
     --------
-    >>> tiles_of((1, 3, 64, 64), 32, 8, None, None).axes
+    >>> make_tiles((1, 3, 64, 64), 32, 8, None, None).axes
     (2, 3)
     """
     if 0 in shape:

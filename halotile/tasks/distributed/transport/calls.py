@@ -1,123 +1,114 @@
-"""Functions of tensors that are evaluated on a worker, each with its derivative."""
+"""Calls: functions of tensors that workers evaluate, each with its derivative, which is a call again."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
+from halotile.errors import WrongKind
+from halotile.storage.disk.stored import Stored, store
+from halotile.storage.rim import Array
 from halotile.tasks.distributed.transport.contents import contents_of
-from halotile.tasks.distributed.transport.loaded_objects import LoadedObject, load_for_call
-from halotile.tasks.distributed.transport.packing import Packed
+from halotile.tasks.distributed.transport.objects import RemoteObject, load_for_call
 from halotile.tasks.distributed.transport.random_state import Draw
+from halotile.tasks.distributed.transport.tensors import check_tensor, dtype_name, to_array, to_tensor
 from halotile.tasks.operators.deepinv import COPIES
 
-FACTORY_CACHE = 1024
-"""Objects made by factories that a process keeps."""
+BACKWARD = "adjoint"
+"""Phase of derivatives."""
 Tensors = tuple[torch.Tensor | None, ...]
-
-
-class PureFunction(Protocol):
-    """A pure function of tensors; the objects it uses travel as ``Packed``."""
-
-    def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        """Return the values."""
+TensorFunction = Callable[..., Tensors]
+"""A pure function of tensors that pickles to a few kilobytes: the objects it uses are ``RemoteObject``."""
 
 
 @dataclass(frozen=True)
-class FactoryObject:
-    """An object that a factory makes from a number, once per process."""
+class Call:
+    """One evaluation of a function: its inputs, and the totals that its values are added to."""
 
-    factory: Packed  # `factory(index, device, shared)`
-    index: int  # number of the object
-    device: str = "cpu"  # device of its tensors
+    function: TensorFunction  # pure function of tensors
+    inputs: tuple[int, ...]  # positions of its inputs in a list of tensors
+    slots: tuple[int, ...]  # for each value, the number of its total
+    number: int  # number of the operator or tile, for messages. Totals are added up in the order of the calls
 
-    def load(self, live: Sequence[torch.Tensor] = ()) -> LoadedObject:
-        """Return the object, made on first use, or from the ``live`` tensors of one call."""
-        if self.live:
-            factory, shared = self.factory.load(live).value
-            return LoadedObject(factory(self.index, torch.device(self.device), shared))
-        key = self._key
-        if key not in _factory_objects:
-            while len(_factory_objects) >= FACTORY_CACHE:
-                del _factory_objects[next(iter(_factory_objects))]
-            factory, shared = self.factory.get()
-            made = factory(self.index, torch.device(self.device), shared)
-            _factory_objects[key] = LoadedObject(made)
-        return _factory_objects[key]
 
-    def discard(self) -> None:
-        """Drop the object, so that it is made again on next use."""
-        _factory_objects.pop(self._key, None)
+class Engine(Protocol):
+    """Evaluates calls on workers; arrays travel as files."""
+
+    device: Any
+    """Torch device of the results."""
+    seed: int | None
+    """Seed of random numbers; None for different ones each time."""
+    task_bytes: int | None
+    """Memory that one task may use; None without a limit."""
+    accumulate: str | None
+    """``float64`` where sums over operators are kept in double precision."""
+    streams: itertools.count[int]
+    """Numbers that tell the random numbers of distributed objects apart."""
 
     @property
-    def live(self) -> int:
-        """Number of tensors of the factory and its shared values that each call is given anew."""
-        return self.factory.live
+    def folder(self) -> Path:
+        """Folder where arrays and objects are put for the workers."""
 
-    @property
-    def _key(self) -> tuple[str, int, str]:
-        return self.factory.digest, self.index, self.device
+    def result_path(self, name: str) -> Path:
+        """Path of the next result of this name, without its suffix."""
 
+    def run(
+        self, phase: str, calls: Sequence[Call], inputs: Sequence[Stored], what: str
+    ) -> dict[int, Stored]:
+        """Return the total of each slot, added up in the order of the calls.
 
-_factory_objects: dict[tuple[str, int, str], LoadedObject] = {}
+        ``phase``: name of the tasks on the dashboard; ``inputs``: arrays that calls refer to by position; ``what``: unit that a call's number counts:
+        `operator` or `tile`.
+        """
 
-RemoteObject = Packed | FactoryObject
+    def is_lazy(self, value: Any) -> bool:
+        """Return True for an array that is computed later."""
+
+    def run_lazily(
+        self, phase: str, calls: Sequence[Call], arrays: Sequence[Any], like: Sequence[Any], what: str
+    ) -> list[Any]:
+        """Return the totals of calls on lazy arrays, as lazy arrays with the shapes and dtypes of ``like``."""
 
 
 @dataclass(frozen=True)
-class MethodCall:
-    """``remote.name(*tensors, **kwargs)``."""
+class ObjectCall:
+    """A function of tensors and of objects on the worker."""
 
-    remote: RemoteObject
-    name: str  # name of the method
-    kwargs: Packed | None = None  # keywords
+    function: TensorFunction  # `function(tensors, *objects)` returns the values
+    # objects. The inputs end with the tensors that they are given anew, in this order
+    objects: tuple[RemoteObject | None, ...]
     draw: Draw | None = None  # random numbers of the call
-    kind: str | None = None  # name of the class of `deepinv.physics` that the object must be an instance of
+    name: str = "the function"  # name of the function, for messages
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        with load_for_call(self.draw, tensors, *self.sources) as (own, loaded, given):
-            kwargs: Mapping[str, Any] = given or {}
-            check_kind(loaded, self.kind)
-            return (_without_unknown(getattr(loaded, self.name)(*own, **kwargs), tensors, loaded),)
+        with load_for_call(self.draw, tensors, *self.objects) as (own, *loaded):
+            values = self.function(own, *loaded)
+            for value in values:
+                _refuse_unknown_weights(value, tensors, loaded)
+            return values
 
-    @property
-    def sources(self) -> tuple[RemoteObject | None, ...]:
-        """The objects, in the order in which the inputs end with their tensors."""
-        return self.remote, self.kwargs
+    def working_bytes(self, sizes: Sequence[int]) -> int:
+        """Estimate the memory of a call on whole images.
 
-
-@dataclass(frozen=True)
-class SensorCall:
-    """The noise and the sensor model of a physics, applied to a measurement: what follows after ``A``."""
-
-    physics: RemoteObject
-    draw: Draw  # random numbers of the call
-
-    def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        with load_for_call(self.draw, tensors, *self.sources) as (own, physics):
-            return (_without_unknown(physics.sensor(physics.noise(*own)), tensors, physics),)
-
-    @property
-    def sources(self) -> tuple[RemoteObject | None, ...]:
-        """The objects, in the order in which the inputs end with their tensors."""
-        return (self.physics,)
+        An operator holds copies of image and measurement beside the mapped inputs. If only one of the two is
+        an input, the other is taken to be as large.
+        """
+        images = sizes[: len(sizes) - sum(source.live for source in self.objects if source is not None)]
+        return sum(sizes) + COPIES * (2 * images[0] if len(images) == 1 else sum(images))
 
 
-def _without_unknown(value: torch.Tensor, known: Sequence[torch.Tensor], *held: Any) -> torch.Tensor:
-    """Return a value, unless a weight that the caller could not give a gradient to takes part in it.
+def _refuse_unknown_weights(
+    value: torch.Tensor | None, known: Sequence[torch.Tensor], objects: Sequence[Any]
+) -> None:
+    """Refuse a value in which a weight takes part that the caller could not give a gradient to.
 
-    Parameters
-    ----------
-    value : Tensor
-        The value.
-    known : sequence of Tensor
-        The inputs of the call, which get their gradients.
-    *held : object
-        Objects whose other tensors must not want gradients. Those that a method makes for itself may.
+    Tensors that want gradients and that a method makes for itself may take part.
     """
     pending, seen, unknown = [getattr(value, "grad_fn", None)], set(), []
     while pending:
@@ -127,7 +118,7 @@ def _without_unknown(value: torch.Tensor, known: Sequence[torch.Tensor], *held: 
             leaf = getattr(node, "variable", None)
             unknown += [] if leaf is None or any(leaf is tensor for tensor in known) else [leaf]
             pending += [following for following, _ in node.next_functions]
-    inside = {id(tensor) for tensor in contents_of(*held)} if unknown else set()
+    inside = {id(tensor) for tensor in contents_of(*objects)} if unknown else set()
     for leaf in unknown:
         if isinstance(leaf, torch.nn.Parameter) or id(leaf) in inside:
             raise ValueError(
@@ -135,122 +126,171 @@ def _without_unknown(value: torch.Tensor, known: Sequence[torch.Tensor], *held: 
                 "because a factory made it there, or an imported module holds it. Give it to the factory in shared=, hold it in "
                 "the operator, or call requires_grad_(False) on it"
             )
-    return value
-
-
-def check_kind(value: Any, kind: str | None) -> None:
-    """Refuse an object of a factory that is not an instance of this class of ``deepinv.physics``."""
-    if kind is None:
-        return
-    import deepinv.physics
-
-    if not isinstance(value, getattr(deepinv.physics, kind)):
-        raise ValueError(
-            f"the factory must return {kind} instances, and returned a {type(value).__name__}. "
-            "Write type_object='physics' for operators that are not linear."
-        )
-
-
-@dataclass(frozen=True)
-class FidelityCall:
-    """``d(A x, y)``, or its gradient ``A^T d'(A x, y)``: forward and adjoint in one call."""
-
-    fidelity: RemoteObject  # a `deepinv.optim.DataFidelity`
-    physics: RemoteObject  # operator
-    output: Literal["fn", "grad"]
-    # positional arguments of the distance, and keywords of distance and operator
-    arguments: Packed | None = None
-
-    def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        with load_for_call(None, tensors, *self.sources) as ((x, y), fidelity, physics, given):
-            args, kwargs = given or ((), {})
-            predicted = physics.A(x, **kwargs)
-            value = getattr(fidelity.d, self.output)(predicted, y, *args, **kwargs)
-            value = value if self.output == "fn" else physics.A_vjp(x, value, **kwargs)
-            return (_without_unknown(value, tensors, fidelity, physics),)
-
-    @property
-    def sources(self) -> tuple[RemoteObject | None, ...]:
-        """The objects, in the order in which the inputs end with their tensors."""
-        return self.fidelity, self.physics, self.arguments
-
-
-@dataclass(frozen=True)
-class SquareWeight:
-    """The weight of ``|A x - y|²`` in a fidelity made by a factory; NaN for another distance."""
-
-    fidelity: RemoteObject  # a `deepinv.optim.DataFidelity`
-
-    def __call__(self, *tensors: torch.Tensor) -> Tensors:
-        with load_for_call(None, tensors, self.fidelity) as (_, fidelity):
-            weight = square_weight(fidelity)
-        return (torch.full((1,), math.nan if weight is None else weight, dtype=torch.float64),)
-
-
-def square_weight(fidelity: Any) -> float | None:
-    """Return the weight of ``|A x - y|²``, or None for another distance."""
-    from deepinv.optim.data_fidelity import L2
-
-    is_square = type(fidelity) is L2 and not isinstance(fidelity.norm, torch.Tensor)
-    return float(fidelity.norm) if is_square else None
 
 
 @dataclass(frozen=True)
 class Derivative:
-    """The derivative of a function: from inputs and cotangents to gradients of the wanted inputs.
+    """The derivative of a function: from inputs and cotangents to the gradients of some inputs.
 
     It is a function like any other, so it has a derivative as well.
     """
 
-    function: PureFunction  # function, which is evaluated again
-    wanted: tuple[bool, ...]  # for each input, True if its gradient is wanted
-    given: tuple[bool, ...]  # for each value, True if it has a cotangent
+    function: TensorFunction  # function, which is evaluated again
+    needs_gradient: tuple[bool, ...]  # for each input, True if its gradient is needed
+    has_cotangent: tuple[bool, ...]  # for each value, True if it has a cotangent
 
     def __call__(self, *tensors: torch.Tensor) -> Tensors:
         create_graph = torch.is_grad_enabled()
-        count = len(self.wanted)
+        count = len(self.needs_gradient)
         inputs, cotangents = list(tensors[:count]), tensors[count:]
+        targets = []
         with torch.enable_grad():
-            for place, wanted in enumerate(self.wanted):
-                if wanted and not inputs[place].requires_grad:
+            for place in itertools.compress(range(count), self.needs_gradient):
+                if not inputs[place].requires_grad:
                     inputs[place] = inputs[place].detach().requires_grad_()
-            results = zip(self.function(*inputs), self.given, strict=True)
-            values = [value for value, given in results if given]
+                targets.append(inputs[place])
+            values = list(itertools.compress(self.function(*inputs), self.has_cotangent))
             pairs = [
                 (v, c) for v, c in zip(values, cotangents, strict=True) if v is not None and v.requires_grad
             ]
-            targets = [tensor for tensor, wanted in zip(inputs, self.wanted, strict=True) if wanted]
             if not pairs:
                 return (None,) * len(targets)
             outputs, weights = zip(*pairs, strict=True)
-            gradients: Tensors = torch.autograd.grad(
+            gradients = torch.autograd.grad(
                 outputs, targets, weights, create_graph=create_graph, allow_unused=True
             )
         return tuple(gradients)
 
+    def working_bytes(self, sizes: Sequence[int]) -> int:
+        """Estimate the memory: intermediate results are kept besides."""
+        count = len(self.needs_gradient)
+        inner = working_bytes(self.function, sizes[:count])
+        return inner and 2 * inner + sum(sizes[count:])
 
-def working_bytes(function: PureFunction, sizes: Sequence[int]) -> int:
-    """Estimate the memory of a function of inputs of these sizes; 0 if it reads windows of them.
 
-    An operator on whole images holds copies of image and measurement beside the mapped inputs. If only one of
-    the two is an input, the other is taken to be as large. A derivative keeps the intermediate results
-    besides.
+def working_bytes(function: TensorFunction, sizes: Sequence[int]) -> int:
+    """Estimate the memory of a function of inputs of these sizes; 0 if it reads windows of them."""
+    return function.working_bytes(sizes) if isinstance(function, ObjectCall | Derivative) else 0
+
+
+def derive(
+    calls: Sequence[Call], needs_gradient: Sequence[bool], has_cotangent: Sequence[bool]
+) -> list[Call]:
+    """Return the calls that compute gradients of tensors from all tensors, followed by the cotangents of slots."""
+    slots = itertools.compress(itertools.count(), has_cotangent)
+    places = {slot: len(needs_gradient) + place for place, slot in enumerate(slots)}
+    derivatives = []
+    for call in calls:
+        needed = tuple(needs_gradient[place] for place in call.inputs)
+        present = tuple(slot in places for slot in call.slots)
+        if any(needed) and any(present):
+            cotangents = (places[slot] for slot in call.slots if slot in places)
+            function = Derivative(call.function, needed, present)
+            targets = tuple(itertools.compress(call.inputs, needed))
+            derivatives.append(Call(function, (*call.inputs, *cotangents), targets, call.number))
+    return derivatives
+
+
+def compute(
+    engine: Engine,
+    phase: str,
+    calls: Sequence[Call],
+    tensors: Sequence[torch.Tensor],
+    slots: int,
+    what: str = "operator",
+) -> list[torch.Tensor | None]:
+    """Compute the totals of calls, without gradients; None for slots that no value was added to."""
+    stored = [store(to_array(tensor), engine.folder, dtype_name(tensor)) for tensor in tensors]
+    try:
+        results = engine.run(phase, calls, stored, what)
+    finally:
+        for each in stored:
+            each.delete()
+    loaded = {slot: to_tensor(s.take(), s.kind, engine.device) for slot, s in results.items()}
+    return [loaded.get(slot) for slot in range(slots)]
+
+
+def evaluate(
+    engine: Engine,  # engine that evaluates them
+    phase: str,  # name of the tasks on the dashboard
+    calls: Sequence[Call],  # calls; each refers to its inputs by their positions among the tensors
+    tensors: Sequence[Any],  # inputs
+    slots: int,  # number of totals
+    what: str = "operator",  # unit that a call's number counts, such as `operator` or `tile`
+) -> list[Any]:
+    """Compute the totals of calls, differentiable any number of times; of lazy arrays as lazy arrays."""
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) and not engine.is_lazy(tensor):
+            raise WrongKind(
+                f"{phase} was given an object of type {type(tensor).__name__} in the place of a tensor. Write the tensor "
+                "itself: lists are for measurements, one for each operator."
+            )
+    if any(engine.is_lazy(tensor) for tensor in tensors):
+        arrays = [to_array(each) if isinstance(each, torch.Tensor) else each for each in tensors]
+        return engine.run_lazily(phase, calls, arrays, _examples(calls, arrays), what)
+    return list(_Evaluate.apply(engine, what, phase, calls, slots, *tensors))
+
+
+def _examples(calls: Sequence[Call], arrays: Sequence[Any]) -> list[Array]:
+    """Return an array of the shape and dtype of each total, from calls on arrays of zeros."""
+    found: dict[int, Array] = {}
+    for call in calls:
+        if not found.keys() >= set(call.slots):
+            zeros = (np.zeros(arrays[place].shape, arrays[place].dtype) for place in call.inputs)
+            found |= zip(call.slots, call_on_arrays(call.function, *zeros), strict=True)
+    return [found[slot] for slot in sorted(found)]
+
+
+def call_on_arrays(function: TensorFunction, *arrays: Array) -> list[Array]:
+    """Return the values of a function of arrays."""
+    with torch.no_grad():
+        values = function(*(to_tensor(np.array(array)) for array in arrays))
+    return [to_array(value) for value in checked_values(function, values) if value is not None]
+
+
+def checked_values(function: TensorFunction, values: Tensors) -> Tensors:
+    """Refuse values that are not tensors; those of a derivative may be None."""
+    for value in values:
+        if value is not None or not isinstance(function, Derivative):
+            check_tensor(getattr(function, "name", "the function"), value)
+    return values
+
+
+class _Evaluate(torch.autograd.Function):  # type: ignore[misc]
+    """Autograd function of calls: backward evaluates their derivatives in the same way.
+
+    ``setup_context`` is separate from ``forward`` so that ``torch.func`` accepts it as well.
     """
-    if isinstance(function, Derivative):
-        inputs, cotangents = sizes[: len(function.wanted)], sizes[len(function.wanted) :]
-        inner = working_bytes(function.function, inputs)
-        return inner and 2 * inner + sum(cotangents)
-    if isinstance(function, MethodCall | FidelityCall | SensorCall):
-        images = sizes[: len(sizes) - sum(source.live for source in function.sources if source is not None)]
-        return sum(sizes) + COPIES * (2 * images[0] if len(images) == 1 else sum(images))
-    return 0
 
+    @staticmethod
+    def forward(
+        engine: Engine, what: str, phase: str, calls: Sequence[Call], slots: int, *tensors: torch.Tensor
+    ) -> Tensors:
+        return tuple(compute(engine, phase, calls, tensors, slots, what))
 
-@dataclass(frozen=True)
-class Call:
-    """One evaluation of a function: its inputs, and the totals that its values are added to."""
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if not any(ctx.needs_input_grad):
+            return  # tensors of inference mode have no versions
+        ctx.engine, ctx.what, _, ctx.calls, _, *tensors = inputs
+        # Not save_for_backward: each of several results may be differentiated by itself, one after the other.
+        ctx.saved = [(tensor, tensor._version) for tensor in tensors]
+        ctx.set_materialize_grads(False)
 
-    function: PureFunction
-    inputs: tuple[int, ...]  # positions of its inputs in a list of tensors
-    slots: tuple[int, ...]  # for each value, the number of its total
-    number: int  # number of the operator or tile, for messages. Totals are added up in the order of the calls
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> Tensors:
+        tensors = [tensor for tensor, _ in ctx.saved]
+        if any(tensor._version != version for tensor, version in ctx.saved):
+            raise RuntimeError(
+                "an input of a distributed operation was changed in place before the backward pass. "
+                "Write x = x - step instead of x -= step."
+            )
+        present = [cotangent for cotangent in cotangents if cotangent is not None]
+        calls = derive(ctx.calls, ctx.needs_input_grad[5:], [each is not None for each in cotangents])
+        if not calls:
+            return (None,) * (5 + len(tensors))
+        # Not evaluate: without gradients of gradients there is no graph to keep.
+        is_differentiable = torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *present))
+        run = _Evaluate.apply if is_differentiable else _Evaluate.forward
+        settings = (ctx.engine, ctx.what, BACKWARD, calls, len(tensors))
+        return (None,) * 5 + tuple(run(*settings, *tensors, *present))

@@ -33,7 +33,7 @@ def contents_of(*objects: Any) -> list[Any]:
     pending = list(objects)
     while pending:
         value = pending.pop()
-        if id(value) not in found and (inside := _direct_contents(value)) is not None:
+        if id(value) not in found and (inside := direct_contents(value)) is not None:
             found[id(value)] = value
             pending += inside
     return list(found.values())
@@ -50,7 +50,7 @@ def wants_gradients(value: Any) -> bool:
     return any(isinstance(held, torch.Tensor) and held.requires_grad for held in contents_of(value))
 
 
-def _direct_contents(value: Any) -> Iterable[Any] | None:
+def direct_contents(value: Any) -> Iterable[Any] | None:
     """Return the direct contents of an object; None if it holds nothing of interest."""
     if isinstance(value, torch.Tensor | torch.Generator):
         return ()

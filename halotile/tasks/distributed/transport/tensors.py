@@ -73,23 +73,23 @@ def check_tensor(name: str, value: Any) -> None:
         )
 
 
-def tensor_kind_of(tensor: torch.Tensor) -> str:
+def dtype_name(tensor: torch.Tensor) -> str:
     """Name of a tensor's dtype.
 
     Examples
     --------
-    >>> tensor_kind_of(torch.ones(1))
+    >>> dtype_name(torch.ones(1))
     'float32'
     """
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def promoted_kind(left: str, right: str) -> str:
+def promoted_dtype(left: str, right: str) -> str:
     """Name of the dtype of a sum.
 
     Examples
     --------
-    >>> promoted_kind("bfloat16", "float32"), promoted_kind("float16", "complex64")
+    >>> promoted_dtype("bfloat16", "float32"), promoted_dtype("float16", "complex64")
     ('float32', 'complex64')
     """
     if left == right:

@@ -7,7 +7,6 @@ import math
 import os
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,8 +18,8 @@ from halotile.storage.disk.place import ZARR_FILES
 from halotile.storage.grid import Grid, Region
 from halotile.storage.sharded.layout import Layout
 from halotile.storage.sharded.output import ShardWriter, create_output
-from halotile.tasks.distributed.engine import Engine
-from halotile.tasks.distributed.transport.tensors import tensor_kind_of, to_array, to_tensor
+from halotile.tasks.distributed.transport.calls import Engine
+from halotile.tasks.distributed.transport.tensors import dtype_name, to_array, to_tensor
 
 IN_MEMORY_BYTES = 2**26
 """Assembled images up to this size are kept in memory, larger ones in a file."""
@@ -41,10 +40,10 @@ def convert_types(method: Method) -> Method:
     def converted(self: Any, first: Any, *args: Any, **kwargs: Any) -> Any:
         example = first[0] if isinstance(first, list | tuple) and len(first) else first
         if isinstance(example, np.ndarray):
-            output: Callable[..., Any] = to_array
+            output: Callable[..., Any] = _array_of
         elif isinstance(example, str | os.PathLike):
             stem = self.ctx.result_path(getattr(self, "result_name", method.__name__))
-            output = ResultWriter(stem, added_axes=missing_axes(open_source(example).shape))
+            output = functools.partial(write_result, stem, missing_axes(open_source(example).shape))
             first = (
                 read_image(self.ctx, first) if example is first else [read_image(self.ctx, p) for p in first]
             )
@@ -89,16 +88,18 @@ def missing_axes(shape: tuple[int, ...]) -> int:
 def _convert_result(result: Any, output: Callable[..., Any]) -> Any:
     if isinstance(result, torch.Tensor):  # a scalar, or one for each image of a batch, is not an image
         return to_array(result) if result.dim() < 2 else output(result)
-    if isinstance(output, ResultWriter):
-        return [output(tensor, number) for number, tensor in enumerate(result)]
-    return [output(tensor) for tensor in result]
+    return [output(tensor, f"-{number}") for number, tensor in enumerate(result)]
+
+
+def _array_of(tensor: torch.Tensor, ending: str = "") -> Any:
+    return to_array(tensor)
 
 
 def empty_tensor(ctx: Engine, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """Allocate a tensor for results: a large one in a file, whose pages the system may write out."""
     if math.prod(shape) * like.element_size() < IN_MEMORY_BYTES or like.device.type != "cpu":
         return like.new_empty(shape)
-    return _in_a_file(ctx, shape, to_array(like.new_empty(())).dtype, tensor_kind_of(like))
+    return _in_a_file(ctx, shape, to_array(like.new_empty(())).dtype, dtype_name(like))
 
 
 def _in_a_file(ctx: Engine, shape: tuple[int, ...], dtype: Any, kind: str | None = None) -> torch.Tensor:
@@ -119,41 +120,33 @@ def read_image(ctx: Engine, path: str | os.PathLike[str]) -> torch.Tensor:
     return tensor.reshape((1,) * missing_axes(shape) + shape)
 
 
-@dataclass
-class ResultWriter:
-    """Writes the results of one call: ``A-0001.zarr``, or ``A-0001-0.zarr`` and so on if there are several.
+def write_result(stem: Path, added_axes: int, tensor: torch.Tensor, ending: str = "") -> str:
+    """Write a tensor to a new Zarr array, such as ``A-0001.zarr`` or ``A-0001-0.zarr``, and return its path.
 
     The axes of length 1 that were added to the inputs are removed from images.
     """
-
-    stem: Path
-    added_axes: int = 0
-
-    def __call__(self, tensor: torch.Tensor, number: int | None = None) -> str:
-        """Write a tensor to a new Zarr array and return its path."""
-        if tensor.dim() == IMAGE_AXES and all(length == 1 for length in tensor.shape[: self.added_axes]):
-            tensor = tensor.reshape(tensor.shape[self.added_axes :])
-        ending = "" if number is None else f"-{number}"
-        path = self.stem.with_name(f"{self.stem.name}{ending}.zarr")
-        pixels = to_array(tensor)
-        shape = pixels.shape or (1,)
-        axes, shard = len(shape), _shard(shape)
-        layout = Layout(
-            shape=shape,
-            dtype=str(pixels.dtype),
-            shard=shard,
-            chunk=shard,
-            codec="none",
-            axes=tuple(f"d{axis}" for axis in range(axes)),
-            scale=(1.0,) * axes,
-            units=(None,) * axes,
-            ome=False,
-        )
-        create_output(path, layout)
-        writer = ShardWriter(path, layout)
-        for region in _regions(shape):
-            writer.write(region, np.ascontiguousarray(pixels.reshape(shape)[region.slices]))
-        return str(path)
+    if tensor.dim() == IMAGE_AXES and all(length == 1 for length in tensor.shape[:added_axes]):
+        tensor = tensor.reshape(tensor.shape[added_axes:])
+    path = stem.with_name(f"{stem.name}{ending}.zarr")
+    pixels = to_array(tensor)
+    shape = pixels.shape or (1,)
+    axes, shard = len(shape), _shard(shape)
+    layout = Layout(
+        shape=shape,
+        dtype=str(pixels.dtype),
+        shard=shard,
+        chunk=shard,
+        codec="none",
+        axes=tuple(f"d{axis}" for axis in range(axes)),
+        scale=(1.0,) * axes,
+        units=(None,) * axes,
+        ome=False,
+    )
+    create_output(path, layout)
+    writer = ShardWriter(path, layout)
+    for region in _regions(shape):
+        writer.write(region, np.ascontiguousarray(pixels.reshape(shape)[region.slices]))
+    return str(path)
 
 
 def _shard(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,14 +14,13 @@ import numpy as np
 import torch
 
 from halotile.errors import InputError, TaskFailed
+from halotile.storage.disk.stored import Stored, store
 from halotile.storage.rim import Array
-from halotile.tasks.distributed.transport.calls import Call, Derivative, PureFunction
-from halotile.tasks.distributed.transport.stored import Stored, store
+from halotile.tasks.distributed.transport.calls import Call, TensorFunction, call_on_arrays, checked_values
 from halotile.tasks.distributed.transport.tensors import (
-    check_tensor,
     default_dtype,
-    promoted_kind,
-    tensor_kind_of,
+    dtype_name,
+    promoted_dtype,
     to_array,
     to_tensor,
 )
@@ -39,7 +38,7 @@ class PartialSums:
 
 
 @dataclass(frozen=True)
-class CallBatch:
+class CallWork:
     """Calls with their common inputs and settings; pickles to a few kilobytes."""
 
     folder: str  # folder of the results
@@ -92,7 +91,7 @@ class CallBatch:
         """Add an array to the total of a slot, in their common type."""
         if slot in totals:
             before, kind_before = totals[slot]
-            array, kind = _sum(before, array, self.in_double), promoted_kind(kind_before, kind)
+            array, kind = _sum(before, array, self.in_double), promoted_dtype(kind_before, kind)
         totals[slot] = array, kind
 
     def _store(self, totals: dict[int, tuple[Array, str]]) -> PartialSums:
@@ -105,11 +104,9 @@ class CallBatch:
             inputs = (self.inputs[place] for place in call.inputs)
             tensors = [to_tensor(stored.load(), stored.kind, self.device) for stored in inputs]
             with torch.no_grad(), default_dtype(self.default_dtype):
-                values = call.function(*tensors)
-            for value in values:
-                _check_value(call.function, value)
+                values = checked_values(call.function, call.function(*tensors))
             return {
-                slot: (to_array(value), tensor_kind_of(value))
+                slot: (to_array(value), dtype_name(value))
                 for slot, value in zip(call.slots, values, strict=True)
                 if value is not None
             }
@@ -122,12 +119,6 @@ def _task_failure(task: str, error: Exception) -> TaskFailed:
     failed = TaskFailed(f"{task} failed on a worker: {type(error).__name__}: {error}")
     failed.add_note(traceback.format_exc())
     return failed
-
-
-def _check_value(function: PureFunction, value: Any) -> None:
-    """Refuse a value that is not a tensor; a derivative may be None."""
-    if value is not None or not isinstance(function, Derivative):
-        check_tensor(getattr(function, "name", "the function"), value)
 
 
 def _sum(left: Array, right: Array, in_double: bool) -> Array:
@@ -144,19 +135,10 @@ def _sum(left: Array, right: Array, in_double: bool) -> Array:
     return total
 
 
-def call_on_arrays(function: PureFunction, place: int, *arrays: Array) -> Array:
-    """Return one value of a function of arrays."""
-    with torch.no_grad():
-        value = function(*(to_tensor(np.array(array)) for array in arrays))[place]
-    _check_value(function, value)
-    assert value is not None
-    return to_array(value)
-
-
-def run_named_task(task: str, function: PureFunction, place: int, *arrays: Array) -> Array:
-    """Return one value of a function of arrays, on a worker."""
+def run_named_task(task: str, function: TensorFunction, *arrays: Array) -> list[Array]:
+    """Return the values of a function of arrays, on a worker."""
     try:
-        return call_on_arrays(function, place, *arrays)
+        return call_on_arrays(function, *arrays)
     except Exception as error:
         raise _task_failure(task, error) from None
 
