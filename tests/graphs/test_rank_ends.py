@@ -361,6 +361,6 @@ def test_the_check_of_a_result_copies_no_tensor() -> None:
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 2**20
-    result["means"].lock = threading.Lock()  # type: ignore[attr-defined]
+    result["means"].lock = threading.Lock()
     with pytest.raises(TypeError, match="the result of the rank, a dict, cannot be pickled"):
         torch_ranks._check_sendable(result)
