@@ -139,17 +139,15 @@ class PatternModel:
     ) -> list[PatternGradients]:
         """Loss and gradients of each group of patterns.
 
-        What is of one pattern is computed of all at once, and sums are made of each group.
+        What is of one pattern is computed of all at once, and sums are made of each group. The loss of each pattern is `amplitude_mse`: others depend on its brightness.
         """
         waves = self._waves(image, probe, positions, groups, variations)
         wave = waves.on_detector
         intensity = self._counted(wave) + background.square()
         loss, slope = LOSSES[self.loss](intensity, patterns)
-        # Patterns are ranked by their amplitudes: other losses depend on how bright a pattern is.
         ranked = loss if self.loss == "amplitude_mse" else amplitude_mse(intensity, patterns)[0]
         if self.mask is not None:
-            ranked = ranked * self.mask
-            loss, slope = ranked if self.loss == "amplitude_mse" else loss * self.mask, slope * self.mask
+            loss, slope, ranked = loss * self.mask, slope * self.mask, ranked * self.mask
         if held_out is not None:
             slope = slope.masked_fill(held_out, 0)
             unseen = ranked * held_out
