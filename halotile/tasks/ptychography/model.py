@@ -150,7 +150,6 @@ class PatternModel:
             loss, slope, ranked = loss * self.mask, slope * self.mask, ranked * self.mask
         if held_out is not None:
             slope = slope.masked_fill(held_out, 0)
-            unseen = ranked * held_out
         # From here on all are conjugates: see Propagator. Waves that are no longer needed are overwritten: memory is what the cores share.
         gradient = _conjugate_product_(wave, 2 * _repeated(slope, self.oversampling))
         back, back_spectrum = self.propagator.adjoint(gradient, waves.factor)
@@ -186,7 +185,7 @@ class PatternModel:
                     )
             kept = {name: parts[name] for name in PARTS if name in wanted and name in parts}
             if held_out is not None:
-                kept["held_out"] = unseen[some].sum(dtype=torch.float64).float().view(1)
+                kept["held_out"] = (ranked[some] * held_out[some]).sum(dtype=torch.float64).float().view(1)
             kept["pattern_loss"] = ranked[some].sum((1, 2))
             box = own.box((probe.shape[-2], probe.shape[-1]))
             found.append(PatternGradients(loss[some].sum(dtype=torch.float64), box, kept))
