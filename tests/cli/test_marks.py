@@ -137,3 +137,16 @@ def test_a_drain_that_takes_too_long_hurries() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
         time.sleep(0.1)
         assert signals.hurried
+
+
+def test_a_question_that_slurm_leaves_unanswered_does_not_end_a_cancel(
+    submitted: RunDirectory, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "POLL_SECONDS", 0.01)
+    answers = f'n=$(cat "{slurm}/n" || echo 0); echo $((n + 1)) > "{slurm}/n"'
+    (slurm / "squeue").write_text(
+        f'#!/bin/sh\n{answers} 2> /dev/null\n[ $n = 0 ] && echo "7|COMPLETING|None"\n[ $n != 1 ]\n'
+    )
+    assert "job 7 is cancelled" in batch.cancel(submitted.path)
+    assert BatchFiles(submitted).failure() == "cancelled"
+    assert (slurm / "n").read_text().strip() == "3"

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -311,3 +312,19 @@ def test_odd_words_of_iterations_are_none(run: Callable[[float], RunDirectory], 
     assert directory.read_output_iterations() == [{"iteration": 3}]
     (directory.path / WRITTEN).write_text(json.dumps({"iterations": rows}))
     assert directory.read_output_iterations() == []
+
+
+def test_a_job_that_begins_before_its_number_is_stored_keeps_the_number(
+    run: Callable[[float], RunDirectory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    files = BatchFiles(made := run(1))
+    submitting = replace(submission_in(made), system="sge", number="")
+    submitting.keep(files)
+    storing = threading.Timer(0.5, lambda: replace(submission_in(made), number="12").keep(files))
+    storing.start()
+    seen: list[str] = []
+    attend(made, lambda submission, _: seen.append(submission.number))
+    storing.join()
+    assert seen == [submission_in(made).number] == ["12"]
+    assert submission_in(made).attempts == 1

@@ -56,7 +56,7 @@ def test_patterns_of_the_true_object_are_the_measured_ones(tmp_path: Path, field
 
 def test_the_losses_of_all_patterns_are_that_of_the_next_epoch(folder: Path) -> None:
     """Of one batch, before its step; and some at a time give the values of all at once."""
-    scan = halotile.ptychography.open(folder / "scan.zarr", loss="poisson_nll")
+    scan = halotile.ptychography.open(folder / "scan.zarr")
     with pytest.raises(ConfigError, match=r"Write numbers such as \[0, 1\]"):
         scan.compare()
     before = scan.compare(range(64))
@@ -106,7 +106,7 @@ def test_a_result_has_the_patterns_that_tell_most(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(scan_sheet, "_comparison", lambda axes, result, n: drawn.append(axes.get_title()))
     sheet = CliRunner().invoke(app, ["export", str(folder / "result.cxi"), str(folder / "sheet.png")])
     assert sheet.exit_code == 0, sheet.output
-    assert drawn[2].startswith("pattern 27, largest loss: ")
+    assert drawn[2].startswith("pattern 27, largest amplitude_mse: ")
 
 
 def test_compared_patterns_stand_apart_with_their_names_and_scales(folder: Path) -> None:
@@ -168,3 +168,23 @@ def test_cdtools_opens_a_result(tmp_path: Path, field: Any, model: dict[str, Any
         tmp_path / "scan.zarr", field=field, start=tmp_path / "result.cxi", **model
     )
     assert np.array_equal(again.object, scan.object)
+
+
+@pytest.mark.parametrize("loss", ["amplitude_mse", "intensity_mse", "poisson_nll"])
+def test_the_worst_pattern_is_the_one_that_fits_least_however_bright_it_is(tmp_path: Path, loss: Any) -> None:
+    truth = SimulatedScan(raster=(4, 4), pattern=32, step=3.0)
+    light = np.geomspace(0.01, 10, 16)
+    patterns = np.random.default_rng(0).poisson(truth.patterns(np.arange(16)) * light[:, None, None])
+    patterns[2] = np.roll(patterns[2], 1, 0)
+    # Light that the true probe has: intensities are relative to their mean.
+    write_scan(
+        str(tmp_path / "scan.zarr"),
+        replace(truth.scan, intensities=light),
+        (patterns / light.mean()).astype("float32"),
+    )
+    scan = begun_with_truth(tmp_path, truth, loss=loss)
+    with halotile.ptychography.SGD(scan) as sgd:
+        list(sgd.optimize(1, lr=1e-12, batch_size=16))
+    found = scan.compare()
+    assert found.numbers[2] == 2
+    assert np.array_equal(scan.compare(range(16)).loss.argsort()[[0, 8, 15]], found.numbers)

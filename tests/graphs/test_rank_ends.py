@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+import torch
 from distributed import Client
 
 from halotile import DistributedContext, torch_group
@@ -350,3 +352,15 @@ def test_a_time_limit_of_what_is_asked_is_not_that_of_the_cluster(cluster: Runni
 
     with pytest.raises(Unanswered, match=r"does not answer within 0\.2 s"):
         ask(cluster.client, silent, seconds=0.2)
+
+
+def test_the_check_of_a_result_copies_no_tensor() -> None:
+    result = {"weights": torch.nn.Parameter(torch.ones(2**20)), "means": torch.ones(2**20).to_sparse()}
+    tracemalloc.start()
+    torch_ranks._check_sendable(result)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**20
+    result["means"].lock = threading.Lock()
+    with pytest.raises(TypeError, match="the result of the rank, a dict, cannot be pickled"):
+        torch_ranks._check_sendable(result)

@@ -85,3 +85,18 @@ def test_a_step_that_spoils_a_tenth_of_the_amplitude_is_no_result(
     before: float, after: float, kind: str, is_spoilt: bool
 ) -> None:
     assert ReconstructionState({}, 1.0, scale=1e4).is_spoilt(before, after, kind) == is_spoilt
+
+
+def test_modes_still_follow_the_first_one_in_the_next_stage() -> None:
+    """What the solver keeps of later epochs is forgotten; the losses of patterns alone are no later state."""
+    state = ReconstructionState({"object": torch.zeros(2), "pattern_loss": torch.zeros(3)}, 1.0)
+    state.moments |= {"following": {"probe": torch.tensor(7)}, "means": {"object": torch.ones(2)}}
+    state.keep_best(0, 1.0)
+    state.parameters["pattern_loss"] += 1
+    state.return_to_best()
+    assert state.moments.keys() == {"following", "means"}
+    state.keep_best(1, 0.9)
+    state.parameters["object"] += 1
+    state.return_to_best()
+    assert state.moments == {"following": {"probe": torch.tensor(7)}}
+    assert not state.parameters["object"].any()

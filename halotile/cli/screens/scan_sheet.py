@@ -163,7 +163,7 @@ def _comparisons(result: ScanResult) -> Panels:
         return {}
     kinds = zip(("smallest", "median", "largest"), result.compared.numbers, result.compared.loss, strict=True)
     return {
-        f"pattern {number}, {kind} loss: {loss:.3g}": partial(_comparison, n=n)
+        f"pattern {number}, {kind} amplitude_mse: {loss:.3g}": partial(_comparison, n=n)
         for n, (kind, number, loss) in enumerate(kinds)
     }
 

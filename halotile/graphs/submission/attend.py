@@ -23,6 +23,8 @@ from halotile.storage.run_directory.batch_files import TIME_IS_UP, BatchFiles
 from halotile.storage.run_directory.directory import RunDirectory
 
 END_SECONDS = 40
+NUMBER_SECONDS = 60.0
+"""Time in which the command that submits a job stores the job's number; the job may begin before that."""
 SILENCE_SECONDS = 3600.0
 """An output whose holder is silent for so long is not waited for any more."""
 
@@ -100,10 +102,11 @@ def attend(run: RunDirectory, go: Callable[[Submission, bool], None]) -> None:
     ``go``: `go(submission, fresh)` runs it.
     """
     files = BatchFiles(run)
-    before = submission_in(run)
     # Slurm requeues jobs for reasons of its own too, and a job that was resubmitted has another number.
-    number = os.environ.get("SLURM_JOB_ID", before.number)
-    begun = replace(before, attempts=before.attempts + 1, number=number, began=time.time())
+    number, deadline = os.environ.get("SLURM_JOB_ID"), time.monotonic() + NUMBER_SECONDS
+    while not (before := submission_in(run)).number and not number and time.monotonic() < deadline:
+        time.sleep(0.2)
+    begun = replace(before, attempts=before.attempts + 1, number=number or before.number, began=time.time())
     begun.keep(files)
     files.clear_end()
     try:

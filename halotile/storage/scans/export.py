@@ -41,7 +41,7 @@ class PatternComparison(NamedTuple):
     simulated: NDArray[np.float32]
     """Expected counts, (patterns, rows, columns)."""
     loss: NDArray[np.float32]
-    """Mean loss of a pixel, (patterns,)."""
+    """Mean `amplitude_mse` of a pixel, (patterns,)."""
 
 
 def check_result_place(path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from halotile.tasks.ptychography.losses import LOSSES
+from halotile.tasks.ptychography.losses import LOSSES, amplitude_mse
 from halotile.tasks.ptychography.propagators import Propagator, propagator_of
 from halotile.tasks.ptychography.recipe import PARTS, VARYING, ScanRecipe
 
@@ -139,17 +139,17 @@ class PatternModel:
     ) -> list[PatternGradients]:
         """Loss and gradients of each group of patterns.
 
-        What is of one pattern is computed of all at once, and sums are made of each group.
+        What is of one pattern is computed of all at once, and sums are made of each group. The loss of each pattern is `amplitude_mse`: others depend on its brightness.
         """
         waves = self._waves(image, probe, positions, groups, variations)
         wave = waves.on_detector
         intensity = self._counted(wave) + background.square()
         loss, slope = LOSSES[self.loss](intensity, patterns)
+        ranked = loss if self.loss == "amplitude_mse" else amplitude_mse(intensity, patterns)[0]
         if self.mask is not None:
-            loss, slope = loss * self.mask, slope * self.mask
+            loss, slope, ranked = loss * self.mask, slope * self.mask, ranked * self.mask
         if held_out is not None:
             slope = slope.masked_fill(held_out, 0)
-            unseen = LOSSES["amplitude_mse"](intensity, patterns)[0] * held_out
         # From here on all are conjugates: see Propagator. Waves that are no longer needed are overwritten: memory is what the cores share.
         gradient = _conjugate_product_(wave, 2 * _repeated(slope, self.oversampling))
         back, back_spectrum = self.propagator.adjoint(gradient, waves.factor)
@@ -185,8 +185,8 @@ class PatternModel:
                     )
             kept = {name: parts[name] for name in PARTS if name in wanted and name in parts}
             if held_out is not None:
-                kept["held_out"] = unseen[some].sum(dtype=torch.float64).float().view(1)
-            kept["pattern_loss"] = loss[some].sum((1, 2))
+                kept["held_out"] = (ranked[some] * held_out[some]).sum(dtype=torch.float64).float().view(1)
+            kept["pattern_loss"] = ranked[some].sum((1, 2))
             box = own.box((probe.shape[-2], probe.shape[-1]))
             found.append(PatternGradients(loss[some].sum(dtype=torch.float64), box, kept))
         return found

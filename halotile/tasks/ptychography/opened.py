@@ -154,12 +154,12 @@ class OpenedScan:
         Parameters
         ----------
         numbers : sequence of int, optional
-            Numbers of patterns in the file that the scan came from; None: those with the least, the median and the greatest loss in the last epoch.
+            Numbers of patterns in the file that the scan came from; None: those with the least, the median and the greatest `amplitude_mse` in the last epoch.
 
         Returns
         -------
         PatternComparison
-            With ``numbers`` and ``loss``, (patterns,), and ``measured`` and ``simulated``, (patterns, rows, columns).
+            With ``numbers`` and ``loss``, the mean `amplitude_mse` of a pixel whatever the fit minimises, (patterns,), and ``measured`` and ``simulated``, (patterns, rows, columns).
 
         Raises
         ------

@@ -49,8 +49,8 @@ class ReconstructionState:
     """The state of a reconstruction between two steps."""
 
     # by part: the probe relative to `norm`, the root of the background to `root`; positions are the pixels by which
-    # they were moved. `pattern_loss` is not refined: the mean loss of a pixel of each pattern before the last step
-    # with it, or 0
+    # they were moved. `pattern_loss` is not refined: the mean `amplitude_mse` of a pixel of each pattern before the
+    # last step with it, or 0
     parameters: PartTensors
     norm: float  # greatest modulus of the first guess of the probe, in roots of counts
     root: float = 1.0  # root of the mean count, at most 1: patterns may be relative to their sum
@@ -91,11 +91,11 @@ class ReconstructionState:
             self.moments["best"] = {name: value.clone() for name, value in self.parameters.items()}
 
     def return_to_best(self) -> None:
-        """Go back to the copy, and forget what the solver kept of later epochs."""
+        """Go back to the copy, and forget what the solver kept of later epochs; further modes of the probe still follow the first one."""
         best = self.moments.pop("best")
-        if any(not torch.equal(value, best[name]) for name, value in self.parameters.items()):
+        if any(not torch.equal(self.parameters[name], best[name]) for name in best.keys() - {"pattern_loss"}):
             self.parameters.update(best)
-            self.moments.clear()
+            self.moments = {name: kept for name, kept in self.moments.items() if name == "following"}
 
     @property
     def has_diverged(self) -> bool:

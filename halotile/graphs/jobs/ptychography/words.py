@@ -107,7 +107,7 @@ def result_rows(
     >>> result_rows({"loss": 0.25, "loss_of_halves": 0.8, "resolution": 2e-7}, Path("scan.png"))[1]
     ('warning', 'the two halves are not done, with a loss of 0.8: the object of all positions may be finer. More epochs tell')
     >>> result_rows({"worst_patterns": [12345, 2], "worst_losses": [0.8, 0.5], "median_loss": 0.25}, Path("scan.png"))[0]
-    ('worst', 'patterns 12345, 2 with losses of 0.8, 0.5; the median is 0.25')
+    ('worst', 'patterns 12345, 2 with amplitude_mse of 0.8, 0.5; the median is 0.25')
     """
     rows = []
     if "loss" in last:
@@ -143,6 +143,6 @@ def result_rows(
     if "worst_patterns" in last:
         numbers = ", ".join(map(str, last["worst_patterns"]))
         losses = ", ".join(f"{loss:.4g}" for loss in last["worst_losses"])
-        worst = f"patterns {numbers} with losses of {losses}; the median is {last['median_loss']:.4g}"
+        worst = f"patterns {numbers} with amplitude_mse of {losses}; the median is {last['median_loss']:.4g}"
         rows.append(("worst", worst))
     return [*rows, ("drawing", str(drawing))]

@@ -85,10 +85,17 @@ class _Nowhere(io.RawIOBase):
         return len(data)
 
 
+class _TrialPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler that leaves out the values of tensors, which torch would copy."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        return (bool, ()) if type(obj).__module__ == "torch.storage" else super().reducer_override(obj)
+
+
 def _check_sendable(result: Any) -> None:
     """Refuse a result that cannot be sent to the driver; Dask would print the same traceback again and again."""
     try:
-        cloudpickle.Pickler(_Nowhere(), protocol=5, buffer_callback=lambda _: False).dump(result)
+        _TrialPickler(_Nowhere(), protocol=5, buffer_callback=lambda _: False).dump(result)
     except Exception as error:
         raise TypeError(
             f"the result of the rank, a {type(result).__name__}, cannot be pickled: {error}"

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from halotile.storage.scans.export import PatternComparison
-from halotile.tasks.ptychography.losses import LOSSES
+from halotile.tasks.ptychography.losses import amplitude_mse
 from halotile.tasks.ptychography.model import PatternModel
 from halotile.tasks.ptychography.order import PatternNumbers
 from halotile.tasks.ptychography.patterns import Patterns, on_detector
@@ -33,7 +33,7 @@ def compared(recipe: ScanRecipe, state: ReconstructionState, numbers: PatternNum
     for some in np.split(numbers, range(recipe.at_once, len(numbers), recipe.at_once)):
         measured, positions = patterns.read(some, "cpu"), state.positions(recipe, some)
         simulated = model.intensity(image, state.probe, state.background, positions, variations)
-        loss = (LOSSES[recipe.loss](simulated, measured)[0] * counts).sum((1, 2)) / patterns.counted_pixels
+        loss = (amplitude_mse(simulated, measured)[0] * counts).sum((1, 2)) / patterns.counted_pixels
         found.append((measured.masked_fill(counts == 0, torch.nan), simulated, loss))
     measured, simulated, loss = (torch.cat(each) for each in zip(*found, strict=True))
     seen, expected = (on_detector(each, recipe).numpy() for each in (measured, simulated))
