@@ -136,10 +136,28 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pyt
     assert (names(tmp_path), names(out)) == (["out"], ["old"])
 
 
-def test_a_folder_that_was_moved_away_by_a_killed_call_comes_back(tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_a_folder_comes_back_where_its_move_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, sync = tmp_path / "out", Disk.sync_directory
     out.mkdir()
     (out / "old").touch()
+
+    def interrupted(disk: Disk, folder: Path) -> None:
+        if (folder / "replaced").exists() and folder.name == "state":
+            raise KeyboardInterrupt
+        sync(disk, folder)
+
+    monkeypatch.setattr(Disk, "sync_directory", interrupted)
+    with pytest.raises(KeyboardInterrupt), replacing(out) as made:
+        made.mkdir()
+    assert (names(tmp_path), names(out)) == (["out"], ["old"])
+
+
+def killed_between_moves(folder: Path) -> None:
+    """A folder ``out`` with a file ``old``, moved away by a call that was killed then."""
+    (folder / "out").mkdir()
+    (folder / "out/old").touch()
     code = (
         "import os, signal; from pathlib import Path; from halotile.storage.disk.durable import Disk\n"
         "from halotile.storage.run_directory.replacement import replacing\n"
@@ -150,8 +168,59 @@ def test_a_folder_that_was_moved_away_by_a_killed_call_comes_back(tmp_path: Path
         "Disk.move = killed\n"
         "with replacing(Path('out')) as made: made.mkdir()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False)
-    assert (ended.returncode, names(tmp_path)) == (-signal.SIGKILL, [".out.partial"])
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, check=False)
+    assert (ended.returncode, names(folder)) == (-signal.SIGKILL, [".out.partial"])
+
+
+def test_a_folder_that_was_moved_away_by_a_killed_call_comes_back(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    killed_between_moves(tmp_path)
     with pytest.raises(ValueError, match="no result"), replacing(out):
         raise ValueError("no result")
     assert (names(tmp_path), names(out)) == (["out"], ["old"])
+
+
+def test_it_comes_back_although_the_next_call_fails_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_between_moves(tmp_path)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("halotile.storage.run_directory.directory.write_holder", full)
+        with pytest.raises(DiskRefused), replacing(tmp_path / "out"):
+            pass
+    assert names(tmp_path) == [".out.partial"]
+    with pytest.raises(ValueError, match="no result"), replacing(tmp_path / "out"):
+        raise ValueError("no result")
+    assert (names(tmp_path), names(tmp_path / "out")) == (["out"], ["old"])
+
+
+def test_what_comes_back_is_refused_before_the_work(tmp_path: Path) -> None:
+    killed_between_moves(tmp_path)
+    out = tmp_path / "out"
+
+    def check() -> None:
+        if out.exists():
+            raise OutputRefused("something stands there")
+
+    with pytest.raises(OutputRefused), replacing(out, check):
+        pytest.fail("the work began")
+    assert (names(tmp_path), names(out)) == (["out"], ["old"])
+
+
+def test_the_lock_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink, removed = Disk._unlink, list[str]()
+
+    def recorded(disk: Disk, path: Path) -> None:
+        removed.append(path.name)
+        unlink(disk, path)
+
+    monkeypatch.setattr(Disk, "_unlink", recorded)
+    with replacing(tmp_path / "out") as made:
+        made.touch()
+        for name in "abcdefgh":
+            (made.parent.parent / name).touch()
+    assert (removed[-1], len(removed)) == ("lock", 9)

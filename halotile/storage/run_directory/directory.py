@@ -265,8 +265,9 @@ class RunDirectory:
                     f"{self.path} was moved or removed during its run ({error}), and with it the journal. Put it back and run again to continue, or run with output.overwrite: true to start over."
                 ) from error
             finally:
-                if self.is_scratch:
-                    self.disk.remove_tree(self.path)
+                if self.is_scratch and not (self.state_path / names.REPLACED).exists():
+                    with suppress(OSError):  # another call may take the folder as soon as the lock is gone
+                        self.disk.remove_tree(self.path, last=(names.LOCK,))
 
     @contextmanager
     def _lock_file(self, flags: int) -> Iterator[int]:
