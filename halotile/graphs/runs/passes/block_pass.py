@@ -12,7 +12,7 @@ from functools import partial
 
 from distributed import KilledWorker
 
-from halotile.errors import ClusterFailed, ConfigError, InputUnreadable, JobNotLoaded, Stopped, WeightsError
+from halotile.errors import ConfigError, InputUnreadable, JobNotLoaded, Stopped, WeightsError
 from halotile.graphs.amounts import counted
 from halotile.graphs.clusters.base import RunningCluster
 from halotile.graphs.clusters.common.security import host_of
@@ -31,8 +31,6 @@ TASK_SECONDS = 1.0
 SYNC_SECONDS = 5.0
 MOST_BLAME = 3
 """Blocks that a worker may fail in a row while others can do them."""
-RESTART_SECONDS = 60.0
-"""Time without an answer in which a lost worker comes back."""
 SILENCE_SECONDS = 10.0
 """Time without an answer after which the pass checks that there are still workers."""
 
@@ -118,7 +116,7 @@ class BlockPass:
         plugin = BlockPlugin(token, self.task, self.directory.path, self.context.plan.job.import_folder)
         with ExitStack() as stack:
             with self.status.ticking(partial(self.progress, preparing)):
-                setup = prepared(cluster.client, plugin, self.stop_if_asked, workers=cluster.workers)
+                setup = prepared(cluster.client, plugin, self.stop_if_asked)
                 for error in stack.enter_context(setup):
                     self._exclude(error)
             self.stop_if_asked()
@@ -173,8 +171,6 @@ class BlockPass:
         )
         self.status.work_begins()
         self.status.watch.in_flight = stream.in_flight
-        self._cluster = cluster
-        stream.be_patient()
         self._find_fit(stream)
         present = workers_of(cluster.client)
         began = time.perf_counter()
@@ -248,22 +244,13 @@ class BlockPass:
         present = workers_of(stream.client)
         stream.look_after_tied(present)
         if present and present <= self.unready.keys():
-            self._check_expected(len(present) + 1, stream)
+            raise self.unready[present.pop()]
         if present <= retired.keys():
             for worker in present - self.unready.keys():
                 del retired[worker]
         fit = present - retired.keys()
         stream.fit = fit if fit != present else None
         return fit
-
-    def _check_expected(self, wanted: int, stream: Stream) -> None:
-        """Raise the error of a worker that cannot load the job where all are like that, unless others make it ``wanted`` workers."""
-        with suppress(ClusterFailed):
-            if wanted <= self._cluster.workers and self._cluster.missing(wanted):
-                self._cluster.check(wanted)
-                stream.be_patient()
-        if wanted > stream.grouping.workers or stream.silent_seconds > RESTART_SECONDS:
-            raise next(iter(self.unready.values()))
 
     def _elsewhere(self, number: int, stream: Stream) -> set[str]:
         """Return workers for a block that failed: of other hosts if possible, else others."""

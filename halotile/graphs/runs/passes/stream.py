@@ -189,7 +189,7 @@ class Stream:
         self._places: dict[int, Collection[str]] = {}
         self._tied: dict[Future, Collection[str]] = {}
         self.fit: Collection[str] | None = None
-        """Addresses of the workers that are given blocks; None for all. Empty: blocks wait for another worker."""
+        """Addresses of the workers that are given blocks; None for all."""
         self._remaining = 0
         self._heard = 0.0
         self.lost = 0
@@ -230,7 +230,7 @@ class Stream:
         """Send tasks again whose workers are all gone: Dask would wait for one to come back."""
         self._tied = {future: to for future, to in self._tied.items() if future in self._in_flight}
         for future in [future for future, workers in self._tied.items() if present.isdisjoint(workers)]:
-            (self._suspects if future is self._alone else self._again).append(self._in_flight.pop(future))
+            self._again.append(self._in_flight.pop(future))
             self._alone = None if future is self._alone else self._alone
             future.release()
 
@@ -242,7 +242,7 @@ class Stream:
         self._heard = time.monotonic()
         while True:
             self._fill(numbers)
-            if not self._in_flight and not self._is_held():
+            if not self._in_flight:
                 return
             # A task that a drain released arrives too, as cancelled.
             arrived = [future for future in self._wait(poll_seconds) if future in self._in_flight]
@@ -274,7 +274,7 @@ class Stream:
         if self.client.status != "running":
             raise ConnectionError(f"the scheduler is gone (the connection is {self.client.status}).")
         slots = self.grouping.workers * TASKS_PER_WORKER
-        while not (self.draining or self._is_held()) and self._alone is None and len(self._in_flight) < slots:
+        while not self.draining and self._alone is None and len(self._in_flight) < slots:
             group = self._next_group(numbers)
             if group:
                 self._submit(group)
@@ -282,12 +282,6 @@ class Stream:
                 self._alone = self._submit(self._suspects.pop())
             else:
                 return
-
-    def _is_held(self) -> bool:
-        """Return True while blocks are left to submit, and no worker may have them."""
-        return (
-            self.fit == set() and not self.draining and bool(self._remaining or self._again or self._suspects)
-        )
 
     def _next_group(self, numbers: Iterator[int]) -> tuple[int, ...]:
         if self._again:
