@@ -110,3 +110,14 @@ def test_a_change_of_another_file_with_pixels_is_detected(tmp_path: Path, kind: 
     assert source.change() == ""
     os.utime(parts if kind == "virtual" else raw)
     assert source.change() == "was written to"
+
+
+def test_a_scale_that_was_deleted_names_no_axis(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        pixels = file.create_dataset("image", data=np.arange(20.0).reshape(4, 5))
+        file.create_dataset("latitude", data=np.arange(4.0)).make_scale("latitude")
+        pixels.dims[0].attach_scale(file["latitude"])
+        del file["latitude"]
+    source = open_source(str(tmp_path / "a.h5"))
+    assert source.axes == ("y", "x")
+    assert source.read(Region.whole((4, 5))).max() == 19

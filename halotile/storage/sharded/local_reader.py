@@ -218,7 +218,9 @@ def lost_chunk(document: object, fill: Any) -> DamagedData:
 def lost_by_name(path: Path) -> str:
     """Describe the first chunk file that a complete array of a Zarr on a disk or in a zip lacks; empty where each is listed."""
     root = zipfile.Path(path) if path.is_file() and zipfile.is_zipfile(path) else path
-    for folder in (root, *root.iterdir()) if root.is_dir() else ():
+    if not (root / "zarr.json").is_file():  # only version 3 marks a complete array
+        return ""
+    for folder in (root, *root.iterdir()):
         with suppress(AttributeError, KeyError, OSError, TypeError, ValueError):  # no array, or an odd one
             document = json.loads((folder / "zarr.json").read_text("utf-8"))
             shape, keys = document["shape"], document["chunk_key_encoding"]
